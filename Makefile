@@ -1,0 +1,31 @@
+# From a bare clone: `make demo` trains a model, `make test` runs the tests. Both make the virtual environment first.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test check install clean
+
+demo: install
+	$(BIN)/powertrain train default
+
+test: install
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+install: $(STAMP)
+
+# torch goes in first, pinned: a range alone would take the newest build with several GB of CUDA packages
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,5 @@
+"""`python -m powertrain`."""
+
+from powertrain.cli import main
+
+main()

@@ -1,0 +1,70 @@
+"""How results, progress and errors reach a person or a program.
+
+Results go to stdout, progress to stderr; with --json stdout holds one object a line. Nothing is coloured or redrawn
+without a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from powertrain.records import RunFailed, UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FAILED, WRONG_USE = 1, 2
+PLAIN_LINE_EVERY_S = 5.0
+
+
+def console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=False, emoji=False, markup=False)
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def print_rows(rows: Iterable[Sequence[str]], *, stderr: bool = False, styles: Sequence[str] = ("bold",)) -> None:
+    """Columns that wrap inside the width of the terminal; without one, each row is one long line."""
+    from rich.table import Table
+
+    out = console(stderr=stderr)
+    rows = [tuple(row) for row in rows]
+    if not out.is_terminal:
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)] if rows else []
+        for row in rows:
+            out.file.write("  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]]).rstrip() + "\n")
+        out.file.flush()
+        return
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for i in range(len(rows[0]) if rows else 0):
+        table.add_column(style=styles[i] if i < len(styles) else None, no_wrap=i < len(rows[0]) - 1, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
+
+
+def explain(error: Exception, *, as_json: bool) -> int | None:
+    """Say in one sentence what went wrong; the exit code, or None for a fault of ours that needs its traceback."""
+    if isinstance(error, UserError):
+        message, code = str(error), FAILED if isinstance(error, RunFailed) else WRONG_USE
+    elif isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        message, code = f"{where}{error.strerror or error}", FAILED
+    elif type(error).__name__ == "NotApplied":
+        message, code = f"{error}; the plan asked for it, so nothing was trained. Pin it off to go without", FAILED
+    elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "not enough memory" in str(error):
+        message, code = ("out of memory; use a smaller micro-batch (techniques.micro_batch.examples=1 keeps the batch), "
+                         "techniques.activation_checkpointing=on, or a smaller model"), FAILED
+    else:
+        return None
+    if as_json:
+        print_json({"event": "error", "message": message, "exit_code": code})
+    print(f"powertrain: {message}", file=sys.stderr)
+    return code

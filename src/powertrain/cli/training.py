@@ -1,0 +1,181 @@
+"""`powertrain train` and `powertrain plan`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from powertrain import planner
+from powertrain.cli import output
+from powertrain.cli.surroundings import cache_folder, resident_bytes, say
+from powertrain.recipe import Resolved, resolve
+from powertrain.records import WrongUse, to_plain
+from powertrain.report import plan as plan_report
+from powertrain.report.live import Live, Pace
+from powertrain.report.result import result_rows
+from powertrain.run.folder import continued, existing
+from powertrain.run.prepare import Prepared, prepare
+from powertrain.run.session import continue_prepared, resume_run, start_run
+from powertrain.training.events import read_events
+
+if TYPE_CHECKING:
+    from rich.live import Live as RichLive
+
+
+def resolve_words(words: Sequence[str]) -> Resolved:
+    """The recipe named first, if any, with the `key=value` words after it."""
+    first_is_recipe = bool(words) and "=" not in words[0] and not words[0].startswith("--")
+    return resolve(words[0], words[1:]) if first_is_recipe else resolve(None, words)
+
+
+def show_plan(words: Sequence[str], *, as_json: bool) -> None:
+    _print_plan(prepare(resolve_words(words), cache_folder(), say), as_json=as_json)
+
+
+def train(words: list[str], *, output: Path | None, resume: Path | None, dry_run: bool, as_json: bool,
+          quiet: bool) -> int:
+    if resume is not None:
+        return _resume(resume, words, output=output, dry_run=dry_run, as_json=as_json, quiet=quiet)
+    resolved = resolve_words([*words, *([f"output_dir={json.dumps(str(output))}"] if output else [])])
+    prepared = prepare(resolved, cache_folder(), _quiet if quiet else say)
+    if dry_run:
+        _print_plan(prepared, as_json=as_json)
+        return 0
+    with Watcher(as_json=as_json, quiet=quiet) as watcher:
+        watcher.introduce(prepared)
+        folder, code = start_run(prepared, watcher.take)
+    _print_result(folder.path, prepared, as_json=as_json)
+    return code
+
+
+def _resume(path: Path, words: list[str], *, output: Path | None, dry_run: bool, as_json: bool, quiet: bool) -> int:
+    if output is not None:
+        raise WrongUse(f"--resume {path} goes on in its own folder; leave --output out")
+    folder = existing(path)
+    if words and "=" not in words[0]:
+        raise WrongUse(f"--resume {path} goes on with the run's own recipe; leave {words[0]!r} out")
+    prepared = prepare(continued(folder, words), cache_folder(), _quiet if quiet else say)
+    prepared = continue_prepared(prepared, json.loads(folder.plan.read_text(encoding="utf-8")))
+    if dry_run:
+        _print_plan(prepared, as_json=as_json)
+        return 0
+    with Watcher(as_json=as_json, quiet=quiet) as watcher:
+        watcher.introduce(prepared)
+        folder, code = resume_run(folder, prepared, watcher.take)
+    _print_result(folder.path, prepared, as_json=as_json)
+    return code
+
+
+def _quiet(text: str) -> None:
+    """--quiet: nothing before the result."""
+
+
+def _print_plan(prepared: Prepared, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json({"event": "plan", "recipe": prepared.recipe.model_dump(), "origins": dict(prepared.resolved.origins),
+                           "notes": prepared.resolved.notes, "total_steps": prepared.total_steps,
+                           "facts": to_plain(prepared.facts), "plan": planner.to_json(prepared.plan)})
+        return
+    output.print_rows([("Recipe", line) for line in prepared.resolved.to_yaml().splitlines()])
+    _print_overview(prepared, stderr=False)
+
+
+def _print_overview(prepared: Prepared, *, stderr: bool) -> None:
+    facts = prepared.facts
+    output.print_rows([*[("Note", note) for note in prepared.resolved.notes],
+                       *[("Corrected", text) for text in prepared.recipe.corrections],
+                       plan_report.machine_row(facts.hardware), plan_report.data_row(facts.data),
+                       plan_report.model_row(facts.model),
+                       plan_report.run_row(prepared.recipe.model_dump(), facts.data, prepared.total_steps)], stderr=stderr)
+    output.print_rows([("Plan", *row) for row in plan_report.plan_rows(prepared.plan)], stderr=stderr,
+                      styles=("bold", "bold", "cyan"))
+    output.print_rows(plan_report.expected_rows(prepared.plan.estimate, facts.hardware), stderr=stderr)
+
+
+class Watcher:
+    """Shows a run's events as they come: JSON lines, a live line in a terminal, or a plain line every few seconds."""
+
+    def __init__(self, *, as_json: bool, quiet: bool):
+        self.as_json, self.quiet = as_json, quiet
+        self.live, self.pace = Live(resident_bytes), Pace(output.PLAIN_LINE_EVERY_S)
+        self.console = output.console(stderr=True)
+        self.screen: RichLive | None = None
+
+    def __enter__(self) -> Watcher:
+        if self.console.is_terminal and not self.quiet and not self.as_json:
+            from rich.live import Live as RichLive
+
+            self.screen = RichLive(console=self.console, transient=True, refresh_per_second=4)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.screen is not None:
+            self.screen.stop()
+
+    def introduce(self, prepared: Prepared) -> None:
+        if not self.quiet and not self.as_json:
+            changed = [("Recipe", line) for line in prepared.resolved.to_yaml().splitlines() if "# default" not in line]
+            output.print_rows(changed, stderr=True)
+            _print_overview(prepared, stderr=True)
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        self.live.take(event)
+        if self.as_json:
+            output.print_json(event)
+        elif not self.quiet or event["event"] == "warning":
+            self._show(event)
+
+    def _show(self, event: Mapping[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "step":
+            self._step()
+        elif kind in MESSAGES:
+            self.console.print(f"{MESSAGES[kind](event)}", style="yellow" if kind == "warning" else None)
+        if kind in ("start", "resume") and self.screen is not None:
+            self.screen.start()
+
+    def _step(self) -> None:
+        if self.screen is not None:
+            from rich.text import Text
+
+            self.screen.update(Text(self.live.line(), overflow="ellipsis", no_wrap=True))
+        elif self.pace.due():
+            self.console.print(self.live.line(), soft_wrap=True)
+
+
+def _evaluated(event: Mapping[str, Any]) -> str:
+    bits = f", {event['bits_per_byte']:.3f} bits per byte" if event["bits_per_byte"] is not None else ""
+    return f"step {event['step']:,}: held-out loss {event['loss']:.4f}{bits} ({event['tokens']:,} tokens)"
+
+
+MESSAGES = {
+    "note": lambda event: f"({event['message']})",
+    "warning": lambda event: f"warning: {event['message']}",
+    "folder": lambda event: f"Files      {event['path']}/ (stop with Ctrl-C; go on with: powertrain train --resume {event['path']})",
+    "resume": lambda event: f"going on after step {event['step']:,}",
+    "evaluation": _evaluated,
+    "sample": lambda event: "\n".join(f"    {line}" for line in printable(event["text"]).splitlines()),
+}
+
+
+def printable(text: str) -> str:
+    """Model output without the control characters that could steer a terminal."""
+    return "".join(c if c == "\n" or c == "\t" or c.isprintable() else "?" for c in text)
+
+
+def _print_result(folder: Path, prepared: Prepared, *, as_json: bool) -> None:
+    events = read_events(folder / "events.jsonl")
+    store = prepared.store
+    gzip_bits = 8 * store.validation_text_gzip_bytes / store.validation_bytes if store.validation_bytes else None
+    if as_json:
+        evaluation = next((event for event in reversed(events) if event["event"] == "evaluation"), None)
+        output.print_json({"event": "result", "folder": str(folder), "gzip_bits_per_byte": gzip_bits,
+                           "perplexity": math.exp(evaluation["loss"]) if evaluation else None, "evaluation": evaluation})
+        return
+    sample = next((event for event in reversed(events) if event["event"] == "sample"), None)
+    if sample:
+        output.print_rows([("Sample" if i == 0 else "", line) for i, line in enumerate(printable(sample["text"]).splitlines())])
+    output.print_rows(result_rows(events, str(folder), gzip_bits))

@@ -1,0 +1,1 @@
+"""From text to examples: reading, tokenizers, the token store, blocks and their order."""

@@ -1,0 +1,176 @@
+"""Tokenizers that are a table: one token per character, or one per byte. numpy does the work, on whole texts.
+
+Saved, they are models of the `tokenizers` library that give the same ids: a WordLevel model over single characters,
+and a byte-level BPE without merges.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from powertrain.data.saved_tokenizers import END_OF_TEXT, read_json, save_library_tokenizer
+from powertrain.records import WrongUse
+
+CODE_POINT = np.dtype("<u4")                 # one character of UTF-32
+
+
+@dataclass(frozen=True)
+class CharTokenizer:
+    """One token per character; the id is its rank among `characters`, then the end of text if there is one."""
+
+    characters: str                          # distinct, sorted by code point
+    with_end_of_text: bool
+
+    kind = "char"
+
+    @classmethod
+    def of_texts(cls, texts: Sequence[str], with_end_of_text: bool) -> Self:
+        distinct: set[str] = set()
+        distinct.update(*texts)
+        return cls("".join(sorted(distinct)), with_end_of_text)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        try:
+            words = read_json(folder / "tokenizer.json")["model"]["vocab"]
+            characters = sorted(word for word in words if len(word) == 1)
+        except (KeyError, TypeError) as error:
+            raise WrongUse(f"{folder / 'tokenizer.json'} holds no char tokenizer; save the tokenizer again") from error
+        return cls("".join(characters), END_OF_TEXT in words)
+
+    @property
+    def vocabulary(self) -> int:
+        return len(self.characters) + self.with_end_of_text
+
+    @property
+    def end_of_text(self) -> int | None:
+        return len(self.characters) if self.with_end_of_text else None
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(f"char {self.with_end_of_text} {self.characters}".encode()).hexdigest()
+
+    @cached_property
+    def _code_points(self) -> npt.NDArray[np.uint32]:
+        return _code_points(self.characters)
+
+    @cached_property
+    def _ids(self) -> npt.NDArray[np.int32]:
+        """(1 + the highest code point + 1,) int32: the id of each code point, -1 where there is none."""
+        highest = int(self._code_points.max(initial=0))
+        ids = np.full(highest + 2, -1, dtype=np.int32)  # the last one stands for all that is higher
+        ids[self._code_points] = np.arange(len(self.characters))
+        return ids
+
+    def encode(self, text: str) -> npt.NDArray[Any]:
+        """(characters,) uint16 or uint32. Raises WrongUse at a character that the vocabulary lacks."""
+        code_points = _code_points(text)
+        ids = self._ids[np.minimum(code_points, len(self._ids) - 1)]
+        unknown = np.flatnonzero(ids < 0)
+        if len(unknown):
+            character = chr(code_points[unknown[0]])
+            raise WrongUse(f"the character {character!r} (U+{ord(character):04X}) at position {unknown[0]} is not "
+                           f"among the {len(self.characters)} characters this char tokenizer was made from; "
+                           "leave it out, or train with data.tokenizer=byte or bpe")
+        return ids.astype(np.uint16 if self.vocabulary <= 2**16 else np.uint32)
+
+    def encode_many(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
+        return END_OF_TEXT.join(self._code_points[part].tobytes().decode("utf-32-le", errors="surrogatepass")
+                                for part in _between_ends(_checked(ids, self.vocabulary), self.end_of_text))
+
+    def save(self, folder: Path) -> None:
+        words = {character: rank for rank, character in enumerate(self.characters)}
+        if self.with_end_of_text:
+            words[END_OF_TEXT] = len(words)
+        library = LibraryTokenizer(models.WordLevel(words, unk_token="<unk>"))
+        library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        library.decoder = decoders.Fuse()
+        if self.with_end_of_text:
+            library.add_special_tokens([END_OF_TEXT])
+        save_library_tokenizer(library, folder, self.kind, END_OF_TEXT if self.with_end_of_text else None)
+
+
+@dataclass(frozen=True)
+class ByteTokenizer:
+    """One token per byte of UTF-8: ids 0..255 are the bytes, 256 the end of text. It knows every text."""
+
+    kind = "byte"
+    vocabulary = 257
+    end_of_text = 256
+    digest = hashlib.sha256(b"byte").hexdigest()
+
+    def encode(self, text: str) -> npt.NDArray[Any]:
+        """(UTF-8 bytes,) uint16. Raises WrongUse if `text` holds half a surrogate pair, which has no bytes."""
+        return np.frombuffer(utf8(text), dtype=np.uint8).astype(np.uint16)
+
+    def encode_many(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
+        """The text; bytes that are not UTF-8, as a model may write them, become U+FFFD."""
+        parts = _between_ends(_checked(ids, self.vocabulary), self.end_of_text)
+        return END_OF_TEXT.encode().join(part.astype(np.uint8).tobytes() for part in parts).decode(errors="replace")
+
+    def save(self, folder: Path) -> None:
+        words = {character: byte for byte, character in enumerate(_byte_characters())}
+        words[END_OF_TEXT] = self.end_of_text
+        library = LibraryTokenizer(models.BPE(vocab=words, merges=[]))
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        library.decoder = decoders.ByteLevel()
+        library.add_special_tokens([END_OF_TEXT])
+        save_library_tokenizer(library, folder, self.kind, END_OF_TEXT)
+
+
+def utf8(text: str) -> bytes:
+    """`text` in UTF-8. Raises WrongUse at half a surrogate pair, which no encoding has."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise WrongUse(f"the text holds the lone surrogate \\u{ord(text[error.start]):04x} at position {error.start}, "
+                       "which is no character; remove it") from error
+
+
+def _code_points(text: str) -> npt.NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=CODE_POINT)
+
+
+def _checked(ids: Sequence[int] | npt.NDArray[Any], vocabulary: int) -> npt.NDArray[np.int64]:
+    """`ids` as an array. Raises WrongUse if one is outside the vocabulary, as from a model with more rows than that."""
+    array = np.asarray(ids, dtype=np.int64)
+    outside = array[(array < 0) | (array >= vocabulary)]
+    if len(outside):
+        raise WrongUse(f"token {outside[0]} is outside this tokenizer's vocabulary of {vocabulary}; "
+                       "use the tokenizer that the model was trained with")
+    return array
+
+
+def _between_ends(ids: npt.NDArray[np.int64], end_of_text: int | None) -> Iterator[npt.NDArray[np.int64]]:
+    """The runs of ids before, between and after the ends of text."""
+    start = 0
+    for end in np.flatnonzero(ids == end_of_text) if end_of_text is not None else ():
+        yield ids[start:end]
+        start = int(end) + 1
+    yield ids[start:]
+
+
+def _byte_characters() -> list[str]:
+    """The printable character that GPT-2's byte-level alphabet writes for each byte 0..255.
+
+    Source: openai/gpt-2, src/encoder.py, bytes_to_unicode: printable Latin-1 stays, the rest moves to U+0100.
+    """
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]

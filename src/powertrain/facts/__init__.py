@@ -1,0 +1,1 @@
+"""Facts about machine, software, model and data, each with its source. Unknown is absent, never guessed."""

@@ -1,0 +1,117 @@
+"""The machine that trains: which device, how large, how fast, each with its source."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+
+from powertrain.facts.datasheet import datasheet
+from powertrain.facts.measure import (
+    Peaks,
+    cache_file,
+    keep_peaks,
+    kept_peaks,
+    measurable_dtypes,
+    measure_peaks,
+)
+from powertrain.facts.processor import Processor, read_processor
+from powertrain.records import Hardware
+
+
+def read_hardware(cache: Path, *, measure: bool = True) -> Hardware:
+    """The machine: CUDA if there is a GPU, else MPS, else the CPU, with its peaks.
+
+    The peaks come from `cache`/hardware/<fingerprint>.json; where that has none, they are measured (a few seconds) and
+    kept there, or left absent if not `measure`. A cache that cannot be written is no error: `sources` says so.
+    """
+    hardware = _without_peaks(read_processor())
+    hardware = dataclasses.replace(hardware, fingerprint=fingerprint(hardware))
+    dtypes = measurable_dtypes(hardware.device, hardware.compute_capability)
+    file = cache_file(cache, hardware.fingerprint)
+    kept = kept_peaks(file, dtypes)
+    if kept is not None:
+        return _with_peaks(hardware, kept, f"measured earlier on this machine, {file}")
+    if not measure:
+        return hardware
+    peaks = measure_peaks(hardware.device, dtypes)
+    try:
+        keep_peaks(file, peaks)
+    except OSError as error:
+        return _with_peaks(hardware, peaks, f"measured now; not kept, the cache cannot be written: {error}")
+    return _with_peaks(hardware, peaks, f"measured now, kept in {file}")
+
+
+def measure_again(cache: Path) -> Hardware:
+    """The machine with its peaks measured now, whatever the cache held."""
+    known = read_hardware(cache, measure=False)
+    cache_file(cache, known.fingerprint).unlink(missing_ok=True)
+    return read_hardware(cache)
+
+
+def fingerprint(hardware: Hardware) -> str:
+    """sha256 of what a measurement depends on: machine, torch, CUDA and the number of threads.
+
+    Memory counts in whole GiB: what a virtual machine reports varies by some MiB between boots.
+    """
+    parts = {
+        "name": hardware.name, "device": hardware.device, "cores": hardware.cores,
+        "memory_gib": round(hardware.memory_bytes / 2**30), "instructions": hardware.instructions,
+        "torch": torch.__version__, "cuda": torch.version.cuda, "threads": torch.get_num_threads(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _with_peaks(hardware: Hardware, peaks: Peaks, source: str) -> Hardware:
+    sources = {**hardware.sources, "peak_flops_per_s": source, "bandwidth_bytes_per_s": source}
+    return dataclasses.replace(hardware, peak_flops_per_s=peaks.flops_per_s,
+                               bandwidth_bytes_per_s=peaks.bandwidth_bytes_per_s, sources=sources)
+
+
+def _without_peaks(processor: Processor) -> Hardware:
+    if torch.cuda.is_available():
+        return _cuda(processor)
+    if torch.backends.mps.is_available():
+        return _mps(processor)
+    return Hardware(
+        name=processor.name, device="cpu", cores=processor.cores, memory_bytes=processor.memory_bytes,
+        free_memory_bytes=processor.free_memory_bytes, instructions=processor.instructions,
+        sources={**processor.sources, "device": "torch: neither CUDA nor MPS is available"},
+    )
+
+
+def _cuda(processor: Processor) -> Hardware:
+    name = torch.cuda.get_device_name(0)
+    free_bytes, memory_bytes = torch.cuda.mem_get_info(0)
+    row = datasheet(name)
+    sources = {
+        **processor.sources, "name": "torch.cuda.get_device_name", "device": "torch.cuda.is_available",
+        "memory_bytes": "torch.cuda.mem_get_info", "free_memory_bytes": "torch.cuda.mem_get_info",
+        "compute_capability": "torch.cuda.get_device_capability", "devices": "torch.cuda.device_count",
+    }
+    if row is not None:
+        sources["datasheet_flops_per_s"] = row.link
+    return Hardware(
+        name=name, device="cuda", cores=processor.cores, memory_bytes=memory_bytes, free_memory_bytes=free_bytes,
+        instructions=processor.instructions, compute_capability=torch.cuda.get_device_capability(0),
+        devices=torch.cuda.device_count(), datasheet_flops_per_s=dict(row.flops_per_s) if row else {},
+        sources=sources,
+    )
+
+
+def _mps(processor: Processor) -> Hardware:
+    """An Apple GPU: it has no name of its own, and shares the machine's memory up to a limit that Metal recommends."""
+    memory_bytes = torch.mps.recommended_max_memory()
+    sources = {
+        **processor.sources, "device": "torch.backends.mps.is_available",
+        "memory_bytes": "torch.mps.recommended_max_memory",
+        "free_memory_bytes": "the smaller of what the machine has free and what Metal leaves this process",
+    }
+    free_bytes = min(processor.free_memory_bytes, memory_bytes - torch.mps.driver_allocated_memory())
+    return Hardware(
+        name=processor.name, device="mps", cores=processor.cores, memory_bytes=memory_bytes,
+        free_memory_bytes=free_bytes, instructions=processor.instructions, sources=sources,
+    )

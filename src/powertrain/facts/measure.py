@@ -1,0 +1,153 @@
+"""What this device reaches: its GEMM peak by dtype and its copy bandwidth, measured once and kept in a cache.
+
+Shares of a step are quoted against these, not against the datasheet: cards of one name differ by power and cooling,
+and a virtual machine reaches only what its host leaves it. A peak is the best of all repeats, because interference
+only ever makes a repeat slower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+TORCH_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Edge of the square matrices, small to large. The first is so small that even a bf16 GEMM without hardware support
+# (about 1 GFLOP/s) ends in milliseconds; the larger ones are tried as far as the budget reaches.
+GEMM_EDGES = {"cpu": (128, 256, 512, 1024, 2048), "mps": (512, 1024, 2048, 4096),
+              "cuda": (512, 1024, 2048, 4096, 8192)}
+GEMM_BUDGET_S = 1.0                          # per dtype
+COPY_BUDGET_S = 0.5
+COPY_BYTES = 256 * 2**20                     # per buffer: beyond the last-level cache of most machines
+REPEATS = 8                                  # per matrix size, at most
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Measured limits of one device."""
+
+    flops_per_s: Mapping[str, float]         # dense GEMM, by "fp32", "tf32", "bf16", "fp16"
+    bandwidth_bytes_per_s: float             # copy: bytes read + bytes written
+
+
+def measurable_dtypes(device: str, compute_capability: tuple[int, int] | None) -> tuple[str, ...]:
+    """The dtypes whose GEMM peak means something on this device.
+
+    An NVIDIA GPU below capability 8.0 has neither tf32 nor bf16 units: torch would emulate them.
+    """
+    if device != "cuda":
+        return ("fp32", "bf16", "fp16") if device == "mps" else ("fp32", "bf16")
+    recent = compute_capability is not None and compute_capability >= (8, 0)
+    return ("fp32", "tf32", "bf16", "fp16") if recent else ("fp32", "fp16")
+
+
+def measure_peaks(device: str, dtypes: tuple[str, ...] = ("fp32", "bf16"), *, gemm_budget_s: float = GEMM_BUDGET_S,
+                  copy_bytes: int = COPY_BYTES) -> Peaks:
+    """The GEMM peak of each of `dtypes` and the copy bandwidth of `device`; about a second per dtype."""
+    flops_per_s = {dtype: gemm_flops_per_s(device, dtype, budget_s=gemm_budget_s) for dtype in dtypes}
+    return Peaks(flops_per_s, copy_bytes_per_s(device, copy_bytes))
+
+
+def gemm_flops_per_s(device: str, dtype: str, *, budget_s: float = GEMM_BUDGET_S) -> float:
+    """The best FLOP/s of square products x @ w.T, from small to large until `budget_s` would be passed.
+
+    A size is tried only if one product of it, at the best rate so far, fits twice in what is left of the budget
+    (twice: the warm-up counts too). So a slow machine stays within about the budget and never meets the large sizes.
+    """
+    until = time.perf_counter() + budget_s
+    best = 0.0
+    with torch.inference_mode(), _fp32_precision("high" if dtype == "tf32" else "highest"):
+        for edge in GEMM_EDGES[device]:
+            flops = 2.0 * edge**3
+            if best and 2 * flops / best > until - time.perf_counter():
+                break
+            rows = torch.randn(edge, edge, device=device).to(TORCH_DTYPES[dtype])
+            weight = torch.randn(edge, edge, device=device).to(TORCH_DTYPES[dtype])
+            product = torch.empty_like(rows)
+            seconds = _best_s(lambda x=rows, w=weight, y=product: torch.mm(x, w.t(), out=y), device, until)  # type: ignore[misc]
+            best = max(best, flops / seconds)
+    return best
+
+
+def copy_bytes_per_s(device: str, buffer_bytes: int = COPY_BYTES) -> float:
+    """Bytes read plus bytes written per second by a copy between two buffers of `buffer_bytes`."""
+    source = torch.ones(buffer_bytes // 4, device=device)          # float32
+    target = torch.zeros_like(source)
+    seconds = _best_s(lambda: target.copy_(source), device, time.perf_counter() + COPY_BUDGET_S)
+    return 2.0 * source.numel() * source.element_size() / seconds
+
+
+def _best_s(work: Callable[[], object], device: str, until: float) -> float:
+    """The fastest of at most REPEATS runs of `work` after one warm-up, at least one, ending about at `until`."""
+    _timed_s(work, device)
+    seconds = [_timed_s(work, device)]
+    while len(seconds) < REPEATS and time.perf_counter() + seconds[-1] < until:
+        seconds.append(_timed_s(work, device))
+    return min(seconds)
+
+
+def _timed_s(work: Callable[[], object], device: str) -> float:
+    _wait(device)
+    start = time.perf_counter()
+    work()
+    _wait(device)
+    return max(time.perf_counter() - start, 1e-9)
+
+
+def _wait(device: str) -> None:
+    """Until the device has done what it was given; the CPU always has."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    elif device == "mps":
+        torch.mps.synchronize()
+
+
+@contextlib.contextmanager
+def _fp32_precision(precision: str) -> Iterator[None]:
+    """fp32 products in full ("highest") or in tf32 ("high"), whatever the process has set; put back afterwards."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+# ------------------------------------------------------------------------------------------------ cache
+
+
+def cache_file(cache: Path, fingerprint: str) -> Path:
+    """Where the peaks of the machine with this fingerprint are kept."""
+    return cache / "hardware" / f"{fingerprint}.json"
+
+
+def kept_peaks(file: Path, dtypes: tuple[str, ...]) -> Peaks | None:
+    """The peaks in `file`, or None where it is absent, unreadable, or lacks a figure for one of `dtypes`."""
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        flops_per_s = {dtype: float(kept["peak_flops_per_s"][dtype]) for dtype in dtypes}
+        bandwidth = float(kept["bandwidth_bytes_per_s"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    figures = [*flops_per_s.values(), bandwidth]
+    return Peaks(flops_per_s, bandwidth) if all(math.isfinite(f) and f > 0 for f in figures) else None
+
+
+def keep_peaks(file: Path, peaks: Peaks) -> None:
+    """Writes `peaks` to `file` at once or not at all. Raises OSError where the cache cannot be written."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_suffix(f".{os.getpid()}.tmp")
+    content = {"peak_flops_per_s": dict(peaks.flops_per_s), "bandwidth_bytes_per_s": peaks.bandwidth_bytes_per_s,
+               "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    try:
+        draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        os.replace(draft, file)
+    finally:
+        draft.unlink(missing_ok=True)

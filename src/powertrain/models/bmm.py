@@ -1,0 +1,252 @@
+"""Causal attention as batched matrix products over tiles that stay in the CPU's cache.
+
+Two things make it faster than scores for whole documents. Work: a tile of query rows meets only the keys up to its
+last row, so close to half of the products and exponentials are never made. Traffic: the scores of one tile (a few
+documents x their heads x some rows) are used up before they leave the cache, and the backward pass makes them again
+rather than reading them from memory. The trade: one more product per tile in the backward pass, and half-precision
+scores are rounded to their dtype before the softmax (which sums in fp32), as in every unfused attention.
+
+It is one operator to torch.compile and to checkpointing: neither looks inside.
+Legend: T tokens, H heads, K kv heads, G = H / K, D head width, L tokens of a document, N documents of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TILE_BYTES = 3 << 19          # of scores: best of 0.75, 1.5, 3, 6 MiB for bf16 on one 2-core Zen 5; fp32 likes 0.75 a little more
+TILE_ROWS = {4: 64, 2: 128}   # by bytes per element: shorter tiles save more masked work, longer ones make better GEMMs
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows `first:last` of documents of one length, with the keys `start:last` that any of them sees."""
+
+    first: int
+    last: int
+    start: int
+    masked: int          # how many of the last keys are hidden from some row
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Documents of one length that are computed together."""
+
+    starts: tuple[int, ...]      # first token of each document
+    length: int
+    tiles: tuple[Tile, ...]
+
+    @property
+    def span(self) -> slice | None:
+        """The tokens as one slice, when the documents lie end to end."""
+        ends = range(self.starts[0], self.starts[0] + len(self.starts) * self.length, self.length)
+        return slice(ends.start, ends.stop) if self.starts == tuple(ends) else None
+
+
+@lru_cache(maxsize=64)
+def plan_chunks(lengths: tuple[int, ...], heads: int, window: int | None, element_bytes: int) -> tuple[Chunk, ...]:
+    """The documents in chunks of equal length, each with as many documents as keep a tile's scores in the cache."""
+    starts, total = [], 0
+    for length in lengths:
+        starts.append(total)
+        total += length
+    ordered = sorted(range(len(lengths)), key=lambda document: lengths[document])
+    chunks = []
+    for length, group in groupby(ordered, key=lambda document: lengths[document]):
+        if length == 0:
+            continue
+        documents = list(group)
+        rows = TILE_ROWS[element_bytes] if length > TILE_ROWS[element_bytes] else length
+        tiles = tuple(plan_tiles(length, rows, window))
+        together = max(1, TILE_BYTES // (heads * rows * length * element_bytes))
+        chunks += [Chunk(tuple(starts[d] for d in documents[i:i + together]), length, tiles)
+                   for i in range(0, len(documents), together)]
+    return tuple(chunks)
+
+
+def plan_tiles(length: int, rows: int, window: int | None) -> Iterator[Tile]:
+    """The tiles of one document, from its first row to its last."""
+    for first in range(0, length, rows):
+        last = min(first + rows, length)
+        start = 0 if window is None else max(0, first - window + 1)
+        slides = window is not None and last > window
+        yield Tile(first, last, start, last - start if slides else last - first)
+
+
+@lru_cache(maxsize=64)
+def hidden_scores(rows: int, keys: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    """(rows, keys): 0 where a row sees a key, -inf where it does not; the last row sits on the last key."""
+    with torch.inference_mode(False):
+        gap = torch.arange(keys - rows, keys)[:, None] - torch.arange(keys)    # how far the key lies back
+        hidden = (gap < 0) if window is None else (gap < 0) | (gap >= window)
+        return torch.zeros(rows, keys, dtype=dtype).masked_fill_(hidden, float("-inf"))
+
+
+def take(flat: Tensor, chunk: Chunk) -> Tensor:
+    """(T, ...) -> (N, L, ...): a view when the documents lie end to end."""
+    if chunk.span is not None:
+        return torch.unflatten(flat[chunk.span], 0, (len(chunk.starts), chunk.length))
+    return torch.stack([flat[start:start + chunk.length] for start in chunk.starts])
+
+
+def put(flat: Tensor, chunk: Chunk, documents: Tensor) -> None:
+    """The reverse of `take`: writes `documents`, of shape (N, L, ...), into `flat`."""
+    if chunk.span is not None:
+        torch.unflatten(flat[chunk.span], 0, (len(chunk.starts), chunk.length)).copy_(documents)
+        return
+    for start, document in zip(chunk.starts, documents, strict=True):
+        flat[start:start + chunk.length] = document
+
+
+def head_first(documents: Tensor) -> Tensor:
+    """(N, L, K, D) -> (N K, L, D), contiguous, as a batched product wants it."""
+    return documents.transpose(1, 2).flatten(0, 1).contiguous()
+
+
+def group_rows(documents: Tensor, kv_heads: int, factor: float) -> Tensor:
+    """(N, L, H, D) x factor -> (N K, G, L, D), always a copy: the query heads that share a key lie side by side."""
+    count, length, heads, width = documents.shape
+    rows = torch.empty(count, heads, length, width, dtype=documents.dtype)
+    torch.mul(documents.transpose(1, 2), factor, out=rows)
+    return rows.view(count * kv_heads, heads // kv_heads, length, width)
+
+
+def ungroup_rows(grouped: Tensor, count: int) -> Tensor:
+    """The reverse of `group_rows`, as a view: (N K, G, L, D) -> (N, L, H, D)."""
+    return torch.unflatten(grouped, 0, (count, -1)).flatten(1, 2).transpose(1, 2)
+
+
+def attention_weights(q: Tensor, k: Tensor, tile: Tile, window: int | None) -> Tensor:
+    """softmax over the keys, (N K, G rows, keys), of scaled queries (N K, G, L, D) and keys (N K, L, D)."""
+    rows = q[:, :, tile.first:tile.last].flatten(1, 2)
+    scores = torch.bmm(rows, k[:, tile.start:tile.last].transpose(1, 2))
+    hidden = hidden_scores(tile.last - tile.first, tile.masked, window, q.dtype)
+    torch.unflatten(scores, 1, (q.shape[1], -1))[..., -tile.masked:].add_(hidden)
+    return torch.softmax(scores, -1)
+
+
+def count_weights(chunks: Sequence[Chunk], heads: int) -> int:
+    """How many attention weights all tiles have."""
+    return sum(len(chunk.starts) * heads * (tile.last - tile.first) * (tile.last - tile.start)
+               for chunk in chunks for tile in chunk.tiles)
+
+
+def draw_kept(count: int, dropout: float) -> Tensor:
+    """(count,) bool, True with probability 1 - dropout, to the nearest 1/65536.
+
+    Cuts each 64 random bits in four: `bernoulli_` spends a whole draw on each element.
+    """
+    bits = torch.empty(-(-count // 4), dtype=torch.int64).random_(-2**63, None).view(torch.int16)[:count]
+    return bits >= round(dropout * 65536) - 32768
+
+
+@torch.library.custom_op("powertrain::bmm_attention", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def bmm_forward(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], dropout: float, window: int | None,
+                scale: float) -> tuple[Tensor, Tensor]:
+    """q (T, H, D), k and v (T, K, D) -> the mixed values (T, H, D), and which weights dropout kept, as one flat row."""
+    out = torch.empty(q.shape, dtype=q.dtype)
+    chunks = plan_chunks(tuple(lengths), q.shape[1], window, q.element_size())
+    kept = draw_kept(count_weights(chunks, q.shape[1]), dropout) if dropout else torch.empty(0, dtype=torch.bool)
+    used = 0
+    with torch.autocast("cpu", enabled=False):
+        for chunk in chunks:
+            queries = group_rows(take(q, chunk), k.shape[1], scale)
+            keys, values = head_first(take(k, chunk)), head_first(take(v, chunk))
+            mixed = torch.empty_like(queries)
+            for tile in chunk.tiles:
+                weights = attention_weights(queries, keys, tile, window)
+                if dropout:
+                    keep = kept[used:used + weights.numel()].view(weights.shape)
+                    used += weights.numel()
+                    weights.mul_(keep)
+                rows = torch.bmm(weights, values[:, tile.start:tile.last])
+                mixed[:, :, tile.first:tile.last] = torch.unflatten(rows, 1, (queries.shape[1], -1))
+            put(out, chunk, ungroup_rows(mixed, len(chunk.starts)))
+        return (out.div_(1 - dropout) if dropout else out), kept
+
+
+@torch.library.custom_op("powertrain::bmm_attention_backward", mutates_args=())
+def bmm_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Tensor, lengths: Sequence[int],
+                 dropout: float, window: int | None, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v. The weights are computed again, tile by tile."""
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
+    used = 0
+    with torch.autocast("cpu", enabled=False):
+        for chunk in plan_chunks(tuple(lengths), q.shape[1], window, q.element_size()):
+            count = len(chunk.starts)
+            queries = group_rows(take(q, chunk), k.shape[1], scale)
+            keys, values = head_first(take(k, chunk)), head_first(take(v, chunk))
+            outer = group_rows(take(gradient, chunk), k.shape[1], 1 / (1 - dropout))
+            pieces = sum((tile.last - tile.first) * (tile.last - tile.start) for tile in chunk.tiles)
+            size = pieces * count * q.shape[1] if dropout else 0
+            parts = chunk_backward(outer, queries, keys, values, kept[used:used + size], chunk, window)
+            used += size
+            put(dq, chunk, ungroup_rows(parts[0].mul_(scale), count))
+            put(dk, chunk, torch.unflatten(parts[1], 0, (count, -1)).transpose(1, 2))
+            put(dv, chunk, torch.unflatten(parts[2], 0, (count, -1)).transpose(1, 2))
+    return dq, dk, dv
+
+
+def chunk_backward(outer: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Tensor, chunk: Chunk,
+                   window: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients in the layouts of `q` (scaled, grouped) and of `k` and `v`; the last two are summed in fp32."""
+    dq, dk, dv = torch.empty_like(q), torch.zeros(k.shape), torch.zeros(v.shape)
+    used = 0
+    for tile in chunk.tiles:
+        seen = slice(tile.start, tile.last)
+        weights = attention_weights(q, k, tile, window)
+        rows, queries = (x[:, :, tile.first:tile.last].flatten(1, 2) for x in (outer, q))
+        dweights = torch.bmm(rows, v[:, seen].transpose(1, 2))
+        thinned = weights
+        if kept.numel():
+            keep = kept[used:used + weights.numel()].view(weights.shape)
+            used += weights.numel()
+            thinned = weights * keep
+            dweights.mul_(keep)
+        add_product(dv[:, seen], thinned.transpose(1, 2), rows)
+        dscores = torch.ops.aten._softmax_backward_data(dweights, weights, -1, weights.dtype)
+        dq[:, :, tile.first:tile.last] = torch.unflatten(torch.bmm(dscores, k[:, seen]), 1, (q.shape[1], -1))
+        add_product(dk[:, seen], dscores.transpose(1, 2), queries)
+    return dq, dk, dv
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, batched; `total` is fp32."""
+    if left.dtype == total.dtype:
+        total.baddbmm_(left, right)
+    else:
+        total.add_(torch.bmm(left, right))
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, *ctx.rest = inputs
+    ctx.save_for_backward(q, k, v, output[1])
+
+
+def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, kept = ctx.saved_tensors
+    return (*bmm_backward(gradient, q, k, v, kept, *ctx.rest), None, None, None, None)
+
+
+@bmm_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], dropout: float, window: int | None,
+      scale: float) -> tuple[Tensor, Tensor]:
+    chunks = plan_chunks(tuple(lengths), q.shape[1], window, q.element_size())
+    kept = q.new_empty(count_weights(chunks, q.shape[1]) if dropout else 0, dtype=torch.bool)
+    return q.new_empty(q.shape), kept
+
+
+@bmm_backward.register_fake
+def _(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Tensor, lengths: Sequence[int], dropout: float,
+      window: int | None, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+bmm_forward.register_autograd(_differentiate, setup_context=_remember)

@@ -1,0 +1,252 @@
+"""What a decoder is made of, as one value, and how the parts nobody named are derived.
+
+Eight families differ in norms, positions, MLP and biases only, so each is a row of `FAMILIES` and the decoder reads the
+resulting `ModelConfig`; no code branches on a family's name except where Hugging Face folders are read and written.
+Loads no torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from powertrain.records import WrongUse
+
+HEAD_WIDTH = 64        # of GPT-2, GPT-NeoX and the small Llamas; kernels are tuned for 64 and 128
+ASPECT = 64            # width / layers of GPT-2 small (768 / 12) and of nanochat
+ACTIVATIONS = ("gelu", "gelu_tanh", "silu")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One decoder. Raises WrongUse for numbers that cannot make one."""
+
+    family: str
+    vocabulary: int
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int                     # each serves heads / kv_heads query heads
+    head_width: int
+    mlp_width: int
+    context: int                      # tokens of the longest document it is made for
+    dropout: float                    # of embeddings, attention weights and both residual branches, while training
+    norm: str                         # "layer" or "rms"
+    norm_epsilon: float
+    norm_bias: bool
+    norm_offset: bool                 # the norm multiplies by 1 + weight (gemma)
+    positions: str                    # "learned" or "rotary"
+    rotary_base: float
+    rotary_share: float               # share of the head that is rotated, from its start
+    activation: str                   # one of ACTIVATIONS; "gelu" is the exact one
+    gated_mlp: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool                     # an RMS norm over each head of q and k (qwen3)
+    parallel_residual: bool           # attention and MLP read the same x (gpt_neox)
+    tied_head: bool                   # the head is the embedding
+    embedding_scale: float            # the embedding is multiplied by this (gemma: sqrt(width))
+    window: int | None = None         # tokens a token sees, itself included; None = its whole document
+    end_of_text: int | None = None    # token id
+
+    @property
+    def rotary_width(self) -> int:
+        """How many of a head's dimensions are rotated; 0 with learned positions."""
+        return int(self.head_width * self.rotary_share) if self.positions == "rotary" else 0
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        check_heads(self)
+        check_family(self)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the models of a family have in common, and what its Hugging Face format leaves open."""
+
+    norm: str = "rms"
+    norm_epsilon: float = 1e-6
+    norm_offset: bool = False
+    positions: str = "rotary"
+    rotary_share: float = 1.0
+    activation: str = "silu"
+    gated_mlp: bool = True
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    parallel_residual: bool = False
+    tied_head: bool = False
+    scaled_embedding: bool = False
+    grouped_heads: bool = True        # kv_heads may be fewer than heads
+    free_head_width: bool = False     # head_width may differ from width / heads
+    may_slide: bool = False           # a sliding window can be expressed
+    may_drop_biases: bool = False
+
+
+FAMILIES: dict[str, Family] = {
+    "gpt2": Family(norm="layer", norm_epsilon=1e-5, positions="learned", activation="gelu_tanh", gated_mlp=False,
+                   qkv_bias=True, output_bias=True, mlp_bias=True, tied_head=True, grouped_heads=False,
+                   may_drop_biases=True),
+    "gpt_neox": Family(norm="layer", norm_epsilon=1e-5, rotary_share=0.25, activation="gelu", gated_mlp=False,
+                       qkv_bias=True, output_bias=True, mlp_bias=True, parallel_residual=True, grouped_heads=False),
+    "llama": Family(norm_epsilon=1e-5, free_head_width=True),
+    "mistral": Family(norm_epsilon=1e-5, free_head_width=True, may_slide=True),
+    "qwen2": Family(qkv_bias=True),
+    "qwen3": Family(qk_norm=True, free_head_width=True),
+    "phi3": Family(norm_epsilon=1e-5, may_slide=True),
+    "gemma": Family(norm_offset=True, activation="gelu_tanh", tied_head=True, scaled_embedding=True,
+                    free_head_width=True),
+}
+
+
+def find_family(name: str) -> Family:
+    """The row of `FAMILIES`. Raises WrongUse, with the nearest name, for one that is not there."""
+    if name in FAMILIES:
+        return FAMILIES[name]
+    near = difflib.get_close_matches(name.lower().replace("-", "_"), FAMILIES, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise WrongUse(f"there is no model family {name!r}; {hint}The families are {', '.join(FAMILIES)}")
+
+
+def check_numbers(config: ModelConfig) -> None:
+    """Raises WrongUse for a number outside its range."""
+    for name in ("vocabulary", "layers", "width", "heads", "kv_heads", "head_width", "mlp_width", "context", "window"):
+        value = getattr(config, name)
+        if name == "window" and value is None:
+            continue
+        if value < 1:
+            raise WrongUse(f"{name} is {value}; it counts something that there must be at least 1 of")
+    if not 0 <= config.dropout < 1:
+        raise WrongUse(f"dropout is {config.dropout}; it is the share that is dropped, from 0 to below 1")
+    if config.activation not in ACTIVATIONS:
+        raise WrongUse(f"there is no activation {config.activation!r}; use one of {', '.join(ACTIVATIONS)}")
+    if config.end_of_text is not None and not 0 <= config.end_of_text < config.vocabulary:
+        raise WrongUse(f"end_of_text is token {config.end_of_text}, but the vocabulary has {config.vocabulary} tokens, "
+                       f"0 to {config.vocabulary - 1}")
+
+
+def check_heads(config: ModelConfig) -> None:
+    """Raises WrongUse where the heads do not fit the width, each other, or the rotation."""
+    if config.heads % config.kv_heads:
+        raise WrongUse(f"{config.heads} heads do not share {config.kv_heads} kv_heads evenly; "
+                       f"use {nearest_divisors(config.heads, config.kv_heads)} kv_heads")
+    if config.positions == "rotary" and (config.rotary_width % 2 or config.rotary_width < 2):
+        share = "" if config.rotary_share == 1 else f" ({config.rotary_share:g} of a head of {config.head_width})"
+        raise WrongUse(f"{config.family} rotates pairs of dimensions, but {config.rotary_width} of each head{share} "
+                       f"would be rotated; choose heads so that this is an even number, such as heads of {HEAD_WIDTH}")
+
+
+def check_family(config: ModelConfig) -> None:
+    """Raises WrongUse for what the family's Hugging Face format cannot say."""
+    name, family = config.family, find_family(config.family)
+    if config.positions != family.positions:
+        raise WrongUse(f"{name} has {family.positions} positions, not {config.positions} ones; use "
+                       f"{'gpt2' if config.positions == 'learned' else 'llama'} for those")
+    if not family.grouped_heads and config.kv_heads != config.heads:
+        raise WrongUse(f"{name} cannot have {config.kv_heads} kv_heads for {config.heads} heads: each of its heads has "
+                       f"its own keys and values; leave kv_heads out, or use llama")
+    if (not family.free_head_width or name == "llama") and config.width % config.heads:
+        raise no_fit(config.width, config.heads)
+    if not family.free_head_width and config.head_width * config.heads != config.width:
+        raise WrongUse(f"{name} cannot have {config.heads} heads of {config.head_width} in a width of {config.width}; "
+                       f"leave head_width out, or use llama")
+    if config.window is not None and not family.may_slide:
+        raise WrongUse(f"{name} has no sliding window, and {config.window} tokens were asked for; leave window out, or "
+                       f"use mistral")
+
+
+def no_fit(width: int, heads: int) -> WrongUse:
+    """The error for a width that the heads do not divide."""
+    return WrongUse(f"{heads} heads do not divide a width of {width}: {width % heads} dimensions are left over; use "
+                    f"{nearest_divisors(width, heads)} heads, or a width of {math.ceil(width / heads) * heads}")
+
+
+def nearest_divisors(number: int, near: int) -> str:
+    """The divisors of `number` just below and just above `near`, as "6 or 8"."""
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    below = [d for d in divisors if d < near][-1:]
+    above = [d for d in divisors if d > near][:1]
+    return " or ".join(str(d) for d in below + above)
+
+
+def make_config(family: str, *, vocabulary: int, layers: int | None = None, width: int | None = None,
+                heads: int | None = None, kv_heads: int | None = None, mlp_width: int | None = None,
+                context: int | None = None, dropout: float = 0.0, activation: str | None = None,
+                bias: bool | None = None, tied_head: bool | None = None, head_width: int | None = None,
+                window: int | None = None, end_of_text: int | None = None) -> tuple[ModelConfig, dict[str, str]]:
+    """The config for what was named, and for each value that was derived the reason, by field.
+
+    Raises WrongUse for an unknown family, impossible numbers, and what the family cannot express.
+    """
+    row, reasons = find_family(family), Reasons()
+    layers = reasons.take("layers", layers, *default_layers(width))
+    width = reasons.take("width", width, ASPECT * layers, f"{ASPECT} x layers, as GPT-2 small has it")
+    for name, value in (("layers", layers), ("width", width), ("heads", heads), ("head_width", head_width)):
+        if value is not None and value < 1:
+            raise WrongUse(f"{name} is {value}; it counts something that there must be at least 1 of")
+    heads = reasons.take("heads", heads, *derive_heads(width, head_width))
+    if head_width is None and width % heads:
+        raise no_fit(width, heads)
+    if bias is False and not row.may_drop_biases:
+        raise WrongUse(f"{family} fixes which of its layers have a bias; leave bias out, or use gpt2")
+    has_bias = bias is not False
+    config = ModelConfig(
+        family=family, vocabulary=vocabulary, layers=layers, width=width, heads=heads,
+        kv_heads=reasons.take("kv_heads", kv_heads, heads, "one for each head"),
+        head_width=reasons.take("head_width", head_width, width // heads, "width / heads"),
+        mlp_width=reasons.take("mlp_width", mlp_width, *derive_mlp_width(width, row.gated_mlp)),
+        context=reasons.take("context", context, 256, "256 tokens: nothing longer was asked for"),
+        activation=reasons.take("activation", activation, row.activation, f"what {family} uses"),
+        tied_head=reasons.take("tied_head", tied_head, row.tied_head, f"what {family} does"),
+        dropout=dropout, window=window, end_of_text=end_of_text,
+        norm=row.norm, norm_epsilon=row.norm_epsilon, norm_offset=row.norm_offset,
+        norm_bias=row.norm == "layer" and has_bias,
+        positions=row.positions, rotary_base=10_000.0, rotary_share=row.rotary_share, gated_mlp=row.gated_mlp,
+        qkv_bias=row.qkv_bias and has_bias, output_bias=row.output_bias and has_bias,
+        mlp_bias=row.mlp_bias and has_bias, qk_norm=row.qk_norm, parallel_residual=row.parallel_residual,
+        embedding_scale=math.sqrt(width) if row.scaled_embedding else 1.0)
+    return config, dict(reasons)
+
+
+class Reasons(dict[str, str]):
+    """Field -> why it has the value that was derived for it."""
+
+    def take(self, field: str, asked: Any, derived: Any, reason: str) -> Any:
+        """`asked`, or where that is None `derived`, with its reason noted."""
+        if asked is not None:
+            return asked
+        self[field] = reason
+        return derived
+
+
+def default_layers(width: int | None) -> tuple[int, str]:
+    """Layers for a width, and the reason."""
+    if width is None:
+        return 6, "6: no depth and no width were asked for"
+    return max(1, round(width / ASPECT)), f"width / {ASPECT}, as GPT-2 small has it"
+
+
+def derive_heads(width: int, head_width: int | None) -> tuple[int, str]:
+    """As many heads as make them 64 wide, or as near to that as the width allows with an even number; the reason."""
+    if head_width is not None:
+        return max(1, width // head_width), "width / head_width"
+    if width % HEAD_WIDTH == 0:
+        return width // HEAD_WIDTH, f"width / {HEAD_WIDTH}"
+    even = [d for d in range(1, width + 1) if width % d == 0 and (width // d) % 2 == 0] or [1]
+    heads = min(even, key=lambda count: abs(math.log(width / count / HEAD_WIDTH)))
+    return heads, f"heads of {width // heads}: the nearest to {HEAD_WIDTH} that divides a width of {width}"
+
+
+def derive_mlp_width(width: int, gated: bool) -> tuple[int, str]:
+    """4 x width; for a gated MLP, which has three matrices and not two, 2/3 of that, rounded up; the reason.
+
+    Source: Shazeer 2020 (GLU variants), section 3; rounded so that matrix products fill their tiles.
+    """
+    if not gated:
+        return 4 * width, "4 x width"
+    multiple = 64 if width >= 256 else 32
+    return math.ceil(8 * width / 3 / multiple) * multiple, f"8/3 x width, rounded up to a multiple of {multiple}"

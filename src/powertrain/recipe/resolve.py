@@ -1,0 +1,224 @@
+"""From a recipe file and `key=value` words to one typed recipe in which every value has its origin."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from powertrain.recipe import spellings
+from powertrain.recipe.schema import Recipe
+from powertrain.records import WrongUse
+
+DEFAULT = "default"
+LARGEST_FILE_BYTES = 1 << 20  # a recipe is a page of text; YAML aliases can make a larger one explode
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML 1.2's numbers: `1e-3` is a float, which PyYAML (1.1) reads as text."""
+
+
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)$"), list("-+0123456789."))
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A recipe and, for each dotted key, where its value comes from: default, a file, the command line, the planner."""
+
+    recipe: Recipe
+    origins: Mapping[str, str]
+    notes: tuple[str, ...] = ()              # what was translated from another trainer's spelling
+
+    def with_planned(self, values: Mapping[str, tuple[Any, str]]) -> Resolved:
+        """The recipe with values that the user left open: dotted key -> (value, reason)."""
+        plain = self.recipe.model_dump()
+        for key, (value, _) in values.items():
+            _set(plain, key, value)
+        origins = {**self.origins, **{key: f"planner: {reason}" for key, (_, reason) in values.items()}}
+        return dataclasses.replace(self, recipe=Recipe.model_validate(plain), origins=origins)
+
+    def to_yaml(self) -> str:
+        """The recipe as YAML that reads back to itself, with each value's origin as a comment."""
+        lines: list[str] = []
+        for key, value in flat(self.recipe.model_dump()):
+            *sections, leaf = key.split(".")
+            if sections and (not lines or not self._shares_section(lines, sections[0])):
+                lines.append(f"{sections[0]}:")
+            text = f"{'  ' * len(sections)}{leaf}: {json.dumps(value, ensure_ascii=False)}"
+            lines.append(f"{text:<44}  # {self.origins.get(key, 'default')}")
+        return "\n".join(lines) + "\n"
+
+    @staticmethod
+    def _shares_section(lines: Sequence[str], section: str) -> bool:
+        opened = next((line for line in reversed(lines) if not line.startswith(" ")), "")
+        return opened == f"{section}:"
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values, tables opened; the pins of techniques stay one value each."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value and not prefix:
+            yield from flat(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def shipped_recipes() -> dict[str, str]:
+    """Name -> YAML text of the recipes that come with the package."""
+    folder = resources.files("powertrain") / "recipes"
+    return {Path(entry.name).stem: entry.read_text(encoding="utf-8")
+            for entry in sorted(folder.iterdir(), key=lambda entry: entry.name) if entry.name.endswith(".yaml")}
+
+
+def find_recipe(name: str) -> tuple[str, str]:
+    """(text, origin) of a recipe file, or of a shipped recipe by its name. Raises WrongUse if there is neither."""
+    path = Path(name)
+    if path.is_file():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise WrongUse(f"the recipe {name} cannot be read: {error}") from None
+        if len(text) > LARGEST_FILE_BYTES:
+            raise WrongUse(f"{name} has {len(text):,} characters; a recipe has at most {LARGEST_FILE_BYTES:,}: is it data?")
+        return text, f"file {name}"
+    shipped = shipped_recipes()
+    if name in shipped:
+        return shipped[name], f"recipe {name}"
+    near = difflib.get_close_matches(name, shipped, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise WrongUse(f"there is no recipe {name!r}: neither a file nor one that ships ({', '.join(shipped)}){hint}")
+
+
+def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
+    """Default values, then the recipe's, then `key=value` words. Raises WrongUse with the key, the file and the cure."""
+    text, origin = find_recipe(name or DEFAULT)
+    from_file, file_notes = _translated(dict(flat(_parse(text, origin))), origin)
+    spoken, word_notes = _translated(_parse_words(overrides), "command line")
+    values = {**from_file, **_unpinned(spoken)}
+    _clear_what_was_overridden(values, from_file, spoken)
+    _check_keys(values, {**dict.fromkeys(from_file, origin), **dict.fromkeys(spoken, "command line")})
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        _set(nested, key, value)
+    try:
+        recipe = Recipe.model_validate(nested)
+    except ValidationError as error:
+        raise WrongUse(_in_one_sentence(error, from_file, spoken, origin)) from None
+    origins = {key: "command line" if _names(key, spoken) else origin if _names(key, from_file) else "default"
+               for key, _ in flat(recipe.model_dump())}
+    return Resolved(recipe, origins, tuple(file_notes + word_notes))
+
+
+def _names(key: str, given: Mapping[str, Any]) -> bool:
+    return any(name == key or name.startswith(f"{key}.") for name in given)
+
+
+def _parse(text: str, origin: str) -> dict[str, Any]:
+    try:
+        values = yaml.load(text, _Yaml)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        raise WrongUse(f"{origin}{line} is not YAML: {getattr(error, 'problem', None) or error}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise WrongUse(f"{origin} is not a recipe: it holds a {type(values).__name__}, not keys with values")
+    if isinstance(values.get("data"), str):
+        values["data"] = {"source": values["data"]}
+    return values
+
+
+def _parse_words(words: Sequence[str]) -> dict[str, Any]:
+    """`key=value` words; the value is read as YAML, so 0, false and '' keep their types."""
+    values: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.removeprefix("--").partition("=")
+        if not equals or not key:
+            raise WrongUse(f"{word!r} is not key=value; write for example learning_rate=3e-4 or model.layers=4")
+        try:
+            value = yaml.load(text, _Yaml) if text.strip() else ""  # noqa: S506 - a SafeLoader
+        except yaml.YAMLError:
+            value = text
+        values["data.source" if key == "data" and isinstance(value, str) else key] = value
+    return {name: item for key, value in values.items() for name, item in flat({key: value})}
+
+
+def _translated(values: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], list[str]]:
+    try:
+        ours, notes = spellings.translate(values)
+    except (ValueError, TypeError) as error:
+        raise WrongUse(f"{origin}: {error}") from None
+    return spellings.clean(ours), [f"{origin}: {note}" for note in notes]
+
+
+def _unpinned(spoken: dict[str, Any]) -> dict[str, Any]:
+    return {key: {} if key == "techniques" and value is None else value for key, value in spoken.items()}
+
+
+def _clear_what_was_overridden(values: dict[str, Any], from_file: Mapping[str, Any], spoken: Mapping[str, Any]) -> None:
+    """What the command line says replaces the file's rival: a pin replaces its settings, one run length the other."""
+    for key in spoken:
+        for old in from_file:
+            if old.startswith(f"{key}.") or (key.startswith(f"{old}.") and not isinstance(from_file[old], dict)):
+                values.pop(old, None)
+    for one, other in (("max_steps", "train_time_s"), ("train_time_s", "max_steps"),
+                       ("num_train_epochs", "max_steps"), ("num_train_epochs", "train_time_s"),
+                       ("warmup_ratio", "warmup_steps")):
+        if spoken.get(one) is not None and other not in spoken:
+            values.pop(other, None)
+
+
+def _set(nested: dict[str, Any], key: str, value: Any) -> None:
+    *sections, leaf = key.split(".")
+    for section in sections:
+        inner = nested.setdefault(section, {})
+        nested = inner if isinstance(inner, dict) else nested.__setitem__(section, {}) or nested[section]
+    nested[leaf] = {**nested[leaf], **value} if isinstance(value, dict) and isinstance(nested.get(leaf), dict) else value
+
+
+def known_keys() -> list[str]:
+    """Every dotted key that a recipe may have; techniques are checked by the planner, which knows them."""
+    names: list[str] = []
+    for key, info in Recipe.model_fields.items():
+        kinds = [info.annotation, *get_args(info.annotation)]
+        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        names += [f"{key}.{leaf}" for leaf in inner.model_fields] if inner else [key]
+    return names
+
+
+def _check_keys(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    known = known_keys()
+    sections = {key.partition(".")[0] for key in known if "." in key}
+    for key, value in values.items():
+        if key in known or key.startswith("techniques.") or (key in sections and value == {}):
+            continue
+        if key in sections:
+            raise WrongUse(f"{origins[key]}: {key} is a table, not {value!r}; write {key}.KEY=VALUE, with KEY one of "
+                           f"{', '.join(name.partition('.')[2] for name in known if name.startswith(f'{key}.'))}")
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5) or [
+            name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
+        hint = f"; did you mean {near[0]}?" if near else "; `powertrain plan` prints every key with its value"
+        raise WrongUse(f"{origins[key]}: there is no key {key!r}{hint}")
+
+
+def _in_one_sentence(error: ValidationError, from_file: Mapping[str, Any], spoken: Mapping[str, Any], origin: str) -> str:
+    problem = error.errors()[0]
+    parts = [str(part) for part in problem["loc"] if not str(part).startswith(("function-", "literal[", "dict["))]
+    key = ".".join(part for part in parts if part not in {"int", "str", "float", "bool"})
+    where = "command line" if _names(key, spoken) else origin if _names(key, from_file) else "recipe"
+    message = str(problem["msg"])
+    if message.startswith("Value error, "):
+        return f"{where}: {key}{': ' if key else ''}{message.removeprefix('Value error, ')}"
+    return f"{where}: {key}={problem['input']!r} cannot be used: it {message.removeprefix('Input ')}"

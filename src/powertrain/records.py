@@ -1,0 +1,253 @@
+"""The values that cross a border between rooms or are written to disk: frozen, plain, JSON-ready.
+
+Nothing here loads torch: report, cli --help and the web page read these records without it.
+Units are in the names: `_s` seconds, `_bytes`, `_tokens`; a share is 0..1. What is unknown is absent (None, or a
+missing key), never a guess.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from powertrain.techniques.base import Technique
+
+IGNORE = -100  # target of a slot that trains nothing (the convention of torch and transformers)
+
+
+class UserError(ValueError):
+    """Something the user can mend. The message says what was asked, the numbers, and the cure; no traceback."""
+
+
+class WrongUse(UserError):
+    """The command, the recipe or the data cannot be used as given; nothing was started. Exit code 2."""
+
+
+class RunFailed(UserError):
+    """The run had begun and cannot go on (disk, memory, loss not finite). Exit code 1."""
+
+
+class UnknownFact(LookupError):
+    """A fact that the arithmetic needs is not known for this machine."""
+
+
+# ------------------------------------------------------------------------------------------------ facts
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The machine, as far as it is known. `sources` says for each field where its value comes from."""
+
+    name: str                                # "AMD EPYC 9R45", "NVIDIA H200"
+    device: str                              # torch device type: "cpu", "cuda", "mps"
+    cores: int                               # physical cores this process may use
+    memory_bytes: int                        # of the device (for the CPU: of the machine or its control group)
+    free_memory_bytes: int
+    instructions: tuple[str, ...] = ()       # of the CPU: "avx2", "avx512f", "avx512_bf16", "amx_bf16", ...
+    compute_capability: tuple[int, int] | None = None     # of an NVIDIA GPU
+    devices: int = 1                         # how many such devices there are
+    peak_flops_per_s: Mapping[str, float] = field(default_factory=dict)       # measured GEMM, by "fp32", "bf16", "fp16"
+    datasheet_flops_per_s: Mapping[str, float] = field(default_factory=dict)  # dense
+    bandwidth_bytes_per_s: float | None = None            # measured copy, bytes read + bytes written
+    fingerprint: str = ""                    # changes when a measurement made here no longer holds
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def peak(self, dtype: str) -> float:
+        """Measured dense FLOP/s of `dtype`. Raises UnknownFact when it was not measured."""
+        if dtype not in self.peak_flops_per_s:
+            raise UnknownFact(f"no measured {dtype} GEMM peak for {self.name}; `powertrain facts --measure` measures it")
+        return self.peak_flops_per_s[dtype]
+
+
+@dataclass(frozen=True)
+class Software:
+    """What is installed, and why the rest is not usable here."""
+
+    versions: Mapping[str, str]              # part -> version
+    missing: Mapping[str, str]               # part -> the reason why it is not usable here
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The decoder that the recipe asks for, counted without building it."""
+
+    family: str
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    mlp_width: int
+    gated_mlp: bool
+    vocabulary: int
+    context: int
+    dropout: float
+    tied_head: bool
+    parameters: int
+    trainable: int
+    matmul_parameters: int                   # in the blocks' linear layers: 2 FLOPs per token each, forward
+    head_parameters: int                     # vocabulary x width: multiplied by, tied or not
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # weight -> shape, one block and what is outside
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What is trained on. An example is one block of `block` predicted tokens."""
+
+    source: str
+    digest: str                              # sha256 of the documents
+    documents: int
+    characters: int
+    text_bytes: int                          # UTF-8
+    tokenizer: str                           # "char", "byte", "bpe", or a folder
+    vocabulary: int
+    train_tokens: int
+    validation_tokens: int
+    validation_bytes: int                    # UTF-8 bytes of the validation text
+    block: int
+    stride: int
+    examples: int                            # training blocks in one epoch
+    train_batch_size: int                    # examples per optimizer step: semantics, never traded for speed
+    length_quantiles: Mapping[str, int] = field(default_factory=dict)  # tokens per document: min, p10, p50, p90, max
+
+    @property
+    def redundancy(self) -> float:
+        """How often one epoch visits each token: block / stride."""
+        return self.block / self.stride
+
+
+@dataclass(frozen=True)
+class Facts:
+    hardware: Hardware
+    software: Software
+    model: ModelFacts
+    data: DataFacts
+
+
+# ------------------------------------------------------------------------------------------------ plan
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a technique changes, against the same plan without it."""
+
+    step_time: tuple[float, float]           # ratio, low..high: (0.7, 0.8) = the step takes 70-80 % of the time
+    peak_memory_bytes: int                   # change; negative saves
+    basis: str                               # "formula: ...", "study: <folder in studies/>" or "guess: ..."
+
+
+@dataclass(frozen=True)
+class Proposal:
+    technique: Technique                     # its settings already chosen from the facts
+    because: str                             # the facts that speak for it, with their numbers
+    claim: Effect
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A technique stays off. With `possible` it could run here but would not pay: a pin may still turn it on."""
+
+    technique: str
+    because: str
+    possible: Technique | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the plan expects of a run, before any step."""
+
+    step_s: tuple[float, float]              # low, high
+    floor_s: float                           # compute or memory traffic alone, at the measured peaks
+    bound_by: str                            # "compute" or "memory bandwidth": the wall the floor stands at
+    flops_per_step: float
+    flops_per_token: float
+    dtype: str                               # of the matrix products: "fp32", "bf16", ...
+    peak_flops_per_s: float                  # measured limit that shares are quoted against
+    tokens_per_step: int
+    steps: int
+    memory_bytes: Mapping[str, int]          # component -> bytes at the peak: weights, gradients, optimizer, ...
+    basis: str
+
+    @property
+    def tokens_per_s(self) -> tuple[float, float]:
+        low_s, high_s = self.step_s
+        return self.tokens_per_step / high_s, self.tokens_per_step / low_s
+
+    @property
+    def total_memory_bytes(self) -> int:
+        return sum(self.memory_bytes.values())
+
+
+@dataclass(frozen=True)
+class Plan:
+    steps: tuple[Proposal, ...]
+    refused: tuple[Refusal, ...]
+    estimate: Estimate | None = None         # None where a fact it needs is unknown
+
+    def without(self, name: str) -> Plan:
+        """The same plan less one technique: the other arm of its ablation."""
+        kept = tuple(step for step in self.steps if step.technique.name != name)
+        if len(kept) == len(self.steps):
+            raise KeyError(f"no {name!r} in this plan; it has {[s.technique.name for s in self.steps]}")
+        return dataclasses.replace(self, steps=kept, estimate=None)
+
+
+# ------------------------------------------------------------------------------------------------ training
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One forward pass: documents laid end to end, no padding. T = the sum of `lengths`."""
+
+    tokens: Tensor                           # (T,) int64
+    targets: Tensor                          # (T,) int64, IGNORE where nothing is trained
+    positions: Tensor                        # (T,) int64, restarting at 0 in each document
+    lengths: tuple[int, ...]                 # tokens of each document; a token attends within its own, causally
+    trained_tokens: int                      # targets that are not IGNORE, counted on the host so that nobody has to sync
+
+    @property
+    def real_tokens(self) -> int:
+        return sum(self.lengths)
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        moved = {name: getattr(self, name).to(device, non_blocking=non_blocking)
+                 for name in ("tokens", "targets", "positions")}
+        return dataclasses.replace(self, **moved)
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step, as `events.jsonl` holds it."""
+
+    step: int                                # the first step is 1
+    loss: float                              # nats, mean over the step's trained tokens
+    tokens: int                              # trained
+    real_tokens: int                         # not padding
+    seconds: float
+    learning_rate: float
+    grad_norm: float                         # before clipping
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    loss: float                              # nats per token
+    tokens: int
+    bits_per_byte: float | None              # None when the text's bytes are not known
+    seconds: float
+
+
+def to_plain(value: Any) -> Any:
+    """`value` as JSON holds it: dataclasses become objects, tuples lists, mappings objects with string keys."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [to_plain(item) for item in value]
+    return value

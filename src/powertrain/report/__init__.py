@@ -1,0 +1,1 @@
+"""Records into text. Imports no torch."""

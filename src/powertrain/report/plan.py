@@ -1,0 +1,121 @@
+"""What will be done and why, before the first step: machine, data, model, recipe, plan, expectations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from powertrain.records import DataFacts, Effect, Estimate, Facts, Hardware, ModelFacts, Plan, Software
+from powertrain.report.figures import count, duration, flops, interval, memory
+
+Row = tuple[str, str]
+
+
+def machine_row(hardware: Hardware) -> Row:
+    devices = f"{hardware.devices} x " if hardware.devices > 1 else ""
+    peaks = ", ".join(f"{dtype} {flops(peak)}" for dtype, peak in sorted(hardware.peak_flops_per_s.items()))
+    bandwidth = f", {hardware.bandwidth_bytes_per_s / 1e9:.3g} GB/s" if hardware.bandwidth_bytes_per_s else ""
+    measured = f"; measured {peaks}{bandwidth}" if peaks else "; speed not measured"
+    return "Machine", (f"{devices}{hardware.name} ({hardware.device}), {hardware.cores} cores, "
+                       f"{memory(hardware.free_memory_bytes)} of {memory(hardware.memory_bytes)} free{measured}")
+
+
+def data_row(data: DataFacts) -> Row:
+    again = f", each token {data.redundancy:.3g} times an epoch" if data.stride != data.block else ""
+    return "Data", (f"{data.source}: {count(data.documents)} documents, {count(data.characters)} characters; "
+                    f"{count(data.train_tokens)} tokens to train on and {count(data.validation_tokens)} held out "
+                    f"({data.tokenizer}, vocabulary {data.vocabulary:,}); {count(data.examples)} blocks of {data.block}{again}")
+
+
+def model_row(model: ModelFacts) -> Row:
+    grouped = f" ({model.kv_heads} for keys and values)" if model.kv_heads != model.heads else ""
+    return "Model", (f"{model.family}, {model.layers} layers x {model.width}, {model.heads} heads{grouped}, MLP {model.mlp_width}, "
+                     f"context {model.context}: {count(model.parameters)} parameters")
+
+
+def run_row(recipe: Mapping[str, object], data: DataFacts, steps: int) -> Row:
+    epochs = steps * data.train_batch_size / data.examples
+    return "Run", (f"{steps:,} steps of {data.train_batch_size} blocks ({count(data.train_batch_size * data.block)} tokens), "
+                   f"{epochs:.3g} epochs; AdamW, {recipe['lr_scheduler_type']} from {recipe['learning_rate']:g}")
+
+
+def plan_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    """(on or off, technique with its settings, reason) for every technique of the catalogue."""
+    on = [("on", _with_settings(step.technique), f"{step.because} [{claim(step.claim)}]") for step in plan.steps]
+    return on + [("off", refusal.technique, refusal.because) for refusal in plan.refused]
+
+
+def _with_settings(technique: object) -> str:
+    settings = ", ".join(f"{key}={value}" for key, value in vars(technique).items())
+    name = str(getattr(technique, "name", technique))
+    return f"{name} ({settings})" if settings else name
+
+
+def claim(effect: Effect) -> str:
+    """'step time x 0.5 to 0.8, saves 1.2 GiB; formula: ...'"""
+    low, high = effect.step_time
+    text = f"step time x {low:.2g} to {high:.2g}" if low != high else f"step time x {low:.2g}"
+    if effect.peak_memory_bytes:
+        verb = "saves" if effect.peak_memory_bytes < 0 else "takes"
+        text += f", {verb} {memory(abs(effect.peak_memory_bytes))}"
+    return f"{text}; {effect.basis}"
+
+
+def expected_rows(estimate: Estimate | None, hardware: Hardware) -> list[Row]:
+    if estimate is None:
+        return [("Expected", "unknown: the speed of this machine is not measured (`powertrain facts --measure`)")]
+    low_s, high_s = estimate.step_s
+    slow, fast = estimate.tokens_per_s
+    share = estimate.flops_per_step / estimate.peak_flops_per_s
+    parts = ", ".join(f"{name.replace('_', ' ')} {memory(size)}" for name, size in estimate.memory_bytes.items() if size)
+    fits = "" if estimate.total_memory_bytes <= hardware.free_memory_bytes else \
+        f"; MORE than the {memory(hardware.free_memory_bytes)} that are free"
+    return [
+        ("Expected", f"{interval(duration(low_s * estimate.steps), duration(high_s * estimate.steps))} for {estimate.steps:,} "
+                     f"steps, {count(slow)} to {count(fast)} tokens/s, {share / high_s:.0%} to {share / low_s:.0%} of the measured "
+                     f"{estimate.dtype} limit; {estimate.basis}"),
+        ("Floor", f"{duration(estimate.floor_s)} a step, set by {estimate.bound_by}: {estimate.flops_per_token / 1e6:,.1f} MFLOP "
+                  f"a token at {flops(estimate.peak_flops_per_s)}"),
+        ("Memory", f"{memory(estimate.total_memory_bytes)} at the peak: {parts}{fits}")]
+
+
+def facts_rows(facts: Facts) -> list[tuple[str, str, str]]:
+    """(fact, value, source) of everything that is known, and of what is not."""
+    hardware = facts.hardware
+    rows = [("device", hardware.device, ""), ("name", hardware.name, ""), ("cores", str(hardware.cores), ""),
+            ("memory", memory(hardware.memory_bytes), ""), ("free memory", memory(hardware.free_memory_bytes), ""),
+            ("instructions", ", ".join(hardware.instructions) or "unknown", "")]
+    if hardware.compute_capability:
+        rows.append(("compute capability", "{}.{}".format(*hardware.compute_capability), ""))
+    fields = {"free memory": "free_memory_bytes", "memory": "memory_bytes", "compute capability": "compute_capability"}
+    rows = [(name, value, hardware.sources.get(fields.get(name, name), "")) for name, value, _ in rows]
+    for title, peaks, field in (("measured", hardware.peak_flops_per_s, "peak_flops_per_s"),
+                                ("datasheet", hardware.datasheet_flops_per_s, "datasheet_flops_per_s")):
+        rows += [(f"{title} {dtype}", flops(peak), hardware.sources.get(field, "")) for dtype, peak in peaks.items()]
+    if hardware.bandwidth_bytes_per_s:
+        rows.append(("measured bandwidth", f"{hardware.bandwidth_bytes_per_s / 1e9:.3g} GB/s",
+                     hardware.sources.get("bandwidth_bytes_per_s", "")))
+    return rows + list(software_rows(facts.software)) + list(model_rows(facts.model)) + list(data_rows(facts.data))
+
+
+def software_rows(software: Software) -> Iterable[tuple[str, str, str]]:
+    for part, version in software.versions.items():
+        yield part, version, "installed"
+    for part, reason in software.missing.items():
+        yield part, "not usable", reason
+
+
+def model_rows(model: ModelFacts) -> Iterable[tuple[str, str, str]]:
+    yield "parameters", f"{model.parameters:,}", "counted from the recipe's shapes"
+    yield "in linear layers", f"{model.matmul_parameters:,}", "2 FLOPs each a token, forward"
+    yield "in the head", f"{model.head_parameters:,}", "tied to the embedding" if model.tied_head else "its own weight"
+    for name, shape in model.shapes.items():
+        yield name, " x ".join(map(str, shape)), "shape"
+
+
+def data_rows(data: DataFacts) -> Iterable[tuple[str, str, str]]:
+    yield "data", data.source, f"sha256 {data.digest[:16]}"
+    yield "documents", f"{data.documents:,}", f"{data.characters:,} characters, {data.text_bytes:,} bytes"
+    yield "tokens", f"{data.train_tokens + data.validation_tokens:,}", f"{data.tokenizer}, vocabulary {data.vocabulary:,}"
+    yield "training tokens", f"{data.train_tokens:,}", f"{data.examples:,} blocks of {data.block} at stride {data.stride}"
+    yield "validation tokens", f"{data.validation_tokens:,}", f"{data.validation_bytes:,} bytes of text"
+    yield "tokens per document", ", ".join(f"{key} {value:,}" for key, value in data.length_quantiles.items()), "quantiles"

@@ -1,0 +1,57 @@
+"""What a run came to: speed against the plan, quality against gzip, a sample, and what to do next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from powertrain.report.figures import count, duration, flops, memory
+from powertrain.report.plan import Row
+
+
+def result_rows(events: Sequence[Mapping[str, Any]], folder: str, gzip_bits_per_byte: float | None) -> list[Row]:
+    """From the run's events: (title, text) rows. Speed is of training alone, without evaluation and saving."""
+    last = {event["event"]: event for event in events}
+    steps = [event for event in events if event["event"] == "step"]
+    end = last["end"]
+    rows = [("Result", f"{end['reason']} at step {end['step']:,}")]
+    if steps:
+        rows += _speed_rows(steps, (last.get("resume") or last["start"])["estimate"])
+    if "evaluation" in last:
+        rows.append(("Held-out", quality(last["evaluation"], gzip_bits_per_byte)))
+    if end.get("clipped_steps"):
+        rows.append(("Clipped", f"{end['clipped_steps']:,} of {end['step']:,} steps had a gradient over max_grad_norm"))
+    if end.get("peak_memory_bytes"):
+        rows.append(("Memory", f"{memory(end['peak_memory_bytes'])} at the peak"))
+    return rows + _next_rows(end["reason"], folder)
+
+
+def quality(evaluation: Mapping[str, Any], gzip_bits_per_byte: float | None) -> str:
+    text = (f"loss {evaluation['loss']:.4f} nats a token (perplexity {math.exp(min(evaluation['loss'], 700)):.3g}) on "
+            f"{count(evaluation['tokens'])} tokens")
+    if evaluation.get("bits_per_byte") is not None:
+        text += f"; {evaluation['bits_per_byte']:.3f} bits per byte"
+        if gzip_bits_per_byte is not None:
+            text += f", where gzip -9 needs {gzip_bits_per_byte:.3f} for the same text"
+    return text
+
+
+def _speed_rows(steps: Sequence[Mapping[str, Any]], estimate: Mapping[str, Any] | None) -> list[Row]:
+    seconds, tokens = sum(step["seconds"] for step in steps), sum(step["tokens"] for step in steps)
+    text = f"{count(tokens)} tokens in {duration(seconds)} of training: {count(tokens / seconds)} tokens/s"
+    if estimate:
+        share = tokens / seconds * estimate["flops_per_token"] / estimate["peak_flops_per_s"]
+        low_s, high_s = estimate["step_s"]
+        text += (f", {share:.0%} of the measured {flops(estimate['peak_flops_per_s'])} in {estimate['dtype']}; the plan expected "
+                 f"{count(estimate['tokens_per_step'] / high_s)} to {count(estimate['tokens_per_step'] / low_s)}")
+    return [("Speed", text)]
+
+
+def _next_rows(reason: str, folder: str) -> list[Row]:
+    if reason != "finished":
+        return [("Go on", f"powertrain train --resume {folder}")]
+    return [("Model", f"{folder}/model opens in powertrain and transformers"),
+            ("Next", f"powertrain generate {folder} --prompt TEXT"),
+            ("", f"powertrain evaluate {folder}"),
+            ("", f"powertrain runs show {folder}")]

@@ -1,0 +1,180 @@
+"""A run on disk: what lies where, who may write it, and what it says of itself.
+
+    recipe.yaml   resolved, each value with its origin          facts.json, plan.json
+    events.jsonl  everything that happened                      checkpoints/step-000120/
+    model/        the final model, a Hugging Face folder
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from powertrain.recipe import Recipe, Resolved, resolve
+from powertrain.records import WrongUse
+from powertrain.training.events import read_events
+
+RUNS = Path("runs")
+# what may change between a run and its continuation: it decides when something is written, not what is learned
+FREE_ON_RESUME = ("name", "description", "output_dir", "logging_steps", "save_steps", "save_total_limit", "eval_steps",
+                  "max_eval_samples", "sample")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def facts(self) -> Path:
+        return self.path / "facts.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One line of `powertrain runs list`."""
+
+    folder: Path
+    name: str
+    state: str                               # "finished", "stopped (SIGINT)", "failed", or "running or killed"
+    step: int
+    total_steps: int
+    loss: float | None                       # of the last evaluation, else of the last step
+    bits_per_byte: float | None
+    tokens_per_s: float | None
+    started: str                             # local time
+
+
+def create(recipe: Recipe) -> RunFolder:
+    """A new folder for a run. Raises WrongUse if it cannot be written or holds another run."""
+    path = Path(recipe.output_dir) if recipe.output_dir else _free_name(recipe.name)
+    folder = RunFolder(path)
+    if folder.recipe.exists() or folder.events.exists():
+        raise WrongUse(f"{path} holds another run; go on with it by `powertrain train --resume {path}`, or name another "
+                       "folder with --output")
+    if path.exists() and not path.is_dir():
+        raise WrongUse(f"the output folder {path} is a file; name another one with --output")
+    if path.is_dir() and any(path.iterdir()):
+        raise WrongUse(f"{path} is not empty and holds no run; name another folder with --output")
+    try:
+        folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        (path / ".lock").touch()
+    except OSError as error:
+        raise WrongUse(f"the output folder {path} cannot be written ({error.strerror}); name another one with "
+                       "--output") from None
+    return folder
+
+
+def existing(path: Path) -> RunFolder:
+    folder = RunFolder(path)
+    if not folder.recipe.is_file():
+        there = "holds no run: recipe.yaml is missing" if path.is_dir() else "does not exist"
+        raise WrongUse(f"{path} {there}; `powertrain runs list` shows the runs in {RUNS}/")
+    return folder
+
+
+@contextlib.contextmanager
+def locked(folder: RunFolder) -> Iterator[None]:
+    """Nobody else writes this run meanwhile; the lock ends with the process, however it ends."""
+    with open(folder.path / ".lock", "w") as file:
+        _lock(file, folder.path)
+        yield
+
+
+def _lock(file: TextIO, path: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:                      # Windows: no advisory locks; two writers are the user's care there
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            raise WrongUse(f"another process is training in {path}; wait for it or stop it first") from None
+        raise
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def continued(folder: RunFolder, overrides: list[str]) -> Resolved:
+    """The run's own recipe, with what may change taken from `key=value` words.
+
+    Raises WrongUse that lists every difference which would make it another run.
+    """
+    old = resolve(str(folder.recipe))
+    new = resolve(str(folder.recipe), overrides)
+    before, after = old.recipe.model_dump(), new.recipe.model_dump()
+    different = [f"{key}: {before[key]!r} -> {after[key]!r}" for key in before
+                 if before[key] != after[key] and key not in FREE_ON_RESUME]
+    if different:
+        raise WrongUse(f"{folder.path} was started with another recipe, and a continuation must learn the same: "
+                       f"{'; '.join(different)}. Leave that out, or start a new run with --output")
+    return new
+
+
+def summarise(folder: RunFolder) -> RunSummary:
+    """What the run's own events say of it. A folder without events was killed before its first step."""
+    events = read_events(folder.events) if folder.events.is_file() else []
+    by_kind = {event["event"]: event for event in events}
+    steps = [event for event in events if event["event"] == "step"]
+    seconds = sum(step["seconds"] for step in steps)
+    last_step, last_evaluation, start = by_kind.get("step"), by_kind.get("evaluation"), by_kind.get("start", {})
+    loss = last_evaluation["loss"] if last_evaluation else last_step["loss"] if last_step else None
+    ended = by_kind.get("end")
+    return RunSummary(
+        folder=folder.path, name=start.get("name", folder.path.name), state=ended["reason"] if ended else "running or killed",
+        step=last_step["step"] if last_step else 0, total_steps=start.get("total_steps", 0), loss=loss,
+        bits_per_byte=last_evaluation["bits_per_byte"] if last_evaluation else None,
+        tokens_per_s=sum(step["tokens"] for step in steps) / seconds if seconds else None,
+        started=datetime.datetime.fromtimestamp(start["time"]).strftime("%Y-%m-%d %H:%M") if start else "")
+
+
+def list_runs(root: Path) -> list[RunSummary]:
+    folders = [RunFolder(path) for path in root.iterdir() if (path / "recipe.yaml").is_file()] if root.is_dir() else []
+    return sorted((summarise(folder) for folder in folders), key=lambda run: run.started)
+
+
+def _free_name(name: str) -> Path:
+    stem = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    path = RUNS / stem
+    count = 1
+    while path.exists():
+        count += 1
+        path = RUNS / f"{stem}-{count}"
+    return path
+
+
+def sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,287 @@
+"""A run from its first step to its last: the loop, and what has to happen between steps.
+
+Everything that happens is an event: appended to `events.jsonl`, and given to a listener (the terminal) as it is.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from powertrain import planner
+from powertrain.data.blocks import EvaluationBlocks
+from powertrain.generation import generate
+from powertrain.models.folder import save_folder
+from powertrain.recipe import in_steps
+from powertrain.records import Evaluation, RunFailed, StepRecord, to_plain
+from powertrain.run import folder as run_folder
+from powertrain.run.folder import RunFolder
+from powertrain.run.prepare import Prepared, build_setup, schedule_of, with_measured_length
+from powertrain.training.checkpoint import (
+    clear_leftovers,
+    disk_is_full,
+    keep_only,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
+from powertrain.training.evaluation import evaluate, spread
+from powertrain.training.events import EventLog
+from powertrain.training.interrupt import Interrupt, listen
+from powertrain.training.loop import State, StepResult, new_state, train
+from powertrain.training.setup import Setup
+
+Listener = Callable[[Mapping[str, Any]], None]
+
+DONE, STOPPED_AND_SAVED = 0, 75
+EVENTS_EVERY_S = 5.0         # steps reach the disk at least this often
+
+
+@dataclass
+class Session:
+    """The parts of a run that its steps share."""
+
+    prepared: Prepared
+    setup: Setup
+    state: State
+    folder: RunFolder
+    log: EventLog
+    listener: Listener
+    pending: list[StepResult]
+    flushed_at: float = 0.0
+    checkpoint_failed: str | None = None
+
+    def emit(self, event: str, *, durable: bool = False, **fields: Any) -> None:
+        self.log.write(event, **fields)
+        self.listener({"event": event, **fields})
+        if event != "step":
+            self.flush(durable=durable)
+
+    def flush(self, *, durable: bool) -> None:
+        was_failing = self.log.failure
+        self.log.flush(durable=durable)
+        if self.log.failure and not was_failing:
+            self.listener({"event": "warning", "message": f"events.jsonl cannot be written ({self.log.failure}); training "
+                                                          "goes on, and they are kept until it can"})
+        self.flushed_at = time.perf_counter()
+
+    def read_steps(self) -> None:
+        """Wait for the device, and write what the steps since the last reading computed. Raises RunFailed on NaN."""
+        if not self.pending:
+            return
+        began = time.perf_counter()
+        losses = torch.stack([result.loss for result in self.pending]).tolist()
+        norms = torch.stack([result.grad_norm for result in self.pending]).tolist()
+        waited_s = (time.perf_counter() - began) / len(self.pending)  # an asynchronous device works past the host's time
+        for result, loss, norm in zip(self.pending, losses, norms, strict=True):
+            self.emit("step", **to_plain(StepRecord(
+                result.step, loss, result.trained_tokens, result.real_tokens, result.seconds + waited_s,
+                result.learning_rate, norm)))
+        self.pending.clear()
+        if time.perf_counter() - self.flushed_at > EVENTS_EVERY_S:
+            self.flush(durable=False)
+        broken = next((step for step, loss in enumerate(losses, self.state.step - len(losses) + 1)
+                       if not math.isfinite(loss)), None)
+        if broken is not None:
+            raise RunFailed(f"the loss of step {broken} is not finite; the checkpoints before it are untouched. Resume with "
+                            "a lower learning_rate in a new run, or with max_grad_norm=1")
+
+
+def start_run(prepared: Prepared, listener: Listener) -> tuple[RunFolder, int]:
+    """Train a new run; returns its folder and the exit code (0 done, 75 stopped and saved)."""
+    folder = run_folder.create(prepared.recipe)
+    with run_folder.locked(folder), listen() as interrupt:
+        listener({"event": "folder", "path": str(folder.path)})
+        setup = build_setup(prepared)
+        prepared = with_measured_length(prepared, setup, lambda text: listener({"event": "note", "message": text}))
+        run_folder.write_json(folder.facts, to_plain(prepared.facts))
+        run_folder.write_json(folder.plan, planner.to_json(prepared.plan))
+        folder.recipe.write_text(prepared.resolved.to_yaml(), encoding="utf-8")
+        state = new_state(setup, prepared.recipe.weight_decay)
+        session = Session(prepared, setup, state, folder, EventLog(folder.events), listener, [])
+        _check_disk(session)
+        session.emit("start", durable=True, **_start_fields(prepared))
+        return folder, _run(session, interrupt)
+
+
+def resume_run(folder: RunFolder, prepared: Prepared, listener: Listener) -> tuple[RunFolder, int]:
+    """Go on from the newest whole checkpoint, by the run's own plan."""
+    with run_folder.locked(folder), listen() as interrupt:
+        clear_leftovers(folder.checkpoints)
+        setup = build_setup(prepared)
+        state = new_state(setup, prepared.recipe.weight_decay)
+        checkpoint, rejected = newest_checkpoint(folder.checkpoints)
+        if checkpoint is None and rejected:
+            raise RunFailed(f"no checkpoint in {folder.checkpoints} is whole: {'; '.join(rejected)}. Start again with another "
+                            "--output; this folder was left as it is")
+        if checkpoint is not None:
+            load_checkpoint(checkpoint, state)
+        session = Session(prepared, setup, state, folder, EventLog(folder.events), listener, [])
+        session.emit("resume", durable=True, step=state.step, rejected=rejected, **_start_fields(prepared))
+        for reason in rejected:
+            session.emit("warning", message=f"passed over checkpoint {reason}")
+            _set_aside(folder.checkpoints / reason.partition(":")[0])
+        return folder, _run(session, interrupt)
+
+
+def _start_fields(prepared: Prepared) -> dict[str, Any]:
+    recipe, data = prepared.recipe, prepared.facts.data
+    return {"name": recipe.name, "total_steps": prepared.total_steps, "train_batch_size": recipe.train_batch_size,
+            "block": data.block, "parameters": prepared.facts.model.parameters, "device": prepared.facts.hardware.device,
+            "techniques": [step.technique.name for step in prepared.plan.steps],
+            "estimate": to_plain(prepared.plan.estimate)}
+
+
+def _run(session: Session, interrupt: Interrupt) -> int:
+    began = time.perf_counter()
+    try:
+        stopped_by = _steps(session, interrupt)
+        if stopped_by is None:
+            _finish(session)
+        reason = "finished" if stopped_by is None else f"stopped ({stopped_by})"
+    except BaseException as error:
+        session.emit("end", durable=True, reason="failed", step=session.state.step, message=str(error),
+                     seconds=time.perf_counter() - began)
+        raise
+    session.emit("end", durable=True, reason=reason, step=session.state.step, seconds=time.perf_counter() - began,
+                 clipped_steps=int(session.state.clipped_steps), peak_memory_bytes=peak_memory_bytes(session.setup.device))
+    return DONE if stopped_by is None else STOPPED_AND_SAVED
+
+
+def _steps(session: Session, interrupt: Interrupt) -> str | None:
+    """All steps that are left; returns the signal that ended them early, after saving, or None."""
+    prepared, recipe, state = session.prepared, session.prepared.recipe, session.state
+    total_steps, per_epoch = prepared.total_steps, prepared.steps_per_epoch
+    eval_every, save_every = in_steps(recipe.eval_steps, per_epoch), in_steps(recipe.save_steps, per_epoch)
+    gc.collect()
+    gc.freeze()                              # what exists now stays; the collector need not look at it each time
+    for result in train(session.setup, state, schedule_of(recipe, total_steps), recipe.max_grad_norm):
+        session.pending.append(result)
+        last, stop = state.step == total_steps, interrupt.requested is not None
+        evaluating = eval_every > 0 and state.step % eval_every == 0 and not last
+        saving = save_every > 0 and state.step % save_every == 0
+        if last or stop or evaluating or saving or state.step % recipe.logging_steps == 0:
+            session.read_steps()
+        if evaluating and not stop:
+            _evaluate(session, final=False)
+        if last:
+            _evaluate(session, final=True)
+        if last or stop or saving:
+            _save(session, required=stop)
+        if stop and not last:
+            return interrupt.requested
+    return None
+
+
+def _evaluate(session: Session, *, final: bool) -> None:
+    store, recipe = session.prepared.store, session.prepared.recipe
+    blocks = EvaluationBlocks(store.validation, recipe.data.block)
+    if not len(blocks):
+        return
+    tokens_per_byte = len(store.validation) / store.validation_bytes
+    found: Evaluation = evaluate(session.setup, spread(blocks, None if final else recipe.max_eval_samples),
+                                 tokens_per_byte=tokens_per_byte)
+    session.state.evaluations[session.state.step] = found.loss
+    session.emit("evaluation", step=session.state.step, final=final, **to_plain(found))
+    if recipe.sample.tokens:
+        session.emit("sample", step=session.state.step, text=_sample(session))
+
+
+def _sample(session: Session) -> str:
+    wanted, setup = session.prepared.recipe.sample, session.setup
+    with setup.precision.context(setup.device):
+        pieces = generate(setup.model, session.prepared.store.tokenizer, wanted.prompt, tokens=wanted.tokens,
+                          temperature=wanted.temperature, top_k=wanted.top_k, seed=session.prepared.recipe.seed)
+        return wanted.prompt + "".join(pieces)
+
+
+def _save(session: Session, *, required: bool) -> None:
+    """A checkpoint. A disk that refuses stops nothing but a run that has to end now: the next save tries again."""
+    began, recipe, state = time.perf_counter(), session.prepared.recipe, session.state
+    session.flush(durable=True)              # before: a resumed run must find the events of the steps it does not repeat
+    try:
+        saved = save_checkpoint(session.folder.checkpoints, state)
+        keep_only(session.folder.checkpoints, newest=recipe.save_total_limit, evaluations=state.evaluations)
+    except OSError as error:
+        why = f"step {state.step} could not be saved: {error.strerror or error}"
+        if required:
+            raise RunFailed(f"{why}; the checkpoints before it are whole. {_disk_cure(error, session)}") from None
+        session.checkpoint_failed = why
+        session.emit("warning", message=f"{why}; training goes on and the next save tries again. {_disk_cure(error, session)}")
+        return
+    session.checkpoint_failed = None
+    size_bytes = sum(file.stat().st_size for file in saved.folder.iterdir())
+    session.emit("checkpoint", durable=True, step=saved.step, path=str(saved.folder), bytes=size_bytes,
+                 seconds=time.perf_counter() - began)
+
+
+def _disk_cure(error: OSError, session: Session) -> str:
+    if not disk_is_full(error):
+        return f"Make {session.folder.checkpoints} writable again"
+    free_bytes = shutil.disk_usage(session.folder.path).free
+    return f"Free some space ({free_bytes / 2**20:,.0f} MiB are left, a checkpoint takes {_checkpoint_bytes(session) / 2**20:,.0f})"
+
+
+def _finish(session: Session) -> None:
+    """The final model, published whole: written beside and renamed."""
+    model_folder = session.folder.model
+    if model_folder.exists():
+        return
+    unfinished = model_folder.with_name(".model-unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        unfinished.mkdir()
+        save_folder(session.setup.model, unfinished, session.prepared.store.tokenizer)
+        for file in unfinished.iterdir():
+            run_folder.sync_folder(file)
+        os.rename(unfinished, model_folder)
+        run_folder.sync_folder(session.folder.path)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise RunFailed(f"the model is trained and could not be written to {model_folder}: {error.strerror or error}. "
+                        f"{_disk_cure(error, session)}, then `powertrain train --resume {session.folder.path}` writes it"
+                        + ("" if session.checkpoint_failed is None else f" ({session.checkpoint_failed})")) from None
+    session.emit("model", path=str(model_folder), step=session.state.step)
+
+
+def _checkpoint_bytes(session: Session) -> int:
+    return 12 * session.prepared.facts.model.parameters     # fp32 weights and two moments
+
+
+def _check_disk(session: Session) -> None:
+    """Fail before training, not at the last checkpoint. One more than is kept exists while a new one is written."""
+    recipe = session.prepared.recipe
+    needed_bytes = (recipe.save_total_limit + 2) * _checkpoint_bytes(session)
+    free_bytes = shutil.disk_usage(session.folder.path).free
+    if free_bytes < needed_bytes:
+        session.emit("warning", message=f"the disk has {free_bytes / 2**20:,.0f} MiB free, and {recipe.save_total_limit} kept "
+                     f"checkpoints, the best one and a new one take {needed_bytes / 2**20:,.0f} MiB; free some, or use "
+                     "save_total_limit=1")
+
+
+def _set_aside(path: Path) -> None:
+    """A checkpoint that does not verify makes room for the one that this continuation will write."""
+    path.rename(path.with_name(f"rejected-{path.name}-{time.time_ns()}"))
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Most memory in use so far: allocated on a GPU, resident on a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def continue_prepared(prepared: Prepared, plan: Mapping[str, Any]) -> Prepared:
+    """`prepared` with the plan that the run was started with: another plan may round differently."""
+    return replace(prepared, plan=planner.from_json(plan))

@@ -1,0 +1,21 @@
+"""The catalogue, in the order in which techniques are considered and applied. Add a file, add a line."""
+
+from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
+from powertrain.techniques.allocator import Allocator
+from powertrain.techniques.attention_kernel import AttentionKernel
+from powertrain.techniques.base import Technique
+from powertrain.techniques.bf16 import Bf16
+from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
+from powertrain.techniques.fp16 import Fp16
+from powertrain.techniques.fused_adamw import FusedAdamW
+from powertrain.techniques.loader import Loader
+from powertrain.techniques.micro_batch import MicroBatch
+from powertrain.techniques.tf32 import Tf32
+from powertrain.techniques.threads import Threads
+from powertrain.techniques.torch_compile import TorchCompile
+
+CATALOGUE: tuple[type[Technique], ...] = (
+    Threads, Allocator, Bf16, Fp16, Tf32, FusedAdamW, AttentionKernel, ChunkedCrossEntropy, MicroBatch,
+    TorchCompile, ActivationCheckpointing, Loader)
+
+__all__ = ["CATALOGUE", "Technique"]

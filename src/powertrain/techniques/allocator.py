@@ -1,0 +1,93 @@
+"""Allocator: let freed memory be reused by the next step instead of going back to the system."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from powertrain.records import Effect, Facts, Proposal, Refusal
+from powertrain.techniques.base import Exactness, NotApplied, Technique
+
+if TYPE_CHECKING:
+    from powertrain.recipe import Recipe
+    from powertrain.training.setup import Setup
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+LARGEST_KEPT_BYTES = 1 << 30                 # blocks up to this stay in the heap (mallopt takes a C int)
+CUDA_SETTING = "expandable_segments:True"
+
+
+@dataclass(frozen=True)
+class Allocator(Technique):
+    """A step frees and takes the same large blocks again and again.
+
+    On Linux glibc maps blocks over 32 MiB afresh each time, and every page of them is then zeroed by the kernel at first
+    touch; raising its thresholds keeps them in the heap. On CUDA, expandable segments let blocks of changing size share
+    one growing range, which avoids fragmentation. Neither changes a number.
+    """
+
+    kind: str = "glibc"                      # or "cuda"
+
+    name = "allocator"
+    exactness = Exactness.BITWISE
+    touches = frozenset({"runtime"})
+    source = "glibc manual, mallopt; PyTorch notes on CUDA memory management (expandable_segments)"
+
+    def __post_init__(self) -> None:
+        if self.kind not in _SETTINGS:
+            raise ValueError(f"techniques.allocator.kind={self.kind!r} is none of {', '.join(_SETTINGS)}")
+
+    @classmethod
+    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+        if facts.hardware.device == "cuda":
+            return Proposal(cls("cuda"), because="blocks of changing size share growing segments, so none is lost to gaps",
+                            claim=Effect((0.98, 1.01), 0, basis="guess: not measured yet"))
+        if facts.hardware.device != "cpu" or not hasattr(ctypes.CDLL(None), "mallinfo2"):
+            return cls.refuse(f"there is nothing to set for {facts.hardware.device!r} with {platform.system()}'s allocator "
+                              "(it is for glibc 2.33 or newer)")
+        return Proposal(cls("glibc"), because="activations are freed and taken again each pass; kept pages need no zeroing",
+                        claim=Effect((0.85, 1.0), 0, basis="guess: not measured yet"))
+
+    def apply(self, setup: Setup) -> Setup:
+        return replace(setup, runtime=setup.runtime.also(_SETTINGS[self.kind]))
+
+    def confirm(self, setup: Setup) -> None:
+        if _SETTINGS[self.kind] not in setup.runtime.settings:
+            raise NotApplied(f"allocator: the run does not set {self.kind!r}")
+        if self.kind == "glibc" and _maps_large_blocks():
+            raise NotApplied("allocator: a large block is still mapped afresh each time; is another malloc preloaded?")
+
+
+def _keep_pages() -> None:
+    libc = ctypes.CDLL(None)
+    libc.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
+    libc.mallopt(M_TRIM_THRESHOLD, 2 * LARGEST_KEPT_BYTES - 1)
+
+
+def _expand_segments() -> None:
+    torch.cuda.memory._set_allocator_settings(CUDA_SETTING)
+
+
+_SETTINGS = {"glibc": _keep_pages, "cuda": _expand_segments}
+
+
+class _Mallinfo2(ctypes.Structure):
+    """glibc's account of its heap (malloc.h, since 2.33); `hblks` counts the blocks that are mapped on their own."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"))
+
+
+def _maps_large_blocks(probe_bytes: int = 256 << 20) -> bool:
+    """True if a large block is still mapped on its own, so that freeing it gives its pages back."""
+    count = ctypes.CDLL(None).mallinfo2
+    count.restype = _Mallinfo2
+    before = count().hblks
+    block = torch.empty(probe_bytes, dtype=torch.uint8)
+    mapped = count().hblks > before
+    del block
+    return mapped

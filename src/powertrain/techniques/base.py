@@ -1,0 +1,57 @@
+"""What every technique answers: when, what for, how, and how we know."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from powertrain.records import Facts, Proposal, Refusal
+
+if TYPE_CHECKING:
+    from powertrain.cost.workload import Workload
+    from powertrain.recipe import Recipe
+    from powertrain.training.setup import Setup
+
+
+class Exactness(enum.Enum):
+    """How far results may move; it sets the proof that a technique owes."""
+
+    BITWISE = "same bits"
+    ROUNDING = "same mathematics, other rounding"
+    LOSSY = "other mathematics"
+
+
+class NotApplied(Exception):
+    """A technique was asked for and is not in force."""
+
+
+class Technique:
+    """One way to train faster or smaller. A subclass is a frozen dataclass; its fields are its settings."""
+
+    name: ClassVar[str]
+    exactness: ClassVar[Exactness]
+    touches: ClassVar[frozenset[str]]        # the fields of Setup that apply() may change
+    slot: ClassVar[str | None] = None        # at most one technique per slot
+    source: ClassVar[str]
+
+    @classmethod
+    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+        """Say yes, with settings and a claim, or no; either way with the reason."""
+        raise NotImplementedError
+
+    def apply(self, setup: Setup) -> Setup:
+        """Return a changed copy of `setup`; the caller's copy stays as it was."""
+        raise NotImplementedError
+
+    def confirm(self, setup: Setup) -> None:
+        """Raise NotApplied unless the technique is in force in `setup`."""
+        raise NotImplementedError
+
+    def reckon(self, workload: Workload) -> Workload:
+        """The step's arithmetic with this technique in force; unchanged where it changes neither work nor memory."""
+        return workload
+
+    @classmethod
+    def refuse(cls, because: str, possible: Self | None = None) -> Refusal:
+        """No. With `possible`, what a pin in the recipe would turn on all the same."""
+        return Refusal(cls.name, because, possible)

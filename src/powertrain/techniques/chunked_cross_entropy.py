@@ -1,0 +1,115 @@
+"""Chunked cross-entropy: the logits of a few thousand rows at a time, never those of the whole batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from powertrain.records import IGNORE, Effect, Facts, Proposal, Refusal
+from powertrain.techniques.base import Exactness, NotApplied, Technique
+
+if TYPE_CHECKING:
+    from powertrain.cost.workload import Workload
+    from powertrain.models.decoder import Decoder
+    from powertrain.recipe import Recipe
+    from powertrain.training.setup import Setup
+
+LOGIT_COPIES_BYTES = 12      # per logit, plain under autocast: compute type, fp32 copy, and the gradient of it
+WORTH_BYTES = 64 << 20       # below this the logits are small beside everything else
+CHUNK_LOGITS = 1 << 22       # logits per chunk: 16 MiB in fp32, large enough for a full-speed product
+
+
+@dataclass(frozen=True)
+class ChunkedCrossEntropy(Technique):
+    """Rows that train nothing never reach the head. Each chunk's gradient is computed while its logits are at hand.
+
+    The gradient of cross-entropy is softmax - onehot, known as soon as the logits are; so the forward pass makes the
+    gradients of the hidden rows and of the head at once and keeps those instead of the logits: rows x width instead of
+    rows x vocabulary. Same products, summed over chunks in fp32.
+    """
+
+    rows: int = 1024
+
+    name = "chunked_cross_entropy"
+    exactness = Exactness.ROUNDING
+    touches = frozenset({"loss"})
+    slot = "loss"
+    source = "Liger kernel's fused linear cross-entropy (Hsu et al. 2024, arXiv:2410.10989); here in plain torch"
+
+    @classmethod
+    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+        vocabulary = facts.model.vocabulary
+        tokens = facts.data.train_batch_size * facts.data.block
+        whole_bytes = tokens * vocabulary * LOGIT_COPIES_BYTES
+        rows = max(64, CHUNK_LOGITS // vocabulary)
+        shown = f"the logits of a batch take {whole_bytes / 2**20:,.0f} MiB ({tokens:,} tokens x {vocabulary:,})"
+        if whole_bytes < WORTH_BYTES:
+            return cls.refuse(f"{shown}, under {WORTH_BYTES >> 20} MiB", possible=cls(rows))
+        saved = whole_bytes - rows * vocabulary * LOGIT_COPIES_BYTES
+        return Proposal(cls(rows), because=f"{shown}; {rows:,} rows at a time take {(whole_bytes - saved) / 2**20:,.0f} MiB",
+                        claim=Effect((0.9, 1.02), -max(0, saved), basis="guess: memory by formula, time not measured yet"))
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise ValueError(f"techniques.chunked_cross_entropy.rows={self.rows} must be at least 1")
+
+    def apply(self, setup: Setup) -> Setup:
+        return replace(setup, loss=self.loss)
+
+    def confirm(self, setup: Setup) -> None:
+        if getattr(setup.loss, "__self__", None) != self:
+            raise NotApplied(f"chunked_cross_entropy: the loss is computed by {setup.loss!r}")
+
+    def reckon(self, workload: Workload) -> Workload:
+        return replace(workload, loss_chunk_rows=self.rows)
+
+    def loss(self, model: Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
+        """() fp32 cross-entropy in nats, summed over the targets that are not IGNORE."""
+        device = hidden.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        weight = model.head_weight                       # (V, width) fp32
+        loss: Tensor = _ChunkedLoss.apply(hidden, weight, targets, self.rows, dtype)  # type: ignore[no-untyped-call]
+        return loss
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            return _forward(ctx, hidden, weight, targets, rows, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        (scale,) = gradients
+        hidden_gradient, weight_gradient = ctx.saved_tensors
+        ctx.maybe_clear_saved_tensors()
+        return (None if hidden_gradient is None else hidden_gradient * scale.to(hidden_gradient.dtype),
+                None if weight_gradient is None else weight_gradient.mul_(scale), None, None, None)
+
+
+def _forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+    wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+    head = weight.to(dtype)                              # (V, width)
+    hidden_gradient = torch.zeros_like(hidden) if wants_hidden else None
+    weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+    total = torch.zeros((), device=hidden.device)
+    trained = torch.arange(len(targets), device=targets.device)[targets != IGNORE]
+    for chunk in trained.split(rows):
+        x, target = hidden[chunk].to(dtype), targets[chunk]
+        logits = (x @ head.T).float()                    # (rows, V)
+        normaliser = logits.logsumexp(-1, keepdim=True)  # (rows, 1)
+        total += (normaliser.squeeze(1) - logits.gather(1, target[:, None]).squeeze(1)).sum()
+        if not (wants_hidden or wants_weight):
+            continue
+        gradient = logits.sub_(normaliser).exp_()        # softmax
+        gradient[torch.arange(len(target), device=target.device), target] -= 1
+        small = gradient.to(dtype)
+        if hidden_gradient is not None:
+            hidden_gradient[chunk] = (small @ head).to(hidden.dtype)
+        if weight_gradient is not None:
+            weight_gradient += small.T @ x
+    ctx.save_for_backward(hidden_gradient, weight_gradient)
+    return total

@@ -1,0 +1,56 @@
+"""Threads: as many as there are physical cores for this process, no more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from powertrain.records import Effect, Facts, Proposal, Refusal
+from powertrain.techniques.base import Exactness, NotApplied, Technique
+
+if TYPE_CHECKING:
+    from powertrain.recipe import Recipe
+    from powertrain.training.setup import Setup
+
+
+@dataclass(frozen=True)
+class Threads(Technique):
+    """Matrix products saturate a core's arithmetic, so a second thread on the same core only adds waiting.
+
+    A container may also be given fewer cores than the machine has; threads beyond them are stopped by the kernel in the
+    middle of a parallel region. Sums are split differently, so the last bits can differ.
+    """
+
+    threads: int = 1
+
+    name = "threads"
+    exactness = Exactness.ROUNDING
+    touches = frozenset({"runtime"})
+    source = "PyTorch performance tuning guide, CPU: torch.set_num_threads = physical cores"
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"techniques.threads.threads={self.threads} must be at least 1")
+
+    @classmethod
+    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+        now, cores = torch.get_num_threads(), facts.hardware.cores
+        if facts.hardware.device != "cpu":
+            return cls.refuse(f"the work is done by {facts.hardware.name}, not by CPU threads", possible=cls(now))
+        if now == cores:
+            return cls.refuse(f"torch already uses {now} threads for the {cores} cores of this process", possible=cls(now))
+        return Proposal(cls(cores), because=f"this process has {cores} cores, and torch would use {now} threads",
+                        claim=Effect((0.6, 1.0), 0, basis="guess: not measured yet"))
+
+    def apply(self, setup: Setup) -> Setup:
+        return replace(setup, runtime=setup.runtime.also(partial(torch.set_num_threads, self.threads)))
+
+    def confirm(self, setup: Setup) -> None:
+        found = torch.get_num_threads()
+        wanted = [setting for setting in setup.runtime.settings
+                  if getattr(setting, "func", None) is torch.set_num_threads]
+        if found != self.threads or not wanted:
+            raise NotApplied(f"threads: torch uses {found}, and the run sets {len(wanted)} thread counts")

@@ -1,0 +1,1 @@
+"""One plain training loop and what it needs; it knows no technique by name."""

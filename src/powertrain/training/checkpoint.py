@@ -1,0 +1,201 @@
+"""Checkpoints that are whole or absent.
+
+A checkpoint is written into a temporary folder, each file synced, its manifest with sha256 last; one rename publishes
+it. So a kill at any instant leaves the one before. Only safetensors and JSON: nothing in it can run code.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from powertrain.records import RunFailed, WrongUse
+from powertrain.training.loop import State
+
+FORMAT = 1
+FOLDER = re.compile(r"step-(\d{6,})")
+MANIFEST = "MANIFEST.json"
+FILES = ("model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    step: int
+    folder: Path
+
+
+def save_checkpoint(folder: Path, state: State) -> Checkpoint:
+    """Publish `folder`/step-NNNNNN. Raises OSError when the disk refuses, RunFailed when a weight is not finite."""
+    _require_finite(state)
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / f"step-{state.step:06d}"
+    if final.exists():
+        return Checkpoint(state.step, final)  # the same step of the same run: the same bytes
+    temporary = folder / f".tmp-{state.step:06d}-{os.getpid()}"
+    temporary.mkdir()
+    try:
+        for name, tensors in _tensors(state).items():
+            save_file(tensors, temporary / name)
+        (temporary / "state.json").write_text(json.dumps(_plain_state(state), indent=1))
+        for name in FILES:
+            _sync(temporary / name)
+        manifest = {"format": FORMAT, "step": state.step, "files": {name: _entry(temporary / name) for name in FILES}}
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        _sync(temporary / MANIFEST)
+        _sync(temporary)
+        os.rename(temporary, final)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _sync(folder)
+    return Checkpoint(state.step, final)
+
+
+def newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that verifies, and for each newer one that does not, why it was rejected."""
+    rejected: list[str] = []
+    for step, path in sorted(_published(folder).items(), reverse=True):
+        reason = what_is_wrong(path)
+        if reason is None:
+            return Checkpoint(step, path), rejected
+        rejected.append(f"{path.name}: {reason}")
+    return None, rejected
+
+
+def what_is_wrong(path: Path) -> str | None:
+    """None for a whole checkpoint, else the first thing that does not hold."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        written_format, files = manifest["format"], manifest["files"]
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing, so it was never finished"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{MANIFEST} cannot be read ({type(error).__name__}: {error})"
+    if written_format != FORMAT:
+        return f"it has format {written_format}, and this version reads format {FORMAT}; upgrade powertrain"
+    if set(files) != set(FILES):
+        return f"{MANIFEST} lists {sorted(files)} where {sorted(FILES)} belong"
+    for name in FILES:
+        if not (path / name).is_file():
+            return f"{name} is missing"
+        if (found := _entry(path / name)) != files[name]:
+            return f"{name} is damaged: {found['bytes']:,} bytes with sha256 {found['sha256'][:12]}, where " \
+                   f"{files[name].get('bytes')} bytes with {str(files[name].get('sha256'))[:12]} were written"
+    return None
+
+
+def load_checkpoint(checkpoint: Checkpoint, state: State) -> None:
+    """Put a verified checkpoint into `state`: weights, optimizer, loss scale, counters and random generators."""
+    read = {name: load_file(checkpoint.folder / name) for name in FILES[:3]}
+    _copy_weights(state, read["model.safetensors"])
+    _restore_optimizer(state, read["optimizer.safetensors"])
+    plain = json.loads((checkpoint.folder / "state.json").read_text())
+    state.step, state.trained_tokens = plain["step"], plain["trained_tokens"]
+    state.evaluations = {int(step): loss for step, loss in plain["evaluations"].items()}
+    state.clipped_steps.fill_(plain["clipped_steps"])
+    if plain["scaler"]:
+        state.scaler.load_state_dict(plain["scaler"])
+    torch.set_rng_state(read["random.safetensors"]["cpu"])
+    if torch.cuda.is_available() and "cuda" in read["random.safetensors"]:
+        torch.cuda.set_rng_state(read["random.safetensors"]["cuda"])
+
+
+def keep_only(folder: Path, *, newest: int, evaluations: Mapping[int, float]) -> list[Path]:
+    """Delete all but the newest checkpoints and the one with the lowest held-out loss. Returns what is gone."""
+    published = _published(folder)
+    evaluated = [step for step in published if step in evaluations]
+    kept = {*sorted(published)[-newest:], *sorted(evaluated, key=lambda step: evaluations[step])[:1]}
+    gone = [path for step, path in sorted(published.items()) if step not in kept]
+    for path in gone:
+        (path / MANIFEST).unlink(missing_ok=True)    # first: half a deletion must not look like a checkpoint
+        shutil.rmtree(path)
+    return gone
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove the temporary folders of saves that were killed."""
+    for path in folder.glob(".tmp-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def disk_is_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _published(folder: Path) -> dict[int, Path]:
+    if not folder.is_dir():
+        return {}
+    return {int(found.group(1)): path for path in folder.iterdir()
+            if path.is_dir() and (found := FOLDER.fullmatch(path.name))}
+
+
+def _tensors(state: State) -> dict[str, dict[str, Tensor]]:
+    random = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        random["cuda"] = torch.cuda.get_rng_state()
+    moments = {f"{name}.{key}": value.contiguous()
+               for name, parameter in state.model.named_parameters()
+               for key, value in state.optimizer.state.get(parameter, {}).items() if isinstance(value, Tensor)}
+    weights = {name: parameter.detach().contiguous() for name, parameter in state.model.named_parameters()}
+    return {"model.safetensors": weights, "optimizer.safetensors": moments, "random.safetensors": random}
+
+
+def _plain_state(state: State) -> Mapping[str, Any]:
+    return {"step": state.step, "trained_tokens": state.trained_tokens, "clipped_steps": int(state.clipped_steps),
+            "evaluations": state.evaluations, "scaler": state.scaler.state_dict()}
+
+
+def _copy_weights(state: State, weights: Mapping[str, Tensor]) -> None:
+    parameters = dict(state.model.named_parameters())
+    if set(parameters) != set(weights) or any(parameters[n].shape != weights[n].shape for n in weights):
+        raise WrongUse("the checkpoint holds another model than the recipe describes; resume with the run's own recipe")
+    with torch.no_grad():
+        for name, value in weights.items():
+            parameters[name].copy_(value)
+
+
+def _restore_optimizer(state: State, moments: Mapping[str, Tensor]) -> None:
+    for name, parameter in state.model.named_parameters():
+        own = {key.removeprefix(f"{name}."): value for key, value in moments.items()
+               if key.rpartition(".")[0] == name}
+        state.optimizer.state[parameter] = {
+            key: value if key == "step" and not _steps_on_device(state) else value.to(parameter.device)
+            for key, value in own.items()}
+
+
+def _steps_on_device(state: State) -> bool:
+    """Fused and capturable AdamW keep their step counts beside the weights."""
+    return any(group.get("fused") or group.get("capturable") for group in state.optimizer.param_groups)
+
+
+def _require_finite(state: State) -> None:
+    broken = [name for name, p in state.model.named_parameters() if not bool(torch.isfinite(p).all())]
+    if broken:
+        raise RunFailed(f"after step {state.step} {len(broken)} weights are not finite, {broken[0]} the first; nothing "
+                        "was saved. Resume from the last checkpoint with a lower learning_rate or a max_grad_norm")
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

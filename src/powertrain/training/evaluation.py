@@ -1,0 +1,42 @@
+"""The loss on held-out text: same precision and kernels as training, no dropout, the same tokens every time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+
+from powertrain.data.blocks import Example
+from powertrain.records import Evaluation
+from powertrain.training.setup import Setup
+
+
+def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: float | None) -> Evaluation:
+    """Mean loss over `examples`, which must not be empty.
+
+    `tokens_per_byte` of the text turns nats per token into bits per byte; None where it is not known.
+    """
+    started = time.perf_counter()
+    total = torch.zeros((), dtype=torch.float64, device=setup.device)
+    tokens = 0
+    was_training = setup.model.training
+    setup.model.eval()
+    with torch.no_grad():
+        for first in range(0, len(examples), setup.micro_batch):
+            last = min(first + setup.micro_batch, len(examples))
+            batch = setup.collate([examples[i] for i in range(first, last)]).to(setup.device)
+            total += setup.batch_loss(batch).double()
+            tokens += batch.trained_tokens
+    setup.model.train(was_training)
+    loss = total.item() / tokens
+    bits_per_byte = None if tokens_per_byte is None else loss * tokens_per_byte / math.log(2)
+    return Evaluation(loss, tokens, bits_per_byte, time.perf_counter() - started)
+
+
+def spread(examples: Sequence[Example], most: int | None) -> Sequence[Example]:
+    """At most `most` of the examples, evenly spaced over the whole text, the same ones every time."""
+    if most is None or len(examples) <= most:
+        return examples
+    return [examples[i * len(examples) // most] for i in range(most)]

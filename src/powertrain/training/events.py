@@ -1,0 +1,75 @@
+"""`events.jsonl`: everything that happens in a run, one JSON object a line, only ever appended to.
+
+Progress line, report, web page and tests read it; the trainer waits for none of them. A disk that is full loses no
+training: events wait in memory until they can be written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class EventLog:
+    """Appends events to a file. `write` keeps them in memory, `flush` brings them to disk."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._waiting: list[str] = []
+        self.failure: str | None = None      # why the last flush did not reach the disk
+        cut_torn_line(path)
+
+    def write(self, event: str, **fields: Any) -> None:
+        self._waiting.append(json.dumps({"event": event, "time": round(time.time(), 3), **fields}) + "\n")
+
+    def flush(self, *, durable: bool = False) -> None:
+        """Append what waits; with `durable`, return only when the disk has it. A failure keeps it for the next try."""
+        if not self._waiting:
+            return
+        data = "".join(self._waiting).encode()
+        try:
+            with open(self.path, "ab") as file:
+                before = file.tell()
+                try:
+                    file.write(data)
+                    file.flush()
+                    if durable:
+                        os.fsync(file.fileno())
+                except OSError:
+                    os.truncate(self.path, before)
+                    raise
+        except OSError as error:
+            self.failure = str(error)
+            return
+        self._waiting, self.failure = [], None
+
+
+def cut_torn_line(path: Path) -> None:
+    """Drop the last line where a kill left it without its end."""
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole != len(data):
+        os.truncate(path, whole)
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The run's history as it counts: what came after the checkpoint that a later `resume` went back to is left out."""
+    events: list[dict[str, Any]] = []
+    for event in _lines(path):
+        if event["event"] == "resume":
+            events = [old for old in events if old.get("step", 0) <= event["step"] and old["event"] != "end"]
+        events.append(event)
+    return events
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):          # a line without an end is still being written
+                yield json.loads(line)

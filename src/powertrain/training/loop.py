@@ -1,0 +1,122 @@
+"""The training loop. It knows no technique by name.
+
+The loss is summed over trained tokens and divided by the trained tokens of the whole optimizer step, so every split
+into micro-batches gives the same update. Nothing in here waits for the device: losses and norms are yielded as tensors,
+and whoever wants the numbers reads them when it has to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from powertrain.models.decoder import decay_groups
+from powertrain.training.schedule import Schedule
+from powertrain.training.setup import MicroBatches, Setup, changed_fields
+
+if TYPE_CHECKING:
+    from powertrain.records import Plan
+
+
+def apply_plan(setup: Setup, plan: Plan) -> Setup:
+    """`setup` with every technique of the plan in force; raises NotApplied where one is not.
+
+    The process-wide settings are entered here, between applying and confirming.
+    """
+    for step in plan.steps:
+        changed = step.technique.apply(setup)
+        moved = changed_fields(setup, changed)
+        if not moved <= step.technique.touches:
+            raise AssertionError(f"{step.technique.name} changed {sorted(moved - step.technique.touches)}, "
+                                 "which it does not list in `touches`")
+        setup = changed
+    setup.runtime.enter()
+    for step in plan.steps:                  # after all: a later technique may have undone an earlier one
+        step.technique.confirm(setup)
+    return setup
+
+
+@dataclass
+class State:
+    """What a run changes as it goes, and what a checkpoint holds."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    clipped_steps: Tensor                    # () int64 on the device
+    step: int = 0                            # optimizer steps done
+    trained_tokens: int = 0
+    evaluations: dict[int, float] = field(default_factory=dict)  # step -> loss on held-out text
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One optimizer step, with its figures still on the device."""
+
+    step: int                                # from 1
+    loss: Tensor                             # () fp32, mean over trained tokens
+    grad_norm: Tensor                        # () fp32, before clipping
+    trained_tokens: int
+    real_tokens: int
+    learning_rate: float
+    seconds: float                           # on the host; an asynchronous device may still be working
+
+
+def new_state(setup: Setup, weight_decay: float) -> State:
+    optimizer = setup.optimizer(parameter_groups(setup.model, weight_decay))
+    scaler = torch.amp.GradScaler(setup.device.type, enabled=setup.precision.loss_scaling)
+    return State(setup.model, optimizer, scaler, torch.zeros((), dtype=torch.int64, device=setup.device))
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """What an optimizer is given: matrices decay, norms and biases do not."""
+    decaying, plain = decay_groups(model)
+    groups = ({"params": decaying, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0})
+    return [group for group in groups if group["params"]]
+
+
+def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) -> Iterator[StepResult]:
+    """Go on from `state` to the schedule's last step, yielding after each optimizer step."""
+    setup.model.train()
+    started = time.perf_counter()
+    for micro_batches in setup.loader(setup.prepare, range(state.step, schedule.total_steps), setup.device):
+        learning_rate = schedule.at(state.step)
+        for group in state.optimizer.param_groups:
+            group["lr"] = learning_rate
+        trained_tokens = sum(batch.trained_tokens for batch in micro_batches)
+        loss = backward(setup, state.scaler, micro_batches, trained_tokens)
+        grad_norm = update(state, max_grad_norm)
+        state.step += 1
+        state.trained_tokens += trained_tokens
+        yield StepResult(state.step, loss, grad_norm, trained_tokens, sum(batch.real_tokens for batch in micro_batches),
+                         learning_rate, time.perf_counter() - started)
+        started = time.perf_counter()
+
+
+def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBatches, trained_tokens: int) -> Tensor:
+    """Gradients of the step's mean loss into `.grad`; returns that loss, () fp32 on the device."""
+    total = torch.zeros((), device=setup.device)
+    for batch in micro_batches:
+        loss = setup.batch_loss(batch) / trained_tokens
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        total += loss.detach()
+    return total
+
+
+def update(state: State, max_grad_norm: float) -> Tensor:
+    """Clip, step, clear; returns the gradient's norm before clipping, () on the device."""
+    state.scaler.unscale_(state.optimizer)
+    parameters = [p for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if max_grad_norm > 0:
+        nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
+        state.clipped_steps += norm > max_grad_norm
+    state.scaler.step(state.optimizer)
+    state.scaler.update()
+    state.optimizer.zero_grad(set_to_none=True)
+    return norm

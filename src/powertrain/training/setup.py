@@ -1,0 +1,111 @@
+"""Everything that a training step needs, as one value of which techniques return changed copies."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from powertrain.data.blocks import Example
+from powertrain.data.order import step_examples
+from powertrain.models.attention import Attention, math_attention
+from powertrain.models.decoder import Decoder, RunBlock, run_plainly
+from powertrain.records import IGNORE, Batch
+
+MicroBatches = list[Batch]                   # one optimizer step's batch, split
+Prepare = Callable[[int], MicroBatches]      # optimizer step (from 0) -> its batch, on the host
+Loss = Callable[[Decoder, Tensor, Tensor], Tensor]           # (model, hidden (T, width), targets (T,)) -> () fp32 sum
+MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The type that matrix products are computed in. Master weights, their gradients and the optimizer stay fp32."""
+
+    compute_dtype: torch.dtype = torch.float32
+    loss_scaling: bool = False               # fp16 gradients below 6e-8 would vanish
+
+    def context(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        if self.compute_dtype is torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(device.type, dtype=self.compute_dtype)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Settings of the whole process, entered once: a run is one process."""
+
+    settings: tuple[Callable[[], None], ...] = ()
+
+    def also(self, setting: Callable[[], None]) -> Runtime:
+        return Runtime((*self.settings, setting))
+
+    def enter(self) -> None:
+        for setting in self.settings:
+            setting()
+
+
+@dataclass(frozen=True)
+class Setup:
+    model: Decoder                           # fp32 master weights, on `device`
+    device: torch.device
+    examples: Sequence[Example]              # one epoch, in the order of the store
+    train_batch_size: int                    # examples per optimizer step
+    seed: int
+    micro_batch: int                         # examples per forward pass
+    collate: Callable[[Sequence[Example]], Batch]
+    loader: Callable[[Prepare, range, torch.device], Iterator[MicroBatches]]
+    attention: Attention
+    run_block: RunBlock
+    loss: Loss
+    precision: Precision
+    optimizer: MakeOptimizer
+    runtime: Runtime = Runtime()
+
+    def prepare(self, step: int) -> MicroBatches:
+        """Batch of optimizer step `step` (from 0): a pure function of the seed and the step."""
+        indices = step_examples(self.seed, step, self.train_batch_size, len(self.examples))
+        examples = [self.examples[int(i)] for i in indices]
+        return [self.collate(examples[i:i + self.micro_batch]) for i in range(0, len(examples), self.micro_batch)]
+
+    def batch_loss(self, batch: Batch) -> Tensor:
+        """() fp32: the loss summed over the batch's trained tokens, computed in the setup's precision."""
+        with self.precision.context(self.device):
+            hidden = self.model.hidden(batch, attention=self.attention, run_block=self.run_block)
+            return self.loss(self.model, hidden, batch.targets)
+
+
+def plain_setup(model: Decoder, examples: Sequence[Example], collate: Callable[[Sequence[Example]], Batch], *,
+                train_batch_size: int, seed: int, optimizer: MakeOptimizer) -> Setup:
+    """The setup with no technique in force: fp32, one micro-batch, eager, batches made when they are needed."""
+    return Setup(model=model, device=next(model.parameters()).device, examples=examples,
+                 train_batch_size=train_batch_size, seed=seed, micro_batch=train_batch_size, collate=collate,
+                 loader=load_when_needed, attention=math_attention, run_block=run_plainly, loss=token_loss,
+                 precision=Precision(), optimizer=optimizer)
+
+
+def load_when_needed(prepare: Prepare, steps: range, device: torch.device) -> Iterator[MicroBatches]:
+    for step in steps:
+        yield [batch.to(device) for batch in prepare(step)]
+
+
+def token_loss(model: Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
+    """() fp32 cross-entropy in nats, summed over the targets that are not IGNORE."""
+    logits = model.logits(hidden).float()    # (T, V)
+    return nn.functional.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
+
+
+def plain_adamw(learning_rate: float, betas: tuple[float, float], epsilon: float) -> MakeOptimizer:
+    """AdamW that updates one tensor after another; groups carry their own weight decay."""
+    return partial(torch.optim.AdamW, lr=learning_rate, betas=betas, eps=epsilon, foreach=False, fused=False)
+
+
+def changed_fields(before: Setup, after: Setup) -> set[str]:
+    return {field.name for field in dataclasses.fields(Setup)
+            if getattr(before, field.name) is not getattr(after, field.name)}

@@ -1,0 +1,121 @@
+"""What several rooms' tests share: a tiny model with data, the machine's facts, and the public data beside the checkout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from driver import TINY, Fault, run_cli
+
+from powertrain.data.blocks import Blocks, Example
+from powertrain.data.collate import collate
+from powertrain.models.config import make_config
+from powertrain.models.decoder import Decoder
+from powertrain.records import IGNORE, DataFacts, Facts, Hardware, Software
+from powertrain.training.setup import Setup, plain_adamw, plain_setup
+
+torch.set_num_threads(1)                     # tiny tensors: a second thread would only wait
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shakespeare() -> Path:
+    """tiny-shakespeare, which is not part of this project."""
+    path = SHARED_DATA / "tinyshakespeare.txt"
+    if not path.is_file():
+        pytest.skip(f"{path} is missing: it lies beside the developers' checkouts; this test needs tiny-shakespeare there")
+    return path
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A small text with some structure, of which a tiny model can learn something."""
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"line {i % 7} says {i % 3}\n" for i in range(400)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Token stores and measurements of all the tests that run commands."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def cli(cache: Path, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+    """Runs `powertrain WORDS` in a process of its own: (exit code, stdout, stderr)."""
+
+    def run(*words: str, fault: Fault | None = None, folder: Path = tmp_path) -> tuple[int, str, str]:
+        return run_cli(words, cache, folder, fault)
+
+    return run
+
+
+@pytest.fixture
+def tiny(source: Path) -> list[str]:
+    """`key=value` words of a run that takes a second."""
+    return [f"data={source}", *TINY]
+
+
+def examples_with_gaps(count: int, block: int = 12, vocabulary: int = 50) -> list[Example]:
+    """Random examples in which an uneven share of the targets trains nothing, so that a mean of means would differ."""
+    draw = np.random.default_rng(3)
+    blocks = Blocks(draw.integers(0, vocabulary, count * block + 1).astype(np.uint16), block, block)
+    examples = []
+    for i in range(count):
+        targets = blocks[i].targets.copy()
+        targets[: i % block] = IGNORE
+        examples.append(Example(blocks[i].inputs, targets))
+    return examples
+
+
+@pytest.fixture
+def make_setup() -> Callable[..., Setup]:
+    """Setups of equal weights and data: 28 examples, 14 a step."""
+
+    def make(family: str = "llama", **model: object) -> Setup:
+        torch.manual_seed(1)
+        config, _ = make_config(family, **({"vocabulary": 50, "layers": 2, "width": 32, "heads": 2, "context": 16} | model))
+        return plain_setup(Decoder(config), examples_with_gaps(28), collate, train_batch_size=14, seed=5,
+                           optimizer=plain_adamw(1e-2, (0.9, 0.95), 1e-8))
+
+    return make
+
+
+@pytest.fixture
+def setup(make_setup: Callable[..., Setup]) -> Setup:
+    return make_setup()
+
+
+@pytest.fixture(scope="session")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    """The real machine and software, and the facts of the tiny setup."""
+    from powertrain.facts.hardware import read_hardware
+    from powertrain.facts.model import model_facts
+    from powertrain.facts.software import read_software
+
+    config, _ = make_config("llama", vocabulary=50, layers=2, width=32, heads=2, context=16)
+    data = DataFacts("test", "0" * 64, 1, 400, 400, "char", 50, 337, 60, 60, block=12, stride=12, examples=28,
+                     train_batch_size=14)
+    hardware: Hardware = read_hardware(tmp_path_factory.mktemp("cache"))
+    software: Software = read_software()
+    return Facts(hardware, software, model_facts(config), data)
+
+
+@pytest.fixture(scope="session")
+def gpu_facts(facts: Facts) -> Callable[..., Facts]:
+    """The same run on a GPU that need not be here: for what techniques answer, not for what they do."""
+
+    def make(capability: tuple[int, int] = (9, 0), **changes: object) -> Facts:
+        hardware = Hardware("a GPU", "cuda", 8, 80 << 30, 79 << 30, compute_capability=capability,
+                            peak_flops_per_s={"fp32": 5e13, "tf32": 3e14, "bf16": 7e14, "fp16": 7e14},
+                            bandwidth_bytes_per_s=3e12)
+        software = replace(facts.software, versions={**facts.software.versions, "triton": "3.0"}, missing={})
+        return replace(facts, hardware=replace(hardware, **changes), software=software)
+
+    return make

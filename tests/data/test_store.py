@@ -1,0 +1,342 @@
+import errno
+import gzip
+import json
+import os
+import shutil
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from powertrain.data import publishing, store
+from powertrain.data.documents import Document, in_batches
+from powertrain.data.publishing import is_whole, publish
+from powertrain.data.reading import read_documents
+from powertrain.data.store import open_store
+from powertrain.records import WrongUse
+
+REAL_SHAKESPEARE = Path("/work/shared/data/tinyshakespeare.txt")
+LINES = "".join(f"line {number} of the texte\u0301 🙂\n" for number in range(500))
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Opens a source with the recipe's defaults, changed as asked, in this test's cache."""
+    def opens(source, **changed):
+        options = {"tokenizer": "bpe", "vocabulary": None, "text_field": "text", "max_chars": None, "seed": 42,
+                   "validation_share": 0.1, "validation_split": "seeded", "cache": tmp_path / "cache"}
+        return open_store(str(source), **{**options, **changed})
+    return opens
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(LINES.encode())
+    return path
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """40 documents of which the longest has a character of its own."""
+    path = tmp_path / "rows.jsonl"
+    contents = [f"row {number}\n" + "word " * number for number in range(39)] + ["Ω" + "word " * 60]
+    path.write_text("".join(json.dumps({"text": content}) + "\n" for content in contents))
+    return path
+
+
+@pytest.fixture
+def no_building(monkeypatch):
+    """Called, it makes every later build fail: what opens after that was there before."""
+    def forbid():
+        def refuse(*arguments):
+            raise AssertionError("it was built again")
+        monkeypatch.setattr(store, "_build", refuse)
+    return forbid
+
+
+def inodes(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.rglob("*")}
+
+
+# -------------------------------------------------------------------------------- what is in it
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "byte", "bpe"])
+def test_tokens_of_one_text_decode_to_all_of_it(opened, text, tokenizer):
+    made = opened(text, tokenizer=tokenizer, validation_split="tail")
+    train = made.tokenizer.decode(np.asarray(made.train))
+    validation = made.tokenizer.decode(np.asarray(made.validation))
+    assert train + validation == LINES
+    assert validation == made.validation_text()
+    assert made.train.dtype == np.dtype("<u2")
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "byte", "bpe"])
+def test_each_document_is_followed_by_the_end_of_text(opened, rows, tokenizer, tmp_path):
+    made = opened(rows, tokenizer=tokenizer)
+    end = made.tokenizer.end_of_text
+    sources = {document.text for document in read_documents(str(rows), cache=tmp_path)}
+    starts = made.document_starts
+    found = [made.train[start:stop] for start, stop in pairwise(starts)]
+    assert all(ids[-1] == end and end not in ids[:-1] for ids in found)
+    trained = {made.tokenizer.decode(ids[:-1]) for ids in found}
+    held_out = set(made.tokenizer.decode(np.asarray(made.validation)).split("<|endoftext|>")[:-1])
+    assert trained | held_out == sources
+    assert not trained & held_out
+    assert starts[0] == 0
+    assert starts[-1] == len(made.train)
+
+
+@pytest.mark.parametrize("split", ["seeded", "tail"])
+def test_one_document_gets_no_end_of_text_wherever_it_is_cut(opened, text, split):
+    made = opened(text, validation_split=split)
+    assert made.tokenizer.end_of_text == 0
+    assert 0 not in made.train
+    assert 0 not in made.validation
+
+
+def test_it_counts_what_it_holds(opened, rows, tmp_path):
+    made = opened(rows)
+    documents = read_documents(str(rows), cache=tmp_path)
+    validation = made.validation_text().encode()
+    assert made.documents == 40
+    assert made.characters == sum(len(document.text) for document in documents)
+    assert made.text_bytes == sum(len(document.text.encode()) for document in documents) == made.characters + 1
+    assert made.validation_bytes == len(validation) > 0
+    assert made.validation_text_gzip_bytes == len(gzip.compress(validation, 9, mtime=0))
+    lengths = np.diff(made.document_starts)
+    assert list(made.length_quantiles) == ["min", "p10", "p50", "p90", "max"]
+    assert made.length_quantiles["min"] == lengths.min()
+    assert made.length_quantiles["max"] == lengths.max()
+    for name, share in (("p10", 0.1), ("p50", 0.5), ("p90", 0.9)):
+        assert abs(np.mean(lengths <= made.length_quantiles[name]) - share) <= 1 / len(lengths)
+
+
+def test_char_knows_characters_that_only_validate(opened, tmp_path):
+    path = tmp_path / "end.txt"
+    path.write_text("abc" * 100 + "Ω")
+    made = opened(path, tokenizer="char", validation_split="tail")
+    assert "Ω" in made.validation_text()
+    assert made.tokenizer.decode(np.asarray(made.validation)) == made.validation_text()
+
+
+def test_bpe_learns_nothing_from_what_validates(opened, tmp_path):
+    path = tmp_path / "end.txt"
+    path.write_text("".join(f"{number} " for number in range(900)) + "zqzqzq" * 60)
+    made = opened(path, validation_split="tail")
+    assert "zqzq" in made.validation_text()
+    assert not any("zq" in token for token in made.tokenizer.library.get_vocab())
+
+
+def test_no_validation_is_an_empty_side(opened, text):
+    made = opened(text, validation_share=0.0)
+    assert (len(made.validation), made.validation_bytes, made.validation_text()) == (0, 0, "")
+    assert made.tokenizer.decode(np.asarray(made.train)) == LINES
+
+
+@pytest.mark.skipif(not REAL_SHAKESPEARE.exists(), reason="the real text is not on this machine")
+def test_shakespeare_has_nanogpts_tokens(opened):
+    made = opened(REAL_SHAKESPEARE, tokenizer="char", validation_split="tail")
+    assert (made.tokenizer.vocabulary, len(made.train), len(made.validation)) == (65, 1_003_854, 111_540)
+
+
+def test_the_standard_library_is_a_store(opened):
+    made = opened("stdlib", max_chars=400_000, vocabulary=1000)
+    assert made.characters == 400_000
+    assert made.tokenizer.vocabulary == 1000
+    assert len(made.train) > 50_000
+
+
+def test_a_folder_tokenizer_is_kept_beside_the_tokens(opened, text, tmp_path):
+    trained = opened(text)
+    trained.tokenizer.save(tmp_path / "theirs")
+    (tmp_path / "theirs" / "powertrain_tokenizer.json").unlink()
+    made = opened(text, tokenizer=str(tmp_path / "theirs"))
+    shutil.rmtree(tmp_path / "theirs")
+    assert made.tokenizer.kind == "folder"
+    np.testing.assert_array_equal(made.train, trained.train)
+
+
+def test_large_vocabularies_are_stored_in_four_bytes(opened, text, tmp_path):
+    opened(text).tokenizer.save(tmp_path / "wide")
+    (tmp_path / "wide" / "powertrain_tokenizer.json").unlink()
+    content = json.loads((tmp_path / "wide" / "tokenizer.json").read_text())
+    content["model"]["vocab"]["<|far|>"] = 70_000
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 70_000, "content": "<|far|>"})
+    (tmp_path / "wide" / "tokenizer.json").write_text(json.dumps(content))
+    made = opened(text, tokenizer=str(tmp_path / "wide"))
+    assert made.train.dtype == np.dtype("<u4")
+    assert made.tokenizer.vocabulary == 70_001
+
+
+def test_batches_keep_the_order_and_every_item(monkeypatch):
+    monkeypatch.setattr("powertrain.data.documents.BATCH_CHARS", 5)
+    assert list(in_batches(["ab", "cde", "f", "ghijkl", "m"], len)) == [["ab", "cde"], ["f", "ghijkl"], ["m"]]
+
+
+def test_small_batches_give_the_same_tokens(opened, rows, monkeypatch, tmp_path):
+    one = opened(rows)
+    monkeypatch.setattr("powertrain.data.documents.BATCH_CHARS", 7)
+    other = opened(rows, cache=tmp_path / "other")
+    np.testing.assert_array_equal(one.train, other.train)
+    np.testing.assert_array_equal(one.document_starts, other.document_starts)
+
+
+# -------------------------------------------------------------------------------- built once
+
+
+def test_the_second_open_reads_what_the_first_wrote(opened, text, tmp_path, no_building):
+    first = opened(text)
+    before = inodes(tmp_path / "cache")
+    no_building()
+    second = opened(text)
+    assert inodes(tmp_path / "cache") == before
+    np.testing.assert_array_equal(first.train, second.train)
+    for side in (second.train, second.validation, second.document_starts):
+        assert isinstance(side, np.memmap)
+        assert not side.flags.writeable
+    assert replace(first, train=0, validation=0, document_starts=0, tokenizer=0).__dict__ == \
+        replace(second, train=0, validation=0, document_starts=0, tokenizer=0).__dict__
+
+
+@pytest.mark.parametrize("changed", [
+    {"tokenizer": "char"}, {"tokenizer": "byte"}, {"vocabulary": 300}, {"seed": 43}, {"validation_share": 0.2},
+    {"validation_split": "tail"}, {"max_chars": 5000},
+])
+def test_every_setting_that_decides_the_tokens_has_a_store_of_its_own(opened, text, changed):
+    assert opened(text, **changed).folder != opened(text).folder
+
+
+def test_changed_text_has_a_store_of_its_own(opened, text):
+    before = opened(text)
+    text.write_bytes(LINES.encode() + b"more\n")
+    after = opened(text)
+    assert before.digest != after.digest
+    assert before.folder != after.folder
+
+
+def test_a_changed_tokenizer_folder_has_a_store_of_its_own(opened, text, tmp_path):
+    opened(text).tokenizer.save(tmp_path / "theirs")
+    before = opened(text, tokenizer=str(tmp_path / "theirs"))
+    (tmp_path / "theirs" / "tokenizer_config.json").write_text("{}")
+    after = opened(text, tokenizer=str(tmp_path / "theirs"))
+    assert before.folder != after.folder
+
+
+def test_the_seed_of_a_tail_split_and_the_default_vocabulary_change_nothing(opened, text, no_building):
+    opened(text, validation_split="tail")
+    no_building()
+    opened(text, validation_split="tail", seed=43, vocabulary=4096)
+
+
+# -------------------------------------------------------------------------------- damage, crashes, races
+
+
+@pytest.mark.parametrize("name", ["train.bin", "validation.bin", "documents.npy", "validation.txt",
+                                  "tokenizer/tokenizer.json", "meta.json"])
+@pytest.mark.parametrize("damage", ["cut", "removed"])
+def test_a_damaged_store_is_built_again(opened, text, name, damage):
+    first = opened(text)
+    whole = np.array(first.train)
+    path = first.folder / name
+    if damage == "cut":
+        os.truncate(path, path.stat().st_size - 1)
+    else:
+        path.unlink()
+    if name == "meta.json" and damage == "cut":
+        path.write_text(path.read_text()[:40])
+    assert not is_whole(first.folder)
+    again = opened(text)
+    assert is_whole(again.folder)
+    np.testing.assert_array_equal(again.train, whole)
+    assert [entry.name for entry in again.folder.parent.iterdir()] == [again.folder.name]
+
+
+def test_what_a_crash_left_is_not_used(opened, text, monkeypatch):
+    def crash(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(publishing, "_replace", crash)
+    monkeypatch.setattr(publishing.shutil, "rmtree", lambda *arguments, **options: None)
+    with pytest.raises(KeyboardInterrupt):
+        opened(text)
+    monkeypatch.undo()
+    made = opened(text)
+    leftovers = [entry for entry in made.folder.parent.iterdir() if entry != made.folder]
+    assert len(leftovers) == 1
+    assert leftovers[0].name.startswith(".building-")
+    assert is_whole(made.folder)
+
+
+def test_an_interrupted_build_leaves_nothing(opened, text, monkeypatch, tmp_path):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "_write_tokens", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        opened(text)
+    assert list((tmp_path / "cache" / "tokens").iterdir()) == []
+
+
+def test_the_loser_of_a_race_uses_the_winners_folder(tmp_path):
+    folder = tmp_path / "tokens" / "key"
+
+    def winner(building):
+        (building / "who").write_text("winner")
+        return {}
+
+    def loser(building):
+        (building / "who").write_text("the loser")
+        publish(folder, winner)
+        return {}
+
+    publish(folder, loser)
+    assert (folder / "who").read_text() == "winner"
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_a_winner_that_appears_at_the_last_moment_stays(tmp_path, monkeypatch):
+    folder = tmp_path / "tokens" / "key"
+    drop = publishing._drop
+
+    def late(*arguments):
+        drop(*arguments)
+        monkeypatch.setattr(publishing, "_drop", drop)
+        publish(folder, lambda building: {"who": "winner"})
+
+    monkeypatch.setattr(publishing, "_drop", late)
+    publish(folder, lambda building: {"who": "loser"})
+    assert publishing.read_meta(folder)["who"] == "winner"
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+# -------------------------------------------------------------------------------- refusals
+
+
+def test_a_cache_that_cannot_be_written_is_named(opened, text, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(WrongUse, match=f"the token cache {tmp_path / 'file' / 'tokens'} cannot be written: "):
+        opened(text, cache=tmp_path / "file")
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(opened, text, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "_write_tokens", full)
+    with pytest.raises(WrongUse, match="cannot be written: No space left on device; free space there"):
+        opened(text)
+    assert list((tmp_path / "cache" / "tokens").iterdir()) == []
+
+
+def test_a_tokenizer_that_cannot_be_made_is_refused_before_the_source_is_read(opened, monkeypatch):
+    monkeypatch.setattr(store, "read_documents", lambda *arguments, **options: pytest.fail("the source was read"))
+    with pytest.raises(WrongUse, match="did you mean char"):
+        opened("stdlib", tokenizer="chars")
+
+
+def test_documents_are_values():
+    assert Document("a", "b") == Document("a", "b")

@@ -1,0 +1,103 @@
+"""Runs the command line in a process of its own, which a fault may kill: `run_cli`, started from a warm fork server.
+
+A fault is a place and a number: ("step", 5) kills with SIGKILL after optimizer step 5, before anything else happens;
+("save", 7) kills at the 7th call that a save makes to the disk (write, sync, rename, delete), before it takes effect;
+("signal", 5) sends SIGTERM to itself after step 5; ("full", 2) makes the 2nd and later saves fail with ENOSPC.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+Fault = tuple[str, int]
+
+# 3 steps an epoch, accumulation in unequal passes, dropout, saves that do not divide the epoch
+TINY = ["model.family=gpt2", "model.layers=2", "model.width=32", "model.heads=2", "model.dropout=0.2", "data.tokenizer=char",
+        "data.block=16", "train_batch_size=14", "techniques.micro_batch.examples=5", "max_steps=11", "learning_rate=3e-3",
+        "save_steps=4", "eval_steps=3", "logging_steps=2", "data.max_chars=900", "sample.tokens=4", "sample.prompt=",
+        "techniques.threads=off"]
+
+
+def run_cli(words: Sequence[str], cache: Path, folder: Path, fault: Fault | None = None) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of `powertrain WORDS` run in `folder`; a negative code is the signal that killed it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["powertrain.cli.training", "powertrain.cli.looking", "powertrain.run.scoring"])
+    out, err = folder / ".stdout", folder / ".stderr"
+    process = context.Process(target=_child, args=(list(words), str(cache), str(folder), str(out), str(err), fault))
+    process.start()
+    process.join(timeout=120)
+    if process.is_alive():
+        process.kill()
+        raise TimeoutError(f"powertrain {' '.join(words)} did not end:\n{err.read_text()}")
+    assert process.exitcode is not None
+    return process.exitcode, out.read_text(), err.read_text()
+
+
+def _child(words: list[str], cache: str, folder: str, out: str, err: str, fault: Fault | None) -> None:
+    for path, descriptor in ((out, 1), (err, 2)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+    os.environ["POWERTRAIN_CACHE"] = cache
+    os.chdir(folder)
+    import torch
+
+    torch.set_num_threads(1)                 # tiny models, and several tests at a time
+    if fault is not None:
+        _plant(*fault)
+    sys.argv = ["powertrain", *words]
+    from powertrain.cli import main
+
+    try:
+        main()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _plant(place: str, number: int) -> None:
+    from powertrain.run import session
+    from powertrain.training import checkpoint
+
+    if place in ("step", "signal"):
+        original = session.train
+
+        def train(*arguments: Any) -> Any:
+            for result in original(*arguments):
+                if result.step == number:
+                    os.kill(os.getpid(), signal.SIGKILL if place == "step" else signal.SIGTERM)
+                yield result
+
+        session.train = train
+    elif place == "save":
+        count = itertools.count(1)
+
+        def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **named: Any) -> Any:
+                if next(count) == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return function(*arguments, **named)
+
+            return call
+
+        checkpoint.save_file = counted(checkpoint.save_file)
+        checkpoint._sync = counted(checkpoint._sync)
+        checkpoint.os.rename = counted(os.rename)
+        checkpoint.shutil.rmtree = counted(shutil.rmtree)
+        Path.write_text = counted(Path.write_text)  # type: ignore[method-assign]
+    elif place == "full":
+        saves = itertools.count(1)
+        original_save = checkpoint.save_file
+
+        def save_file(*arguments: Any) -> None:
+            if next(saves) >= number:
+                raise OSError(28, "No space left on device")
+            original_save(*arguments)
+
+        checkpoint.save_file = save_file

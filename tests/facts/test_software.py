@@ -1,0 +1,77 @@
+"""What is installed, and why the rest is not usable."""
+
+import importlib.util
+import platform
+import shutil
+import sys
+import types
+
+import numpy
+import torch
+
+from powertrain.facts.software import PARTS, read_software
+
+
+def only(monkeypatch, *installed):
+    monkeypatch.setattr(importlib.util, "find_spec",
+                        lambda name: types.SimpleNamespace() if name in installed else None)
+
+
+def gpu(monkeypatch, capability):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+
+
+def test_each_part_is_either_usable_or_has_a_reason():
+    software = read_software()
+    expected = {part.module for part in PARTS} | {"python", "c++ compiler", "python headers"}
+    assert set(software.versions) | set(software.missing) == expected
+    assert not set(software.versions) & set(software.missing)
+    assert all(software.missing.values())
+
+
+def test_versions_are_those_installed():
+    versions = read_software().versions
+    assert versions["python"] == platform.python_version()
+    assert versions["torch"] == torch.__version__
+    assert versions["numpy"] == numpy.__version__
+
+
+def test_no_part_is_imported_to_find_out(monkeypatch):
+    for name in ("transformers", "datasets"):
+        monkeypatch.setitem(sys.modules, name, None)          # an import would now fail
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: types.SimpleNamespace())
+    assert "transformers" in read_software().versions
+
+
+def test_a_part_that_is_not_installed_says_how_to_install_it(monkeypatch):
+    only(monkeypatch)
+    assert read_software().missing["bitsandbytes"] == "not installed (pip install bitsandbytes)"
+
+
+def test_without_a_gpu_the_reason_is_the_gpu_and_not_the_installation(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    only(monkeypatch, "triton")
+    missing = read_software().missing
+    assert missing["flash_attn"] == "needs a CUDA GPU; torch sees none here"
+    assert missing["triton"].endswith("(it is installed)")
+
+
+def test_an_old_gpu_is_told_apart_from_a_missing_package(monkeypatch):
+    gpu(monkeypatch, (7, 5))
+    only(monkeypatch, "flash_attn", "triton")
+    software = read_software()
+    assert software.missing["flash_attn"] == "needs compute capability 8.0 or more; this GPU has 7.5"
+    assert software.missing["liger_kernel"] == "not installed (pip install liger-kernel)"
+    assert software.versions["triton"] == "unknown"           # importable, without metadata
+
+
+def test_a_machine_without_a_compiler_is_told_what_to_install(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert "apt install g++" in read_software().missing["c++ compiler"]
+
+
+def test_the_compiler_is_found_on_the_path_only(monkeypatch):
+    monkeypatch.setenv("CXX", "/opt/other/c++")
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/clang++" if name == "clang++" else None)
+    assert read_software().versions["c++ compiler"] == "/usr/bin/clang++"

@@ -1,0 +1,200 @@
+"""A run that is killed, at any place, and resumed ends with the very bytes of one that was not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from driver import TINY, run_cli
+
+from powertrain.training.checkpoint import FILES, newest_checkpoint
+from powertrain.training.events import read_events
+
+Cli = Callable[..., tuple[int, str, str]]
+STEPS = 11
+
+
+def weights(run: Path) -> bytes:
+    return (run / "model" / "model.safetensors").read_bytes()
+
+
+def history(run: Path) -> list[tuple[int, float, float]]:
+    return [(e["step"], e["loss"], e["grad_norm"]) for e in read_events(run / "events.jsonl") if e["event"] == "step"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(f"line {i % 7} says {i % 3}\n" for i in range(400)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def unbroken(text: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unbroken")
+    code, _, err = run_cli(["train", f"data={text}", *TINY, "--output", "run"], cache, folder)
+    assert code == 0, err
+    return folder / "run"
+
+
+@pytest.fixture
+def words(text: Path) -> list[str]:
+    return ["train", f"data={text}", *TINY, "--output", "run"]
+
+
+def assert_same(run: Path, unbroken: Path) -> None:
+    assert weights(run) == weights(unbroken)
+    assert history(run) == history(unbroken)
+    newest, rejected = newest_checkpoint(run / "checkpoints")
+    expected, _ = newest_checkpoint(unbroken / "checkpoints")
+    assert newest is not None
+    assert expected is not None
+    assert not rejected
+    for name in FILES[:3]:                   # weights, optimizer, random state
+        assert (newest.folder / name).read_bytes() == (expected.folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("step", [1, 4, 6, 10, 11])
+def test_killed_after_a_step(cli: Cli, words: list[str], unbroken: Path, tmp_path: Path, step: int) -> None:
+    assert cli(*words, fault=("step", step))[0] == -9
+    code, _, err = cli("train", "--resume", "run")
+    assert code == 0, err
+    assert_same(tmp_path / "run", unbroken)
+
+
+def test_killed_at_every_call_that_a_save_makes_to_the_disk(
+        cli: Cli, words: list[str], unbroken: Path, tmp_path: Path) -> None:
+    """Calls 1 to about 40 cover what precedes the first save, the first save whole, and the start of the second."""
+    killed = 0
+    for number in range(1, 40, 3):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        code, _, err = cli(*words, fault=("save", number))
+        if not (tmp_path / "run" / "events.jsonl").exists():
+            continue                         # killed before the run began: there is nothing to resume
+        assert code == -9, err
+        killed += 1
+        code, _, err = cli("train", "--resume", "run")
+        assert code == 0, err
+        assert_same(tmp_path / "run", unbroken)
+        assert not list((tmp_path / "run" / "checkpoints").glob(".tmp*"))
+    assert killed >= 8
+
+
+def test_killed_twice(cli: Cli, words: list[str], unbroken: Path, tmp_path: Path) -> None:
+    assert cli(*words, fault=("step", 6))[0] == -9
+    assert cli("train", "--resume", "run", fault=("step", 9))[0] == -9
+    assert cli("train", "--resume", "run")[0] == 0
+    assert_same(tmp_path / "run", unbroken)
+
+
+@pytest.mark.parametrize("step", [2, 5, 10])
+def test_sigterm_finishes_the_step_saves_and_exits_75(
+        cli: Cli, words: list[str], unbroken: Path, tmp_path: Path, step: int) -> None:
+    code, out, err = cli(*words, fault=("signal", step))
+    assert code == 75, err
+    assert "--resume run" in out
+    newest, _ = newest_checkpoint(tmp_path / "run" / "checkpoints")
+    assert newest is not None
+    assert newest.step == step
+    assert not (tmp_path / "run" / "model").exists()
+    assert cli("train", "--resume", "run")[0] == 0
+    assert weights(tmp_path / "run") == weights(unbroken)
+    assert history(tmp_path / "run") == history(unbroken)
+
+
+def test_resuming_a_finished_run_changes_nothing(cli: Cli, unbroken: Path, tmp_path: Path) -> None:
+    shutil.copytree(unbroken, tmp_path / "run")
+    code, _, err = cli("train", "--resume", "run")
+    assert code == 0, err
+    assert_same(tmp_path / "run", unbroken)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+        cli: Cli, words: list[str], unbroken: Path, tmp_path: Path) -> None:
+    assert cli(*words, fault=("step", 10))[0] == -9
+    victim = tmp_path / "run" / "checkpoints" / "step-000008" / "model.safetensors"
+    data = bytearray(victim.read_bytes())
+    data[-1] ^= 1
+    victim.write_bytes(data)
+    code, _, err = cli("train", "--resume", "run")
+    assert code == 0
+    assert "passed over checkpoint step-000008: model.safetensors is damaged" in err
+    assert "going on after step 4" in err
+    assert_same(tmp_path / "run", unbroken)
+
+
+def test_when_no_checkpoint_is_whole_nothing_is_touched(cli: Cli, words: list[str], tmp_path: Path) -> None:
+    assert cli(*words, fault=("step", 6))[0] == -9
+    victim = tmp_path / "run" / "checkpoints" / "step-000004" / "optimizer.safetensors"
+    victim.write_bytes(victim.read_bytes()[:100])
+    before = (tmp_path / "run" / "events.jsonl").read_bytes()
+    code, _, err = cli("train", "--resume", "run")
+    assert code == 1
+    assert "optimizer.safetensors is damaged" in err
+    assert "Traceback" not in err
+    assert (tmp_path / "run" / "events.jsonl").read_bytes() == before
+
+
+def test_a_changed_recipe_is_refused_with_every_difference(cli: Cli, words: list[str], tmp_path: Path) -> None:
+    assert cli(*words, fault=("step", 6))[0] == -9
+    code, _, err = cli("train", "--resume", "run", "learning_rate=1e-4", "model.layers=3", "logging_steps=5")
+    assert code == 2
+    assert "learning_rate: 0.003 -> 0.0001" in err
+    assert "'layers': 2" in err
+    assert "logging_steps" not in err
+    assert cli("train", "--resume", "run", "logging_steps=5")[0] == 0
+
+
+def test_two_processes_do_not_train_in_one_folder(cli: Cli, words: list[str], tmp_path: Path) -> None:
+    import fcntl
+
+    assert cli(*words, fault=("step", 6))[0] == -9
+    with open(tmp_path / "run" / ".lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        code, _, err = cli("train", "--resume", "run")
+    assert code == 2
+    assert "another process is training" in err
+
+
+def test_a_full_disk_stops_no_training_and_loses_no_checkpoint(
+        cli: Cli, words: list[str], unbroken: Path, tmp_path: Path) -> None:
+    code, _, err = cli(*words, "save_total_limit=5", fault=("full", 4))   # three files make the first checkpoint
+    assert code == 0, err
+    assert "step 8 could not be saved: No space left on device; training goes on" in err
+    assert newest_checkpoint(tmp_path / "run" / "checkpoints")[0].step == 4  # type: ignore[union-attr]
+    assert weights(tmp_path / "run") == weights(unbroken)
+
+
+def test_the_best_and_the_newest_checkpoints_stay(cli: Cli, words: list[str], tmp_path: Path) -> None:
+    code, _, err = cli(*words, "save_steps=1", "eval_steps=1", "save_total_limit=2", "learning_rate=0.5", "warmup_steps=5")
+    assert code == 0, err
+    run = tmp_path / "run"
+    evaluations = {e["step"]: e["loss"] for e in read_events(run / "events.jsonl") if e["event"] == "evaluation"}
+    best = min(evaluations, key=lambda step: evaluations[step])
+    kept = {int(path.name[5:]) for path in (run / "checkpoints").iterdir()}
+    assert kept == {10, 11, best}
+
+
+def test_events_hold_one_step_each_with_all_fields(unbroken: Path) -> None:
+    lines = [json.loads(line) for line in (unbroken / "events.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["event"] == "step"]
+    assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
+    assert all({"loss", "tokens", "real_tokens", "seconds", "learning_rate", "grad_norm"} <= set(step) for step in steps)
+    assert {step["tokens"] for step in steps} == {14 * 16}
+    evaluations = [line for line in lines if line["event"] == "evaluation"]
+    assert [e["step"] for e in evaluations] == [3, 6, 9, 11]
+    assert all(e["bits_per_byte"] > 0 for e in evaluations)
+    assert [line["step"] for line in lines if line["event"] == "checkpoint"] == [4, 8, 11]
+    assert lines[-1]["event"] == "end"
+    assert lines[-1]["reason"] == "finished"
+
+
+def test_a_run_describes_itself(unbroken: Path) -> None:
+    assert {path.name for path in unbroken.iterdir()} >= {"recipe.yaml", "facts.json", "plan.json", "events.jsonl",
+                                                          "checkpoints", "model"}
+    plan = json.loads((unbroken / "plan.json").read_text())
+    assert any(step["technique"] == "micro_batch" for step in plan["steps"])
+    assert all(refusal["because"] for refusal in plan["refused"])

@@ -1,0 +1,141 @@
+"""The contract that every technique keeps. A new technique is covered by adding it to CATALOGUE."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import powertrain.techniques
+from powertrain.cost.workload import Workload
+from powertrain.recipe import Recipe
+from powertrain.records import Effect, Facts, Plan, Proposal
+from powertrain.techniques import CATALOGUE, Technique
+from powertrain.techniques.base import Exactness, NotApplied
+from powertrain.training.evaluation import evaluate
+from powertrain.training.loop import apply_plan, new_state, train
+from powertrain.training.schedule import Schedule
+from powertrain.training.setup import Setup, changed_fields
+
+MakeSetup = Callable[..., Setup]
+
+# relative, of losses over a few steps; bf16 and fp16 round each product, to 2^-9 and 2^-11
+TOLERANCE = {Exactness.BITWISE: 0.0, Exactness.ROUNDING: 1e-4, Exactness.LOSSY: 5e-2}
+PRECISION_TOLERANCE = {"bf16": 1e-2, "fp16": 3e-3, "tf32": 1e-3}
+
+
+@pytest.fixture(autouse=True)
+def restored_process() -> Iterator[None]:
+    """Techniques may set what belongs to the whole process."""
+    threads, tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.fp32_precision
+    yield
+    torch.set_num_threads(threads)
+    torch.backends.cuda.matmul.fp32_precision = tf32
+    torch._dynamo.reset()
+
+
+def here(technique: type[Technique], facts: Facts) -> Proposal:
+    """What the technique does on this machine, asked for or not; a refusal is the skip reason."""
+    answer = technique.propose(facts, Recipe())
+    if isinstance(answer, Proposal):
+        return answer
+    if answer.possible is None:
+        pytest.skip(answer.because)
+    return Proposal(answer.possible, answer.because, Effect((1.0, 1.0), 0, "guess: pinned by the test"))
+
+
+def trained(setup: Setup, steps: int = 3) -> tuple[list[float], list[torch.Tensor]]:
+    """Losses of a few steps, and the gradient of the first."""
+    torch.manual_seed(11)
+    state = new_state(setup, 0.1)
+    gradients: list[torch.Tensor] = []
+    for parameter in setup.model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: gradients.append(p.grad.detach().clone()))
+    losses = [float(step.loss) for step in train(setup, state, Schedule("constant", 1e-3, steps), 1.0)]
+    return losses, gradients
+
+
+def test_every_file_is_in_the_catalogue() -> None:
+    files = {path.stem for path in Path(str(powertrain.techniques.__file__)).parent.glob("*.py")} - {"__init__", "base"}
+    assert files == {technique.name for technique in CATALOGUE}
+
+
+@pytest.mark.parametrize("technique", CATALOGUE, ids=lambda technique: technique.name)
+class TestContract:
+    def test_it_says_what_it_is_and_where_it_comes_from(self, technique: type[Technique]) -> None:
+        assert inspect.getdoc(technique)
+        assert technique.source
+        assert technique.touches <= {field.name for field in dataclasses.fields(Setup)}
+
+    @pytest.mark.parametrize("device", ["here", "gpu"])
+    def test_it_answers_with_a_reason(self, technique: type[Technique], facts: Facts, gpu_facts: Callable[..., Facts],
+                                      device: str) -> None:
+        answer = technique.propose(facts if device == "here" else gpu_facts(), Recipe())
+        assert len(answer.because) > 10
+        if isinstance(answer, Proposal):
+            assert answer.claim.basis.split(":")[0] in {"formula", "study", "guess"}
+            low, high = answer.claim.step_time
+            assert 0 < low <= high
+
+    def test_it_leaves_the_callers_setup_alone(self, technique: type[Technique], facts: Facts, setup: Setup) -> None:
+        before = dataclasses.replace(setup)
+        changed = here(technique, facts).technique.apply(setup)
+        assert not changed_fields(before, setup)
+        assert changed_fields(setup, changed) <= technique.touches
+
+    def test_it_keeps_the_losses(self, technique: type[Technique], facts: Facts, make_setup: MakeSetup) -> None:
+        plan = Plan((here(technique, facts),), ())
+        expected, _ = trained(make_setup())
+        found, _ = trained(apply_plan(make_setup(), plan))
+        tolerance = PRECISION_TOLERANCE.get(technique.name, TOLERANCE[technique.exactness])
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=tolerance, atol=0)
+
+    def test_it_evaluates_to_the_same_loss(self, technique: type[Technique], facts: Facts, make_setup: MakeSetup) -> None:
+        changed = apply_plan(make_setup(), Plan((here(technique, facts),), ()))
+        expected = evaluate(make_setup(), make_setup().examples, tokens_per_byte=None).loss
+        found = evaluate(changed, changed.examples, tokens_per_byte=None).loss
+        tolerance = PRECISION_TOLERANCE.get(technique.name, TOLERANCE[technique.exactness])
+        assert found == pytest.approx(expected, rel=tolerance or 1e-12)
+
+    def test_confirm_notices_when_it_is_off(self, technique: type[Technique], facts: Facts, setup: Setup) -> None:
+        with pytest.raises(NotApplied):
+            here(technique, facts).technique.confirm(setup)
+
+    def test_confirm_is_content_when_it_is_on(self, technique: type[Technique], facts: Facts, setup: Setup) -> None:
+        wanted = here(technique, facts).technique
+        changed = wanted.apply(setup)
+        changed.runtime.enter()
+        wanted.confirm(changed)
+
+    def test_a_no_op_in_its_place_is_caught(self, technique: type[Technique], facts: Facts, setup: Setup,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+        step = here(technique, facts)
+        monkeypatch.setattr(technique, "apply", lambda self, setup: setup)
+        with pytest.raises(NotApplied):
+            apply_plan(setup, Plan((step,), ()))
+
+    def test_its_arithmetic_is_a_workload(self, technique: type[Technique], facts: Facts) -> None:
+        assert isinstance(here(technique, facts).technique.reckon(Workload(14, 12, 14)), Workload)
+
+
+def test_the_whole_plan_keeps_the_losses_and_the_gradients(facts: Facts, make_setup: MakeSetup) -> None:
+    """All exact techniques together, with everything pinned on that can be; precision stays fp32."""
+    steps = []
+    for technique in CATALOGUE:
+        if technique.slot == "precision":
+            continue
+        answer = technique.propose(facts, Recipe())
+        wanted = answer.technique if isinstance(answer, Proposal) else answer.possible
+        if wanted is not None:
+            steps.append(Proposal(wanted, "test", Effect((1.0, 1.0), 0, "guess: pinned by the test")))
+    assert len(steps) >= 8
+    expected, plain_gradients = trained(make_setup())
+    found, gradients = trained(apply_plan(make_setup(), Plan(tuple(steps), ())))
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=0)
+    for gradient, plain in zip(sorted(map(torch.Tensor.norm, gradients)), sorted(map(torch.Tensor.norm, plain_gradients)),
+                               strict=True):
+        torch.testing.assert_close(gradient, plain, rtol=1e-3, atol=1e-6)

@@ -1,0 +1,267 @@
+"""What each technique answers on which machine, and what it does beyond the common contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from powertrain.recipe import Recipe
+from powertrain.records import IGNORE, Facts, Proposal, Refusal
+from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
+from powertrain.techniques.attention_kernel import AttentionKernel
+from powertrain.techniques.base import NotApplied
+from powertrain.techniques.bf16 import Bf16
+from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
+from powertrain.techniques.fp16 import Fp16
+from powertrain.techniques.loader import Loader
+from powertrain.techniques.micro_batch import MicroBatch
+from powertrain.techniques.tf32 import Tf32
+from powertrain.techniques.threads import Threads
+from powertrain.training.loop import new_state, train
+from powertrain.training.schedule import Schedule
+from powertrain.training.setup import Setup, token_loss
+
+MakeSetup = Callable[..., Setup]
+RECIPE = Recipe()
+
+
+def on_cpu(facts: Facts, *instructions: str, **peaks: float) -> Facts:
+    measured = peaks or {"fp32": 1e11, "bf16": 8e11}
+    return replace(facts, hardware=replace(facts.hardware, device="cpu", instructions=instructions, peak_flops_per_s=measured))
+
+
+@pytest.mark.parametrize("unit", ["amx_bf16", "avx512_bf16"])
+def test_bf16_is_proposed_on_a_cpu_that_multiplies_it(facts: Facts, unit: str) -> None:
+    answer = Bf16.propose(on_cpu(facts, "avx2", unit), RECIPE)
+    assert isinstance(answer, Proposal)
+    assert unit in answer.because
+    assert answer.claim.step_time == pytest.approx((1 / 8, 9 / 16))
+
+
+def test_bf16_is_refused_where_it_is_emulated_or_measured_no_faster(facts: Facts, gpu_facts: Callable[..., Facts]) -> None:
+    assert isinstance(Bf16.propose(on_cpu(facts, "avx2", "avx512f"), RECIPE), Refusal)
+    assert isinstance(Bf16.propose(on_cpu(facts, "avx512_bf16", fp32=1e11, bf16=1.1e11), RECIPE), Refusal)
+    turing = Bf16.propose(gpu_facts((7, 5)), RECIPE)
+    assert isinstance(turing, Refusal)
+    assert turing.possible is None
+    assert "7.5" in turing.because
+
+
+def test_the_gpus_generation_decides_between_the_half_precisions(gpu_facts: Callable[..., Facts]) -> None:
+    def chosen(capability: tuple[int, int]) -> list[bool]:
+        return [isinstance(t.propose(gpu_facts(capability), RECIPE), Proposal) for t in (Bf16, Fp16, Tf32)]
+
+    assert chosen((9, 0)) == chosen((8, 0)) == [True, False, True]   # tf32 shares their slot and gives way
+    assert chosen((7, 5)) == chosen((7, 0)) == [False, True, False]
+    assert chosen((6, 1)) == [False, False, False]
+
+
+def test_fp16_scales_the_loss_and_trains_like_fp32(make_setup: MakeSetup) -> None:
+    plain = make_setup()
+    scaled = Fp16().apply(make_setup())
+    Fp16().confirm(scaled)
+    losses = []
+    for setup in (plain, scaled):
+        state = new_state(setup, 0.1)
+        assert state.scaler.is_enabled() is (setup is scaled)
+        losses.append([float(s.loss) for s in train(setup, state, Schedule("constant", 1e-3, 5), 1.0)])
+    assert losses[1] == pytest.approx(losses[0], rel=3e-3)
+
+
+def test_fp16_skips_the_step_whose_gradients_overflow_and_halves_the_scale(make_setup: MakeSetup) -> None:
+    setup = Fp16().apply(make_setup())
+    state = new_state(setup, 0.0)
+    before = [p.detach().clone() for p in setup.model.parameters()]
+    setup = replace(setup, loss=lambda model, hidden, targets: token_loss(model, hidden, targets) * 1e38)
+    for _ in train(setup, state, Schedule("constant", 1e-3, 1), 1.0):
+        pass
+    assert all(torch.equal(p, old) for p, old in zip(setup.model.parameters(), before, strict=True))
+    assert state.scaler.get_scale() == 2.0**15
+
+
+def test_fp16_without_loss_scaling_is_not_fp16(setup: Setup) -> None:
+    changed = Fp16().apply(setup)
+    with pytest.raises(NotApplied, match="not scaled"):
+        Fp16().confirm(replace(changed, precision=replace(changed.precision, loss_scaling=False)))
+
+
+def test_tf32_is_confirmed_only_while_fp32_products_are_left(setup: Setup) -> None:
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        changed = Tf32().apply(setup)
+        with pytest.raises(NotApplied):
+            Tf32().confirm(changed)
+        changed.runtime.enter()
+        Tf32().confirm(changed)
+        with pytest.raises(NotApplied, match="no fp32 products"):
+            Tf32().confirm(Bf16().apply(changed))
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+def test_master_weights_and_their_gradients_stay_fp32_under_bf16(make_setup: MakeSetup) -> None:
+    setup = Bf16().apply(make_setup())
+    setup.batch_loss(setup.prepare(0)[0]).backward()
+    assert {p.dtype for p in setup.model.parameters()} == {torch.float32}
+    assert {p.grad.dtype for p in setup.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64, 1000])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_chunked_loss_has_the_plain_losss_gradients(make_setup: MakeSetup, rows: int, tied: bool) -> None:
+    model = make_setup(tied_head=tied).model
+    generator = torch.Generator().manual_seed(2)
+    targets = torch.randint(0, 50, (33,), generator=generator)
+    targets[::3] = IGNORE
+    results = []
+    for loss in (token_loss, ChunkedCrossEntropy(rows).loss):
+        hidden = torch.randn(33, 32, generator=torch.Generator().manual_seed(4), requires_grad=True)
+        model.zero_grad()
+        value = loss(model, hidden, targets)
+        (value * 0.37).backward()
+        results.append((value.detach(), hidden.grad, model.head_weight.grad))
+    for found, expected in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_that_train_nothing_never_reach_the_head(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = []
+    original = torch.Tensor.logsumexp
+    monkeypatch.setattr(torch.Tensor, "logsumexp", lambda self, *a, **k: rows.append(len(self)) or original(self, *a, **k))
+    targets = torch.full((40,), IGNORE)
+    targets[5:12] = 1
+    ChunkedCrossEntropy(4).loss(setup.model, torch.randn(40, 32), targets)
+    assert rows == [4, 3]
+
+
+def test_a_batch_without_trained_rows_has_no_loss_and_no_gradient(setup: Setup) -> None:
+    hidden = torch.randn(6, 32, requires_grad=True)
+    loss = ChunkedCrossEntropy(4).loss(setup.model, hidden, torch.full((6,), IGNORE))
+    loss.backward()
+    assert loss == 0
+    assert not hidden.grad.any()
+
+
+def test_the_chunked_loss_keeps_no_logits(setup: Setup) -> None:
+    kept: list[int] = []
+    hidden = torch.randn(64, 32, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        ChunkedCrossEntropy(8).loss(setup.model, hidden, torch.zeros(64, dtype=torch.int64))
+    assert max(kept) < 64 * 50               # rows x vocabulary
+
+
+def test_micro_batches_divide_the_batch_evenly_where_they_can(facts: Facts) -> None:
+    def chosen(batch: int, block: int) -> int | None:
+        asked = replace(facts, data=replace(facts.data, train_batch_size=batch, block=block))
+        answer = MicroBatch.propose(replace(asked, hardware=replace(asked.hardware, device="cpu")), RECIPE)
+        return answer.technique.examples if isinstance(answer, Proposal) else None
+
+    assert chosen(64, 256) == 16             # 4,096 tokens
+    assert chosen(60, 256) == 15
+    assert chosen(12, 64) is None            # all at once
+    assert chosen(37, 256) == 16             # a prime: 16 + 16 + 5
+    assert chosen(4, 8192) == 1
+
+
+def test_micro_batches_shrink_with_the_memory(facts: Facts) -> None:
+    small = replace(facts, hardware=replace(facts.hardware, device="cpu", free_memory_bytes=40 << 20),
+                    data=replace(facts.data, train_batch_size=64, block=256))
+    answer = MicroBatch.propose(small, RECIPE)
+    assert isinstance(answer, Proposal)
+    assert answer.technique.examples < 16
+    assert "memory" in answer.because
+
+
+def test_checkpointing_is_proposed_only_where_the_memory_does_not_suffice(facts: Facts) -> None:
+    def answer(free_bytes: int) -> Proposal | Refusal:
+        asked = replace(facts, hardware=replace(facts.hardware, free_memory_bytes=free_bytes),
+                        model=replace(facts.model, layers=48), data=replace(facts.data, block=1024))
+        return ActivationCheckpointing.propose(asked, RECIPE)
+
+    assert isinstance(answer(64 << 30), Refusal)
+    tight = answer(8 << 20)
+    assert isinstance(tight, Proposal)
+    assert tight.claim.peak_memory_bytes < 0
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_checkpointing_recomputes_every_nth_block_and_keeps_the_bits(make_setup: MakeSetup, every: int) -> None:
+    runs: list[list[int]] = []
+    gradients = []
+    for setup in (make_setup("gpt2", layers=3, dropout=0.3), make_setup("gpt2", layers=3, dropout=0.3)):
+        changed = ActivationCheckpointing(every).apply(setup) if runs else setup
+        count: list[int] = []
+        for index, block in enumerate(setup.model.blocks):
+            block.register_forward_pre_hook(lambda *_, index=index, count=count: count.append(index))
+        torch.manual_seed(3)
+        changed.batch_loss(setup.prepare(0)[0]).backward()
+        runs.append(count)
+        gradients.append([p.grad for p in setup.model.parameters()])
+    assert len(runs[1]) == 3 + len([i for i in range(3) if i % every == 0])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize(("workers", "ahead"), [(1, 1), (3, 2), (2, 50)])
+def test_loader_threads_keep_the_order_of_the_steps(setup: Setup, workers: int, ahead: int) -> None:
+    wanted = [setup.prepare(step) for step in range(2, 9)]
+    found = list(Loader(workers, ahead).load(setup.prepare, range(2, 9), setup.device))
+    for one, other in zip(found, wanted, strict=True):
+        assert [batch.lengths for batch in one] == [batch.lengths for batch in other]
+        assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(one, other, strict=True))
+
+
+def test_a_loader_whose_data_fails_says_so_in_the_run(setup: Setup) -> None:
+    def broken(step: int) -> list:
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(Loader(2, 2).load(broken, range(3), setup.device))
+
+
+def test_threads_follow_the_cores_of_the_process(facts: Facts) -> None:
+    now = torch.get_num_threads()
+    answer = Threads.propose(replace(facts, hardware=replace(facts.hardware, device="cpu", cores=now + 3)), RECIPE)
+    assert isinstance(answer, Proposal)
+    assert answer.technique == Threads(now + 3)
+    assert isinstance(Threads.propose(replace(facts, hardware=replace(facts.hardware, device="cpu", cores=now)), RECIPE), Refusal)
+
+
+@pytest.mark.parametrize("kernel", ["math", "bmm", "sdpa"])
+def test_each_attention_kernel_can_be_pinned(setup: Setup, kernel: str) -> None:
+    changed = AttentionKernel(kernel).apply(setup)
+    AttentionKernel(kernel).confirm(changed)
+    loss = changed.batch_loss(setup.prepare(0)[0])
+    torch.testing.assert_close(loss, setup.batch_loss(setup.prepare(0)[0]), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("wrong", [lambda: AttentionKernel("fast"), lambda: MicroBatch(0), lambda: ChunkedCrossEntropy(0),
+                                   lambda: ActivationCheckpointing(0), lambda: Loader(-1), lambda: Threads(0)])
+def test_settings_that_cannot_be_are_refused(wrong: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"techniques\."):
+        wrong()
+
+
+def test_compiled_blocks_serve_every_layer_and_run_other_shapes_plainly(make_setup: MakeSetup) -> None:
+    from torch._dynamo.utils import counters
+
+    from powertrain.techniques.torch_compile import TorchCompile
+
+    torch._dynamo.reset()
+    counters.clear()
+    setup = replace(make_setup(layers=4), micro_batch=5)                 # passes of 5, 5 and 4 examples
+    changed = TorchCompile().apply(setup)
+    TorchCompile().confirm(changed)
+    losses = [float(s.loss) for s in train(changed, new_state(changed, 0.0), Schedule("constant", 1e-3, 2), 1.0)]
+    plain = replace(make_setup(layers=4), micro_batch=5)
+    expected = [float(s.loss) for s in train(plain, new_state(plain, 0.0), Schedule("constant", 1e-3, 2), 1.0)]
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+def test_activations_are_not_parameters_of_a_technique(setup: Setup) -> None:
+    assert not any(isinstance(value, nn.Module) for value in vars(ActivationCheckpointing(2)).values())

@@ -1,0 +1,115 @@
+"""The design, checked: who may import whom, how long a file may grow, and what no file may contain."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "src" / "powertrain"
+MAY_IMPORT: dict[str, set[str]] = {  # room -> rooms it may import, besides itself
+    "__init__": set(), "records": set(), "recipe": {"records"}, "cost": {"records"}, "models": {"records"},
+    "data": {"records", "recipe"},
+    "facts": {"records", "recipe", "data", "models"},
+    "training": {"records", "recipe", "data", "models"},
+    "techniques": {"records", "recipe", "cost", "data", "models", "training"},
+    "planner": {"records", "recipe", "cost", "techniques"},
+    "generation": {"records", "data", "models"},
+    "report": {"records"},
+    "run": {"records", "recipe", "facts", "planner", "training", "data", "models", "generation"},
+    "cli": {"__init__", "records", "recipe", "facts", "planner", "training", "data", "models", "generation", "report", "run"},
+    "__main__": {"cli"},
+}
+LONGEST_FILE, LONGEST_FUNCTION = 400, 60
+FORBIDDEN = re.compile(r"torch\.load|pickle\.|yaml\.load\((?!text, _Yaml)|(?<!\.)\beval\(|\bexec\(|shell=True|os\.system"
+                       r"|trust_remote_code=True")
+
+
+def files() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """Modules of this package that a file imports when it runs; `if TYPE_CHECKING:` does not count."""
+
+    def walk(node: ast.AST) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            if isinstance(child, ast.ImportFrom) and (child.module or "").startswith("powertrain"):
+                if child.module == "powertrain":
+                    yield from (f"powertrain.{name.name}" for name in child.names)
+                else:
+                    yield child.module or ""
+            if isinstance(child, ast.Import):
+                yield from (name.name for name in child.names if name.name.startswith("powertrain"))
+            yield from walk(child)
+
+    return set(walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def test_every_room_is_in_the_map() -> None:
+    assert {room(path) for path in files()} <= set(MAY_IMPORT)
+
+
+def test_imports_point_one_way() -> None:
+    wrong = [f"{path.relative_to(ROOT)} imports {module}" for path in files() for module in imports(path)
+             if (module.split(".")[1] if not module.startswith("powertrain.__") else "__init__")
+             not in MAY_IMPORT[room(path)] | {room(path)}]
+    assert not wrong
+
+
+def test_techniques_do_not_know_each_other() -> None:
+    wrong = [f"{path.name} imports {module}" for path in (ROOT / "techniques").glob("*.py") if path.stem != "__init__"
+             for module in imports(path)
+             if module.startswith("powertrain.techniques") and module != "powertrain.techniques.base"]
+    assert not wrong
+
+
+def test_training_names_no_technique() -> None:
+    names = [path.stem for path in (ROOT / "techniques").glob("*.py") if path.stem not in ("__init__", "base")]
+    wrong = [f"{path.name}: {name}" for path in (ROOT / "training").glob("*.py") for name in names
+             if re.search(rf"techniques\.{name}|\b{name}\.py", path.read_text(encoding="utf-8"))]
+    assert not wrong
+
+
+def test_files_and_functions_stay_short() -> None:
+    long = [f"{path.relative_to(ROOT)}: {lines}" for path in files()
+            if (lines := len(path.read_text(encoding="utf-8").splitlines())) > LONGEST_FILE]
+    long += [f"{path.relative_to(ROOT)}:{node.name}" for path in files()
+             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+             if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno + 1 > LONGEST_FUNCTION]
+    assert not long
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert not [path for path in files() if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))]
+
+
+def test_nothing_can_run_code_from_a_file() -> None:
+    wrong = [f"{path.relative_to(ROOT)}: {found.group()}" for path in files()
+             if (found := FORBIDDEN.search(path.read_text(encoding="utf-8")))]
+    assert not wrong
+
+
+def test_environment_variables_are_read_in_cli_only() -> None:
+    wrong = [path.relative_to(ROOT) for path in files()
+             if "os.environ" in path.read_text(encoding="utf-8") and room(path) != "cli"]
+    assert not wrong
+
+
+@pytest.mark.parametrize("room_without_torch", ["powertrain.records", "powertrain.report.plan", "powertrain.report.result",
+                                                "powertrain.report.live", "powertrain.cost.estimate", "powertrain.recipe",
+                                                "powertrain.cli"])
+def test_rooms_that_need_no_torch_load_none(room_without_torch: str) -> None:
+    code = f"import sys, {room_without_torch}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

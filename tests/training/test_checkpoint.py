@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from powertrain.records import RunFailed, WrongUse
+from powertrain.training.checkpoint import (
+    FILES,
+    MANIFEST,
+    Checkpoint,
+    clear_leftovers,
+    keep_only,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+    what_is_wrong,
+)
+from powertrain.training.loop import State, new_state, train
+from powertrain.training.schedule import Schedule
+from powertrain.training.setup import Setup
+
+MakeSetup = Callable[..., Setup]
+
+
+@pytest.fixture
+def state(setup: Setup) -> State:
+    state = new_state(setup, 0.1)
+    for _ in train(setup, state, Schedule("constant", 1e-3, 3), 1.0):
+        pass
+    return state
+
+
+def publish(folder: Path, state: State, *steps: int) -> list[Path]:
+    paths = []
+    for step in steps:
+        state.step = step
+        paths.append(save_checkpoint(folder, state).folder)
+    return paths
+
+
+def bytes_of(state: State) -> list[bytes]:
+    moments = [value for p in state.model.parameters() for _, value in sorted(state.optimizer.state[p].items())]
+    return [t.detach().numpy().tobytes() for t in (*state.model.parameters(), *moments)]
+
+
+def test_a_checkpoint_brings_everything_back(make_setup: MakeSetup, state: State, tmp_path: Path) -> None:
+    state.evaluations = {2: 1.5}
+    saved = save_checkpoint(tmp_path, state)
+    random = torch.get_rng_state()
+    torch.manual_seed(99)
+    other = new_state(make_setup(), 0.1)
+    load_checkpoint(saved, other)
+    assert bytes_of(other) == bytes_of(state)
+    assert (other.step, other.trained_tokens, other.evaluations) == (3, state.trained_tokens, {2: 1.5})
+    assert int(other.clipped_steps) == int(state.clipped_steps)
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_it_holds_no_pickle(state: State, tmp_path: Path) -> None:
+    saved = save_checkpoint(tmp_path, state).folder
+    assert {path.name for path in saved.iterdir()} == {*FILES, MANIFEST}
+    assert {path.suffix for path in saved.iterdir()} == {".safetensors", ".json"}
+
+
+def test_the_loss_scale_survives(make_setup: MakeSetup, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from powertrain.training.setup import Precision
+
+    def scaled() -> State:
+        return new_state(replace(make_setup(), precision=Precision(torch.float16, loss_scaling=True)), 0.1)
+
+    state = scaled()
+    state.scaler.load_state_dict(state.scaler.state_dict() | {"scale": 1024.0, "_growth_tracker": 7})
+    other = scaled()
+    load_checkpoint(save_checkpoint(tmp_path, state), other)
+    assert other.scaler.state_dict() == state.scaler.state_dict()
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def halve(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("name", [*FILES, MANIFEST])
+@pytest.mark.parametrize("damage", [flip_a_bit, halve, Path.unlink], ids=["bit", "truncated", "missing"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+        state: State, tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
+    older, newer = publish(tmp_path, state, 3, 4)
+    damage(newer / name)
+    checkpoint, rejected = newest_checkpoint(tmp_path)
+    assert checkpoint == Checkpoint(3, older)
+    assert len(rejected) == 1
+    assert newer.name in rejected[0]
+    assert name in rejected[0] or name == MANIFEST   # a changed manifest speaks of the file it no longer fits
+
+
+def test_a_copied_checkpoint_is_as_good(state: State, tmp_path: Path) -> None:
+    saved = save_checkpoint(tmp_path / "here", state).folder
+    shutil.copytree(saved, tmp_path / "there" / saved.name)
+    assert newest_checkpoint(tmp_path / "there") == (Checkpoint(3, tmp_path / "there" / saved.name), [])
+
+
+def test_odd_names_are_not_checkpoints(state: State, tmp_path: Path) -> None:
+    saved = save_checkpoint(tmp_path, state).folder
+    shutil.copytree(saved, tmp_path / "old-step-000009")
+    shutil.copytree(saved, tmp_path / ".tmp-000009-1")
+    (tmp_path / "step-000010").touch()
+    assert newest_checkpoint(tmp_path) == (Checkpoint(3, saved), [])
+
+
+def test_a_newer_format_is_refused_with_the_cure(state: State, tmp_path: Path) -> None:
+    saved = save_checkpoint(tmp_path, state).folder
+    manifest = json.loads((saved / MANIFEST).read_text()) | {"format": 99}
+    (saved / MANIFEST).write_text(json.dumps(manifest))
+    assert "upgrade" in str(what_is_wrong(saved))
+
+
+def test_a_manifest_that_points_outside_is_refused(state: State, tmp_path: Path) -> None:
+    saved = save_checkpoint(tmp_path, state).folder
+    manifest = json.loads((saved / MANIFEST).read_text())
+    manifest["files"]["../../etc/passwd"] = manifest["files"].pop("state.json")
+    (saved / MANIFEST).write_text(json.dumps(manifest))
+    assert "lists" in str(what_is_wrong(saved))
+
+
+def test_the_newest_and_the_best_are_kept(state: State, tmp_path: Path) -> None:
+    publish(tmp_path, state, 1, 2, 3, 4, 5)
+    keep_only(tmp_path, newest=2, evaluations={1: 3.0, 2: 1.0, 4: 2.0, 9: 0.1})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002", "step-000004", "step-000005"]
+    keep_only(tmp_path, newest=1, evaluations={})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000005"]
+
+
+def test_a_failed_save_leaves_nothing_behind_and_the_one_before_whole(
+        state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    older, = publish(tmp_path, state, 3)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("powertrain.training.checkpoint._sync", full)
+    state.step = 4
+    with pytest.raises(OSError, match="No space"):
+        save_checkpoint(tmp_path, state)
+    assert list(tmp_path.iterdir()) == [older]
+    assert newest_checkpoint(tmp_path)[0] == Checkpoint(3, older)
+
+
+def test_leftovers_of_a_killed_save_are_cleared(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-000004-77").mkdir()
+    (tmp_path / ".tmp-000004-77" / "model.safetensors").write_bytes(b"half")
+    clear_leftovers(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_are_not_finite_are_never_published(state: State, tmp_path: Path) -> None:
+    with torch.no_grad():
+        next(iter(state.model.parameters())).fill_(float("nan"))
+    with pytest.raises(RunFailed, match="not finite"):
+        save_checkpoint(tmp_path, state)
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_models_checkpoint_is_refused(make_setup: MakeSetup, state: State, tmp_path: Path) -> None:
+    saved = save_checkpoint(tmp_path, state)
+    with pytest.raises(WrongUse, match="another model"):
+        load_checkpoint(saved, new_state(make_setup(width=64), 0.1))
+
+
+def test_saving_does_not_change_what_is_trained(make_setup: MakeSetup, tmp_path: Path) -> None:
+    results = []
+    for folder in (None, tmp_path):
+        setup = make_setup("gpt2", dropout=0.3)
+        torch.manual_seed(7)
+        state = new_state(setup, 0.1)
+        for _ in train(setup, state, Schedule("constant", 1e-2, 4), 1.0):
+            if folder:
+                save_checkpoint(folder, state)
+        results.append(bytes_of(state))
+    assert results[0] == results[1]
