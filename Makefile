@@ -3,19 +3,21 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+WORDS  ?=        # more words for the demo's train command
+TESTS  ?=        # which tests; all of them by default
 
 .PHONY: demo test check install clean
 
 demo: install
-	$(BIN)/powertrain train default
+	$(BIN)/powertrain train default $(WORDS)
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TESTS)
 
 check: install
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TESTS)
 
 install: $(STAMP)
 

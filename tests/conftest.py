@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from driver import TINY, Fault, run_cli
 
+from driver import TINY, Fault, run_cli
 from powertrain.data.blocks import Blocks, Example
 from powertrain.data.collate import collate
 from powertrain.models.config import make_config

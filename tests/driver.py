@@ -1,8 +1,11 @@
 """Runs the command line in a process of its own, which a fault may kill: `run_cli`, started from a warm fork server.
 
-A fault is a place and a number: ("step", 5) kills with SIGKILL after optimizer step 5, before anything else happens;
-("save", 7) kills at the 7th call that a save makes to the disk (write, sync, rename, delete), before it takes effect;
-("signal", 5) sends SIGTERM to itself after step 5; ("full", 2) makes the 2nd and later saves fail with ENOSPC.
+A fault is a place and a number:
+  ("step", 5)     kills with SIGKILL after optimizer step 5, before anything else happens
+  ("save", 7)     kills at the 7th call that a save makes to the disk (write, sync, rename, delete), before it takes effect
+  ("signal", 5)   sends SIGTERM to itself after step 5
+  ("full", 2)     makes the 2nd and all later writes of a checkpoint's tensors fail with ENOSPC
+  ("model", 0)    makes writing the final model fail with ENOSPC
 """
 
 from __future__ import annotations
@@ -91,6 +94,11 @@ def _plant(place: str, number: int) -> None:
         checkpoint.os.rename = counted(os.rename)
         checkpoint.shutil.rmtree = counted(shutil.rmtree)
         Path.write_text = counted(Path.write_text)  # type: ignore[method-assign]
+    elif place == "model":
+        def refuse(*_: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        session.save_folder = refuse
     elif place == "full":
         saves = itertools.count(1)
         original_save = checkpoint.save_file

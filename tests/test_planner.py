@@ -58,7 +58,7 @@ def test_off_takes_a_technique_out(facts: Facts) -> None:
 
 def test_pinning_on_what_cannot_be_is_an_error_with_the_reason(facts: Facts) -> None:
     cpu = replace(facts, hardware=replace(facts.hardware, device="cpu"))
-    with pytest.raises(WrongUse, match="tf32 is pinned on, and it cannot be: .* no TF32 units"):
+    with pytest.raises(WrongUse, match=r"tf32 is pinned on, and it cannot be: .* no TF32 units"):
         make_plan(cpu, pinned(tf32="on"), 100)
 
 

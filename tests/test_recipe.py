@@ -63,7 +63,8 @@ def test_what_cannot_be_meant_is_refused_in_one_sentence(words: list[str], says:
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("learning_rate: [1\n", "is not YAML"), ("- 1\n- 2\n", "not a recipe"), ("lerning_rate: 1\n", "did you mean learning_rate?"),
+    ("learning_rate: [1\n", "is not YAML"),
+    ("- 1\n- 2\n", "not a recipe"), ("lerning_rate: 1\n", "did you mean learning_rate?"),
     ("model:\n  widht: 3\n", "did you mean model.width?"), ("model: 3\n", "model is a table"),
     ("!!python/object/apply:os.getcwd []\n", "is not YAML"),
 ])
@@ -103,7 +104,8 @@ SPELLINGS = [
     ("training.gradient_clip=0", "max_grad_norm", 0.0), ("training.log_interval=100", "logging_steps", 100),
     ("training.epochs=3", "num_train_epochs", 3.0), ("val_split=0.2", "data.validation_share", 0.2),
     ("training.save_interval=5", "save_steps", "5 epochs"), ("eval_interval=2", "eval_steps", "2 epochs"),
-    ("model.n_layer=2", "model.layers", 2), ("n_embd=64", "model.width", 64), ("model.context_length=256", "model.context", 256),
+    ("model.n_layer=2", "model.layers", 2),
+    ("n_embd=64", "model.width", 64), ("model.context_length=256", "model.context", 256),
     ("sequence_length=1024", "data.block", 1024), ("max_chars=1000", "data.max_chars", 1000),
     ("training.use_compile=false", "techniques", {"torch_compile": "off"}),
     ("gradient_checkpointing=true", "techniques", {"activation_checkpointing": "on"}),
@@ -140,6 +142,12 @@ def test_one_length_given_by_hand_replaces_the_other_of_the_file(tmp_path: Path)
     name = written(tmp_path, "train_time_s: 100\n")
     assert resolve(name, ["max_steps=3"]).recipe.train_time_s is None
     assert resolve(name, ["num_train_epochs=2"]).recipe.train_time_s is None
+
+
+def test_another_tokenizer_drops_the_vocabulary_that_the_file_gave_its_own(tmp_path: Path) -> None:
+    name = written(tmp_path, "data: {tokenizer: bpe, vocabulary: 2048}\n")
+    assert resolve(name, ["data.tokenizer=byte"]).recipe.data.vocabulary is None
+    assert resolve(name, ["data.source=x"]).recipe.data.vocabulary == 2048
 
 
 def test_a_pin_on_the_command_line_replaces_the_settings_of_the_file(tmp_path: Path) -> None:

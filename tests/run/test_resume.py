@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from driver import TINY, run_cli
 
+from driver import TINY, run_cli
 from powertrain.training.checkpoint import FILES, newest_checkpoint
 from powertrain.training.events import read_events
 
@@ -166,6 +166,23 @@ def test_a_full_disk_stops_no_training_and_loses_no_checkpoint(
     assert "step 8 could not be saved: No space left on device; training goes on" in err
     assert newest_checkpoint(tmp_path / "run" / "checkpoints")[0].step == 4  # type: ignore[union-attr]
     assert weights(tmp_path / "run") == weights(unbroken)
+
+
+def test_a_disk_too_full_for_the_final_model_fails_with_the_cure_and_resuming_writes_it(
+        cli: Cli, words: list[str], unbroken: Path, tmp_path: Path) -> None:
+    code, _, err = cli(*words, fault=("model", 0))
+    assert code == 1
+    assert "the model is trained and could not be written" in err
+    assert "--resume run" in err
+    assert "Traceback" not in err
+    assert cli("train", "--resume", "run")[0] == 0
+    assert_same(tmp_path / "run", unbroken)
+
+
+def test_a_run_that_ended_before_it_began_leaves_its_folder_usable(cli: Cli, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / ".lock").touch()
+    assert cli(*words, "max_steps=1")[0] == 0
 
 
 def test_the_best_and_the_newest_checkpoints_stay(cli: Cli, words: list[str], tmp_path: Path) -> None:

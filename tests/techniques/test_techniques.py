@@ -21,6 +21,7 @@ from powertrain.techniques.loader import Loader
 from powertrain.techniques.micro_batch import MicroBatch
 from powertrain.techniques.tf32 import Tf32
 from powertrain.techniques.threads import Threads
+from powertrain.techniques.torch_compile import TorchCompile
 from powertrain.training.loop import new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup, token_loss
@@ -227,7 +228,8 @@ def test_threads_follow_the_cores_of_the_process(facts: Facts) -> None:
     answer = Threads.propose(replace(facts, hardware=replace(facts.hardware, device="cpu", cores=now + 3)), RECIPE)
     assert isinstance(answer, Proposal)
     assert answer.technique == Threads(now + 3)
-    assert isinstance(Threads.propose(replace(facts, hardware=replace(facts.hardware, device="cpu", cores=now)), RECIPE), Refusal)
+    as_many = replace(facts, hardware=replace(facts.hardware, device="cpu", cores=now))
+    assert isinstance(Threads.propose(as_many, RECIPE), Refusal)
 
 
 @pytest.mark.parametrize("kernel", ["math", "bmm", "sdpa"])
@@ -245,10 +247,31 @@ def test_settings_that_cannot_be_are_refused(wrong: Callable[[], object]) -> Non
         wrong()
 
 
+def test_compiling_is_left_to_runs_that_earn_it_back(facts: Facts) -> None:
+    usable = replace(facts.software, missing={})
+    machine = replace(facts.hardware, device="cpu", peak_flops_per_s={"fp32": 2e11}, bandwidth_bytes_per_s=4e10)
+    asked = replace(facts, hardware=machine, software=usable, model=replace(facts.model, layers=12, width=512,
+                                                                            matmul_parameters=38_000_000))
+
+    def answer(steps: int, dropout: float = 0.0) -> Proposal | Refusal:
+        return TorchCompile.propose(replace(asked, model=replace(asked.model, dropout=dropout)),
+                                    Recipe(max_steps=steps))
+
+    short, long = answer(10), answer(100_000)
+    assert isinstance(short, Refusal)
+    assert "has to save" in short.because
+    assert short.possible == TorchCompile()
+    assert isinstance(long, Proposal)
+    assert "earned back after step" in long.because
+    assert isinstance(answer(100_000, dropout=0.2), Refusal)
+    without = replace(asked, software=replace(usable, missing={"c++ compiler": "not installed"}))
+    refused = TorchCompile.propose(without, Recipe(max_steps=100_000))
+    assert isinstance(refused, Refusal)
+    assert refused.possible is None
+
+
 def test_compiled_blocks_serve_every_layer_and_run_other_shapes_plainly(make_setup: MakeSetup) -> None:
     from torch._dynamo.utils import counters
-
-    from powertrain.techniques.torch_compile import TorchCompile
 
     torch._dynamo.reset()
     counters.clear()

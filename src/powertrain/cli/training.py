@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,15 +133,13 @@ class Watcher:
         if kind == "step":
             self._step()
         elif kind in MESSAGES:
-            self.console.print(f"{MESSAGES[kind](event)}", style="yellow" if kind == "warning" else None)
+            self.console.print(MESSAGES[kind](event), style="yellow" if kind == "warning" else None)
         if kind in ("start", "resume") and self.screen is not None:
             self.screen.start()
 
     def _step(self) -> None:
         if self.screen is not None:
-            from rich.text import Text
-
-            self.screen.update(Text(self.live.line(), overflow="ellipsis", no_wrap=True))
+            self.screen.update(self.live.line())
         elif self.pace.due():
             self.console.print(self.live.line(), soft_wrap=True)
 
@@ -151,10 +149,10 @@ def _evaluated(event: Mapping[str, Any]) -> str:
     return f"step {event['step']:,}: held-out loss {event['loss']:.4f}{bits} ({event['tokens']:,} tokens)"
 
 
-MESSAGES = {
+MESSAGES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "note": lambda event: f"({event['message']})",
     "warning": lambda event: f"warning: {event['message']}",
-    "folder": lambda event: f"Files      {event['path']}/ (stop with Ctrl-C; go on with: powertrain train --resume {event['path']})",
+    "folder": lambda event: f"Files  {event['path']}/; stop with Ctrl-C, go on by: powertrain train --resume {event['path']}",
     "resume": lambda event: f"going on after step {event['step']:,}",
     "evaluation": _evaluated,
     "sample": lambda event: "\n".join(f"    {line}" for line in printable(event["text"]).splitlines()),

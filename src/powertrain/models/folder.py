@@ -23,6 +23,9 @@ WEIGHTS, SHARDS, CONFIG = "model.safetensors", "model.safetensors.index.json", "
 HF_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
+REPLACED_TOKENIZERS = ("qwen2",)             # model types whose tokenizer transformers 5 takes for its own, whatever it is
+
+
 class SavedTokenizer(Protocol):
     """A tokenizer that writes its own files."""
 
@@ -44,6 +47,13 @@ def save_folder(model: Decoder, folder: Path, tokenizer: SavedTokenizer | None =
     save_file(to_hf_weights(config, state), folder / WEIGHTS, metadata={"format": "pt"})
     if tokenizer is not None:
         tokenizer.save(folder)
+        if config.family in REPLACED_TOKENIZERS:
+            keep_tokenizer_class(folder / "tokenizer_config.json")
+
+
+def keep_tokenizer_class(path: Path) -> None:
+    """Makes transformers.AutoTokenizer open the class that is named, not the one it expects of the model's type."""
+    write_json(path, read_json(path) | {"auto_map": {"AutoTokenizer": [None, None]}})
 
 
 def load_folder(folder: Path, *, dropout: float = 0.0) -> Decoder:

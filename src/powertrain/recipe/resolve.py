@@ -126,7 +126,7 @@ def _names(key: str, given: Mapping[str, Any]) -> bool:
 
 def _parse(text: str, origin: str) -> dict[str, Any]:
     try:
-        values = yaml.load(text, _Yaml)  # noqa: S506 - a SafeLoader
+        values = yaml.load(text, _Yaml)
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
@@ -148,7 +148,7 @@ def _parse_words(words: Sequence[str]) -> dict[str, Any]:
         if not equals or not key:
             raise WrongUse(f"{word!r} is not key=value; write for example learning_rate=3e-4 or model.layers=4")
         try:
-            value = yaml.load(text, _Yaml) if text.strip() else ""  # noqa: S506 - a SafeLoader
+            value = yaml.load(text, _Yaml) if text.strip() else ""
         except yaml.YAMLError:
             value = text
         values["data.source" if key == "data" and isinstance(value, str) else key] = value
@@ -175,7 +175,7 @@ def _clear_what_was_overridden(values: dict[str, Any], from_file: Mapping[str, A
                 values.pop(old, None)
     for one, other in (("max_steps", "train_time_s"), ("train_time_s", "max_steps"),
                        ("num_train_epochs", "max_steps"), ("num_train_epochs", "train_time_s"),
-                       ("warmup_ratio", "warmup_steps")):
+                       ("warmup_ratio", "warmup_steps"), ("data.tokenizer", "data.vocabulary")):
         if spoken.get(one) is not None and other not in spoken:
             values.pop(other, None)
 
@@ -183,8 +183,9 @@ def _clear_what_was_overridden(values: dict[str, Any], from_file: Mapping[str, A
 def _set(nested: dict[str, Any], key: str, value: Any) -> None:
     *sections, leaf = key.split(".")
     for section in sections:
-        inner = nested.setdefault(section, {})
-        nested = inner if isinstance(inner, dict) else nested.__setitem__(section, {}) or nested[section]
+        if not isinstance(nested.get(section), dict):
+            nested[section] = {}
+        nested = nested[section]
     nested[leaf] = {**nested[leaf], **value} if isinstance(value, dict) and isinstance(nested.get(leaf), dict) else value
 
 

@@ -28,8 +28,8 @@ def data_row(data: DataFacts) -> Row:
 
 def model_row(model: ModelFacts) -> Row:
     grouped = f" ({model.kv_heads} for keys and values)" if model.kv_heads != model.heads else ""
-    return "Model", (f"{model.family}, {model.layers} layers x {model.width}, {model.heads} heads{grouped}, MLP {model.mlp_width}, "
-                     f"context {model.context}: {count(model.parameters)} parameters")
+    return "Model", (f"{model.family}, {model.layers} layers x {model.width}, {model.heads} heads{grouped}, "
+                     f"MLP {model.mlp_width}, context {model.context}: {count(model.parameters)} parameters")
 
 
 def run_row(recipe: Mapping[str, object], data: DataFacts, steps: int) -> Row:
@@ -69,13 +69,14 @@ def expected_rows(estimate: Estimate | None, hardware: Hardware) -> list[Row]:
     parts = ", ".join(f"{name.replace('_', ' ')} {memory(size)}" for name, size in estimate.memory_bytes.items() if size)
     fits = "" if estimate.total_memory_bytes <= hardware.free_memory_bytes else \
         f"; MORE than the {memory(hardware.free_memory_bytes)} that are free"
+    total = interval(duration(low_s * estimate.steps), duration(high_s * estimate.steps))
     return [
-        ("Expected", f"{interval(duration(low_s * estimate.steps), duration(high_s * estimate.steps))} for {estimate.steps:,} "
-                     f"steps, {count(slow)} to {count(fast)} tokens/s, {share / high_s:.0%} to {share / low_s:.0%} of the measured "
-                     f"{estimate.dtype} limit; {estimate.basis}"),
-        ("Floor", f"{duration(estimate.floor_s)} a step, set by {estimate.bound_by}: {estimate.flops_per_token / 1e6:,.1f} MFLOP "
-                  f"a token at {flops(estimate.peak_flops_per_s)}"),
-        ("Memory", f"{memory(estimate.total_memory_bytes)} at the peak: {parts}{fits}")]
+        ("Expected", f"{total} for {estimate.steps:,} steps, {count(slow)} to {count(fast)} tokens/s: "
+                     f"{share / high_s:.0%} to {share / low_s:.0%} of the measured {estimate.dtype} limit"),
+        ("Floor", f"{duration(estimate.floor_s)} a step, set by {estimate.bound_by}: "
+                  f"{estimate.flops_per_token / 1e6:,.1f} MFLOP a token at {flops(estimate.peak_flops_per_s)}"),
+        ("Memory", f"{memory(estimate.total_memory_bytes)} at the peak: {parts}{fits}"),
+        ("Basis", estimate.basis)]
 
 
 def facts_rows(facts: Facts) -> list[tuple[str, str, str]]:

@@ -43,8 +43,8 @@ def _speed_rows(steps: Sequence[Mapping[str, Any]], estimate: Mapping[str, Any] 
     if estimate:
         share = tokens / seconds * estimate["flops_per_token"] / estimate["peak_flops_per_s"]
         low_s, high_s = estimate["step_s"]
-        text += (f", {share:.0%} of the measured {flops(estimate['peak_flops_per_s'])} in {estimate['dtype']}; the plan expected "
-                 f"{count(estimate['tokens_per_step'] / high_s)} to {count(estimate['tokens_per_step'] / low_s)}")
+        text += (f", {share:.0%} of the measured {flops(estimate['peak_flops_per_s'])} in {estimate['dtype']}; the plan "
+                 f"expected {count(estimate['tokens_per_step'] / high_s)} to {count(estimate['tokens_per_step'] / low_s)}")
     return [("Speed", text)]
 
 

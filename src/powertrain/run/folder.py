@@ -80,7 +80,7 @@ def create(recipe: Recipe) -> RunFolder:
                        "folder with --output")
     if path.exists() and not path.is_dir():
         raise WrongUse(f"the output folder {path} is a file; name another one with --output")
-    if path.is_dir() and any(path.iterdir()):
+    if path.is_dir() and not _holds_only_beginnings(path):
         raise WrongUse(f"{path} is not empty and holds no run; name another folder with --output")
     try:
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -89,6 +89,14 @@ def create(recipe: Recipe) -> RunFolder:
         raise WrongUse(f"the output folder {path} cannot be written ({error.strerror}); name another one with "
                        "--output") from None
     return folder
+
+
+def _holds_only_beginnings(path: Path) -> bool:
+    """True for an empty folder, and for what a run leaves that ended before its recipe was written."""
+    names = {entry.name for entry in path.iterdir()}
+    checkpoints = path / "checkpoints"
+    return names <= {".lock", "checkpoints", "facts.json", "plan.json"} and not (
+        checkpoints.is_dir() and any(checkpoints.iterdir()))
 
 
 def existing(path: Path) -> RunFolder:

@@ -91,10 +91,8 @@ def build_setup(prepared: Prepared) -> Setup:
     optimizer = plain_adamw(recipe.learning_rate, (recipe.adam_beta1, recipe.adam_beta2), recipe.adam_epsilon)
     setup = plain_setup(model, Blocks(prepared.store.train, data.block, data.stride), collate,
                         train_batch_size=recipe.train_batch_size, seed=recipe.seed, optimizer=optimizer)
-    random = torch.get_rng_state()
-    setup = apply_plan(setup, prepared.plan)
-    torch.set_rng_state(random)              # a confirmation may run the model, and dropout draws
-    return setup
+    with torch.random.fork_rng():            # a confirmation may run the model, and dropout draws
+        return apply_plan(setup, prepared.plan)
 
 
 def with_measured_length(prepared: Prepared, setup: Setup, say: Say) -> Prepared:
@@ -157,16 +155,15 @@ def _total_steps(recipe: Recipe, facts: Facts) -> int:
 def _probe(setup: Setup, prepared: Prepared) -> float:
     """Seconds of a step, the median of a few on a copy of the model."""
     warm_up, most = PROBE_STEPS
-    random = torch.get_rng_state()
     trial = replace(setup, model=copy.deepcopy(setup.model))
     state = new_state(trial, prepared.recipe.weight_decay)
     schedule = Schedule("constant", prepared.recipe.learning_rate, warm_up + most)
     began, seconds = time.perf_counter(), []
-    for result in train(trial, state, schedule, prepared.recipe.max_grad_norm):
-        result.loss.item()                   # wait for the device, so that the time is the step's
-        seconds.append(result.seconds)
-        if len(seconds) > warm_up and time.perf_counter() - began > PROBE_S:
-            break
-    torch.set_rng_state(random)
+    with torch.random.fork_rng():
+        for result in train(trial, state, schedule, prepared.recipe.max_grad_norm):
+            result.loss.item()               # wait for the device, so that the time is the step's
+            seconds.append(result.seconds)
+            if len(seconds) > warm_up and time.perf_counter() - began > PROBE_S:
+                break
     timed = sorted(seconds[warm_up:] or seconds[-1:])
     return timed[len(timed) // 2]

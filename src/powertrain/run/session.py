@@ -9,6 +9,7 @@ import gc
 import math
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -83,17 +84,15 @@ class Session:
         norms = torch.stack([result.grad_norm for result in self.pending]).tolist()
         waited_s = (time.perf_counter() - began) / len(self.pending)  # an asynchronous device works past the host's time
         for result, loss, norm in zip(self.pending, losses, norms, strict=True):
+            if not math.isfinite(loss):
+                raise RunFailed(f"the loss of step {result.step} is not finite ({loss}); the checkpoints before it are "
+                                "untouched. Start a new run with a lower learning_rate, or with max_grad_norm=1")
             self.emit("step", **to_plain(StepRecord(
                 result.step, loss, result.trained_tokens, result.real_tokens, result.seconds + waited_s,
                 result.learning_rate, norm)))
         self.pending.clear()
         if time.perf_counter() - self.flushed_at > EVENTS_EVERY_S:
             self.flush(durable=False)
-        broken = next((step for step, loss in enumerate(losses, self.state.step - len(losses) + 1)
-                       if not math.isfinite(loss)), None)
-        if broken is not None:
-            raise RunFailed(f"the loss of step {broken} is not finite; the checkpoints before it are untouched. Resume with "
-                            "a lower learning_rate in a new run, or with max_grad_norm=1")
 
 
 def start_run(prepared: Prepared, listener: Listener) -> tuple[RunFolder, int]:
@@ -228,7 +227,8 @@ def _disk_cure(error: OSError, session: Session) -> str:
     if not disk_is_full(error):
         return f"Make {session.folder.checkpoints} writable again"
     free_bytes = shutil.disk_usage(session.folder.path).free
-    return f"Free some space ({free_bytes / 2**20:,.0f} MiB are left, a checkpoint takes {_checkpoint_bytes(session) / 2**20:,.0f})"
+    needed_bytes = _checkpoint_bytes(session)
+    return f"Free some space ({free_bytes / 2**20:,.0f} MiB are left, a checkpoint takes {needed_bytes / 2**20:,.0f})"
 
 
 def _finish(session: Session) -> None:
@@ -279,7 +279,8 @@ def peak_memory_bytes(device: torch.device) -> int:
         return int(torch.cuda.max_memory_allocated(device))
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
 
 
 def continue_prepared(prepared: Prepared, plan: Mapping[str, Any]) -> Prepared:

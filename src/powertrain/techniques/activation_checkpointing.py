@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from powertrain.records import Effect, Facts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
-    from powertrain.models.decoder import Block, RunBlock
+    from powertrain.models.attention import Attention
+    from powertrain.models.decoder import Block, Rotary, RunBlock
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
@@ -29,10 +30,11 @@ class CheckpointedBlocks:
     inner: RunBlock
     every: int
 
-    def __call__(self, block: Block, index: int, x: Tensor, *rest: Any) -> Tensor:
+    def __call__(self, block: Block, index: int, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...],
+                 attention: Attention) -> Tensor:
         if index % self.every or not torch.is_grad_enabled():
-            return self.inner(block, index, x, *rest)
-        result: Tensor = checkpoint(self.inner, block, index, x, *rest, use_reentrant=False)
+            return self.inner(block, index, x, rotary, lengths, attention)
+        result: Tensor = checkpoint(self.inner, block, index, x, rotary, lengths, attention, use_reentrant=False)
         return result
 
 

@@ -88,6 +88,6 @@ def _maps_large_blocks(probe_bytes: int = 256 << 20) -> bool:
     count.restype = _Mallinfo2
     before = count().hblks
     block = torch.empty(probe_bytes, dtype=torch.uint8)
-    mapped = count().hblks > before
+    mapped = bool(count().hblks > before)
     del block
     return mapped

@@ -97,7 +97,7 @@ def _forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: in
     weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
     total = torch.zeros((), device=hidden.device)
     trained = torch.arange(len(targets), device=targets.device)[targets != IGNORE]
-    for chunk in trained.split(rows):
+    for chunk in torch.split(trained, rows):
         x, target = hidden[chunk].to(dtype), targets[chunk]
         logits = (x @ head.T).float()                    # (rows, V)
         normaliser = logits.logsumexp(-1, keepdim=True)  # (rows, 1)

@@ -44,7 +44,7 @@ class FusedAdamW(Technique):
                         claim=Effect((0.85, 1.0), 0, basis="guess: the share of the optimizer in a step is not measured"))
 
     def apply(self, setup: Setup) -> Setup:
-        return replace(setup, optimizer=partial(setup.optimizer, fused=True))
+        return replace(setup, optimizer=partial(setup.optimizer, fused=True))  # type: ignore[call-arg]
 
     def confirm(self, setup: Setup) -> None:
         groups = setup.optimizer(parameter_groups(setup.model, 0.0)).param_groups

@@ -60,7 +60,7 @@ class Loader(Technique):
     def confirm(self, setup: Setup) -> None:
         if self.workers and getattr(setup.loader, "__self__", None) != self:
             raise NotApplied(f"loader: batches come from {setup.loader!r}")
-        if self.pinned and torch.cuda.is_available() and not self._on_host(setup.prepare(0))[0].tokens.is_pinned():
+        if self.pinned and torch.cuda.is_available() and not self._on_host(setup.prepare, 0)[0].tokens.is_pinned():
             raise NotApplied("loader: batches are not in pinned memory")
 
     def load(self, prepare: Prepare, steps: range, device: torch.device) -> Iterator[MicroBatches]:
@@ -69,7 +69,7 @@ class Loader(Technique):
         waiting: deque[Future[MicroBatches]] = deque()
         try:
             for step in steps:
-                waiting.append(pool.submit(lambda step=step: self._on_host(prepare(step))))
+                waiting.append(pool.submit(self._on_host, prepare, step))
                 if len(waiting) > self.ahead:
                     yield self._on_device(waiting.popleft(), device)
             while waiting:
@@ -77,7 +77,8 @@ class Loader(Technique):
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _on_host(self, batches: MicroBatches) -> MicroBatches:
+    def _on_host(self, prepare: Prepare, step: int) -> MicroBatches:
+        batches = prepare(step)
         return [_pinned(batch) for batch in batches] if self.pinned and torch.cuda.is_available() else batches
 
     def _on_device(self, ready: Future[MicroBatches], device: torch.device) -> MicroBatches:

@@ -5,22 +5,29 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from powertrain.records import Effect, Facts, Proposal, Refusal
+from powertrain.cost.estimate import estimate
+from powertrain.cost.workload import Workload
+from powertrain.records import Effect, Facts, Proposal, Refusal, UnknownFact
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
-    from powertrain.cost.workload import Workload
-    from powertrain.models.decoder import Block, RunBlock
+    from powertrain.models.attention import Attention
+    from powertrain.models.decoder import Block, Rotary, RunBlock
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
-COMPILE_S = {"cpu": 40.0, "cuda": 30.0}      # one block, forward and backward, cold
-GAIN = {"cpu": (0.7, 1.0), "cuda": (0.7, 0.95)}
+COMPILE_S = {"cpu": 20.0, "cuda": 40.0}      # one block, forward and backward, nothing cached
+GAIN = {"cpu": (0.9, 1.0), "cuda": (0.7, 0.95)}
+BASIS = {"cpu": "study: 2026-11-21_cpu-compile", "cuda": "guess: not measured yet"}
+DROPOUT_STUDY = "2026-11-21_cpu-compile-dropout"   # on a CPU the compiled dropout is slower than torch's own
+MICRO_BATCH_TOKENS = 4096
+NEEDED = {"cpu": ("c++ compiler", "python headers"), "cuda": ("triton",)}
+WORTH_IT = 2                                 # times its own cost that compiling has to save
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,8 @@ class CompiledBlocks:
     lengths: tuple[int, ...]
     compiled: Callable[..., Tensor] = field(compare=False)
 
-    def __call__(self, block: Block, index: int, x: Tensor, rotary: Any, lengths: tuple[int, ...], attention: Any) -> Tensor:
+    def __call__(self, block: Block, index: int, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...],
+                 attention: Attention) -> Tensor:
         if lengths != self.lengths or not torch.is_grad_enabled():
             return self.inner(block, index, x, rotary, lengths, attention)
         return self.compiled(block, x, rotary, lengths, attention)
@@ -61,16 +69,30 @@ class TorchCompile(Technique):
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
-        missing = facts.software.missing
-        needed = "c++ compiler" if facts.hardware.device == "cpu" else "triton"
-        if needed in missing:
-            return cls.refuse(f"it needs a {needed}: {missing[needed]}")
-        return cls.refuse("not measured yet", possible=cls())
+        device, missing = facts.hardware.device, facts.software.missing
+        if device not in NEEDED:
+            return cls.refuse(f"not known to work on {device!r}")
+        for part in NEEDED[device]:
+            if part in missing:
+                return cls.refuse(f"it needs the part {part!r}, which is {missing[part]}")
+        steps, step_s = _length(facts, recipe)
+        if step_s is None:
+            return cls.refuse("the speed of this machine is not measured, so nobody can say whether it pays", cls())
+        if device == "cpu" and facts.model.dropout:
+            return cls.refuse(f"with dropout compiled blocks were slower on a CPU (study: {DROPOUT_STUDY})", possible=cls())
+        low, high = GAIN[device]
+        saved_s = steps * step_s * (1 - (low + high) / 2)
+        cost = f"compiling takes about {COMPILE_S[device]:.0f} s and would save about {saved_s:.0f} of {steps * step_s:,.0f} s"
+        if saved_s < WORTH_IT * COMPILE_S[device]:
+            return cls.refuse(f"{cost}; it has to save {WORTH_IT} times what it costs", possible=cls())
+        even = COMPILE_S[device] / saved_s * steps
+        return Proposal(cls(), because=f"{cost}: earned back after step {even:,.0f} of {steps:,}",
+                        claim=Effect((low, high), 0, basis=BASIS[device]))
 
     def apply(self, setup: Setup) -> Setup:
         inner = setup.run_block
 
-        def run(block: Block, x: Tensor, rotary: Any, lengths: tuple[int, ...], attention: Any) -> Tensor:
+        def run(block: Block, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...], attention: Attention) -> Tensor:
             return inner(block, 0, x, rotary, lengths, attention)
 
         compiled = torch.compile(run, dynamic=False, mode=None if self.mode == "default" else self.mode)
@@ -94,6 +116,21 @@ class TorchCompile(Technique):
 
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, compiled=True)
+
+
+def _length(facts: Facts, recipe: Recipe) -> tuple[int, float | None]:
+    """(optimizer steps, seconds of one without compiling), from the recipe and the measured peaks."""
+    data, peaks = facts.data, facts.hardware.peak_flops_per_s
+    micro_batch = max(1, min(data.train_batch_size, MICRO_BATCH_TOKENS // data.block))
+    fastest = max(peaks, key=lambda dtype: peaks[dtype], default="fp32")
+    workload = Workload(data.train_batch_size, data.block, micro_batch, dtype=fastest)
+    try:
+        step_s = sum(estimate(facts.model, workload, facts.hardware, 1).step_s) / 2
+    except UnknownFact:
+        return 0, None
+    if recipe.train_time_s is not None:
+        return max(1, round(recipe.train_time_s / step_s)), step_s
+    return recipe.max_steps or max(1, int(recipe.num_train_epochs * data.examples / data.train_batch_size)), step_s
 
 
 def _graphs() -> int:
