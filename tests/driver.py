@@ -90,7 +90,7 @@ def _plant(place: str, number: int) -> None:
             return call
 
         checkpoint.save_file = counted(checkpoint.save_file)
-        checkpoint._sync = counted(checkpoint._sync)
+        checkpoint.sync = counted(checkpoint.sync)
         checkpoint.os.rename = counted(os.rename)
         checkpoint.shutil.rmtree = counted(shutil.rmtree)
         Path.write_text = counted(Path.write_text)  # type: ignore[method-assign]

@@ -149,7 +149,7 @@ def test_a_failed_save_leaves_nothing_behind_and_the_one_before_whole(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("powertrain.training.checkpoint._sync", full)
+    monkeypatch.setattr("powertrain.training.checkpoint.sync", full)
     state.step = 4
     with pytest.raises(OSError, match="No space"):
         save_checkpoint(tmp_path, state)

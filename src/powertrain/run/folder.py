@@ -11,7 +11,6 @@ import contextlib
 import datetime
 import errno
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,11 +177,3 @@ def _free_name(name: str) -> Path:
         count += 1
         path = RUNS / f"{stem}-{count}"
     return path
-
-
-def sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -34,6 +34,7 @@ from powertrain.training.checkpoint import (
     load_checkpoint,
     newest_checkpoint,
     save_checkpoint,
+    sync,
 )
 from powertrain.training.evaluation import evaluate, spread
 from powertrain.training.events import EventLog
@@ -242,9 +243,9 @@ def _finish(session: Session) -> None:
         unfinished.mkdir()
         save_folder(session.setup.model, unfinished, session.prepared.store.tokenizer)
         for file in unfinished.iterdir():
-            run_folder.sync_folder(file)
+            sync(file)
         os.rename(unfinished, model_folder)
-        run_folder.sync_folder(session.folder.path)
+        sync(session.folder.path)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise RunFailed(f"the model is trained and could not be written to {model_folder}: {error.strerror or error}. "

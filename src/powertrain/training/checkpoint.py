@@ -50,16 +50,16 @@ def save_checkpoint(folder: Path, state: State) -> Checkpoint:
             save_file(tensors, temporary / name)
         (temporary / "state.json").write_text(json.dumps(_plain_state(state), indent=1))
         for name in FILES:
-            _sync(temporary / name)
+            sync(temporary / name)
         manifest = {"format": FORMAT, "step": state.step, "files": {name: _entry(temporary / name) for name in FILES}}
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
-        _sync(temporary / MANIFEST)
-        _sync(temporary)
+        sync(temporary / MANIFEST)
+        sync(temporary)
         os.rename(temporary, final)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _sync(folder)
+    sync(folder)
     return Checkpoint(state.step, final)
 
 
@@ -193,7 +193,8 @@ def _entry(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": digest}
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Return when the disk has the file, or the folder's list of names."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
