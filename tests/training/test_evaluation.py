@@ -21,6 +21,15 @@ def test_it_is_deterministic_with_dropout_and_leaves_training_as_it_was(make_set
     assert torch.equal(torch.get_rng_state(), random)
 
 
+def test_the_loss_is_the_mean_over_the_trained_tokens(setup: Setup) -> None:
+    batch = setup.collate(setup.examples)
+    with torch.no_grad():
+        expected = torch.nn.functional.cross_entropy(setup.model(batch), batch.targets)      # of what is not ignored
+    found = evaluate(setup, setup.examples, tokens_per_byte=None)
+    assert found.loss == pytest.approx(float(expected), rel=1e-6)
+    assert found.tokens == int((batch.targets != -100).sum())
+
+
 @pytest.mark.parametrize("micro_batch", [1, 5, 28])
 def test_the_split_into_passes_does_not_matter(setup: Setup, micro_batch: int) -> None:
     expected = evaluate(setup, setup.examples, tokens_per_byte=None)

@@ -17,6 +17,15 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert [(e["event"], e.get("step")) for e in read_events(log.path)] == [("start", None), ("step", 1)]
 
 
+def test_nothing_is_written_twice(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    for step in (1, 2):
+        log.write("step", step=step)
+        log.flush(durable=True)
+    log.flush()
+    assert [event["step"] for event in read_events(log.path)] == [1, 2]
+
+
 def test_a_torn_last_line_is_dropped_and_written_over(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"event": "step", "step": 1}\n{"event": "st')

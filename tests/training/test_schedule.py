@@ -20,6 +20,7 @@ def test_it_warms_up_to_the_peak(kind: str) -> None:
 def test_it_ends_at_the_given_share(kind: str) -> None:
     assert Schedule(kind, 2.0, 100, 10, min_rate=0.1).at(100) == pytest.approx(0.2)
     assert Schedule(kind, 2.0, 100, 10).at(100) == pytest.approx(0.0)
+    assert Schedule(kind, 2.0, 100, 10, min_rate=0.1).at(10) == 2.0
 
 
 def test_cosine_is_torchs_own() -> None:

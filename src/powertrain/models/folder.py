@@ -53,7 +53,7 @@ def save_folder(model: Decoder, folder: Path, tokenizer: SavedTokenizer | None =
 
 def keep_tokenizer_class(path: Path) -> None:
     """Makes transformers.AutoTokenizer open the class that is named, not the one it expects of the model's type."""
-    write_json(path, read_json(path) | {"auto_map": {"AutoTokenizer": [None, None]}})
+    write_json(path, read_json(path) | {"auto_map": {"AutoTokenizer": ["PreTrainedTokenizerFast", "PreTrainedTokenizerFast"]}})
 
 
 def load_folder(folder: Path, *, dropout: float = 0.0) -> Decoder:

@@ -105,13 +105,12 @@ class TorchCompile(Technique):
             found = found.inner
         if not isinstance(found, CompiledBlocks):
             raise NotApplied(f"torch_compile: blocks are run by {setup.run_block!r}")
-        before = _graphs()
         with warnings.catch_warnings():
             # the caches that it sees are of pure functions of the documents' lengths, which are fixed here
             warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
             setup.batch_loss(setup.prepare(0)[0].to(setup.device)).backward()  # type: ignore[no-untyped-call]
         setup.model.zero_grad(set_to_none=True)
-        if _graphs() == before:
+        if not _is_compiled(found.compiled):
             raise NotApplied("torch_compile: no graph was compiled; torch fell back to running eagerly")
 
     def reckon(self, workload: Workload) -> Workload:
@@ -133,7 +132,8 @@ def _length(facts: Facts, recipe: Recipe) -> tuple[int, float | None]:
     return recipe.max_steps or max(1, int(recipe.num_train_epochs * data.examples / data.train_batch_size)), step_s
 
 
-def _graphs() -> int:
-    from torch._dynamo.utils import counters
+def _is_compiled(function: Callable[..., Tensor]) -> bool:
+    """Whether torch holds compiled code for what it was asked to compile; it falls back to eager without a word."""
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list, innermost_fn
 
-    return int(counters["stats"]["unique_graphs"])
+    return bool(_debug_get_cache_entry_list(innermost_fn(function).__code__))
