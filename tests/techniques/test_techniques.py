@@ -247,6 +247,12 @@ def test_settings_that_cannot_be_are_refused(wrong: Callable[[], object]) -> Non
         wrong()
 
 
+def test_a_compiler_that_silently_runs_eagerly_is_noticed(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    with pytest.raises(NotApplied, match="fell back to running eagerly"):
+        TorchCompile().confirm(TorchCompile().apply(setup))
+
+
 def test_compiling_is_left_to_runs_that_earn_it_back(facts: Facts) -> None:
     usable = replace(facts.software, missing={})
     machine = replace(facts.hardware, device="cpu", peak_flops_per_s={"fp32": 2e11}, bandwidth_bytes_per_s=4e10)

@@ -59,7 +59,7 @@ def _write_meta(folder: Path, meta: dict[str, Any]) -> None:
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
     (folder / META).write_text(json.dumps({**meta, "files": sizes}, indent=2) + "\n", encoding="utf-8")
     for path in [*files, folder / META, *(path for path in folder.rglob("*") if path.is_dir()), folder]:
-        _flush(path)
+        sync(path)
 
 
 def _replace(folder: Path, building: Path) -> None:
@@ -73,7 +73,7 @@ def _replace(folder: Path, building: Path) -> None:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
             continue
-        _flush(folder.parent)
+        sync(folder.parent)
         return
     raise WrongUse(f"{folder} is damaged, and other processes keep it from being replaced; stop them or remove it")
 
@@ -87,7 +87,8 @@ def _drop(folder: Path, aside: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _flush(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Return when the disk has the file, or the folder's list of names."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -20,6 +20,7 @@ import torch
 
 from powertrain import planner
 from powertrain.data.blocks import EvaluationBlocks
+from powertrain.data.publishing import sync
 from powertrain.generation import generate
 from powertrain.models.folder import save_folder
 from powertrain.recipe import in_steps
@@ -34,7 +35,6 @@ from powertrain.training.checkpoint import (
     load_checkpoint,
     newest_checkpoint,
     save_checkpoint,
-    sync,
 )
 from powertrain.training.evaluation import evaluate, spread
 from powertrain.training.events import EventLog

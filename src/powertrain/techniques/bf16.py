@@ -57,14 +57,10 @@ class Bf16(Technique):
         return replace(setup, precision=Precision(torch.bfloat16))
 
     def confirm(self, setup: Setup) -> None:
-        linear = next(m for m in setup.model.modules() if isinstance(m, torch.nn.Linear))
-        probe = torch.zeros(1, linear.in_features, device=setup.device)
-        with torch.no_grad(), setup.precision.context(setup.device):
-            found = linear(probe).dtype
-        if found is not torch.bfloat16:
+        if (found := setup.product_dtype()) is not torch.bfloat16:
             raise NotApplied(f"bf16: matrix products come out in {found}")
-        if linear.weight.dtype is not torch.float32:
-            raise NotApplied(f"bf16: the master weights are {linear.weight.dtype}, not fp32")
+        if (master := next(setup.model.parameters()).dtype) is not torch.float32:
+            raise NotApplied(f"bf16: the master weights are {master}, not fp32")
 
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, dtype="bf16")

@@ -53,11 +53,7 @@ class Fp16(Technique):
         return replace(setup, precision=Precision(torch.float16, loss_scaling=True))
 
     def confirm(self, setup: Setup) -> None:
-        linear = next(m for m in setup.model.modules() if isinstance(m, torch.nn.Linear))
-        probe = torch.zeros(1, linear.in_features, device=setup.device)
-        with torch.no_grad(), setup.precision.context(setup.device):
-            found = linear(probe).dtype
-        if found is not torch.float16:
+        if (found := setup.product_dtype()) is not torch.float16:
             raise NotApplied(f"fp16: matrix products come out in {found}")
         if not setup.precision.loss_scaling:
             raise NotApplied("fp16: the loss is not scaled, so small gradients vanish")

@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from powertrain.data.publishing import sync
 from powertrain.records import RunFailed, WrongUse
 from powertrain.training.loop import State
 
@@ -192,11 +193,3 @@ def _entry(path: Path) -> dict[str, Any]:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": digest}
 
-
-def sync(path: Path) -> None:
-    """Return when the disk has the file, or the folder's list of names."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -74,6 +74,13 @@ class Setup:
         examples = [self.examples[int(i)] for i in indices]
         return [self.collate(examples[i:i + self.micro_batch]) for i in range(0, len(examples), self.micro_batch)]
 
+    def product_dtype(self) -> torch.dtype:
+        """The dtype that the model's matrix products come out in, tried on one row."""
+        linear = next(module for module in self.model.modules() if isinstance(module, nn.Linear))
+        with torch.no_grad(), self.precision.context(self.device):
+            product: Tensor = linear(torch.zeros(1, linear.in_features, device=self.device))
+        return product.dtype
+
     def batch_loss(self, batch: Batch) -> Tensor:
         """() fp32: the loss summed over the batch's trained tokens, computed in the setup's precision."""
         with self.precision.context(self.device):
