@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from driver import TINY, run_cli
-from powertrain.training.checkpoint import FILES, newest_checkpoint
+from powertrain.training.checkpoint import FILES, newest_checkpoint, what_is_wrong
 from powertrain.training.events import read_events
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -86,7 +86,9 @@ def test_killed_at_every_call_that_a_save_makes_to_the_disk(
 def test_killed_twice(cli: Cli, words: list[str], unbroken: Path, tmp_path: Path) -> None:
     assert cli(*words, fault=("step", 6))[0] == -9
     assert cli("train", "--resume", "run", fault=("step", 9))[0] == -9
-    assert cli("train", "--resume", "run")[0] == 0
+    code, _, err = cli("train", "--resume", "run")
+    assert code == 0
+    assert "going on after step 8" in err
     assert_same(tmp_path / "run", unbroken)
 
 
@@ -123,6 +125,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert code == 0
     assert "passed over checkpoint step-000008: model.safetensors is damaged" in err
     assert "going on after step 4" in err
+    assert what_is_wrong(victim.parent) is None      # the continuation wrote it anew
     assert_same(tmp_path / "run", unbroken)
 
 

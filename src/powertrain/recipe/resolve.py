@@ -106,7 +106,7 @@ def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
     from_file, file_notes = _translated(dict(flat(_parse(text, origin))), origin)
     spoken, word_notes = _translated(_parse_words(overrides), "command line")
     values = {**from_file, **_unpinned(spoken)}
-    _clear_what_was_overridden(values, from_file, spoken)
+    _drop_rivals(values, spoken)
     _check_keys(values, {**dict.fromkeys(from_file, origin), **dict.fromkeys(spoken, "command line")})
     nested: dict[str, Any] = {}
     for key, value in values.items():
@@ -167,12 +167,8 @@ def _unpinned(spoken: dict[str, Any]) -> dict[str, Any]:
     return {key: {} if key == "techniques" and value is None else value for key, value in spoken.items()}
 
 
-def _clear_what_was_overridden(values: dict[str, Any], from_file: Mapping[str, Any], spoken: Mapping[str, Any]) -> None:
-    """What the command line says replaces the file's rival: a pin replaces its settings, one run length the other."""
-    for key in spoken:
-        for old in from_file:
-            if old.startswith(f"{key}.") or (key.startswith(f"{old}.") and not isinstance(from_file[old], dict)):
-                values.pop(old, None)
+def _drop_rivals(values: dict[str, Any], spoken: Mapping[str, Any]) -> None:
+    """What the command line says replaces what the file said of the same thing by another key."""
     for one, other in (("max_steps", "train_time_s"), ("train_time_s", "max_steps"),
                        ("num_train_epochs", "max_steps"), ("num_train_epochs", "train_time_s"),
                        ("warmup_ratio", "warmup_steps"), ("data.tokenizer", "data.vocabulary")):
