@@ -4,8 +4,8 @@ A fault is a place and a number:
   ("step", 5)     kills with SIGKILL after optimizer step 5, before anything else happens
   ("save", 7)     kills at the 7th call that a save makes to the disk (write, sync, rename, delete), before it takes effect
   ("signal", 5)   sends SIGTERM to itself after step 5
-  ("full", 2)     makes the 2nd and all later writes of a checkpoint's tensors fail with ENOSPC
-  ("model", 0)    makes writing the final model fail with ENOSPC
+  ("full", 2)     makes the system refuse the 2nd and all later writes of a checkpoint's tensors, as a full disk does
+  ("model", 0)    does so while the final model is written
 """
 
 from __future__ import annotations
@@ -89,23 +89,32 @@ def _plant(place: str, number: int) -> None:
 
             return call
 
-        checkpoint.save_file = counted(checkpoint.save_file)
+        checkpoint.save_tensors = counted(checkpoint.save_tensors)
         checkpoint.sync = counted(checkpoint.sync)
         checkpoint.os.rename = counted(os.rename)
         checkpoint.shutil.rmtree = counted(shutil.rmtree)
         Path.write_text = counted(Path.write_text)  # type: ignore[method-assign]
     elif place == "model":
-        def refuse(*_: Any) -> None:
-            raise OSError(28, "No space left on device")
-
-        session.save_folder = refuse
+        session.save_folder = _on_a_full_disk(session.save_folder, from_call=1)
     elif place == "full":
-        saves = itertools.count(1)
-        original_save = checkpoint.save_file
+        checkpoint.save_tensors = _on_a_full_disk(checkpoint.save_tensors, from_call=number)
 
-        def save_file(*arguments: Any) -> None:
-            if next(saves) >= number:
-                raise OSError(28, "No space left on device")
-            original_save(*arguments)
 
-        checkpoint.save_file = save_file
+def _on_a_full_disk(function: Callable[..., Any], from_call: int) -> Callable[..., Any]:
+    """`function`, during which the system refuses to write more than a few kilobytes into one file."""
+    import resource
+
+    calls = itertools.count(1)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)        # the write fails instead of killing the process
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if next(calls) < from_call:
+            return function(*arguments, **named)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        try:
+            return function(*arguments, **named)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return call

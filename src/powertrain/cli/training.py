@@ -133,7 +133,7 @@ class Watcher:
         if kind == "step":
             self._step()
         elif kind in MESSAGES:
-            self.console.print(MESSAGES[kind](event), style="yellow" if kind == "warning" else None)
+            self.console.print(MESSAGES[kind](event), style="yellow" if kind == "warning" else None, soft_wrap=True)
         if kind in ("start", "resume") and self.screen is not None:
             self.screen.start()
 

@@ -6,6 +6,8 @@ No pickle: a folder that only has `pytorch_model.bin` is refused.
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,11 +46,23 @@ def save_folder(model: Decoder, folder: Path, tokenizer: SavedTokenizer | None =
     write_json(folder / CONFIG, described)
     write_json(folder / "generation_config.json",
                {"bos_token_id": config.end_of_text, "eos_token_id": config.end_of_text, "_from_model_config": True})
-    save_file(to_hf_weights(config, state), folder / WEIGHTS, metadata={"format": "pt"})
+    save_tensors(to_hf_weights(config, state), folder / WEIGHTS, metadata={"format": "pt"})
     if tokenizer is not None:
         tokenizer.save(folder)
         if config.family in REPLACED_TOKENIZERS:
             keep_tokenizer_class(folder / "tokenizer_config.json")
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """safetensors' file of `tensors`. Raises OSError where the disk refuses; safetensors has its own error for that."""
+    try:
+        save_file(tensors, path, metadata=metadata)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        code = int(number.group(1))
+        raise OSError(code, os.strerror(code), str(path)) from None
 
 
 def keep_tokenizer_class(path: Path) -> None:

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from powertrain.data.publishing import sync
+from powertrain.models.folder import save_tensors
 from powertrain.records import RunFailed, WrongUse
 from powertrain.training.loop import State
 
@@ -48,7 +49,7 @@ def save_checkpoint(folder: Path, state: State) -> Checkpoint:
     temporary.mkdir()
     try:
         for name, tensors in _tensors(state).items():
-            save_file(tensors, temporary / name)
+            save_tensors(tensors, temporary / name)
         (temporary / "state.json").write_text(json.dumps(_plain_state(state), indent=1))
         for name in FILES:
             sync(temporary / name)

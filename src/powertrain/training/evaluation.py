@@ -19,7 +19,7 @@ def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: floa
     `tokens_per_byte` of the text turns nats per token into bits per byte; None where it is not known.
     """
     started = time.perf_counter()
-    total = torch.zeros((), dtype=torch.float64, device=setup.device)
+    losses: list[torch.Tensor] = []          # on the device, so that nothing waits for it batch by batch
     tokens = 0
     was_training = setup.model.training
     setup.model.eval()
@@ -27,10 +27,10 @@ def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: floa
         for first in range(0, len(examples), setup.micro_batch):
             last = min(first + setup.micro_batch, len(examples))
             batch = setup.collate([examples[i] for i in range(first, last)]).to(setup.device)
-            total += setup.batch_loss(batch).double()
+            losses.append(setup.batch_loss(batch))
             tokens += batch.trained_tokens
     setup.model.train(was_training)
-    loss = total.item() / tokens
+    loss = float(torch.stack(losses).cpu().double().sum()) / tokens
     bits_per_byte = None if tokens_per_byte is None else loss * tokens_per_byte / math.log(2)
     return Evaluation(loss, tokens, bits_per_byte, time.perf_counter() - started)
 
