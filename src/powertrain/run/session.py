@@ -216,7 +216,9 @@ def _save(session: Session, *, required: bool) -> None:
         if required:
             raise RunFailed(f"{why}; the checkpoints before it are whole. {_disk_cure(error, session)}") from None
         session.checkpoint_failed = why
-        session.emit("warning", message=f"{why}; training goes on and the next save tries again. {_disk_cure(error, session)}")
+        then = "the final model is still to be written" if state.step == session.prepared.total_steps else \
+            "training goes on and the next save tries again"
+        session.emit("warning", message=f"{why}; {then}. {_disk_cure(error, session)}")
         return
     session.checkpoint_failed = None
     size_bytes = sum(file.stat().st_size for file in saved.folder.iterdir())
