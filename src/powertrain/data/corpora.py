@@ -24,6 +24,8 @@ DOWNLOAD_TIMEOUT_S = 30.0                    # of each socket operation, not of 
 # tests, installed packages and tools that ship beside the library but are not part of it
 NOT_LIBRARY = frozenset({"test", "tests", "site-packages", "dist-packages", "idlelib", "lib2to3", "__pycache__",
                          "turtledemo"})
+# generated tables, a fifth of the text: of them a model learns the names of characters, not Python
+TABLES = frozenset({"encodings", "pydoc_data"})
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,14 @@ def corpus_documents(name: str, cache: Path) -> Iterator[Document]:
 
 
 def standard_library(folder: Path) -> Iterator[Document]:
-    """Every .py file of the standard library in `folder`, by relative path; those empty or not UTF-8 are left out.
+    """The .py files of the standard library in `folder`, by relative path, without its generated tables.
 
+    Those that are empty or not UTF-8 are left out too.
     Raises WrongUse if there is none: some systems ship the library zipped or compiled only.
     """
     relative = (path.relative_to(folder) for path in folder.rglob("*.py"))
-    library = sorted((path for path in relative if NOT_LIBRARY.isdisjoint(path.parts)), key=Path.as_posix)
+    library = sorted((path for path in relative if (NOT_LIBRARY | TABLES).isdisjoint(path.parts)
+                      and not path.name.startswith("_sysconfigdata")), key=Path.as_posix)
     found = False
     for path in library:
         try:
