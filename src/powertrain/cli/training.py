@@ -17,8 +17,8 @@ from powertrain.report import plan as plan_report
 from powertrain.report.live import Live, Pace
 from powertrain.report.result import result_rows
 from powertrain.run.folder import continued, existing
-from powertrain.run.prepare import Prepared, prepare
-from powertrain.run.session import continue_prepared, resume_run, start_run
+from powertrain.run.prepare import Prepared, prepare, with_stored_plan
+from powertrain.run.session import resume_run, start_run
 from powertrain.training.events import read_events
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _resume(path: Path, words: list[str], *, output: Path | None, dry_run: bool,
     if words and "=" not in words[0]:
         raise WrongUse(f"--resume {path} goes on with the run's own recipe; leave {words[0]!r} out")
     prepared = prepare(continued(folder, words), cache_folder(), _quiet if quiet else say)
-    prepared = continue_prepared(prepared, json.loads(folder.plan.read_text(encoding="utf-8")))
+    prepared = with_stored_plan(prepared, json.loads(folder.plan.read_text(encoding="utf-8")))
     if dry_run:
         _print_plan(prepared, as_json=as_json)
         return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,11 @@ def with_measured_length(prepared: Prepared, setup: Setup, say: Say) -> Prepared
         "max_steps": (steps, f"{seconds:g} s at {step_s:.3g} s a step, timed here")})
     estimate = prepared.plan.estimate and replace(prepared.plan.estimate, steps=steps)
     return replace(prepared, resolved=resolved, total_steps=steps, plan=replace(prepared.plan, estimate=estimate))
+
+
+def with_stored_plan(prepared: Prepared, plan: Mapping[str, Any]) -> Prepared:
+    """The plan that the run was started with, for its continuation: another plan may round differently."""
+    return replace(prepared, plan=planner.from_json(plan))
 
 
 def schedule_of(recipe: Recipe, total_steps: int) -> Schedule:

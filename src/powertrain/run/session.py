@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -285,7 +285,3 @@ def peak_memory_bytes(device: torch.device) -> int:
     unit_bytes = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
 
-
-def continue_prepared(prepared: Prepared, plan: Mapping[str, Any]) -> Prepared:
-    """`prepared` with the plan that the run was started with: another plan may round differently."""
-    return replace(prepared, plan=planner.from_json(plan))

@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from powertrain.cost.memory import peak_memory
+from powertrain.cost.workload import Workload
 from powertrain.records import Effect, Facts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
-    from powertrain.cost.workload import Workload
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 CPU_TOKENS = 4096            # 2048 to 4096 were fastest on the CPUs measured
 GPU_TOKENS = 32768           # large enough for full-speed products; memory usually decides first
-BYTES_PER_TOKEN_FLOATS = 40  # saved activations per token and layer, in multiples of the width, fp32 and generous
+ROOM = 0.5                   # share of the free memory that a pass may count on; what is free may be taken by others
+COMPARED = 9                 # examples of the larger pass that memory is compared with
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,10 @@ class MicroBatch(Technique):
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
-        data, model, hardware = facts.data, facts.model, facts.hardware
+        data, hardware = facts.data, facts.hardware
         target_tokens = CPU_TOKENS if hardware.device == "cpu" else GPU_TOKENS
-        token_bytes = 4 * BYTES_PER_TOKEN_FLOATS * model.width * model.layers
-        fitting_tokens = hardware.free_memory_bytes // 2 // token_bytes
+        first_bytes, example_bytes = _memory_of_examples(facts)
+        fitting_tokens = max(0, int(ROOM * hardware.free_memory_bytes) - first_bytes) // example_bytes * data.block
         wanted = max(1, min(target_tokens, fitting_tokens) // data.block)
         if wanted >= data.train_batch_size:
             return cls.refuse(f"the whole batch of {data.train_batch_size} x {data.block} tokens goes in one pass: "
@@ -53,7 +55,7 @@ class MicroBatch(Technique):
         return Proposal(cls(examples),
                         because=f"{passes} passes of {examples} examples ({examples * data.block:,} tokens) suit {limit} "
                                 f"better than one of {data.train_batch_size * data.block:,} tokens",
-                        claim=Effect((0.8, 1.02), -token_bytes * data.block * (data.train_batch_size - examples),
+                        claim=Effect((0.8, 1.02), -example_bytes * (data.train_batch_size - examples),
                                      basis="guess: memory by formula, time not measured yet"))
 
     def apply(self, setup: Setup) -> Setup:
@@ -67,6 +69,15 @@ class MicroBatch(Technique):
 
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, micro_batch=min(self.examples, workload.examples))
+
+
+def _memory_of_examples(facts: Facts) -> tuple[int, int]:
+    """Peak bytes of a step whose passes have one example, and what each further example of a pass adds: fp32, no scores."""
+    # a batch of several passes either way, so that the difference is that of the passes alone
+    one = Workload(2 * COMPARED, facts.data.block, micro_batch=1, attention_saves_scores=False)
+    several = replace(one, micro_batch=COMPARED)
+    first_bytes, several_bytes = (sum(peak_memory(facts.model, workload).values()) for workload in (one, several))
+    return first_bytes, max(1, (several_bytes - first_bytes) // (COMPARED - 1))
 
 
 def _even_split(batch: int, most: int) -> int:

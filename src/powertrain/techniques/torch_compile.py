@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
-COMPILE_S = {"cpu": 20.0, "cuda": 40.0}      # one block, forward and backward, nothing cached
+COMPILE_S = {"cpu": 20.0, "cuda": 40.0}      # guess: one block, forward and backward, nothing cached
 GAIN = {"cpu": (0.9, 1.0), "cuda": (0.7, 0.95)}
 BASIS = {"cpu": "study: 2026-11-21_cpu-compile", "cuda": "guess: not measured yet"}
 DROPOUT_STUDY = "2026-11-21_cpu-compile-dropout"   # on a CPU the compiled dropout is slower than torch's own
