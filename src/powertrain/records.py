@@ -94,11 +94,22 @@ class ModelFacts:
     matmul_parameters: int                   # in the blocks' linear layers: 2 FLOPs per token each, forward
     head_parameters: int                     # vocabulary x width: multiplied by, tied or not
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # weight -> shape, one block and what is outside
+    provider: str = "native"                 # who computes it: "native" (our decoder), "transformers" or "unsloth"
+    task: str = "causal"                     # "causal", "seq2seq" or "span"
+    path: str = ""                           # of pretrained weights; "" = drawn here
+    method: str = "scratch"                  # "scratch", "full", "lora" or "qlora"
+    adapter_parameters: int = 0              # of `parameters`; with them only these are trained
+    adapted_layers: tuple[int, ...] = ()     # blocks that have adapters
+    frozen_dtype: str = "fp32"               # of the weights that are not trained, as they are stored: fp32, bf16, fp16, nf4
+    window: int | None = None                # tokens a token sees, itself included; None = its whole document
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What is trained on. An example is one block of `block` predicted tokens."""
+    """What is trained on. An example is one block of `block` predicted tokens, or a conversation, pair, span or text.
+
+    Where examples differ in length (`kind` is not "blocks"), `block` is their mean, rounded up.
+    """
 
     source: str
     digest: str                              # sha256 of the documents
@@ -115,6 +126,9 @@ class DataFacts:
     examples: int                            # training blocks in one epoch
     train_batch_size: int                    # examples per optimizer step: semantics, never traded for speed
     length_quantiles: Mapping[str, int] = field(default_factory=dict)  # tokens per document: min, p10, p50, p90, max
+    kind: str = "blocks"                     # "blocks" of one length, or "conversation", "pair", "span", "text"
+    max_length: int = 0                      # tokens of the longest example; 0 = block
+    trained_share: float = 1.0               # of the tokens: those that are targets
 
     @property
     def redundancy(self) -> float:
@@ -202,22 +216,41 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Source:
+    """What the encoder of an encoder-decoder reads: one document for each document of the batch. S = sum of `lengths`."""
+
+    tokens: Tensor                           # (S,) int64
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Batch:
-    """One forward pass: documents laid end to end, no padding. T = the sum of `lengths`."""
+    """One forward pass: documents laid end to end. T = the sum of `lengths`.
+
+    The model gives R rows of scores, and `targets` holds what each row should say. For a language model R = T: each
+    token's row says the token that follows it. For a span head R = 2 a document: the places, within the document, of the
+    answer's first and last token.
+    """
 
     tokens: Tensor                           # (T,) int64
-    targets: Tensor                          # (T,) int64, IGNORE where nothing is trained
+    targets: Tensor                          # (R,) int64, IGNORE where nothing is trained
     positions: Tensor                        # (T,) int64, restarting at 0 in each document
-    lengths: tuple[int, ...]                 # tokens of each document; a token attends within its own, causally
+    lengths: tuple[int, ...]                 # tokens of each document; a token attends within its own
     trained_tokens: int                      # targets that are not IGNORE, counted on the host so that nobody has to sync
+    padding_tokens: int = 0                  # of T: behind the documents' ends, to make them equally long
+    source: Source | None = None             # encoder-decoders: then `tokens` are what the decoder reads
+    segments: Tensor | None = None           # (T,) int64: 0 in a pair's first text, 1 in its second (BERT)
 
     @property
     def real_tokens(self) -> int:
-        return sum(self.lengths)
+        return sum(self.lengths) - self.padding_tokens + (sum(self.source.lengths) if self.source else 0)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        moved = {name: getattr(self, name).to(device, non_blocking=non_blocking)
-                 for name in ("tokens", "targets", "positions")}
+        moved: dict[str, Any] = {name: getattr(self, name).to(device, non_blocking=non_blocking)
+                                 for name in ("tokens", "targets", "positions", "segments")
+                                 if getattr(self, name) is not None}
+        if self.source is not None:
+            moved["source"] = Source(self.source.tokens.to(device, non_blocking=non_blocking), self.source.lengths)
         return dataclasses.replace(self, **moved)
 
 

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from powertrain.data.blocks import Blocks, EvaluationBlocks, Example
+from powertrain.data.blocks import Blocks, EvaluationBlocks
+from powertrain.data.example import Example
 from powertrain.data.collate import collate
 from powertrain.records import IGNORE, WrongUse
 

@@ -166,8 +166,7 @@ def printable(text: str) -> str:
 
 def _print_result(folder: Path, prepared: Prepared, *, as_json: bool) -> None:
     events = read_events(folder / "events.jsonl")
-    store = prepared.store
-    gzip_bits = 8 * store.validation_text_gzip_bytes / store.validation_bytes if store.validation_bytes else None
+    gzip_bits = prepared.material.gzip_bits_per_byte
     if as_json:
         evaluation = next((event for event in reversed(events) if event["event"] == "evaluation"), None)
         output.print_json({"event": "result", "folder": str(folder), "gzip_bits_per_byte": gzip_bits,

@@ -10,15 +10,8 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from powertrain.data.example import Example
 from powertrain.records import WrongUse
-
-
-@dataclass(frozen=True, eq=False)
-class Example:
-    """What the model reads and what it should say at each place: targets[i] follows inputs[i] in the stream."""
-
-    inputs: npt.NDArray[np.int64]            # (block,)
-    targets: npt.NDArray[np.int64]           # (block,)
 
 
 class _Examples(Sequence[Example]):

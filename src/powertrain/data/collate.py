@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from powertrain.data.blocks import Example
-from powertrain.records import IGNORE, Batch
+from powertrain.data.example import Example
+from powertrain.records import IGNORE, Batch, Source
+
+PAD = 0                                      # any token: nothing looks at it, and it trains nothing
 
 
 def collate(examples: Sequence[Example]) -> Batch:
@@ -16,10 +20,35 @@ def collate(examples: Sequence[Example]) -> Batch:
     assert examples, "a batch needs an example"
     lengths = tuple(len(example.inputs) for example in examples)
     targets = np.concatenate([example.targets for example in examples])
+    sources = [example.source for example in examples if example.source is not None]
+    segments = [example.segments for example in examples if example.segments is not None]
     return Batch(
-        tokens=torch.from_numpy(np.concatenate([example.inputs for example in examples])),
+        tokens=_joined([example.inputs for example in examples]),
         targets=torch.from_numpy(targets),
-        positions=torch.from_numpy(np.concatenate([np.arange(length, dtype=np.int64) for length in lengths])),
+        positions=_joined([np.arange(length, dtype=np.int64) for length in lengths]),
         lengths=lengths,
         trained_tokens=int(np.count_nonzero(targets != IGNORE)),
+        source=Source(_joined(sources), tuple(map(len, sources))) if sources else None,
+        segments=_joined(segments) if segments else None,
     )
+
+
+def collate_padded(examples: Sequence[Example]) -> Batch:
+    """As `collate`, each document padded to the longest one: what trainers without packing compute.
+
+    For causal models only: tokens behind a document's end are seen by none of its own.
+    """
+    longest = max(len(example.inputs) for example in examples)
+    padded = [Example(_padded(example.inputs, longest, PAD), _padded(example.targets, longest, IGNORE))
+              for example in examples]
+    batch = collate(padded)
+    padding_tokens = sum(longest - len(example.inputs) for example in examples)
+    return Batch(batch.tokens, batch.targets, batch.positions, batch.lengths, batch.trained_tokens, padding_tokens)
+
+
+def _joined(parts: Sequence[npt.NDArray[np.int64]]) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def _padded(values: npt.NDArray[np.int64], length: int, filler: int) -> npt.NDArray[np.int64]:
+    return np.concatenate([values, np.full(length - len(values), filler, dtype=np.int64)])

@@ -11,6 +11,7 @@ Legend: T tokens, V vocabulary, H heads, K kv heads, D head width.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from powertrain.models.attention import Attention, math_attention
 from powertrain.models.config import ModelConfig
+from powertrain.models.model import Model, SavedTokenizer
 from powertrain.records import Batch, WrongUse
 
 Rotary = tuple[Tensor, Tensor]        # cosines and sines, each (T, 1, rotary width) fp32
@@ -125,7 +127,7 @@ def run_plainly(block: Block, index: int, x: Tensor, rotary: Rotary | None, leng
     return out
 
 
-class Decoder(nn.Module):
+class Decoder(Model):
     """Token ids to logits. Weights are fp32 and drawn with torch's global generator: seed it first."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -186,8 +188,9 @@ class Decoder(nn.Module):
         return F.dropout(x, self.config.dropout, self.training)
 
     def hidden(self, batch: Batch, *, attention: Attention = math_attention,
-               run_block: RunBlock = run_plainly) -> Tensor:
+               run_block: RunBlock | None = None) -> Tensor:
         """(T, width): what the head reads, after the last norm."""
+        run_block = run_block or run_plainly
         x, rotary = self.embed(batch), self.rotary(batch.positions)
         for index, block in enumerate(self.blocks):
             assert isinstance(block, Block)
@@ -199,8 +202,13 @@ class Decoder(nn.Module):
         """(T, width) -> (T, V)."""
         return F.linear(hidden, self.head_weight)
 
+    def save(self, folder: Path, tokenizer: SavedTokenizer | None = None) -> None:
+        from powertrain.models.folder import save_folder
+
+        save_folder(self, folder, tokenizer)
+
     def forward(self, batch: Batch, *, attention: Attention = math_attention,
-                run_block: RunBlock = run_plainly) -> Tensor:
+                run_block: RunBlock | None = None) -> Tensor:
         """(T, V): for each token the logits of the one that follows it."""
         return self.logits(self.hidden(batch, attention=attention, run_block=run_block))
 

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from powertrain.models.decoder import Decoder
 from powertrain.models.families import from_hf_config, to_hf_config
+from powertrain.models.model import SavedTokenizer
 from powertrain.models.weights import from_hf_weights, to_hf_weights
 from powertrain.records import WrongUse
 
@@ -26,12 +27,6 @@ HF_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16
 
 
 REPLACED_TOKENIZERS = ("qwen2",)             # model types whose tokenizer transformers 5 takes for its own, whatever it is
-
-
-class SavedTokenizer(Protocol):
-    """A tokenizer that writes its own files."""
-
-    def save(self, folder: Path) -> Any: ...
 
 
 def save_folder(model: Decoder, folder: Path, tokenizer: SavedTokenizer | None = None) -> None:

@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from powertrain.recipe import spellings
-from powertrain.recipe.schema import Recipe
+from powertrain.recipe.schema import METHOD_DEFAULTS, Recipe
 from powertrain.records import WrongUse
 
 DEFAULT = "default"
@@ -108,6 +108,8 @@ def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
     values = {**from_file, **_unpinned(spoken)}
     _drop_rivals(values, spoken)
     _check_keys(values, {**dict.fromkeys(from_file, origin), **dict.fromkeys(spoken, "command line")})
+    of_method = _method_defaults(values)
+    values = {**of_method, **values}
     nested: dict[str, Any] = {}
     for key, value in values.items():
         _set(nested, key, value)
@@ -115,9 +117,16 @@ def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
         recipe = Recipe.model_validate(nested)
     except ValidationError as error:
         raise WrongUse(_in_one_sentence(error, from_file, spoken, origin)) from None
-    origins = {key: "command line" if _names(key, spoken) else origin if _names(key, from_file) else "default"
+    origins = {key: "command line" if _names(key, spoken) else origin if _names(key, from_file) else
+               f"default of method {recipe.method}" if key in of_method else "default"
                for key, _ in flat(recipe.model_dump())}
     return Resolved(recipe, origins, tuple(file_notes + word_notes))
+
+
+def _method_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults that depend on the method, which is lora where a pretrained model is named and nothing is said."""
+    method = values.get("method", "scratch" if values.get("model.path") is None else "lora")
+    return {"method": method, **METHOD_DEFAULTS.get(str(method), {})} if method != "scratch" else {}
 
 
 def _names(key: str, given: Mapping[str, Any]) -> bool:

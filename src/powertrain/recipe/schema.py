@@ -33,7 +33,14 @@ class Strict(BaseModel):
 
 
 class ModelRecipe(Strict):
-    """The decoder, built from scratch. Only the family has a default; sizes left out are derived from those given."""
+    """A pretrained model at `path`, or without one a decoder built from scratch, whose open sizes are derived."""
+
+    path: str | None = None                      # a Hugging Face folder or hub id, a run's folder, or recipe:NAME
+    revision: str | None = None                  # of a hub id: a branch, a tag, or best a full commit hash
+    provider: Literal["native", "transformers", "unsloth"] | None = None     # who computes it; default: native if it can
+    task: Literal["causal", "seq2seq", "span"] | None = None                 # default: what its config.json says
+    adapter: str | None = None                   # a PEFT adapter for it, to train further
+    trust_remote_code: bool = False              # run Python that comes with the model; needs a commit hash as revision
 
     family: str = "llama"
     layers: Positive = 6
@@ -50,10 +57,26 @@ class ModelRecipe(Strict):
 
 
 class DataRecipe(Strict):
-    """What to train on. `data=PATH` on the command line is short for `data.source=PATH`."""
+    """What to train on. `data=PATH` on the command line is short for `data.source=PATH`.
 
-    source: str = "stdlib"                       # file, folder, glob, JSONL, or a named corpus: stdlib, shakespeare
-    text_field: str = "text"                     # of JSONL rows
+    From scratch it is text in blocks (the keys from `block` on). A pretrained model learns from examples: conversations,
+    pairs, questions with answers, or texts, one per row of the source.
+    """
+
+    source: str | list[str] = "stdlib"           # file, folder, glob, hub id, or a named corpus: stdlib, shakespeare, docstrings
+    weights: list[Annotated[float, Field(gt=0)]] | None = None   # how often an epoch sees each source's examples; default: once
+    format: str | None = None                    # how a row is read: messages, alpaca, ...; default: found by looking
+    columns: dict[str, str] = {}                 # the format's column -> the data's: {question: frage}
+    split: str | None = None                     # of a hub or Arrow dataset; default: train
+    validation_source: str | None = None         # held-out examples of their own; default: validation_share of the source
+    max_examples: Positive | None = None         # the first of each source
+    max_length: Positive | None = None           # tokens of an example; default: the model's context, at most 2048
+    long_examples: Literal["cut", "drop"] | None = None          # beyond max_length; default: cut, if they are few
+    train_on: Literal["assistant", "all"] = "assistant"          # whose words are learned
+    chat_template: str | None = None             # a file, or plain, chatml or raw; default: the tokenizer's, else plain
+    end_token: str | None = None                 # that ends a turn or text; default: the one that the tokenizer names
+
+    text_field: str = "text"                     # of JSONL rows that hold text
     max_chars: Positive | None = None
     tokenizer: str = "bpe"                       # char, byte, bpe, or a Hugging Face tokenizer folder
     vocabulary: Positive | None = None           # of a bpe tokenizer trained here
@@ -61,6 +84,27 @@ class DataRecipe(Strict):
     stride: Positive | None = None               # tokens between the starts of two examples; default: block
     validation_share: Share = 0.1
     validation_split: Literal["seeded", "tail"] = "seeded"
+
+
+class LoraRecipe(Strict):
+    """Adapters: small trained matrices beside frozen ones. Names as in PEFT."""
+
+    kind: Literal["lora", "lslora"] = "lora"     # lslora: with a learned Fourier function between A and B
+    r: Positive = 16
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    dropout: Share = 0.0
+    target_modules: str | list[str] = "all-linear"   # or names, such as [q_proj, v_proj]
+    use_rslora: bool = False                     # scale by alpha / sqrt(r) instead of alpha / r
+    use_dora: bool = False                       # magnitudes apart from directions
+    sigma: Annotated[float, Field(gt=0)] = 1.0   # lslora: the function sees tanh(z / sigma)
+    regularisation: Annotated[float, Field(ge=0)] = 0.01     # lslora: pull of the function towards the identity
+
+
+class QuantisationRecipe(Strict):
+    """The frozen base of `method: qlora`: 4 bits a weight, as bitsandbytes stores them."""
+
+    type: Literal["nf4", "fp4"] = "nf4"
+    double: bool = True                          # the blocks' scales are quantised too: 0.37 bits a weight less
 
 
 class SampleRecipe(Strict):
@@ -73,13 +117,15 @@ class SampleRecipe(Strict):
 
 
 class Recipe(Strict):
-    """One training run. `train_batch_size` is examples (blocks) per optimizer step, however they are split."""
+    """One training run. `train_batch_size` is examples per optimizer step, however they are split."""
 
     name: str = "run"
     description: str = ""
     corrections: list[str] = []                  # against the document that a shipped recipe comes from, and why
-    method: Literal["scratch"] = "scratch"
+    method: Literal["scratch", "full", "lora", "qlora"] = "scratch"      # with model.path: lora
     model: ModelRecipe = ModelRecipe()
+    lora: LoraRecipe = LoraRecipe()
+    quantisation: QuantisationRecipe = QuantisationRecipe()
     data: DataRecipe = DataRecipe()
     output_dir: str | None = None                # default: runs/<name>-<date>
 
@@ -111,10 +157,27 @@ class Recipe(Strict):
 
     @model_validator(mode="after")
     def _agree(self) -> Recipe:
+        if self.method == "scratch" and self.model.path is not None:
+            raise ValueError(f"method=scratch draws new weights, and model.path={self.model.path} names trained ones; use "
+                             "method=lora, qlora or full, or leave model.path out")
+        if self.method != "scratch" and self.model.path is None:
+            raise ValueError(f"method={self.method} needs trained weights; name them with model.path=FOLDER, or use "
+                             "method=scratch")
         if self.max_steps is not None and self.train_time_s is not None:
             raise ValueError(f"max_steps={self.max_steps} and train_time_s={self.train_time_s:g} both set the length of "
                              "the run; keep one and set the other to null")
         return self
+
+
+# what a recipe that names a pretrained model starts from, where its default differs from that of training from scratch
+PRETRAINED_DEFAULTS: dict[str, Any] = {
+    "train_batch_size": 16, "weight_decay": 0.0, "adam_beta2": 0.999, "warmup_ratio": 0.03, "sample.tokens": 0,
+    "data.validation_share": 0.05,
+}
+METHOD_DEFAULTS: dict[str, dict[str, Any]] = {   # learning rates: TRL's and PEFT's recommendations
+    "scratch": {}, "full": {**PRETRAINED_DEFAULTS, "learning_rate": 2e-5},
+    "lora": {**PRETRAINED_DEFAULTS, "learning_rate": 2e-4}, "qlora": {**PRETRAINED_DEFAULTS, "learning_rate": 2e-4},
+}
 
 
 def in_steps(interval: int | str, steps_per_epoch: float) -> int:

@@ -12,6 +12,8 @@ from typing import Any
 Renamed = dict[str, Any]                        # our dotted key -> value
 SECTIONS = ("training", "train", "trainer")     # tables of other trainers' files whose keys stand at our top level
 
+OUR_OWN = ("data.max_length",)                  # keys of the recipe that another trainer calls something else
+
 SAME_VALUE: Mapping[str, str] = {
     "batch_size": "train_batch_size", "effective_batch_size": "train_batch_size",
     "lr": "learning_rate", "scheduler": "lr_scheduler_type", "lr_scheduler": "lr_scheduler_type",
@@ -96,6 +98,8 @@ def _without_sections(values: Mapping[str, Any]) -> Renamed:
 
 
 def _translate_one(key: str, value: Any) -> tuple[Renamed, str | None]:
+    if key in OUR_OWN:
+        return {key: value}, None
     plain = key.removeprefix("model.").removeprefix("data.")
     special = _SPECIAL.get(key)
     if special is not None:

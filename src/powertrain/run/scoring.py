@@ -21,7 +21,7 @@ from powertrain.planner import from_json
 from powertrain.recipe import resolve
 from powertrain.records import Evaluation, Plan, WrongUse
 from powertrain.run.folder import existing
-from powertrain.run.prepare import open_recipe_store
+from powertrain.run.scratch import open_recipe_store
 from powertrain.training.evaluation import evaluate
 from powertrain.training.loop import apply_plan
 from powertrain.training.setup import Setup, plain_adamw, plain_setup

@@ -19,10 +19,8 @@ from typing import Any
 import torch
 
 from powertrain import planner
-from powertrain.data.blocks import EvaluationBlocks
 from powertrain.data.publishing import sync
 from powertrain.generation import generate
-from powertrain.models.folder import save_folder
 from powertrain.recipe import in_steps
 from powertrain.records import Evaluation, RunFailed, StepRecord, to_plain
 from powertrain.run import folder as run_folder
@@ -183,13 +181,11 @@ def _steps(session: Session, interrupt: Interrupt) -> str | None:
 
 
 def _evaluate(session: Session, *, final: bool) -> None:
-    store, recipe = session.prepared.store, session.prepared.recipe
-    blocks = EvaluationBlocks(store.validation, recipe.data.block)
-    if not len(blocks):
+    material, recipe = session.prepared.material, session.prepared.recipe
+    if not len(material.held_out):
         return
-    tokens_per_byte = len(store.validation) / store.validation_bytes
-    found: Evaluation = evaluate(session.setup, spread(blocks, None if final else recipe.max_eval_samples),
-                                 tokens_per_byte=tokens_per_byte)
+    found: Evaluation = evaluate(session.setup, spread(material.held_out, None if final else recipe.max_eval_samples),
+                                 tokens_per_byte=material.tokens_per_byte)
     session.state.evaluations[session.state.step] = found.loss
     session.emit("evaluation", step=session.state.step, final=final, **to_plain(found))
     if recipe.sample.tokens:
@@ -197,9 +193,9 @@ def _evaluate(session: Session, *, final: bool) -> None:
 
 
 def _sample(session: Session) -> str:
-    wanted, setup = session.prepared.recipe.sample, session.setup
+    wanted, setup, material = session.prepared.recipe.sample, session.setup, session.prepared.material
     with setup.precision.context(setup.device):
-        pieces = generate(setup.model, session.prepared.store.tokenizer, wanted.prompt, tokens=wanted.tokens,
+        pieces = generate(setup.model, material.tokenizer, material.as_prompt(wanted.prompt), tokens=wanted.tokens,
                           temperature=wanted.temperature, top_k=wanted.top_k, seed=session.prepared.recipe.seed)
         return wanted.prompt + "".join(pieces)
 
@@ -243,7 +239,7 @@ def _finish(session: Session) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         unfinished.mkdir()
-        save_folder(session.setup.model, unfinished, session.prepared.store.tokenizer)
+        session.setup.model.save(unfinished, session.prepared.material.tokenizer)
         for file in unfinished.iterdir():
             sync(file)
         os.rename(unfinished, model_folder)
@@ -257,7 +253,7 @@ def _finish(session: Session) -> None:
 
 
 def _checkpoint_bytes(session: Session) -> int:
-    return 12 * session.prepared.facts.model.parameters     # fp32 weights and two moments
+    return 12 * session.prepared.facts.model.trainable      # fp32 weights and two moments
 
 
 def _check_disk(session: Session) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from powertrain.data.publishing import sync
 from powertrain.models.folder import save_tensors
@@ -148,10 +148,15 @@ def _tensors(state: State) -> dict[str, dict[str, Tensor]]:
     if torch.cuda.is_available():
         random["cuda"] = torch.cuda.get_rng_state()
     moments = {f"{name}.{key}": value.contiguous()
-               for name, parameter in state.model.named_parameters()
+               for name, parameter in _trained(state).items()
                for key, value in state.optimizer.state.get(parameter, {}).items() if isinstance(value, Tensor)}
-    weights = {name: parameter.detach().contiguous() for name, parameter in state.model.named_parameters()}
+    weights = {name: parameter.detach().contiguous() for name, parameter in _trained(state).items()}
     return {"model.safetensors": weights, "optimizer.safetensors": moments, "random.safetensors": random}
+
+
+def _trained(state: State) -> dict[str, nn.Parameter]:
+    """What the run changes. Frozen weights are those of the model's own folder, and are never written again."""
+    return {name: parameter for name, parameter in state.model.named_parameters() if parameter.requires_grad}
 
 
 def _plain_state(state: State) -> Mapping[str, Any]:
@@ -160,7 +165,7 @@ def _plain_state(state: State) -> Mapping[str, Any]:
 
 
 def _copy_weights(state: State, weights: Mapping[str, Tensor]) -> None:
-    parameters = dict(state.model.named_parameters())
+    parameters = _trained(state)
     if set(parameters) != set(weights) or any(parameters[n].shape != weights[n].shape for n in weights):
         raise WrongUse("the checkpoint holds another model than the recipe describes; resume with the run's own recipe")
     with torch.no_grad():
@@ -169,7 +174,7 @@ def _copy_weights(state: State, weights: Mapping[str, Tensor]) -> None:
 
 
 def _restore_optimizer(state: State, moments: Mapping[str, Tensor]) -> None:
-    for name, parameter in state.model.named_parameters():
+    for name, parameter in _trained(state).items():
         own = {key.removeprefix(f"{name}."): value for key, value in moments.items()
                if key.rpartition(".")[0] == name}
         state.optimizer.state[parameter] = {
@@ -183,7 +188,7 @@ def _steps_on_device(state: State) -> bool:
 
 
 def _require_finite(state: State) -> None:
-    broken = [name for name, p in state.model.named_parameters() if not bool(torch.isfinite(p).all())]
+    broken = [name for name, p in _trained(state).items() if not bool(torch.isfinite(p).all())]
     if broken:
         raise RunFailed(f"after step {state.step} {len(broken)} weights are not finite, {broken[0]} the first; nothing "
                         "was saved. Resume from the last checkpoint with a lower learning_rate or a max_grad_norm")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from powertrain.data.blocks import Example
+from powertrain.data.example import Example
 from powertrain.records import Evaluation
 from powertrain.training.setup import Setup
 
@@ -24,11 +24,12 @@ def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: floa
     was_training = setup.model.training
     setup.model.eval()
     with torch.no_grad():
-        for first in range(0, len(examples), setup.micro_batch):
-            last = min(first + setup.micro_batch, len(examples))
-            batch = setup.collate([examples[i] for i in range(first, last)]).to(setup.device)
-            losses.append(setup.batch_loss(batch))
-            tokens += batch.trained_tokens
+        for first in range(0, len(examples), setup.train_batch_size):
+            last = min(first + setup.train_batch_size, len(examples))
+            for passed in setup.passes([examples[i] for i in range(first, last)]):
+                batch = passed.to(setup.device)
+                losses.append(setup.batch_loss(batch))
+                tokens += batch.trained_tokens
     setup.model.train(was_training)
     loss = float(torch.stack(losses).cpu().double().sum()) / tokens
     bits_per_byte = None if tokens_per_byte is None else loss * tokens_per_byte / math.log(2)

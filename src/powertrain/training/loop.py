@@ -99,12 +99,14 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
 
 
 def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBatches, trained_tokens: int) -> Tensor:
-    """Gradients of the step's mean loss into `.grad`; returns that loss, () fp32 on the device."""
+    """Gradients of the step's mean loss, and of the model's penalty, into `.grad`; returns the loss, () fp32."""
     total = torch.zeros((), device=setup.device)
     for batch in micro_batches:
         loss = setup.batch_loss(batch) / trained_tokens
         scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
+    if (penalty := setup.model.penalty()) is not None:
+        scaler.scale(penalty).backward()  # type: ignore[no-untyped-call]
     return total
 
 

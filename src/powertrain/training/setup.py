@@ -12,15 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powertrain.data.blocks import Example
+from powertrain.data.example import Example
 from powertrain.data.order import step_examples
 from powertrain.models.attention import Attention, math_attention
-from powertrain.models.decoder import Decoder, RunBlock, run_plainly
+from powertrain.models.decoder import RunBlock, run_plainly
+from powertrain.models.model import Model
 from powertrain.records import IGNORE, Batch
 
 MicroBatches = list[Batch]                   # one optimizer step's batch, split
 Prepare = Callable[[int], MicroBatches]      # optimizer step (from 0) -> its batch, on the host
-Loss = Callable[[Decoder, Tensor, Tensor], Tensor]           # (model, hidden (T, width), targets (T,)) -> () fp32 sum
+Arrange = Callable[[Sequence[Example], int], list[list[Example]]]    # (a step's examples, micro_batch) -> its passes
+Loss = Callable[[Model, Tensor, Tensor], Tensor]             # (model, hidden (R, width), targets (R,)) -> () fp32 sum
 MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
 
@@ -53,12 +55,13 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Setup:
-    model: Decoder                           # fp32 master weights, on `device`
+    model: Model                             # on `device`; what is trained in it is fp32
     device: torch.device
     examples: Sequence[Example]              # one epoch, in the order of the store
     train_batch_size: int                    # examples per optimizer step
     seed: int
     micro_batch: int                         # examples per forward pass
+    arrange: Arrange
     collate: Callable[[Sequence[Example]], Batch]
     loader: Callable[[Prepare, range, torch.device], Iterator[MicroBatches]]
     attention: Attention
@@ -71,8 +74,11 @@ class Setup:
     def prepare(self, step: int) -> MicroBatches:
         """Batch of optimizer step `step` (from 0): a pure function of the seed and the step."""
         indices = step_examples(self.seed, step, self.train_batch_size, len(self.examples))
-        examples = [self.examples[int(i)] for i in indices]
-        return [self.collate(examples[i:i + self.micro_batch]) for i in range(0, len(examples), self.micro_batch)]
+        return self.passes([self.examples[int(i)] for i in indices])
+
+    def passes(self, examples: Sequence[Example]) -> MicroBatches:
+        """The batches of the forward passes that these examples take."""
+        return [self.collate(part) for part in self.arrange(examples, self.micro_batch)]
 
     def product_dtype(self) -> torch.dtype:
         """The dtype that the model's matrix products come out in, tried on one row."""
@@ -88,13 +94,22 @@ class Setup:
             return self.loss(self.model, hidden, batch.targets)
 
 
-def plain_setup(model: Decoder, examples: Sequence[Example], collate: Callable[[Sequence[Example]], Batch], *,
+def plain_setup(model: Model, examples: Sequence[Example], collate: Callable[[Sequence[Example]], Batch], *,
                 train_batch_size: int, seed: int, optimizer: MakeOptimizer) -> Setup:
-    """The setup with no technique in force: fp32, one micro-batch, eager, batches made when they are needed."""
+    """The setup with no technique in force: fp32, one micro-batch, eager, batches made when they are needed.
+
+    `collate` is the plain one for the data: collate_padded where a causal model's examples differ in length.
+    """
     return Setup(model=model, device=next(model.parameters()).device, examples=examples,
-                 train_batch_size=train_batch_size, seed=seed, micro_batch=train_batch_size, collate=collate,
+                 train_batch_size=train_batch_size, seed=seed, micro_batch=train_batch_size, arrange=in_order,
+                 collate=collate,
                  loader=load_when_needed, attention=math_attention, run_block=run_plainly, loss=token_loss,
                  precision=Precision(), optimizer=optimizer)
+
+
+def in_order(examples: Sequence[Example], micro_batch: int) -> list[list[Example]]:
+    """Passes of `micro_batch` examples each, the last one of what is left."""
+    return [list(examples[first:first + micro_batch]) for first in range(0, len(examples), micro_batch)]
 
 
 def load_when_needed(prepare: Prepare, steps: range, device: torch.device) -> Iterator[MicroBatches]:
@@ -102,7 +117,7 @@ def load_when_needed(prepare: Prepare, steps: range, device: torch.device) -> It
         yield [batch.to(device) for batch in prepare(step)]
 
 
-def token_loss(model: Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
+def token_loss(model: Model, hidden: Tensor, targets: Tensor) -> Tensor:
     """() fp32 cross-entropy in nats, summed over the targets that are not IGNORE."""
     logits = model.logits(hidden).float()    # (T, V)
     return nn.functional.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")

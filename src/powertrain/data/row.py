@@ -1,0 +1,48 @@
+"""A row: what one line of JSONL, one line of CSV, one row of a table or one text file holds, before anyone reads meaning into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Row:
+    fields: dict[str, Any]                   # column -> value, as JSON knows values
+    origin: str                              # "train.jsonl:17", "train.parquet row 17", "org/name[train] row 17"; from 1
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A row that could not be read at all."""
+
+    origin: str
+    reason: str
+
+
+class BadRow(ValueError):
+    """A row that was read, and does not say what its format asks for. The message is the reason, without the origin."""
+
+
+def fault(value: Any) -> str | None:
+    """Why a value cannot be trained on whatever it means: NUL, or half of a surrogate pair. None if nothing is wrong."""
+    if isinstance(value, str):
+        return _text_fault(value)
+    if isinstance(value, Mapping):
+        return next((found for key, inner in value.items() if (found := fault(key) or fault(inner))), None)
+    if isinstance(value, list | tuple):
+        return next((found for inner in value if (found := fault(inner))), None)
+    return None
+
+
+def _text_fault(text: str) -> str | None:
+    if (at := text.find("\0")) >= 0:
+        return f"NUL at character {at} of a text; mend or remove the row"
+    if text.isascii():
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"the lone surrogate \\u{ord(text[error.start]):04x} at character {error.start} of a text; mend or remove the row"
+    return None

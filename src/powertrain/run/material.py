@@ -1,0 +1,39 @@
+"""What a run works on, its data and its model: all that differs between training from scratch and from trained weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from powertrain.data.example import Example
+from powertrain.models.model import Model, SavedTokenizer
+from powertrain.recipe import Resolved
+from powertrain.records import Batch, DataFacts, ModelFacts
+
+
+class TextTokenizer(SavedTokenizer, Protocol):
+    """What a run needs of a tokenizer: to write samples, and to save it beside the model."""
+
+    @property
+    def end_of_text(self) -> int | None: ...
+
+    def encode(self, text: str) -> Any: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+@dataclass(frozen=True)
+class Material:
+    resolved: Resolved                       # the recipe, its open values derived from model and data
+    model: ModelFacts
+    data: DataFacts
+    training: Sequence[Example]              # one epoch, in the order of the store
+    held_out: Sequence[Example]              # may be empty
+    collate: Callable[[Sequence[Example]], Batch]        # the plain one, without any technique
+    tokenizer: TextTokenizer
+    build: Callable[[], Model]               # on the CPU, with what is trained in fp32; draws numbers: seed first
+    tokens_per_byte: float | None = None     # of the held-out text; None where bytes are no measure
+    gzip_bits_per_byte: float | None = None  # of the held-out text at gzip's level 9
+    as_prompt: Callable[[str], str] = str    # a user's words as the model is to read them
+    said: tuple[str, ...] = ()               # what was found by looking at model and data

@@ -1,0 +1,135 @@
+"""Training a pretrained model: examples instead of text, and weights that are there already, whole or beside adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from powertrain.data.collate import collate, collate_padded
+from powertrain.data.example_store import ExampleStore
+from powertrain.facts.data import example_facts
+from powertrain.facts.model import model_facts
+from powertrain.models.adapter_files import load_adapter, read_adapter_config
+from powertrain.models.adapters import AdapterConfig, add_adapters
+from powertrain.models.bridge import bridged_facts, load_bridged
+from powertrain.models.families import from_hf_config
+from powertrain.models.folder import load_folder
+from powertrain.models.model import Model
+from powertrain.models.quantised import quantise_base
+from powertrain.recipe import Recipe, Resolved
+from powertrain.records import ModelFacts, Software, WrongUse
+from powertrain.run.examples import Base, examples_for, find_base, max_length
+from powertrain.run.material import Material
+
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+SHAPE_KEYS = ("family", "layers", "width", "heads", "kv_heads", "mlp_width", "context", "vocabulary", "activation", "tied_head")
+
+
+def pretrained_material(resolved: Resolved, software: Software, cache: Path, say: Callable[[str], None]) -> Material:
+    """Raises WrongUse for whatever cannot be trained."""
+    base = find_base(resolved.recipe, software)
+    say(f"{resolved.recipe.model.path}: {base.choice.because}")
+    adapters = _adapters(resolved.recipe)
+    facts = _model_facts(resolved.recipe, base, adapters)
+    store = examples_for(resolved.recipe, base, cache, say)
+    _check_vocabulary(store, facts)
+    resolved = resolved.with_planned(_derived(resolved, base, facts, adapters))
+    recipe = resolved.recipe
+    padded = base.choice.task == "causal" and base.choice.provider == "native"
+    return Material(
+        resolved, facts,
+        example_facts(store, train_batch_size=recipe.train_batch_size),
+        training=store.training, held_out=store.validation, collate=collate_padded if padded else collate,
+        tokenizer=store.saved_tokenizer, build=partial(_build, recipe, base, adapters), said=store.said,
+        as_prompt=store.as_prompt)
+
+
+def _adapters(recipe: Recipe) -> AdapterConfig | None:
+    if recipe.method == "full":
+        if recipe.model.adapter is not None:
+            raise WrongUse(f"method=full trains the model's own weights, and model.adapter={recipe.model.adapter} names an "
+                           "adapter; merge it first (powertrain export --to merged), or use method=lora")
+        return None
+    if recipe.model.adapter is not None:
+        return read_adapter_config(Path(recipe.model.adapter))
+    wanted = recipe.lora.model_dump()
+    targets = wanted["target_modules"]
+    return AdapterConfig(**{**wanted, "target_modules": targets if isinstance(targets, str) else tuple(targets)})
+
+
+def _model_facts(recipe: Recipe, base: Base, adapters: AdapterConfig | None) -> ModelFacts:
+    stored = recipe.quantisation.type if recipe.method == "qlora" else _stored_dtype(recipe, base)
+    if base.choice.provider != "native":
+        return bridged_facts(base.folder, task=base.choice.task, method=recipe.method, adapters=adapters,
+                             provider=base.choice.provider)
+    config = from_hf_config(base.config, recipe.model.dropout)
+    return model_facts(config, method=recipe.method, path=str(recipe.model.path), adapters=adapters, frozen_dtype=stored)
+
+
+def _stored_dtype(recipe: Recipe, base: Base) -> str:
+    if recipe.method == "full":
+        return "fp32"                        # master weights
+    return DTYPES.get(str(base.config.get("dtype") or base.config.get("torch_dtype")), "fp32")
+
+
+def _check_vocabulary(store: ExampleStore, facts: ModelFacts) -> None:
+    tokens = store.tokenizer.vocabulary
+    if tokens > facts.vocabulary:
+        raise WrongUse(f"the tokenizer has {tokens:,} tokens and the model's embedding {facts.vocabulary:,}, so {tokens - facts.vocabulary:,} "
+                       "of them have no row; use the tokenizer that the model was trained with (data.tokenizer=FOLDER)")
+
+
+def _derived(resolved: Resolved, base: Base, facts: ModelFacts, adapters: AdapterConfig | None) -> dict[str, tuple[Any, str]]:
+    """What the model's folder and data decided. Raises WrongUse for a shape that was asked for and is another."""
+    recipe, found = resolved.recipe, f"{base.name}/config.json"
+    derived: dict[str, tuple[Any, str]] = {}
+    if base.choice.provider == "native":
+        config = from_hf_config(base.config, recipe.model.dropout)
+        shape: dict[str, Any] = {key: getattr(config, key) for key in SHAPE_KEYS}
+    else:
+        shape = {"family": facts.family, "layers": facts.layers, "width": facts.width}
+    for key, value in shape.items():
+        asked = resolved.origins.get(f"model.{key}", "default")
+        if asked != "default" and getattr(recipe.model, key) not in (None, value):
+            raise WrongUse(f"model.{key}={getattr(recipe.model, key)} was asked for ({asked}), and {recipe.model.path} has "
+                           f"{value}; leave it out")
+        derived[f"model.{key}"] = (value, found)
+    derived["model.path"] = (base.name, "where it was found")
+    derived["model.provider"] = (base.choice.provider, base.choice.because)
+    derived["model.task"] = (base.choice.task, "config.json")
+    derived["data.max_length"] = (max_length(recipe, base), "what the model can read, at most 2048")
+    if adapters is not None and recipe.model.adapter is not None:
+        targets = adapters.target_modules
+        values = {**adapters.__dict__, "target_modules": targets if isinstance(targets, str) else list(targets)}
+        derived |= {f"lora.{key}": (value, f"{recipe.model.adapter}/adapter_config.json") for key, value in values.items()
+                    if key in type(recipe.lora).model_fields}
+    return {key: (value, reason) for key, (value, reason) in derived.items() if _is_open(resolved, key, value)}
+
+
+def _is_open(resolved: Resolved, key: str, value: Any) -> bool:
+    """Whether the value is news: what a recipe says already keeps its own origin."""
+    section, _, leaf = key.partition(".")
+    return bool(getattr(getattr(resolved.recipe, section), leaf) != value)
+
+
+def _build(recipe: Recipe, base: Base, adapters: AdapterConfig | None) -> Model:
+    quantisation = (recipe.quantisation.type, recipe.quantisation.double) if recipe.method == "qlora" else None
+    if base.choice.provider != "native":
+        return load_bridged(base.folder, task=base.choice.task, method=recipe.method, adapters=adapters,
+                            quantisation=quantisation, dropout=recipe.model.dropout,
+                            adapter_folder=Path(recipe.model.adapter) if recipe.model.adapter else None,
+                            trust_remote_code=recipe.model.trust_remote_code, revision=recipe.model.revision)
+    model = load_folder(base.folder, dropout=recipe.model.dropout, dtype=torch.float32 if recipe.method == "full" else None)
+    model.base = base.name
+    if quantisation is not None:
+        quantise_base(model, type=quantisation[0], double=quantisation[1])
+    if recipe.model.adapter is not None:
+        load_adapter(model, Path(recipe.model.adapter))
+    elif adapters is not None:
+        add_adapters(model, replace(adapters))
+    return model
