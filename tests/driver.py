@@ -65,6 +65,7 @@ def _child(words: list[str], cache: str, folder: str, out: str, err: str, fault:
 
 
 def _plant(place: str, number: int) -> None:
+    from powertrain.models.decoder import Decoder
     from powertrain.run import session
     from powertrain.training import checkpoint
 
@@ -95,7 +96,7 @@ def _plant(place: str, number: int) -> None:
         checkpoint.shutil.rmtree = counted(shutil.rmtree)
         Path.write_text = counted(Path.write_text)  # type: ignore[method-assign]
     elif place == "model":
-        session.save_folder = _on_a_full_disk(session.save_folder, from_call=1)
+        Decoder.save = _on_a_full_disk(Decoder.save, from_call=1)  # type: ignore[method-assign]
     elif place == "full":
         checkpoint.save_tensors = _on_a_full_disk(checkpoint.save_tensors, from_call=number)
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from powertrain.cost.memory import peak_memory, saved_bytes
+from powertrain.cost.activations import saved_bytes
+from powertrain.cost.memory import peak_memory
 from powertrain.cost.workload import Workload
 from powertrain.facts.model import model_facts
 from powertrain.models.attention import bmm_attention, math_attention, sdpa_attention

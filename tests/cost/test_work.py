@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from powertrain.cost.gradients import checkpointed_layers
 from powertrain.cost.work import (
-    checkpointed_layers,
     evaluation_work,
     forward_flops,
     mean_keys,

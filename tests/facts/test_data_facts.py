@@ -1,10 +1,16 @@
-"""What is trained on, from a real token store."""
+"""What is trained on, from a real token store and a real example store."""
+
+import json
+import math
+from dataclasses import replace
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
+from powertrain.data.example_store import open_examples
 from powertrain.data.store import open_store
-from powertrain.facts.data import data_facts, training_examples
-from powertrain.records import WrongUse
+from powertrain.facts.data import data_facts, example_facts, training_examples
+from powertrain.records import IGNORE, WrongUse
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5, 6, 7, 123])
@@ -34,3 +40,47 @@ def test_the_facts_are_those_of_the_store(tmp_path):
     assert facts.examples == training_examples(facts.train_tokens, 8, 4) > 0
     assert facts.length_quantiles["max"] == facts.train_tokens
     assert 0 < facts.validation_bytes < facts.text_bytes
+
+
+@pytest.fixture
+def tokenizer_folder(tmp_path):
+    """One token a word, with a beginning, an end and a pad token."""
+    words = {word: i for i, word in enumerate(["<s>", "</s>", "<pad>", "<unk>", *(f"w{i}" for i in range(20))])}
+    library = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    library.add_special_tokens(["<s>", "</s>", "<pad>", "<unk>"])
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    library.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(
+        {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "bos_token": "<s>", "pad_token": "<pad>"}))
+    return folder
+
+
+def stored_examples(tmp_path, tokenizer_folder, rows, **changes):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return open_examples([str(tmp_path / "rows.jsonl")], max_length=64, tokenizer_folder=tokenizer_folder,
+                         cache=tmp_path / "cache", **changes)
+
+
+def test_the_facts_of_examples_are_those_of_their_lengths(tmp_path, tokenizer_folder):
+    rows = [{"prompt": " ".join(f"w{j % 20}" for j in range(1 + i % 9)), "completion": " w1 w2"} for i in range(50)]
+    store = stored_examples(tmp_path, tokenizer_folder, rows, validation_share=0.2)
+    facts = example_facts(store, train_batch_size=4)
+    lengths = [len(example.inputs) for example in store.training]
+    trained = sum(int((example.targets != IGNORE).sum()) for example in store.training)
+    assert facts.block == facts.stride == math.ceil(sum(lengths) / len(lengths))
+    assert (facts.train_tokens, facts.examples, facts.max_length) == (sum(lengths), len(lengths), max(lengths))
+    assert facts.trained_share == pytest.approx(trained / sum(lengths))
+    assert 0 < facts.trained_share < 1
+    assert (facts.length_quantiles["min"], facts.length_quantiles["max"]) == (min(lengths), max(lengths))
+    assert facts.validation_tokens == sum(len(example.inputs) for example in store.validation) > 0
+    assert (facts.kind, facts.documents, facts.train_batch_size, facts.vocabulary) == ("conversation", 50, 4, 24)
+    assert (facts.digest, facts.redundancy) == (store.digest, 1.0)
+
+
+def test_a_store_without_training_examples_is_refused(tmp_path, tokenizer_folder):
+    store = stored_examples(tmp_path, tokenizer_folder, [{"prompt": f"w{i}", "completion": " w2"} for i in range(4)])
+    empty = replace(store, training_indices=store.training_indices[:0])
+    with pytest.raises(WrongUse, match="held out"):
+        example_facts(empty, train_batch_size=4)

@@ -18,7 +18,7 @@ from powertrain.models.attention import (
 )
 from powertrain.records import WrongUse
 
-LENGTHS = [(1,), (5, 1, 123), (7, 7, 7), (130, 3, 130, 3, 64)]
+LENGTHS = [(1,), (5, 1, 123), (7, 7, 7), (130, 3, 130, 3, 64), (61, 62, 63, 64, 65)]
 FAST = [bmm_attention, sdpa_attention]
 KERNELS = [math_attention, *FAST]
 
@@ -156,6 +156,37 @@ def test_bmm_leaves_its_inputs_as_they_are() -> None:
 def test_equal_documents_are_computed_without_an_index() -> None:
     chunks = bmm.plan_chunks((64,) * 12, 4, None, 4)
     assert [chunk.span for chunk in chunks] == [slice(0, 768)]
+
+
+def test_documents_of_similar_length_are_one_product() -> None:
+    lengths = (100, 97, 40, 104, 39)
+    chunks = bmm.plan_chunks(lengths, 4, None, 4)
+    assert [(chunk.lengths, chunk.length) for chunk in chunks] == [((39, 40), 40), ((97, 100, 104), 104)]
+    halves = bmm.plan_chunks(lengths, 4, None, 2)
+    assert [(chunk.lengths, chunk.length) for chunk in halves] == [((39, 40), 64), ((97, 100, 104), 128)]
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_filling_up_costs_no_gradient_and_leaves_nothing_behind(window: int | None) -> None:
+    """The zeros behind a document are no tokens: what they would give and get never shows, not even as a NaN."""
+    lengths = (33, 7, 64, 2, 31)
+    inputs = draw(sum(lengths))
+    out = run(bmm_attention, inputs, lengths, window=window)
+    pieces, first = [], 0
+    for length in lengths:
+        alone = tuple(x.detach()[first:first + length].requires_grad_() for x in inputs)
+        pieces.append(run(math_attention, alone, (length,), window=window))
+        first += length
+    torch.testing.assert_close(out, torch.cat(pieces), atol=1e-5, rtol=1e-5)
+    assert all(torch.isfinite(gradient).all() for gradient in gradients(out, inputs))
+
+
+def test_dropout_over_documents_of_unequal_lengths_keeps_the_mean() -> None:
+    lengths = (40, 9, 33)
+    inputs = tuple(x.detach() for x in draw(sum(lengths)))
+    torch.manual_seed(1)
+    many = torch.stack([run(bmm_attention, inputs, lengths, dropout=0.3) for _ in range(400)]).mean(0)
+    torch.testing.assert_close(many, run(bmm_attention, inputs, lengths), atol=0.3, rtol=0)   # four standard errors
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from powertrain.models.adapters import AdapterConfig, add_adapters
 from powertrain.models.attention import Attention, bmm_attention, math_attention, sdpa_attention
 from powertrain.models.config import FAMILIES
 from powertrain.models.decoder import Decoder, Norm, decay_groups, run_plainly
+from powertrain.models.folder import load_folder
+from powertrain.models.rotary import rotary_tables
 from powertrain.records import Batch, WrongUse
 
 MakeModel, MakeBatch = Callable[..., Decoder], Callable[..., Batch]
@@ -133,11 +138,46 @@ def test_a_checkpointed_block_gives_the_same_gradients(kernel: Attention, tiny_m
 
 
 def test_rotation_starts_anew_with_each_document(tiny_model: MakeModel, flat_batch: MakeBatch) -> None:
-    rotary = tiny_model("llama").rotary(flat_batch((3, 4)).positions)
+    rotary = rotary_tables(tiny_model("llama").config, flat_batch((3, 4)))
     assert rotary is not None
     for table, start in zip(rotary, (1, 0), strict=True):
         assert torch.equal(table[:3], table[3:6])
         assert (table[3] == start).all()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma"])
+def test_weights_stored_in_half_precision_leave_the_residual_and_the_logits_in_fp32(family: str, tiny_model: MakeModel,
+                                                                                    flat_batch: MakeBatch) -> None:
+    model, batch = tiny_model(family), flat_batch((5, 3))
+    for tied in (True, False):
+        model = Decoder(replace(model.config, tied_head=tied)).requires_grad_(False)
+        rounded = Decoder(model.config).requires_grad_(False)
+        rounded.load_state_dict({name: tensor.bfloat16().float() for name, tensor in model.state_dict().items()})
+        model.bfloat16()
+        assert torch.equal(model.embed(batch), rounded.embed(batch))
+        hidden = rounded.hidden(batch)
+        assert torch.equal(model.logits(hidden), rounded.logits(hidden))
+        assert torch.equal(model.norm(hidden), rounded.norm(hidden))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert model.hidden(batch).dtype == torch.float32
+            assert model.logits(hidden).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_model_without_adapters_is_saved_whole(family: str, tmp_path: Path, tiny_model: MakeModel,
+                                                 flat_batch: MakeBatch) -> None:
+    model, batch = tiny_model(family), flat_batch((5, 3))
+    model.save(tmp_path / "new" / "folder")
+    assert torch.equal(load_folder(tmp_path / "new" / "folder")(batch), model(batch))
+
+
+def test_a_model_with_adapters_is_saved_as_those_and_names_its_base(tmp_path: Path, tiny_model: MakeModel) -> None:
+    model = tiny_model("llama")
+    model.base = "org/name"
+    add_adapters(model, AdapterConfig(r=2))
+    model.save(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == "org/name"
 
 
 def test_dropout_acts_in_training_only(tiny_model: MakeModel, flat_batch: MakeBatch) -> None:

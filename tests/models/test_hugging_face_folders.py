@@ -21,6 +21,7 @@ from powertrain.records import Batch, WrongUse
 
 MakeModel, MakeBatch = Callable[..., Decoder], Callable[..., Batch]
 LENGTHS = (5, 1, 123)
+PADDED = (7, 1, 40)       # real tokens of three rows of 40
 TOLERANCE = 1e-5          # fp32, logits around 1: only the order of sums differs
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -30,6 +31,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *[(family, {"head_width": 16, "kv_heads": 1}) for family, row in FAMILIES.items() if row.free_head_width],
     ("gpt2", {"activation": "gelu"}), ("gpt2", {"bias": False}), ("gpt2", {"bias": False, "activation": "gelu"}),
     ("mistral", {"window": 7, "kv_heads": 3}), ("phi3", {"window": 9}), ("llama", {"end_of_text": 60}),
+    ("llama", {"width": 64, "heads": 16, "kv_heads": 2, "mlp_width": 176}),                          # TinyLlama's proportions
+    ("llama", {"width": 72, "heads": 9, "kv_heads": 3, "mlp_width": 192, "tied_head": True}),        # SmolLM's
 ]
 
 
@@ -49,6 +52,22 @@ def test_a_saved_folder_gives_equal_logits_in_transformers(family: str, asked: d
     model, batch = tiny_model(family, **asked), flat_batch(LENGTHS)
     save_folder(model, tmp_path)
     torch.testing.assert_close(transformers_logits(tmp_path, batch), model(batch).detach(), atol=TOLERANCE, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "asked"), VARIANTS)
+def test_a_padded_batch_gives_the_logits_that_transformers_gives_behind_its_mask(
+        family: str, asked: dict[str, Any], tmp_path: Path, tiny_model: MakeModel, flat_batch: MakeBatch) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model, batch = tiny_model(family, **asked), flat_batch((len(PADDED) * max(PADDED),))
+    tokens = batch.tokens.view(len(PADDED), max(PADDED))
+    positions = torch.arange(max(PADDED)).repeat(len(PADDED))
+    ours = model(replace(batch, positions=positions, lengths=(max(PADDED),) * len(PADDED)))
+    save_folder(model, tmp_path)
+    mask = torch.arange(max(PADDED)) < torch.tensor(PADDED)[:, None]
+    with torch.no_grad():
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()(tokens, attention_mask=mask.long()).logits
+    torch.testing.assert_close(ours.detach()[mask.flatten()], theirs[mask], atol=TOLERANCE, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("family", "asked"), VARIANTS)
@@ -93,7 +112,7 @@ def test_the_defaults_of_a_published_config_are_read_as_transformers_reads_them(
     full = config.to_dict() | {"sliding_window": getattr(config, "sliding_window", None)}
     ours = from_hf_config({key: value for key, value in full.items() if key in (
         "model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-        "n_embd", "n_layer", "n_head", "eos_token_id")})
+        "n_embd", "n_layer", "n_head", "bos_token_id", "eos_token_id")})
     assert ours == from_hf_config(full)
 
 
@@ -125,21 +144,6 @@ def test_gpt2_as_it_was_published_loads(tmp_path: Path, tiny_model: MakeModel, f
     assert torch.equal(load_folder(tmp_path)(batch), model(batch))
 
 
-def test_sharded_weights_load(tmp_path: Path, tiny_model: MakeModel, flat_batch: MakeBatch) -> None:
-    model, batch = tiny_model("llama"), flat_batch((5,))
-    save_folder(model, tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    (tmp_path / "model.safetensors").unlink()
-    where = {name: f"model-{1 + i % 2}.safetensors" for i, name in enumerate(weights)}
-    for file in set(where.values()):
-        save_file({name: weights[name] for name in where if where[name] == file}, tmp_path / file)
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    assert torch.equal(load_folder(tmp_path)(batch), model(batch))
-    (tmp_path / "model-2.safetensors").unlink()
-    with pytest.raises(WrongUse, match=r"no .*model-2\.safetensors"):
-        load_folder(tmp_path)
-
-
 def edit_config(folder: Path, **changes: Any) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
@@ -148,13 +152,21 @@ def edit_config(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(("family", "changes", "message"), [
     ("llama", {"model_type": "t5"}, "type 't5'; the decoder loads gpt2, gpt_neox, llama"),
     ("llama", {"hidden_size": None}, "no 'hidden_size'"),
-    ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rotary positions by 'llama3'"),
-    ("llama", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2}}, "positions by 'linear'"),
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 8.0}},
+     "rotary positions by 'dynamic'.*model.provider=transformers"),
+    ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "other rotary positions in some layers"),
+    ("llama", {"rope_scaling": {"type": "llama3", "factor": 2}}, "positions by 'llama3' without 'low_freq_factor'"),
+    ("llama", {"rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 1}},
+     "4 is not below 1"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 0}}, "cannot be scaled 0 times"),
+    ("phi3", {"rope_scaling": {"type": "linear", "factor": 2}}, "phi3 cannot have linear scaling"),
+    ("phi3", {"rope_scaling": {"type": "su", "short_factor": [1, 1], "long_factor": [1]}}, "2 factors for 4 pairs"),
     ("llama", {"hidden_act": "relu"}, "activation 'relu'"),
-    ("llama", {"intermediate_size": 64}, r"mlp_in.weight is \(256, 48\) in the folder.*\(128, 48\)"),
-    ("llama", {"num_hidden_layers": 1}, "has no place for 9 weights.*layers.1"),
-    ("llama", {"num_hidden_layers": 3}, "lacks 9 weights.*layers.2"),
-    ("llama", {"quantization_config": {"bits": 4}}, "'quantization_config'"),
+    ("llama", {"intermediate_size": 64}, r"layers.0.mlp.gate_proj.weight is \(128, 48\) in the folder.*\(64, 48\)"),
+    ("gpt2", {"n_inner": 64}, r"h.0.mlp.c_fc.weight is \(48, 192\) in the folder.*\(48, 64\)"),
+    ("llama", {"num_hidden_layers": 1}, "has no place for 9 weights of the folder.*layers.1"),
+    ("llama", {"num_hidden_layers": 3}, "the folder lacks 9 weights.*layers.2"),
+    ("llama", {"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\).*method=qlora"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
     ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights"),
     ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}, "sliding window in some layers"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +21,6 @@ from powertrain.training.evaluation import evaluate
 from powertrain.training.loop import apply_plan, backward, new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup, changed_fields
-
-MakeSetup = Callable[..., Setup]
 
 # relative, of losses over a few steps; bf16 and fp16 round each product, to 2^-9 and 2^-11
 TOLERANCE = {Exactness.BITWISE: 0.0, Exactness.ROUNDING: 1e-4, Exactness.LOSSY: 5e-2}
@@ -38,14 +37,20 @@ def restored_process() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def here(technique: type[Technique], facts: Facts) -> Proposal:
-    """What the technique does on this machine, asked for or not; a refusal is the skip reason."""
-    answer = technique.propose(facts, Recipe())
-    if isinstance(answer, Proposal):
-        return answer
-    if answer.possible is None:
-        pytest.skip(answer.because)
-    return Proposal(answer.possible, answer.because, Effect((1.0, 1.0), 0, "guess: pinned by the test"))
+def here(technique: type[Technique], cases: Mapping[str, Any]) -> tuple[Any, Proposal]:
+    """The first kind of run in which the technique can be, asked for or not; the last refusal is the skip reason."""
+    for case in cases.values():
+        answer = technique.propose(case.facts, case.recipe)
+        if isinstance(answer, Proposal):
+            return case, answer
+        if answer.possible is not None:
+            return case, Proposal(answer.possible, answer.because, Effect((1.0, 1.0), 0, "guess: pinned by the test"))
+    pytest.skip(answer.because)
+
+
+def without(case: Any) -> Setup:
+    """A setup of this kind in which the technique is not in force."""
+    return (case.make_without or case.make_setup)()
 
 
 def losses_of(setup: Setup, steps: int = 3) -> list[float]:
@@ -54,10 +59,10 @@ def losses_of(setup: Setup, steps: int = 3) -> list[float]:
 
 
 def gradients_of(setup: Setup) -> list[torch.Tensor]:
-    """Of the first step's mean loss, one for each weight."""
+    """Of the first step's mean loss, one for each weight that is trained."""
     micro_batches = setup.prepare(0)
     backward(setup, new_state(setup, 0.1).scaler, micro_batches, sum(batch.trained_tokens for batch in micro_batches))
-    return [parameter.grad for parameter in setup.model.parameters()]
+    return [parameter.grad for parameter in setup.model.parameters() if parameter.requires_grad]
 
 
 def test_every_file_is_in_the_catalogue() -> None:
@@ -73,69 +78,89 @@ class TestContract:
         assert technique.touches <= {field.name for field in dataclasses.fields(Setup)}
 
     @pytest.mark.parametrize("device", ["here", "gpu"])
-    def test_it_answers_with_a_reason(self, technique: type[Technique], facts: Facts, gpu_facts: Callable[..., Facts],
-                                      device: str) -> None:
-        answer = technique.propose(facts if device == "here" else gpu_facts(), Recipe())
-        assert len(answer.because) > 10
-        if isinstance(answer, Proposal):
-            assert answer.claim.basis.split(":")[0] in {"formula", "study", "guess"}
-            low, high = answer.claim.step_time
-            assert 0 < low <= high
+    def test_it_answers_with_a_reason(self, technique: type[Technique], cases: Mapping[str, Any],
+                                      gpu_facts: Callable[..., Facts], device: str) -> None:
+        for case in cases.values():
+            facts = case.facts if device == "here" else dataclasses.replace(case.facts, hardware=gpu_facts().hardware)
+            answer = technique.propose(facts, case.recipe)
+            assert len(answer.because) > 10
+            if isinstance(answer, Proposal):
+                assert answer.claim.basis.split(":")[0] in {"formula", "study", "guess"}
+                low, high = answer.claim.step_time
+                assert 0 < low <= high
 
-    def test_it_leaves_the_callers_setup_alone(self, technique: type[Technique], facts: Facts, setup: Setup) -> None:
+    def test_it_leaves_the_callers_setup_alone(self, technique: type[Technique], cases: Mapping[str, Any]) -> None:
+        case, step = here(technique, cases)
+        setup = case.make_setup()
         before = dataclasses.replace(setup)
-        changed = here(technique, facts).technique.apply(setup)
+        dtypes = [parameter.dtype for parameter in setup.model.parameters()]
+        changed = step.technique.apply(setup)
         assert not changed_fields(before, setup)
         assert changed_fields(setup, changed) <= technique.touches
+        assert dtypes == [parameter.dtype for parameter in setup.model.parameters()]
 
-    def test_it_keeps_the_losses(self, technique: type[Technique], facts: Facts, make_setup: MakeSetup) -> None:
-        plan = Plan((here(technique, facts),), ())
-        expected = losses_of(make_setup())
-        found = losses_of(apply_plan(make_setup(), plan))
+    def test_it_keeps_the_losses(self, technique: type[Technique], cases: Mapping[str, Any]) -> None:
+        case, step = here(technique, cases)
+        expected = losses_of(case.make_setup())
+        found = losses_of(apply_plan(case.make_setup(), Plan((step,), ())))
         tolerance = PRECISION_TOLERANCE.get(technique.name, TOLERANCE[technique.exactness])
         torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=tolerance, atol=0)
 
-    def test_it_evaluates_to_the_same_loss(self, technique: type[Technique], facts: Facts, make_setup: MakeSetup) -> None:
-        changed = apply_plan(make_setup(), Plan((here(technique, facts),), ()))
-        expected = evaluate(make_setup(), make_setup().examples, tokens_per_byte=None).loss
+    def test_it_evaluates_to_the_same_loss(self, technique: type[Technique], cases: Mapping[str, Any]) -> None:
+        case, step = here(technique, cases)
+        changed, plain = apply_plan(case.make_setup(), Plan((step,), ())), case.make_setup()
+        expected = evaluate(plain, plain.examples, tokens_per_byte=None).loss
         found = evaluate(changed, changed.examples, tokens_per_byte=None).loss
         tolerance = PRECISION_TOLERANCE.get(technique.name, TOLERANCE[technique.exactness])
         assert found == pytest.approx(expected, rel=tolerance or 1e-12)
 
-    def test_confirm_notices_when_it_is_off(self, technique: type[Technique], facts: Facts, setup: Setup) -> None:
+    def test_confirm_notices_when_it_is_off(self, technique: type[Technique], cases: Mapping[str, Any]) -> None:
+        case, step = here(technique, cases)
         with pytest.raises(NotApplied):
-            here(technique, facts).technique.confirm(setup)
+            step.technique.confirm(without(case))
 
-    def test_confirm_is_content_when_it_is_on(self, technique: type[Technique], facts: Facts, setup: Setup) -> None:
-        wanted = here(technique, facts).technique
-        changed = wanted.apply(setup)
+    def test_confirm_is_content_when_it_is_on(self, technique: type[Technique], cases: Mapping[str, Any]) -> None:
+        case, step = here(technique, cases)
+        changed = step.technique.apply(case.make_setup())
         changed.runtime.enter()
-        wanted.confirm(changed)
+        step.technique.confirm(changed)
 
-    def test_a_no_op_in_its_place_is_caught(self, technique: type[Technique], facts: Facts, setup: Setup,
+    def test_a_no_op_in_its_place_is_caught(self, technique: type[Technique], cases: Mapping[str, Any],
                                             monkeypatch: pytest.MonkeyPatch) -> None:
-        step = here(technique, facts)
+        case, step = here(technique, cases)
         monkeypatch.setattr(technique, "apply", lambda self, setup: setup)
         with pytest.raises(NotApplied):
-            apply_plan(setup, Plan((step,), ()))
+            apply_plan(without(case), Plan((step,), ()))
 
-    def test_its_arithmetic_is_a_workload(self, technique: type[Technique], facts: Facts) -> None:
-        assert isinstance(here(technique, facts).technique.reckon(Workload(14, 12, 14)), Workload)
+    def test_its_arithmetic_is_a_workload(self, technique: type[Technique], cases: Mapping[str, Any]) -> None:
+        assert isinstance(here(technique, cases)[1].technique.reckon(Workload(14, 12, 14)), Workload)
 
-
-def test_the_whole_plan_keeps_the_losses_and_the_gradients(facts: Facts, make_setup: MakeSetup) -> None:
-    """All exact techniques together, with everything pinned on that can be; precision stays fp32."""
-    steps = []
-    for technique in CATALOGUE:
-        if technique.slot == "precision":
-            continue
+    def test_it_keeps_out_of_another_librarys_model(self, technique: type[Technique], cases: Mapping[str, Any]) -> None:
+        """Where transformers computes the model, what acts inside it refuses, and what acts around it answers as ever."""
+        facts = dataclasses.replace(cases["lora"].facts, model=dataclasses.replace(cases["lora"].facts.model,
+                                                                                   provider="transformers"))
         answer = technique.propose(facts, Recipe())
+        if technique.touches & {"attention", "run_block", "loss", "collate"}:
+            assert not isinstance(answer, Proposal)
+            assert answer.possible is None
+            assert "transformers" in answer.because
+
+
+@pytest.mark.parametrize("name", ["blocks", "examples", "lora", "padded"])
+def test_the_whole_plan_keeps_the_losses_and_the_gradients(cases: Mapping[str, Any], name: str) -> None:
+    """All exact techniques together, with everything pinned on that can be; precision stays fp32."""
+    case, taken, steps = cases[name], {"precision"}, []
+    for technique in CATALOGUE:
+        answer = technique.propose(case.facts, case.recipe)
         wanted = answer.technique if isinstance(answer, Proposal) else answer.possible
-        if wanted is not None:
-            steps.append(Proposal(wanted, "test", Effect((1.0, 1.0), 0, "guess: pinned by the test")))
+        pinned_off = case.recipe.techniques.get(technique.name) == "off"
+        if wanted is None or pinned_off or technique.slot in taken or technique.name in ("frozen_base", "eight_bit_adamw"):
+            continue
+        taken |= {technique.slot} if technique.slot else set()
+        steps.append(Proposal(wanted, "test", Effect((1.0, 1.0), 0, "guess: pinned by the test")))
     assert len(steps) >= 8
     plan = Plan(tuple(steps), ())
-    found, expected = losses_of(apply_plan(make_setup(), plan)), losses_of(make_setup())
+    found, expected = losses_of(apply_plan(case.make_setup(), plan)), losses_of(case.make_setup())
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=0)
-    for gradient, plain in zip(gradients_of(apply_plan(make_setup(), plan)), gradients_of(make_setup()), strict=True):
+    for gradient, plain in zip(gradients_of(apply_plan(case.make_setup(), plan)), gradients_of(case.make_setup()), strict=True):
         torch.testing.assert_close(gradient, plain, rtol=1e-4, atol=1e-5 * float(plain.abs().max()))

@@ -55,7 +55,7 @@ def test_the_gpus_generation_decides_between_the_half_precisions(gpu_facts: Call
     def chosen(capability: tuple[int, int]) -> list[bool]:
         return [isinstance(t.propose(gpu_facts(capability), RECIPE), Proposal) for t in (Bf16, Fp16, Tf32)]
 
-    assert chosen((9, 0)) == chosen((8, 0)) == [True, False, True]   # tf32 shares their slot and gives way
+    assert chosen((9, 0)) == chosen((8, 0)) == [True, False, False]
     assert chosen((7, 5)) == chosen((7, 0)) == [False, True, False]
     assert chosen((6, 1)) == [False, False, False]
 
@@ -152,6 +152,73 @@ def test_the_chunked_loss_keeps_no_logits(setup: Setup) -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
         ChunkedCrossEntropy(8).loss(setup.model, hidden, torch.zeros(64, dtype=torch.int64))
     assert max(kept) < 64 * 50               # rows x vocabulary
+
+
+def test_a_frozen_head_gets_no_gradient_in_whatever_type_it_is_stored(make_setup: MakeSetup) -> None:
+    model = make_setup(tied_head=False).model
+    model.head.requires_grad_(False)
+    model.head.weight.data = model.head.weight.data.bfloat16()
+    targets = torch.randint(0, 50, (33,), generator=torch.Generator().manual_seed(2))
+    targets[::3] = IGNORE
+    results = []
+    for loss in (token_loss, ChunkedCrossEntropy(8).loss):
+        hidden = torch.randn(33, 32, generator=torch.Generator().manual_seed(4), requires_grad=True)
+        value = loss(model, hidden, targets)
+        value.backward()
+        results.append((value.detach(), hidden.grad))
+        assert model.head.weight.grad is None
+    for found, expected in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_evaluation_makes_no_gradient_of_the_head(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, targets = torch.randn(20, 32), torch.zeros(20, dtype=torch.int64)
+    expected = ChunkedCrossEntropy(8).loss(setup.model, hidden, targets).detach()
+    monkeypatch.setattr(torch.Tensor, "exp_", lambda *_: pytest.fail("the softmax was made, which only a gradient needs"))
+    with torch.no_grad():
+        assert torch.equal(ChunkedCrossEntropy(8).loss(setup.model, hidden, targets), expected)
+
+
+def test_the_loss_in_chunks_pays_where_few_tokens_are_trained_or_the_vocabulary_is_large(facts: Facts) -> None:
+    def answer(trained_share: float, vocabulary: int) -> Proposal | Refusal:
+        model = replace(facts.model, vocabulary=vocabulary, head_parameters=vocabulary * 32, matmul_parameters=100_000)
+        return ChunkedCrossEntropy.propose(replace(facts, model=model, data=replace(facts.data, trained_share=trained_share)), RECIPE)
+
+    few, all_of_them, large = answer(0.3, 1000), answer(1.0, 1000), answer(1.0, 50_000)
+    assert isinstance(few, Proposal)
+    assert "70% of them train nothing: 17% of the products" in few.because
+    assert few.claim.step_time[1] < 1
+    assert isinstance(all_of_them, Refusal)
+    assert isinstance(large, Proposal)
+
+
+def test_a_gpu_attends_to_all_lengths_in_one_call_where_it_can(lora_facts: Facts, gpu_facts: Callable[..., Facts]) -> None:
+    def kernel(capability: tuple[int, int] = (9, 0), pins: dict[str, object] | None = None, **model: object) -> tuple[str, str]:
+        asked = replace(lora_facts, hardware=gpu_facts(capability).hardware, model=replace(lora_facts.model, **model))
+        answer = AttentionKernel.propose(asked, Recipe.model_validate({"techniques": pins or {}}))
+        assert isinstance(answer, Proposal)
+        return answer.technique.kernel, answer.because
+
+    assert kernel()[0] == "varlen"
+    for answer, says in ((kernel((7, 5)), "capability 8.0"), (kernel(dropout=0.1), "dropout is 0.1"),
+                         (kernel(pins={"bf16": "off"}), "computed in tf32"), (kernel(head_width=20), "multiple of 8")):
+        assert answer[0] == "sdpa"
+        assert says in answer[1]
+
+
+def test_varlen_attention_in_fp32_is_noticed_before_the_run(setup: Setup) -> None:
+    changed = AttentionKernel("varlen").apply(setup)
+    with pytest.raises(NotApplied, match="computes in fp32"):
+        AttentionKernel("varlen").confirm(changed)
+    AttentionKernel("varlen").confirm(Bf16().apply(changed))
+
+
+def test_blocks_are_not_compiled_for_lengths_that_never_come_again(lora_facts: Facts) -> None:
+    usable = replace(lora_facts, software=replace(lora_facts.software, missing={}))
+    answer = TorchCompile.propose(usable, Recipe(max_steps=100_000))
+    assert isinstance(answer, Refusal)
+    assert answer.possible is None
+    assert "no common length" in answer.because
 
 
 def test_micro_batches_divide_the_batch_evenly_where_they_can(facts: Facts) -> None:

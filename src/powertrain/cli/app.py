@@ -12,12 +12,22 @@ app = typer.Typer(
     help="Train language models as fast as this machine allows, with every gain explained and confirmed.")
 runs = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The runs in a folder, and what one came to.")
 app.add_typer(runs, name="runs")
+data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="A recipe's data, before any training.")
+app.add_typer(data, name="data")
 
 # `--learning_rate=3e-4` is taken like `learning_rate=3e-4`; a mistyped option is refused by the recipe, with a hint
 WORDS = {"ignore_unknown_options": True}
 Words = Annotated[list[str] | None, typer.Argument(
     metavar="[RECIPE] [KEY=VALUE ...]", help="A recipe file or name, then values that override it.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
+Model = Annotated[str, typer.Argument(help="A run, a model's folder or hub id, or an adapter's folder.", show_default=False)]
+Base = Annotated[str | None, typer.Option(help="Of an adapter: where its base is now.")]
+Provider = Annotated[str | None, typer.Option(help="Who computes it: native or transformers (default: native if it can).")]
+Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")]
+TopK = Annotated[int | None, typer.Option(min=1, help="Only among the k likeliest tokens.")]
+TopP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Only among the likeliest, up to p.")]
+Seed = Annotated[int, typer.Option(min=0)]
+System = Annotated[str | None, typer.Option(help="The system text of the conversation.")]
 
 
 @app.command(context_settings=WORDS)
@@ -51,28 +61,87 @@ def facts(words: Words = None, json: Json = False,
 
 
 @app.command()
-def generate(model: Annotated[str, typer.Argument(help="A run, or a model folder.")],
-             prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
-             tokens: Annotated[int, typer.Option(min=1, help="Tokens to write.")] = 200,
-             temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.8,
-             top_k: Annotated[int | None, typer.Option(min=1, help="Only among the k likeliest tokens.")] = None,
-             top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Only among the likeliest, up to p.")] = None,
-             seed: Annotated[int, typer.Option(min=0)] = 0, json: Json = False) -> None:
-    """Write text with a trained model."""
+def generate(model: Model, prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
+             tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 200,
+             temperature: Temperature = 0.8, top_k: TopK = None, top_p: TopP = None, seed: Seed = 0,
+             template: Annotated[bool, typer.Option("--template", help="The prompt is a user's message, for the chat "
+                                                    "template; only the answer is printed.")] = False,
+             system: System = None,
+             show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the exact prompt first.")] = False,
+             base: Base = None, provider: Provider = None, json: Json = False) -> None:
+    """Write text with a trained model: a run, a base, an adapter or a merged model."""
     from powertrain.cli import using
 
-    using.generate_text(Path(model), prompt, tokens=tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
-                        as_json=json)
+    using.generate_text(model, prompt, tokens=tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+                        as_json=json, base=base, provider=provider, template=template, system=system, show_prompt=show_prompt)
 
 
 @app.command()
-def evaluate(model: Annotated[str, typer.Argument(help="A run, or a model folder.")],
-             data: Annotated[str | None, typer.Option(help="Text to measure on (default: the run's held-out text).")] = None,
-             json: Json = False) -> None:
-    """Measure a trained model on held-out text: loss, perplexity, bits per byte."""
+def chat(model: Model,
+         message: Annotated[str | None, typer.Option(help="Answer this one message and end.")] = None,
+         system: System = None,
+         tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
+         temperature: Temperature = 0.7, top_k: TopK = None, top_p: TopP = None, seed: Seed = 0,
+         show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Show the exact prompt of each answer.")] = False,
+         base: Base = None, provider: Provider = None, json: Json = False) -> None:
+    """Talk with a trained model; /help names what else can be written."""
+    from powertrain.cli import chatting
+
+    chatting.chat(model, base=base, provider=provider, system=system, message=message, tokens=tokens, temperature=temperature,
+                  top_k=top_k, top_p=top_p, seed=seed, show_prompt=show_prompt, as_json=json)
+
+
+@app.command()
+def evaluate(model: Model,
+             data: Annotated[str | None, typer.Option(help="Text or rows to measure on (default: what the run held "
+                                                      "out).")] = None,
+             metric: Annotated[str | None, typer.Option(help="Ask the questions in the data and score the answers: exact, f1, "
+                                                        "rouge, gsm8k, or auto.")] = None,
+             limit: Annotated[int, typer.Option(min=1, help="With --metric: questions at most.")] = 200,
+             tokens: Annotated[int, typer.Option(min=1, help="With --metric: tokens of an answer at most.")] = 256,
+             base: Base = None, provider: Provider = None, json: Json = False) -> None:
+    """Measure a trained model: loss and perplexity, of text also bits per byte; with --metric its answers."""
     from powertrain.cli import using
 
-    using.evaluate_model(Path(model), data, as_json=json)
+    using.evaluate_model(model, data, as_json=json, base=base, provider=provider, metric=metric, limit=limit, tokens=tokens)
+
+
+@app.command()
+def export(model: Model,
+           to: Annotated[str, typer.Option(help="adapter (PEFT), merged (a Hugging Face folder) or gguf (llama.cpp).")],
+           output: Annotated[Path, typer.Option(help="A new folder.")],
+           dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16; gguf also q8_0 (default: as the base is "
+                                                     "stored).")] = None,
+           base: Base = None, provider: Provider = None, json: Json = False) -> None:
+    """Write a trained model as files for other programs; nothing that differs from it is written."""
+    from powertrain.cli import exporting
+
+    exporting.export(model, to=to, folder=output, dtype=dtype, base=base, provider=provider, as_json=json)
+
+
+@data.command("check", context_settings=WORDS)
+def data_check(words: Words = None, json: Json = False) -> None:
+    """Report bad rows, duplicates, truncation, lengths and padding, with file and line."""
+    from powertrain.cli import data as bodies
+
+    bodies.check(words or [], as_json=json)
+
+
+@data.command("show", context_settings=WORDS)
+def data_show(words: Words = None, index: Annotated[int, typer.Option(min=0, help="Which example, from 0.")] = 0,
+              json: Json = False) -> None:
+    """Show one example as the model sees it, its trained tokens marked."""
+    from powertrain.cli import data as bodies
+
+    bodies.show(words or [], index=index, as_json=json)
+
+
+@data.command("prepare", context_settings=WORDS)
+def data_prepare(words: Words = None, json: Json = False) -> None:
+    """Tokenise the data into the cache; training uses it again."""
+    from powertrain.cli import data as bodies
+
+    bodies.prepare(words or [], as_json=json)
 
 
 @runs.command("list")

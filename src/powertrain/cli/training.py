@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,17 +14,20 @@ from powertrain import planner
 from powertrain.cli import output
 from powertrain.cli.surroundings import cache_folder, resident_bytes, say
 from powertrain.recipe import Resolved, resolve
-from powertrain.records import WrongUse, to_plain
+from powertrain.records import RunFailed, WrongUse, to_plain
 from powertrain.report import plan as plan_report
 from powertrain.report.live import Live, Pace
 from powertrain.report.result import result_rows
-from powertrain.run.folder import continued, existing
+from powertrain.run.folder import RUNS, continued, existing, missing_base
 from powertrain.run.prepare import Prepared, prepare, with_stored_plan
 from powertrain.run.session import resume_run, start_run
 from powertrain.training.events import read_events
 
 if TYPE_CHECKING:
     from rich.live import Live as RichLive
+
+
+BASE_TIME_S = 50             # of training a base that a recipe names and nobody has trained yet
 
 
 def resolve_words(words: Sequence[str]) -> Resolved:
@@ -40,6 +45,8 @@ def train(words: list[str], *, output: Path | None, resume: Path | None, dry_run
     if resume is not None:
         return _resume(resume, words, output=output, dry_run=dry_run, as_json=as_json, quiet=quiet)
     resolved = resolve_words([*words, *([f"output_dir={json.dumps(str(output))}"] if output else [])])
+    if not dry_run and (base := missing_base(resolved.recipe)) is not None:
+        _train_base(base, _quiet if quiet else say)
     prepared = prepare(resolved, cache_folder(), _quiet if quiet else say)
     if dry_run:
         _print_plan(prepared, as_json=as_json)
@@ -67,6 +74,15 @@ def _resume(path: Path, words: list[str], *, output: Path | None, dry_run: bool,
         folder, code = resume_run(folder, prepared, watcher.take)
     _print_result(folder.path, prepared, as_json=as_json)
     return code
+
+
+def _train_base(recipe: str, say: Callable[[str], None]) -> None:
+    """The run that `model.path=recipe:NAME` asks for, in a process of its own: settings hold for a whole process."""
+    say(f"no finished run of the recipe {recipe} is in {RUNS}/: training it first, in about {BASE_TIME_S} s")
+    done = subprocess.run([sys.executable, "-m", "powertrain", "train", recipe, f"train_time_s={BASE_TIME_S}", "--quiet"],
+                          stdout=sys.stderr, check=False)
+    if done.returncode != 0:
+        raise RunFailed(f"the recipe {recipe}, whose model is needed, did not finish; `powertrain train {recipe}` shows why")
 
 
 def _quiet(text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from powertrain.cli import output
@@ -11,51 +11,143 @@ from powertrain.cli.surroundings import cache_folder, say
 from powertrain.records import WrongUse, to_plain
 
 if TYPE_CHECKING:
-    from powertrain.data.tokenizers import Tokenizer
-    from powertrain.models.decoder import Decoder
+    from powertrain.generation import Sampling
+    from powertrain.run.answers import Answers
+    from powertrain.run.opening import OpenedModel
+    from powertrain.run.questions import Questions
+
+SHOWN_ANSWERS = 3
+SHOWN_CHARACTERS = 160
 
 
-def open_model(path: Path) -> tuple[Decoder, Tokenizer]:
-    """The model of a run, or of a Hugging Face folder, with its tokenizer."""
-    from powertrain.data.tokenizers import load_tokenizer
-    from powertrain.models.folder import load_folder
+def generate_text(path: str, prompt: str, *, tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int,
+                  as_json: bool, base: str | None = None, provider: str | None = None, template: bool = False,
+                  system: str | None = None, show_prompt: bool = False) -> None:
+    """The prompt and its continuation; with `template` it is a user's message, and only the answer is printed."""
+    from powertrain.generation import Sampling
+    from powertrain.run.conversation import Conversation
+    from powertrain.run.opening import open_model
 
-    folder = path / "model" if (path / "model").is_dir() else path
-    if not folder.is_dir():
-        raise WrongUse(f"{path} does not exist; `powertrain runs list` shows the runs")
-    if not (folder / "config.json").is_file():
-        if (path / "recipe.yaml").is_file():
-            raise WrongUse(f"the run {path} has no model yet; finish it by `powertrain train --resume {path}`")
-        raise WrongUse(f"{path} holds neither a run nor a model (config.json is missing)")
-    return load_folder(folder), load_tokenizer(folder)
-
-
-def generate_text(path: Path, prompt: str, *, tokens: int, temperature: float, top_k: int | None, top_p: float | None,
-                  seed: int, as_json: bool) -> None:
-    from powertrain.generation import generate
-
-    model, tokenizer = open_model(path)
-    pieces = generate(model, tokenizer, prompt, tokens=tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    sampling = Sampling(tokens, temperature, top_k, top_p, seed)
+    if system is not None and not template:
+        raise WrongUse("--system is a part of a conversation; add --template, which treats the prompt as a user's message")
+    opened = open_model(path, base=base, provider=provider, say=say)
+    if template:
+        asked, pieces = Conversation(opened, sampling, system).ask(prompt)
+        shown = asked.text
+    else:
+        shown, pieces = _continuation(opened, prompt, sampling)
+    echoed = shown if show_prompt or not template else ""
     if as_json:
-        output.print_json({"event": "sample", "prompt": prompt, "text": "".join(pieces)})
+        output.print_json({"event": "sample", "prompt": shown, "text": "".join(pieces)})
         return
-    sys.stdout.write(prompt)
+    write_pieces(pieces, echoed)
+
+
+def _continuation(opened: OpenedModel, prompt: str, sampling: Sampling) -> tuple[str, Iterator[str]]:
+    """What the model reads, special tokens and all, and what it writes after it."""
+    from powertrain.generation import generate_ids, open_feed, stream
+
+    ids = opened.prompt_ids(prompt)
+    end = opened.tokenizer.end_of_text
+    feed, fed = open_feed(opened.model, ids or [0 if end is None else end])
+    before = ids[-1:] if opened.task == "causal" else []
+    return prompt, stream(opened.tokenizer, before, generate_ids(feed, fed, sampling), opened.stops)
+
+
+def write_pieces(pieces: Iterator[str], first: str = "") -> str:
+    """Pieces to stdout as they come, and a line end; the text."""
+    from powertrain.cli.training import printable
+
+    sys.stdout.write(first)
+    written = []
     for piece in pieces:
-        sys.stdout.write(piece)
+        written.append(piece)
+        sys.stdout.write(printable(piece))
         sys.stdout.flush()
     sys.stdout.write("\n")
+    sys.stdout.flush()
+    return "".join(written)
 
 
-def evaluate_model(path: Path, data: str | None, *, as_json: bool) -> None:
+def evaluate_model(path: str, data: str | None, *, as_json: bool, base: str | None = None, provider: str | None = None,
+                   metric: str | None = None, limit: int = 200, tokens: int = 256) -> None:
+    """The loss, and with `metric` how good the answers are."""
+    from powertrain.run.opening import open_model
+
+    check_metric(metric)
+    opened = open_model(path, base=base, provider=provider, say=say)
+    if metric is None:
+        _show_loss(opened, data, as_json=as_json)
+    else:
+        _show_answers(opened, data, metric, limit=limit, tokens=tokens, as_json=as_json)
+
+
+def check_metric(metric: str | None) -> None:
+    """Raises WrongUse for an unknown one before a model is loaded."""
+    from powertrain.run.metrics import METRICS
+
+    if metric is not None and metric not in ("auto", *METRICS):
+        raise WrongUse(f"there is no metric {metric!r}; use auto, {', '.join(METRICS)}")
+
+
+def _show_loss(opened: OpenedModel, data: str | None, *, as_json: bool) -> None:
+    import math
+
     from powertrain.report.result import quality
-    from powertrain.run.scoring import score, score_text
+    from powertrain.run.scoring import score, score_source
 
-    model, tokenizer = open_model(path)
-    if data is None:
-        found, gzip_bits = score(model, path, cache_folder(), say)
-    else:
-        found, gzip_bits = score_text(model, tokenizer, data, cache_folder())
+    found, gzip_bits = score(opened, cache_folder(), say) if data is None else score_source(opened, data, cache_folder(), say)
     if as_json:
-        output.print_json({"event": "evaluation", "gzip_bits_per_byte": gzip_bits, **to_plain(found)})
+        output.print_json({"event": "evaluation", "gzip_bits_per_byte": gzip_bits, "perplexity": math.exp(min(found.loss, 700)),
+                           **to_plain(found)})
     else:
-        output.print_rows([("Held-out" if data is None else "Text", quality(to_plain(found), gzip_bits))])
+        output.print_rows([("Held-out" if data is None else "Data", quality(to_plain(found), gzip_bits))])
+
+
+def _show_answers(opened: OpenedModel, data: str | None, metric: str, *, limit: int, tokens: int, as_json: bool) -> None:
+    from powertrain.run.answers import ask_all
+
+    questions = _questions(opened, data, limit)
+    say(f"asking {len(questions.items):,} questions")
+    found = ask_all(opened, questions, metric, tokens=tokens, say=say)
+    if not as_json:
+        output.print_rows(_answer_rows(questions, found))
+        return
+    for answer in found.answers:
+        output.print_json({"event": "answer", **to_plain(answer)})
+    output.print_json({"event": "answers", "metric": found.metric, "because": found.because, "questions": len(found.answers),
+                       "skipped": questions.skipped, "seconds": found.seconds, **found.figures})
+
+
+def _questions(opened: OpenedModel, data: str | None, limit: int) -> Questions:
+    from powertrain.run.questions import held_out_questions, questions_in
+    from powertrain.run.scoring import held_out_examples, run_recipe
+
+    if data is not None:
+        return questions_in(opened, data, most=limit, cache=cache_folder())
+    recipe, run = run_recipe(opened)
+    if recipe.method == "scratch":
+        raise WrongUse(f"the run {run} learned text without questions; name rows with answers by --data FILE, or leave "
+                       "--metric out for its loss")
+    return held_out_questions(opened, held_out_examples(opened, recipe, cache_folder(), say), most=limit)
+
+
+def _answer_rows(questions: Questions, found: Answers) -> list[tuple[str, str]]:
+    figures = ", ".join(f"{name.replace('_', ' ')} {value:.1%}" for name, value in found.figures.items())
+    rows = [("Data", questions.said), ("Metric", f"{found.metric} ({found.because})"),
+            ("Answers", f"{figures}, over {len(found.answers):,} questions")]
+    if questions.skipped:
+        rows.append(("Skipped", f"{questions.skipped:,} bad rows; `powertrain data check` shows them"))
+    for answer in found.answers[:SHOWN_ANSWERS]:
+        rows += [("Asked", _short(answer.question)), ("  answer", _short(answer.answer)),
+                 ("  right", " | ".join(_short(text) for text in answer.references[:2]) or "(no answer)")]
+    return rows
+
+
+def _short(text: str) -> str:
+    """One line of it, from its end: questions stand there."""
+    from powertrain.cli.training import printable
+
+    line = " ".join(printable(text).split())
+    return line if len(line) <= SHOWN_CHARACTERS else f"... {line[-SHOWN_CHARACTERS:]}"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from powertrain.cost.gradients import checkpointed_layers
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.roofline import efficiency, expected_step_s, step_floor
-from powertrain.cost.work import Work, checkpointed_layers, step_work
+from powertrain.cost.work import Work, step_work
 from powertrain.cost.workload import Workload
-from powertrain.records import Estimate, Hardware, ModelFacts
+from powertrain.records import Estimate, Hardware, ModelFacts, UnknownFact
 
 FUSED_SHARE = 1 / 3                          # guess: chains of about three elementwise operators become one
 
@@ -16,8 +17,11 @@ FUSED_SHARE = 1 / 3                          # guess: chains of about three elem
 def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: int) -> Estimate:
     """The expectation for `steps` optimizer steps of `workload`.
 
-    Raises UnknownFact if `hardware` has no measured peak for the workload's dtype, or no measured bandwidth.
+    Raises UnknownFact if `hardware` has no measured peak for the workload's dtype, or no measured bandwidth, and for a
+    model whose operations are another library's.
     """
+    if model.provider != "native":
+        raise UnknownFact(f"what {model.provider} does in a step is not counted here")
     work = workload_work(model, workload)
     floor_s, bound_by = step_floor(work, hardware)
     return Estimate(
@@ -34,7 +38,8 @@ def workload_work(model: ModelFacts, workload: Workload) -> Work:
     full, rest = divmod(workload.examples, workload.micro_batch)
     sizes = [workload.micro_batch] * full + ([rest] if rest else [])
     work = step_work(model, [[workload.block] * size for size in sizes], workload.dtype,
-                     checkpointed_layers=checkpointed_layers(model, workload.checkpoint_every))
+                     checkpointed_layers=checkpointed_layers(model, workload.checkpoint_every),
+                     head_share=workload.head_share)
     return _compiled(work) if workload.compiled else work
 
 

@@ -17,6 +17,12 @@ class Workload:
     loss_chunk_rows: int | None = None       # None = all logits at once
     attention_saves_scores: bool = True      # False where attention recomputes its weights in the backward pass
     compiled: bool = False
+    trained_share: float = 1.0               # of the tokens: those that are targets
+
+    @property
+    def head_share(self) -> float:
+        """The tokens that reach the head: a loss in chunks leaves out those that train nothing."""
+        return 1.0 if self.loss_chunk_rows is None else self.trained_share
 
     @property
     def tokens(self) -> int:

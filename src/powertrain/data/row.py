@@ -1,4 +1,4 @@
-"""A row: what one line of JSONL, one line of CSV, one row of a table or one text file holds, before anyone reads meaning into it."""
+"""A row: what one line of JSONL or CSV, one row of a table or one text file holds, before anyone reads meaning into it."""
 
 from __future__ import annotations
 
@@ -44,5 +44,6 @@ def _text_fault(text: str) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        return f"the lone surrogate \\u{ord(text[error.start]):04x} at character {error.start} of a text; mend or remove the row"
+        half = f"\\u{ord(text[error.start]):04x}"
+        return f"the lone surrogate {half} at character {error.start} of a text; mend or remove the row"
     return None

@@ -1,8 +1,13 @@
-"""What is trained on, as the token store and the recipe's block, stride and batch give it."""
+"""What is trained on: blocks of a token store's text, or the examples of an example store."""
 
 from __future__ import annotations
 
-from powertrain.data.store import TokenStore
+import math
+
+import numpy as np
+
+from powertrain.data.example_store import ExampleStore
+from powertrain.data.store import QUANTILES, TokenStore
 from powertrain.records import DataFacts, WrongUse
 
 
@@ -26,3 +31,25 @@ def training_examples(train_tokens: int, block: int, stride: int) -> int:
     if block < 1 or stride < 1:
         raise WrongUse(f"blocks of {block} tokens every {stride} tokens: both must be at least 1")
     return max(0, (train_tokens - block - 1) // stride + 1)
+
+
+def example_facts(store: ExampleStore, *, train_batch_size: int) -> DataFacts:
+    """The facts of `store`'s examples, which differ in length; documents are rows, whose characters nobody counts.
+
+    Raises WrongUse if there is no example to train on.
+    """
+    lengths = store.training.lengths
+    if not len(lengths):
+        raise WrongUse(f"all {len(store.lengths):,} examples of {', '.join(store.sources)} are held out, and none is left to "
+                       "train on; lower data.validation_share, or name more data")
+    block = math.ceil(lengths.mean())
+    cut = {"cut_examples": store.counts.get("cut", 0)} if "cut_examples" in DataFacts.__dataclass_fields__ else {}
+    return DataFacts(
+        source=", ".join(store.sources), digest=store.digest, documents=store.counts["rows"], characters=0, text_bytes=0,
+        tokenizer=store.tokenizer.kind, vocabulary=store.tokenizer.vocabulary,
+        train_tokens=int(lengths.sum()), validation_tokens=int(store.validation.lengths.sum()), validation_bytes=0,
+        block=block, stride=block, examples=len(lengths), train_batch_size=train_batch_size,
+        length_quantiles={name: int(np.quantile(lengths, q, method="nearest")) for name, q in QUANTILES.items()},
+        kind=store.kind, max_length=int(lengths.max()), trained_share=float(store.training.trained.sum() / lengths.sum()),
+        **cut,
+    )

@@ -1,31 +1,50 @@
-"""The decoder that a config asks for, counted without building it. Loads no torch."""
+"""The decoder that a config asks for, counted without building it. Loads torch only to count adapters."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import TYPE_CHECKING, Any
 
 from powertrain.models.config import ModelConfig
 from powertrain.records import ModelFacts
 
+if TYPE_CHECKING:
+    from powertrain.models.adapters import AdapterConfig
+
 Shapes = dict[str, tuple[int, ...]]
 
 
-def model_facts(config: ModelConfig) -> ModelFacts:
-    """The facts of `config`, every weight trained.
+def model_facts(config: ModelConfig, *, method: str = "scratch", path: str = "", adapters: AdapterConfig | None = None,
+                frozen_dtype: str = "fp32", unquantised_dtype: str = "") -> ModelFacts:
+    """The facts of `config`: every weight trained, or with `adapters` only those, beside weights stored in `frozen_dtype`.
 
-    `shapes` names the weights as models/decoder.py does: those outside the blocks and those of block 0.
+    Where that is a 4-bit type, `unquantised_dtype` is that of the weights which stay as their files have them.
+
+    `shapes` names the weights as models/decoder.py does: those outside the blocks and those of block 0, and with them the
+    adapters of the first block that has some. Raises WrongUse for targets that the model does not have.
     """
     block, outside = block_shapes(config), outside_shapes(config)
-    parameters = config.layers * _elements(block) + _elements(outside)
+    own = config.layers * _elements(block) + _elements(outside)
     linear: Shapes = {name: shape for name, shape in block.items() if len(shape) == 2}
+    adapted, adapter_parameters, layers = _adapters(config, adapters)
+    dropout = 0.0 if adapters is None else adapters.dropout
     return ModelFacts(
         family=config.family, layers=config.layers, width=config.width, heads=config.heads,
         kv_heads=config.kv_heads, head_width=config.head_width, mlp_width=config.mlp_width,
         gated_mlp=config.gated_mlp, vocabulary=config.vocabulary, context=config.context, dropout=config.dropout,
-        tied_head=config.tied_head, parameters=parameters, trainable=parameters,
+        tied_head=config.tied_head, parameters=own + adapter_parameters,
+        trainable=own if adapters is None else adapter_parameters,
         matmul_parameters=config.layers * _elements(linear), head_parameters=config.vocabulary * config.width,
-        shapes={**outside, **block},
+        shapes={**outside, **block, **adapted}, path=path, method=method, adapter_parameters=adapter_parameters,
+        adapted_layers=layers, frozen_dtype=frozen_dtype, window=config.window,
+        **_if_recorded(adapter_dropout=dropout, unquantised_dtype=unquantised_dtype),
     )
+
+
+def _if_recorded(**values: Any) -> dict[str, Any]:
+    """Those that ModelFacts has a field for."""
+    return {field.name: values[field.name] for field in dataclasses.fields(ModelFacts) if field.name in values}
 
 
 def block_shapes(config: ModelConfig) -> Shapes:
@@ -54,6 +73,26 @@ def outside_shapes(config: ModelConfig) -> Shapes:
     if not config.tied_head:
         shapes["head.weight"] = (config.vocabulary, config.width)
     return shapes
+
+
+def _adapters(config: ModelConfig, adapters: AdapterConfig | None) -> tuple[Shapes, int, tuple[int, ...]]:
+    """(name -> shape of the adapters' weights in the first block that has some, the numbers in all blocks, those blocks)."""
+    if adapters is None:
+        return {}, 0, ()
+    from powertrain.models.adapters import adapted_layers, count_adapter_parameters, find_targets
+
+    layers = adapted_layers(config, adapters)
+    shapes: Shapes = {}
+    for slot in find_targets(config, adapters.target_modules):
+        rows, name = slot.last - slot.first, f"{slot.linear}.adapters.{slot.name}"
+        if slot.layer != layers[0]:
+            continue
+        shapes |= {f"{name}.A": (adapters.r, slot.in_features), f"{name}.B": (rows, adapters.r)}
+        if adapters.use_dora:
+            shapes[f"{name}.magnitude"] = (rows,)
+        if adapters.kind == "lslora":
+            shapes |= {f"{name}.a": (4,), f"{name}.log_sigma": ()}
+    return shapes, count_adapter_parameters(config, adapters), layers
 
 
 def _linear(name: str, inputs: int, outputs: int, bias: bool) -> Shapes:

@@ -17,6 +17,32 @@ from powertrain.records import WrongUse
 HEAD_WIDTH = 64        # of GPT-2, GPT-NeoX and the small Llamas; kernels are tuned for 64 and 128
 ASPECT = 64            # width / layers of GPT-2 small (768 / 12) and of nanochat
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu")
+SCALINGS = ("linear", "llama3", "yarn", "longrope")
+
+
+@dataclass(frozen=True)
+class RotaryScaling:
+    """How rotary positions are stretched beyond the context that a model was first trained on; see rotary.py."""
+
+    kind: str                                # one of SCALINGS
+    factor: float                            # by how much
+    original_context: int = 0                # tokens; 0 for linear, which does not ask
+    attention_factor: float = 1.0            # cosines and sines are multiplied by it (yarn, longrope)
+    slow_turns: float = 1.0                  # dimensions that turn less often in the original context are stretched fully
+    fast_turns: float = 1.0                  # and those that turn more often not at all (llama3, yarn)
+    whole_dimensions: bool = True            # yarn: the dimensions between are counted in whole ones
+    short_factors: tuple[float, ...] = ()    # longrope: of each pair of dimensions, in documents up to original_context
+    long_factors: tuple[float, ...] = ()     # and in longer ones
+
+    def __post_init__(self) -> None:
+        if self.kind not in SCALINGS:
+            raise WrongUse(f"there is no rotary scaling {self.kind!r}; use one of {', '.join(SCALINGS)}")
+        if self.factor <= 0 or (self.kind != "linear" and self.original_context < 1):
+            raise WrongUse(f"rotary positions cannot be scaled {self.factor:g} times from {self.original_context} tokens; "
+                           f"both must be above 0")
+        if self.kind == "llama3" and self.fast_turns <= self.slow_turns:
+            raise WrongUse(f"llama3 scaling lies between its low frequency factor and its high one, and {self.slow_turns:g} "
+                           f"is not below {self.fast_turns:g}; check the model's config.json")
 
 
 @dataclass(frozen=True)
@@ -51,6 +77,18 @@ class ModelConfig:
     embedding_scale: float            # the embedding is multiplied by this (gemma: sqrt(width))
     window: int | None = None         # tokens a token sees, itself included; None = its whole document
     end_of_text: int | None = None    # token id
+    begin_of_text: int | None = None  # token id, where it is not end_of_text
+    other_ends: tuple[int, ...] = ()  # further token ids that end an answer
+    rotary_scaling: RotaryScaling | None = None
+
+    @property
+    def positions_change_at(self) -> int | None:
+        """Tokens beyond which a document's rotary positions are others, from its first token on (longrope).
+
+        Keys remembered from before that are of no use after it.
+        """
+        scaling = self.rotary_scaling
+        return scaling.original_context if scaling is not None and scaling.kind == "longrope" else None
 
     @property
     def rotary_width(self) -> int:
@@ -138,6 +176,13 @@ def check_heads(config: ModelConfig) -> None:
         share = "" if config.rotary_share == 1 else f" ({config.rotary_share:g} of a head of {config.head_width})"
         raise WrongUse(f"{config.family} rotates pairs of dimensions, but {config.rotary_width} of each head{share} "
                        f"would be rotated; choose heads so that this is an even number, such as heads of {HEAD_WIDTH}")
+    scaling = config.rotary_scaling
+    if scaling is None or scaling.kind != "longrope":
+        return
+    for factors in (scaling.short_factors, scaling.long_factors):
+        if len(factors) != config.rotary_width // 2:
+            raise WrongUse(f"longrope scaling has {len(factors)} factors for {config.rotary_width // 2} pairs of rotated "
+                           f"dimensions; check the model's config.json")
 
 
 def check_family(config: ModelConfig) -> None:
@@ -157,6 +202,9 @@ def check_family(config: ModelConfig) -> None:
     if config.window is not None and not family.may_slide:
         raise WrongUse(f"{name} has no sliding window, and {config.window} tokens were asked for; leave window out, or "
                        f"use mistral")
+    if config.rotary_scaling is not None and (config.positions != "rotary" or (
+            name == "phi3" and config.rotary_scaling.kind != "longrope")):
+        raise WrongUse(f"{name} cannot have {config.rotary_scaling.kind} scaling of its positions; leave it out, or use llama")
 
 
 def no_fit(width: int, heads: int) -> WrongUse:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from powertrain.models.attention import Attention, math_attention
 from powertrain.models.config import ModelConfig
 from powertrain.models.model import Model, SavedTokenizer
+from powertrain.models.rotary import rotary_tables
 from powertrain.records import Batch, WrongUse
 
 Rotary = tuple[Tensor, Tensor]        # cosines and sines, each (T, 1, rotary width) fp32
@@ -128,11 +129,14 @@ def run_plainly(block: Block, index: int, x: Tensor, rotary: Rotary | None, leng
 
 
 class Decoder(Model):
-    """Token ids to logits. Weights are fp32 and drawn with torch's global generator: seed it first."""
+    """Token ids to logits. Weights are fp32 and drawn with torch's global generator: seed it first.
+
+    `base` is where its weights were loaded from, which is what an adapter's files say that they adapt.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.base = config, ""
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         learned = config.positions == "learned"
         self.position_embedding = nn.Embedding(config.context, config.width) if learned else None
@@ -163,19 +167,12 @@ class Decoder(Model):
             else:
                 nn.init.ones_(parameter)
 
-    def rotary(self, positions: Tensor) -> Rotary | None:
-        """Cosines and sines of the positions (T,), each (T, 1, rotary width) fp32; None with learned positions."""
-        width = self.config.rotary_width
-        if not width:
-            return None
-        steps = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
-        angles = positions.float()[:, None] / self.config.rotary_base ** steps
-        angles = torch.cat((angles, angles), dim=-1)[:, None]
-        return angles.cos(), angles.sin()
-
     def embed(self, batch: Batch) -> Tensor:
-        """(T, width). Raises WrongUse for a document that is longer than learned positions reach."""
-        x: Tensor = self.embedding(batch.tokens)
+        """(T, width) fp32, whatever dtype the embedding is stored in.
+
+        Raises WrongUse for a document that is longer than learned positions reach.
+        """
+        x: Tensor = self.embedding(batch.tokens).float()
         if self.config.embedding_scale != 1:
             x = x * self.config.embedding_scale
         if self.position_embedding is not None:
@@ -191,7 +188,7 @@ class Decoder(Model):
                run_block: RunBlock | None = None) -> Tensor:
         """(T, width): what the head reads, after the last norm."""
         run_block = run_block or run_plainly
-        x, rotary = self.embed(batch), self.rotary(batch.positions)
+        x, rotary = self.embed(batch), rotary_tables(self.config, batch)
         for index, block in enumerate(self.blocks):
             assert isinstance(block, Block)
             x = run_block(block, index, x, rotary, batch.lengths, attention)
@@ -199,18 +196,32 @@ class Decoder(Model):
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(T, width) -> (T, V)."""
-        return F.linear(hidden, self.head_weight)
-
-    def save(self, folder: Path, tokenizer: SavedTokenizer | None = None) -> None:
-        from powertrain.models.folder import save_folder
-
-        save_folder(self, folder, tokenizer)
+        """(T, width) -> (T, V), in the dtype of hidden or of autocast, whatever dtype the head is stored in."""
+        weight = self.head_weight
+        if weight.dtype != hidden.dtype and not torch.is_autocast_enabled(hidden.device.type):
+            weight = weight.to(hidden.dtype)
+        return F.linear(hidden, weight)
 
     def forward(self, batch: Batch, *, attention: Attention = math_attention,
                 run_block: RunBlock | None = None) -> Tensor:
         """(T, V): for each token the logits of the one that follows it."""
         return self.logits(self.hidden(batch, attention=attention, run_block=run_block))
+
+    def penalty(self) -> Tensor | None:
+        from powertrain.models.adapters import adapter_penalty
+
+        return adapter_penalty(self)
+
+    def save(self, folder: Path, tokenizer: SavedTokenizer | None = None) -> None:
+        """The adapters' files if it has adapters, else a whole Hugging Face folder. Raises OSError."""
+        from powertrain.models.adapter_files import save_adapter
+        from powertrain.models.adapters import has_adapters
+        from powertrain.models.folder import save_folder
+
+        if has_adapters(self):
+            save_adapter(self, folder, base=self.base, tokenizer=tokenizer)
+        else:
+            save_folder(self, folder, tokenizer)
 
 
 def decays(parameter: Tensor) -> bool:

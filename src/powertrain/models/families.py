@@ -2,7 +2,7 @@
 
 Written as plain JSON, so that saving needs no transformers; every field is written that transformers would otherwise
 fill with the size of a published model. Rotary fields are written twice, as transformers 5 reads them
-(`rope_parameters`) and as transformers 4 and most other readers do (`rope_theta`, `partial_rotary_factor`).
+(`rope_parameters`) and as transformers 4 and most other readers do (`rope_theta`, `rope_scaling`).
 Reading raises WrongUse for what the decoder cannot compute: a model that loads gives the same logits.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from powertrain.models.config import FAMILIES, ModelConfig
+from powertrain.models.rotary_fields import read_rotary, rotary_fields
 from powertrain.records import WrongUse
 
 Json = dict[str, Any]
@@ -21,8 +22,8 @@ ARCHITECTURES = {"gpt2": "GPT2LMHeadModel", "gpt_neox": "GPTNeoXForCausalLM", "l
                  "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
                  "phi3": "Phi3ForCausalLM", "gemma": "GemmaForCausalLM"}
 HF_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
-OUR_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu",
-                   "swish": "silu"}
+OUR_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+                   "silu": "silu", "swish": "silu"}
 
 # What each model_type says when config.json leaves it out: transformers does not write every default.
 HF_DEFAULTS: dict[str, Json] = {
@@ -35,26 +36,33 @@ HF_DEFAULTS: dict[str, Json] = {
                 "num_key_value_heads": 8},
     "qwen2": {"rms_norm_eps": 1e-6, "max_position_embeddings": 32_768, "num_key_value_heads": 32},
     "qwen3": {"rms_norm_eps": 1e-6, "max_position_embeddings": 32_768, "head_dim": 128, "num_key_value_heads": 32},
-    "phi3": {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+    "phi3": {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096},
     "gemma": {"rms_norm_eps": 1e-6, "max_position_embeddings": 8192, "head_dim": 256, "num_key_value_heads": 16,
               "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
 }
 
 # Fields that change the logits in ways that the decoder does not compute, unless they are as named here, or off.
 MUST_BE: dict[str, Any] = {"scale_attn_weights": True}
-MUST_BE_OFF = ("scale_attn_by_inverse_layer_idx", "add_cross_attention", "use_bidirectional_attention",
-               "quantization_config")
+MUST_BE_OFF = ("scale_attn_by_inverse_layer_idx", "add_cross_attention", "use_bidirectional_attention")
+BIASED_BY_NAME = ("gpt_neox", "llama", "qwen3", "gemma")     # families that read `attention_bias`
+THROUGH = "train it through transformers: model.provider=transformers"
 
 
 def to_hf_config(config: ModelConfig) -> Json:
     """What `config.json` holds."""
     shared = {"architectures": [ARCHITECTURES[config.family]], "model_type": config.family,
-              "vocab_size": config.vocabulary, "tie_word_embeddings": config.tied_head,
-              "bos_token_id": config.end_of_text, "eos_token_id": config.end_of_text, "pad_token_id": None,
-              "initializer_range": 0.02, "use_cache": True, "dtype": "float32"}
+              "vocab_size": config.vocabulary, "tie_word_embeddings": config.tied_head, **token_fields(config),
+              "pad_token_id": None, "initializer_range": 0.02, "use_cache": True, "dtype": "float32"}
     if config.family == "gpt2":
         return shared | gpt2_fields(config)
     return shared | size_fields(config) | (neox_fields(config) if config.family == "gpt_neox" else llama_fields(config))
+
+
+def token_fields(config: ModelConfig) -> Json:
+    """The ids that begin and end a text, as config.json and generation_config.json both say them."""
+    first = config.end_of_text if config.begin_of_text is None else config.begin_of_text
+    ends = [token for token in (config.end_of_text, *config.other_ends) if token is not None]
+    return {"bos_token_id": first, "eos_token_id": ends if len(ends) > 1 else config.end_of_text}
 
 
 def gpt2_fields(config: ModelConfig) -> Json:
@@ -66,11 +74,10 @@ def gpt2_fields(config: ModelConfig) -> Json:
 
 def size_fields(config: ModelConfig) -> Json:
     """What all families but gpt2 call by the same name."""
-    rope = {"rope_type": "default", "rope_theta": config.rotary_base, "partial_rotary_factor": config.rotary_share}
     return {"hidden_size": config.width, "num_hidden_layers": config.layers, "num_attention_heads": config.heads,
             "intermediate_size": config.mlp_width, "max_position_embeddings": config.context,
             "hidden_act": HF_ACTIVATIONS[config.activation], "attention_dropout": config.dropout,
-            "rope_parameters": rope, "rope_theta": config.rotary_base}
+            **rotary_fields(config)}
 
 
 def neox_fields(config: ModelConfig) -> Json:
@@ -92,8 +99,10 @@ def llama_fields(config: ModelConfig) -> Json:
     if config.family in ("qwen2", "qwen3"):
         fields["use_sliding_window"] = False
     if config.family == "phi3":
+        scaling = config.rotary_scaling
         fields |= {"resid_pdrop": config.dropout, "embd_pdrop": config.dropout,
-                   "original_max_position_embeddings": config.context, "partial_rotary_factor": config.rotary_share}
+                   "original_max_position_embeddings": scaling.original_context if scaling else config.context,
+                   "partial_rotary_factor": config.rotary_share}
     return fields
 
 
@@ -104,17 +113,19 @@ def from_hf_config(given: Mapping[str, Any], dropout: float = 0.0) -> ModelConfi
     """
     family = given.get("model_type")
     if family not in FAMILIES:
-        raise WrongUse(f"the folder holds a model of type {family!r}; the decoder loads {', '.join(FAMILIES)}")
+        raise WrongUse(f"the folder holds a model of type {family!r}; the decoder loads {', '.join(FAMILIES)}, and the "
+                       f"rest trains through transformers: model.provider=transformers")
     hf = HF_DEFAULTS[family] | dict(given)
     refuse_unsupported(hf)
     row, names = FAMILIES[family], SIZE_NAMES["gpt2" if family == "gpt2" else "others"]
     sizes: dict[str, Any] = {ours: need(hf, theirs) for ours, theirs in names.items()}
     width, heads = sizes["width"], sizes["heads"]
     bias = {name: hf.get("attention_bias", False) for name in ("qkv_bias", "output_bias")}
-    if family in ("gpt2", "qwen2"):
+    if family not in BIASED_BY_NAME:
         bias = {"qkv_bias": row.qkv_bias, "output_bias": row.output_bias}
     epsilon = next(hf[name] for name in ("layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps") if name in hf)
-    base, share = read_rotary(hf, row.rotary_share)
+    base, share, scaling = read_rotary(hf, row.rotary_share)
+    first, end, other_ends = read_special_tokens(hf)
     return ModelConfig(
         family=family, **sizes, kv_heads=hf.get("num_key_value_heads") or heads,
         head_width=hf.get("head_dim") or width // heads,
@@ -122,11 +133,13 @@ def from_hf_config(given: Mapping[str, Any], dropout: float = 0.0) -> ModelConfi
         dropout=dropout, norm=row.norm, norm_epsilon=epsilon, norm_bias=row.norm == "layer",
         norm_offset=row.norm_offset, positions=row.positions, rotary_base=base, rotary_share=share,
         activation=read_activation(hf),
-        gated_mlp=row.gated_mlp, **bias, mlp_bias=row.mlp_bias or hf.get("mlp_bias", False), qk_norm=row.qk_norm,
+        gated_mlp=row.gated_mlp, **bias, mlp_bias=row.mlp_bias or (family == "llama" and hf.get("mlp_bias", False)),
+        qk_norm=row.qk_norm,
         parallel_residual=row.parallel_residual and hf["use_parallel_residual"],
         tied_head=hf.get("tie_word_embeddings", row.tied_head),
         embedding_scale=math.sqrt(width) if row.scaled_embedding else 1.0,
-        window=hf.get("sliding_window") if row.may_slide else None, end_of_text=read_end_of_text(hf))
+        window=hf.get("sliding_window") if row.may_slide else None, end_of_text=end, begin_of_text=first,
+        other_ends=other_ends, rotary_scaling=scaling)
 
 
 SIZE_NAMES = {
@@ -147,36 +160,21 @@ def need(hf: Mapping[str, Any], name: str) -> Any:
 
 def refuse_unsupported(hf: Mapping[str, Any]) -> None:
     """Raises WrongUse for a field whose value changes the logits in a way that the decoder does not compute."""
+    if stored := hf.get("quantization_config"):
+        how = stored.get("quant_method") or "in some way"
+        raise WrongUse(f"config.json says by its 'quantization_config' that the weights are quantised ({how}), and they are "
+                       f"read unquantised only; give the base that they were made from, with method=qlora for 4 bits")
     for name in MUST_BE_OFF:
         if hf.get(name):
-            raise WrongUse(f"config.json sets {name!r}, which the decoder does not compute; train it through "
-                           f"transformers")
+            raise WrongUse(f"config.json sets {name!r}, which the decoder does not compute; {THROUGH}")
     for name, value in MUST_BE.items():
         if hf.get(name, value) != value:
-            raise WrongUse(f"config.json has {name!r} = {hf[name]}, and the decoder computes {value} only; train it "
-                           f"through transformers")
+            raise WrongUse(f"config.json has {name!r} = {hf[name]}, and the decoder computes {value} only; {THROUGH}")
     sliding = "sliding_attention" in (hf.get("layer_types") or ())
     switched = hf.get("use_sliding_window") and hf.get("max_window_layers", 28) < hf.get("num_hidden_layers", 0)
     if hf["model_type"] in ("qwen2", "qwen3") and (sliding or switched):
-        raise WrongUse("config.json has a sliding window in some layers and not in others, which the decoder does not "
-                       "compute; train it through transformers")
-
-
-def read_rotary(hf: Mapping[str, Any], share: float) -> tuple[float, float]:
-    """Base and share of the head. Raises WrongUse for scaled rotary positions."""
-    rope = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise WrongUse(f"config.json scales its rotary positions by {kind!r}, and the decoder computes the default "
-                       f"ones only; train it through transformers")
-    base = first_of(rope.get("rope_theta"), hf.get("rope_theta"), hf.get("rotary_emb_base"), 10_000.0)
-    given = first_of(rope.get("partial_rotary_factor"), hf.get("partial_rotary_factor"), hf.get("rotary_pct"), share)
-    return float(base), float(given)
-
-
-def first_of(*values: Any) -> Any:
-    """The first that is not None."""
-    return next(value for value in values if value is not None)
+        raise WrongUse(f"config.json has a sliding window in some layers and not in others, which the decoder does not "
+                       f"compute; {THROUGH}")
 
 
 def read_activation(hf: Mapping[str, Any]) -> str:
@@ -185,12 +183,19 @@ def read_activation(hf: Mapping[str, Any]) -> str:
     if hf["model_type"] == "gemma" and name == "gelu":
         return "gelu_tanh"      # the first Gemma folders say "gelu" and mean the approximation; transformers agrees
     if name not in OUR_ACTIVATIONS:
-        raise WrongUse(f"config.json has the activation {name!r}; the decoder has {', '.join(OUR_ACTIVATIONS)}")
+        raise WrongUse(f"config.json has the activation {name!r}, and the decoder has {', '.join(OUR_ACTIVATIONS)}; "
+                       f"{THROUGH}")
     return OUR_ACTIVATIONS[name]
 
 
-def read_end_of_text(hf: Mapping[str, Any]) -> int | None:
-    """The first end-of-text id that lies in the vocabulary."""
-    given = hf.get("eos_token_id")
+def read_special_tokens(hf: Mapping[str, Any]) -> tuple[int | None, int | None, tuple[int, ...]]:
+    """The ids that begin and end a text, and further ones that end it, as far as they lie in the vocabulary."""
+    first, ends = token_ids(hf, "bos_token_id")[:1], token_ids(hf, "eos_token_id")
+    return None if not first or first == ends[:1] else first[0], ends[0] if ends else None, tuple(ends[1:])
+
+
+def token_ids(hf: Mapping[str, Any], name: str) -> list[int]:
+    """The ids of one field, which may hold none, one or a list, without those outside the vocabulary."""
+    given = hf.get(name)
     ids = given if isinstance(given, list) else [given]
-    return next((token for token in ids if token is not None and 0 <= token < hf["vocab_size"]), None)
+    return [token for token in ids if token is not None and 0 <= token < hf["vocab_size"]]

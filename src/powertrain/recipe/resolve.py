@@ -102,9 +102,10 @@ def find_recipe(name: str) -> tuple[str, str]:
 
 def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
     """Default values, then the recipe's, then `key=value` words. Raises WrongUse with the key, the file and the cure."""
-    text, origin = find_recipe(name or DEFAULT)
-    from_file, file_notes = _translated(dict(flat(_parse(text, origin))), origin)
     spoken, word_notes = _translated(_parse_words(overrides), "command line")
+    # the embedded recipe trains from scratch: words that name a pretrained model are a recipe of their own
+    text, origin = ("", "command line") if name is None and "model.path" in spoken else find_recipe(name or DEFAULT)
+    from_file, file_notes = _translated(dict(flat(_parse(text, origin))), origin)
     values = {**from_file, **_unpinned(spoken)}
     _drop_rivals(values, spoken)
     _check_keys(values, {**dict.fromkeys(from_file, origin), **dict.fromkeys(spoken, "command line")})

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 # tables of other trainers' files whose keys stand at our top level
 SECTIONS = ("training", "train", "trainer", "logging")
 
 SAME_VALUE: Mapping[str, str] = {
     "effective_batch_size": "train_batch_size", "global_batch_size": "train_batch_size",
-    "micro_batch_size": "per_device_train_batch_size",
-    "lr": "learning_rate", "scheduler": "lr_scheduler_type", "lr_scheduler": "lr_scheduler_type",
+    "lr": "learning_rate",
     "min_lr_ratio": "min_lr_rate", "cosine_min_lr_ratio": "min_lr_rate",
     "epochs": "num_train_epochs", "num_epochs": "num_train_epochs",
     "max_iters": "max_steps", "num_training_steps": "max_steps", "num_steps": "max_steps",
-    "warmup": "warmup_steps", "warmup_iters": "warmup_steps", "num_warmup_steps": "warmup_steps",
     "gradient_clip": "max_grad_norm", "grad_clip": "max_grad_norm", "gradient_clipping": "max_grad_norm",
     "clip": "max_grad_norm", "wd": "weight_decay", "beta1": "adam_beta1", "beta2": "adam_beta2",
     "eps": "adam_epsilon", "epsilon": "adam_epsilon",
@@ -34,18 +33,17 @@ SAME_VALUE: Mapping[str, str] = {
     "adapter_name_or_path": "model.adapter", "adapter_path": "model.adapter", "lora_model_dir": "model.adapter",
     "block_size": "data.block",
     "dataset_path": "data.source", "dataset_name": "data.source", "train_file": "data.source", "data_path": "data.source",
-    "local_dataset": "data.source", "train_dataset": "data.source",
+    "local_dataset": "data.source", "train_dataset": "data.source", "dataset.path": "data.source",
     "validation_file": "data.validation_source", "eval_dataset": "data.validation_source",
     "val_dataset": "data.validation_source", "eval_file": "data.validation_source",
     "dataset_train_split": "data.split", "dataset_split": "data.split", "train_split": "data.split",
     "max_samples": "data.max_examples", "max_train_samples": "data.max_examples",
     "max_chars": "data.max_chars", "text_column": "data.text_field", "dataset_text_field": "data.text_field",
-    "chat_template_path": "data.chat_template",
     "eos_token": "data.end_token", "special_tokens.eos_token": "data.end_token",
     "lora_r": "lora.r", "lora_rank": "lora.r", "lora_alpha": "lora.alpha", "lora_dropout": "lora.dropout",
     "use_rslora": "lora.use_rslora", "peft_use_rslora": "lora.use_rslora", "lora_use_rslora": "lora.use_rslora",
     "use_dora": "lora.use_dora", "peft_use_dora": "lora.use_dora", "lora_use_dora": "lora.use_dora",
-    "init_sigma": "lora.sigma", "reg_weight": "lora.regularisation",
+    "init_sigma": "lora.sigma",
     "bnb_4bit_quant_type": "quantisation.type", "quantization_type": "quantisation.type",
     "bnb_4bit_use_double_quant": "quantisation.double", "use_nested_quant": "quantisation.double",
     "double_quantization": "quantisation.double", "use_double_quant": "quantisation.double",
@@ -67,8 +65,9 @@ TECHNIQUE_SWITCH: Mapping[str, str] = {
     "gradient_checkpointing": "activation_checkpointing", "activation_checkpointing": "activation_checkpointing",
 }
 
-# meaning -> the keys that say it; what they mean together is found when all are known (tuning_spellings.py)
+# meaning -> the keys that say it; what they mean together is found when all are known (together_spellings.py)
 TOGETHER: Mapping[str, tuple[str, ...]] = {
+    "batch": ("batch_size", "per_device_train_batch_size", "micro_batch_size", "gradient_accumulation_steps"),
     "method": ("adapter", "finetuning_type", "training_type", "tuner_type", "train_type", "strategy", "use_peft", "use_lora",
                "use_qlora", "load_in_4bit", "use_4bit", "quantization_bit", "quant_bits", "load_in_8bit", "use_8bit"),
     "length": ("max_seq_length", "max_length", "sequence_length", "sequence_len", "cutoff_len", "max_seq_len",
@@ -86,6 +85,7 @@ _TRACKER = "a run reports to its own folder: events.jsonl, and report.html made 
 _ONE_DEVICE = "a run is one process on one device"
 _ATTENTION = "the plan chooses the attention kernel; pin it with techniques.attention_kernel"
 _KERNELS = "the plan chooses the kernels; `powertrain plan` lists them with their reasons"
+_GENERATION = "making data with chat services is not part of training"
 _FOUND = "it is read off the model's config.json"
 
 NO_EFFECT: Mapping[str, str] = {
@@ -111,7 +111,6 @@ NO_EFFECT: Mapping[str, str] = {
     "model_type": _FOUND, "tokenizer_type": "it is read off the tokenizer's own files", "is_llama_derived_model": _FOUND,
     "gradient_checkpointing_kwargs": "blocks are computed again by torch's non-reentrant checkpoint, the only one used here",
     "gradient_accumulation_kwargs": "no trainer has such an argument: nothing is offloaded by it",
-    "packing_strategy": "packs are filled best-fit within the optimizer step, and no example is cut for it",
     "pad_to_sequence_len": "padding trains nothing; how much there is follows from the batching that the plan chooses",
     "pad_to_max_length": "padding trains nothing; how much there is follows from the batching that the plan chooses",
     "eval_packing": "evaluation passes are made as the training passes are",
@@ -121,8 +120,6 @@ NO_EFFECT: Mapping[str, str] = {
     "length_column_name": "the lengths are counted when the data is tokenised",
     "response_template": "which tokens are the answer's is known from the messages",
     "instruction_template": "which tokens are the answer's is known from the messages",
-    "template": "the tokenizer's own chat template is used; name another with data.chat_template, and look at the result "
-                "with `powertrain data show`",
     "use_chat_template": "conversations always go through a chat template; data.chat_template=raw joins the words alone",
     "dataset_dir": "data.source names the files themselves, and no dataset_info.json is read",
     "overwrite_cache": _LOADER, "preprocessing_num_workers": _LOADER, "dataset_num_proc": _LOADER,
@@ -145,7 +142,10 @@ NO_EFFECT: Mapping[str, str] = {
     "hf_token": "no credentials belong in a recipe", "token": "no credentials belong in a recipe",
     "local_rank": _ONE_DEVICE, "deepspeed": f"{_ONE_DEVICE}, so there is no optimizer state to spread",
     "fsdp": f"{_ONE_DEVICE}, so there are no weights to spread", "strict": "recipes are always strict",
-    "api_models": "making data with chat services is not part of training",
+    "api_models": _GENERATION,
+    **{f"dataset.{key}": _GENERATION for key in (
+        "batch_size", "max_tokens", "temperature", "top_p", "output_dir", "random_seed", "output_format", "prompt_template",
+        "base_topics", "n_topic_variants")},
     "lora_fan_in_fan_out": "which way round a weight is stored is read off the model",
     "fan_in_fan_out": "which way round a weight is stored is read off the model",
 }
@@ -154,19 +154,19 @@ NO_EFFECT: Mapping[str, str] = {
 NO_EFFECT_BEGINNING: Mapping[str, str] = {
     "hub_": NO_EFFECT["push_to_hub"], "wandb_": _TRACKER, "mlflow_": _TRACKER, "comet_": _TRACKER, "swanlab_": _TRACKER,
     "trackio_": _TRACKER, "ddp_": _ONE_DEVICE, "fsdp_": _ONE_DEVICE, "liger_": _KERNELS,
-    "dataset.": NO_EFFECT["api_models"], "inference.": "`powertrain chat` and `generate` take these as options",
+    "inference.": "`powertrain chat` and `generate` take these as options",
     "paths.": "a run's folder is output_dir, and the cache is chosen on the command line",
 }
 
 _SELECTIVE = "it would train some of the model's own weights and not others, which is not available; use method=lora or full"
-_PREFERENCE = "training on preferences or rewards is not available; train on the chosen answers, or use another trainer"
+PREFERENCE = "training on preferences or rewards is not available; train on the chosen answers, or use another trainer"
 
 # key -> why a value other than "off" is an error: going on without it would give another model
 REFUSED: Mapping[str, str] = {
     "modules_to_save": _SELECTIVE, "lora_modules_to_save": _SELECTIVE, "additional_target": _SELECTIVE,
     "unfrozen_parameters": _SELECTIVE, "freeze_trainable_layers": _SELECTIVE, "freeze_ratio": _SELECTIVE,
     "layers_to_transform": _SELECTIVE, "peft_layers_to_transform": _SELECTIVE, "lora_layers_to_transform": _SELECTIVE,
-    "rl": _PREFERENCE, "rlhf_type": _PREFERENCE,
+    "rl": PREFERENCE, "rlhf_type": PREFERENCE,
     "neftune_noise_alpha": "noise on the embeddings is not available; leave it out",
     "loraplus_lr_ratio": "one learning rate serves all adapters; leave it out",
     "pissa_init": "adapters start at zero; leave it out", "use_galore": "the optimizer is AdamW; leave it out",
@@ -177,4 +177,4 @@ REFUSED: Mapping[str, str] = {
     "resume_from_checkpoint": "a run goes on with `powertrain train --resume RUN`; leave it out",
     "gptq": "4-bit bases are bitsandbytes' (method=qlora); leave it out",
 }
-OFF = (None, False, 0, "", "no", "none", "off", [])
+OFF: tuple[Any, ...] = (None, False, 0, "", "no", "none", "off", [])

@@ -20,22 +20,54 @@ def machine_row(hardware: Hardware) -> Row:
 
 
 def data_row(data: DataFacts) -> Row:
+    if data.kind != "blocks":
+        return _examples_row(data)
     again = f", each token {data.redundancy:.3g} times an epoch" if data.stride != data.block else ""
     return "Data", (f"{data.source}: {count(data.documents)} documents, {count(data.characters)} characters; "
                     f"{count(data.train_tokens)} tokens to train on and {count(data.validation_tokens)} held out "
                     f"({data.tokenizer}, vocabulary {data.vocabulary:,}); {count(data.examples)} blocks of {data.block}{again}")
 
 
-def model_row(model: ModelFacts) -> Row:
+def _examples_row(data: DataFacts) -> Row:
+    cut = getattr(data, "cut_examples", 0)
+    truncated = f"; {count(cut)} cut at the length limit" if cut else ""
+    return "Data", (f"{data.source}: {count(data.documents)} rows; {count(data.examples)} {data.kind}s to train on, "
+                    f"{count(data.train_tokens / data.examples)} tokens on average and {count(data.max_length)} at most, "
+                    f"{data.trained_share:.0%} of them learned{truncated}; {count(data.validation_tokens)} tokens held out "
+                    f"(vocabulary {data.vocabulary:,})")
+
+
+def model_row(model: ModelFacts, because: str = "") -> Row:
+    """`because`: why this provider computes it."""
+    return "Model", f"{_shape(model)}: {count(model.parameters)} parameters{_training(model, because)}"
+
+
+def _shape(model: ModelFacts) -> str:
+    if model.provider != "native":
+        return f"{model.family}, {model.layers} layers x {model.width}"
     grouped = f" ({model.kv_heads} for keys and values)" if model.kv_heads != model.heads else ""
-    return "Model", (f"{model.family}, {model.layers} layers x {model.width}, {model.heads} heads{grouped}, "
-                     f"MLP {model.mlp_width}, context {model.context}: {count(model.parameters)} parameters")
+    return (f"{model.family}, {model.layers} layers x {model.width}, {model.heads} heads{grouped}, "
+            f"MLP {model.mlp_width}, context {model.context}")
+
+
+def _training(model: ModelFacts, because: str) -> str:
+    """Of a pretrained model: where it is from, who computes it and why, what is trained of it, what the rest is stored in."""
+    if not model.path:
+        return ""
+    provider = "the decoder here" if model.provider == "native" else model.provider
+    text = f"; from {model.path}, computed by {provider}{f' ({because})' if because else ''}; {model.method}: "
+    if model.trainable == model.parameters:
+        return f"{text}all of them trained"
+    share = model.trainable / model.parameters
+    return f"{text}{count(model.trainable)} trained ({share:.2%}), the others frozen in {model.frozen_dtype}"
 
 
 def run_row(recipe: Mapping[str, object], data: DataFacts, steps: int) -> Row:
     epochs = steps * data.train_batch_size / data.examples
-    return "Run", (f"{steps:,} steps of {data.train_batch_size} blocks ({count(data.train_batch_size * data.block)} tokens), "
-                   f"{epochs:.3g} epochs; AdamW, {recipe['lr_scheduler_type']} from {recipe['learning_rate']:g}")
+    kind = "block" if data.kind == "blocks" else data.kind
+    about = "" if data.kind == "blocks" else "about "
+    return "Run", (f"{steps:,} steps of {data.train_batch_size} {kind}s ({about}{count(data.train_batch_size * data.block)} "
+                   f"tokens), {epochs:.3g} epochs; AdamW, {recipe['lr_scheduler_type']} from {recipe['learning_rate']:g}")
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, str, str]]:
@@ -60,7 +92,9 @@ def claim(effect: Effect) -> str:
     return f"{text}; {effect.basis}"
 
 
-def expected_rows(estimate: Estimate | None, hardware: Hardware) -> list[Row]:
+def expected_rows(estimate: Estimate | None, hardware: Hardware, model: ModelFacts | None = None) -> list[Row]:
+    if estimate is None and model is not None and model.provider != "native":
+        return [("Expected", f"unknown: what {model.provider} does in a step is not counted here; watch the run's own figures")]
     if estimate is None:
         return [("Expected", "unknown: the speed of this machine is not measured (`powertrain facts --measure`)")]
     low_s, high_s = estimate.step_s
@@ -106,17 +140,33 @@ def software_rows(software: Software) -> Iterable[tuple[str, str, str]]:
 
 
 def model_rows(model: ModelFacts) -> Iterable[tuple[str, str, str]]:
-    yield "parameters", f"{model.parameters:,}", "counted from the recipe's shapes"
+    yield "parameters", f"{model.parameters:,}", "counted from the recipe's shapes" if not model.path else model.path
+    if model.path:
+        yield "provider", model.provider, f"method {model.method}, task {model.task}"
+        yield "trained parameters", f"{model.trainable:,}", f"{model.trainable / model.parameters:.2%} of all"
+    if model.adapter_parameters:
+        yield "frozen in", model.frozen_dtype, "as stored"
+        blocks = ", ".join(map(str, model.adapted_layers))
+        yield "blocks with adapters", f"{len(model.adapted_layers)} of {model.layers}", blocks
     yield "in linear layers", f"{model.matmul_parameters:,}", "2 FLOPs each a token, forward"
     yield "in the head", f"{model.head_parameters:,}", "tied to the embedding" if model.tied_head else "its own weight"
     for name, shape in model.shapes.items():
-        yield name, " x ".join(map(str, shape)), "shape"
+        yield name, " x ".join(map(str, shape)) or "1", "shape"
 
 
 def data_rows(data: DataFacts) -> Iterable[tuple[str, str, str]]:
     yield "data", data.source, f"sha256 {data.digest[:16]}"
+    tokens = f"{data.train_tokens + data.validation_tokens:,}"
+    quantiles = ", ".join(f"{key} {value:,}" for key, value in data.length_quantiles.items())
+    if data.kind != "blocks":
+        yield "rows", f"{data.documents:,}", f"a {data.kind} each"
+        yield "tokens", tokens, f"tokenizer {data.tokenizer}, vocabulary {data.vocabulary:,}"
+        yield "training tokens", f"{data.train_tokens:,}", f"{data.examples:,} examples, {data.trained_share:.1%} are learned"
+        yield "validation tokens", f"{data.validation_tokens:,}", "held out"
+        yield "tokens per example", quantiles, f"quantiles; {data.block} on average"
+        return
     yield "documents", f"{data.documents:,}", f"{data.characters:,} characters, {data.text_bytes:,} bytes"
-    yield "tokens", f"{data.train_tokens + data.validation_tokens:,}", f"{data.tokenizer}, vocabulary {data.vocabulary:,}"
+    yield "tokens", tokens, f"{data.tokenizer}, vocabulary {data.vocabulary:,}"
     yield "training tokens", f"{data.train_tokens:,}", f"{data.examples:,} blocks of {data.block} at stride {data.stride}"
     yield "validation tokens", f"{data.validation_tokens:,}", f"{data.validation_bytes:,} bytes of text"
-    yield "tokens per document", ", ".join(f"{key} {value:,}" for key, value in data.length_quantiles.items()), "quantiles"
+    yield "tokens per document", quantiles, "quantiles"

@@ -2,73 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from powertrain.data.example_store import ExampleStore, open_examples
 from powertrain.facts.software import read_software
-from powertrain.models.folder import read_json
-from powertrain.models.hub import find_model
-from powertrain.models.providers import Choice, choose_provider, decoder_start
+from powertrain.models.providers import decoder_start
 from powertrain.recipe import Recipe
-from powertrain.records import Software, WrongUse
-from powertrain.run import folder as run_folder
+from powertrain.records import WrongUse
+from powertrain.run.base import Base, find_base
 
-NEWEST = "recipe:"           # model.path=recipe:NAME: the newest finished run of that recipe
 DEFAULT_LENGTH = 2048        # tokens of an example, where the model could read more
 OWN_TOKENIZERS = ("bpe", "char", "byte")     # made for training from scratch; a pretrained model has its own
-
-
-@dataclass(frozen=True)
-class Base:
-    """A pretrained model, found and looked at; nothing of it is loaded yet."""
-
-    folder: Path
-    name: str                                # what an adapter writes down as its base: a hub id, or the folder's path
-    config: Mapping[str, Any]                # its config.json
-    choice: Choice                           # who computes it, and its task
-
-    @property
-    def context(self) -> int | None:
-        """Tokens that its positions reach; None where they have no end (T5)."""
-        names = ("max_position_embeddings", "n_positions", "n_ctx")
-        return next((int(self.config[name]) for name in names if self.config.get(name)), None) \
-            if self.config.get("model_type") not in ("t5", "mt5", "bloom") else None
-
-
-def find_base(recipe: Recipe, software: Software) -> Base:
-    """Raises WrongUse where there is no such model, or none that can be trained as the recipe says."""
-    assert recipe.model.path is not None
-    path = newest_run(recipe.model.path.removeprefix(NEWEST)) if recipe.model.path.startswith(NEWEST) \
-        else Path(recipe.model.path)
-    if (path / "recipe.yaml").is_file():
-        path = _model_of_run(path)
-    local = path.is_dir()
-    folder = path if local else find_model(recipe.model.path, revision=recipe.model.revision)
-    if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
-        raise WrongUse(f"{folder} holds an adapter, not a model; to train it further use model.path=ITS_BASE "
-                       f"model.adapter={folder}")
-    config = read_json(folder / "config.json")
-    choice = choose_provider(config, recipe.model.provider, recipe.model.task, software)
-    return Base(folder, str(folder.resolve()) if local else recipe.model.path, config, choice)
-
-
-def newest_run(recipe_name: str) -> Path:
-    """The folder of the newest finished run of a recipe. Raises WrongUse if there is none."""
-    finished = [run for run in run_folder.list_runs(run_folder.RUNS)
-                if run.name == recipe_name and run.state == "finished" and (run.folder / "model" / "config.json").is_file()]
-    if not finished:
-        raise WrongUse(f"there is no finished run of the recipe {recipe_name} in {run_folder.RUNS}/; "
-                       f"`powertrain train {recipe_name}` makes one")
-    return finished[-1].folder
-
-
-def _model_of_run(run: Path) -> Path:
-    if not (run / "model").is_dir():
-        raise WrongUse(f"the run {run} has no model yet; finish it by `powertrain train --resume {run}`")
-    return run / "model"
 
 
 def open_recipe_examples(recipe: Recipe, cache: Path, say: Callable[[str], None]) -> ExampleStore:

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from powertrain.recipe import Recipe, Resolved, resolve
+from powertrain.recipe import Recipe, Resolved, flat, resolve
 from powertrain.records import WrongUse
 from powertrain.training.events import read_events
 
 RUNS = Path("runs")
+NEWEST = "recipe:"           # model.path=recipe:NAME: the newest finished run of that recipe
 # what may change between a run and its continuation: it decides when something is written, not what is learned
 FREE_ON_RESUME = ("name", "description", "output_dir", "logging_steps", "save_steps", "save_total_limit", "eval_steps",
                   "max_eval_samples", "sample")
@@ -167,6 +168,36 @@ def summarise(folder: RunFolder) -> RunSummary:
 def list_runs(root: Path) -> list[RunSummary]:
     folders = [RunFolder(path) for path in root.iterdir() if (path / "recipe.yaml").is_file()] if root.is_dir() else []
     return sorted((summarise(folder) for folder in folders), key=lambda run: run.started)
+
+
+def newest_run(recipe_name: str) -> Path:
+    """The folder of the newest finished run of a recipe. Raises WrongUse if there is none."""
+    if not (finished := _finished_runs(recipe_name)):
+        raise WrongUse(f"there is no finished run of the recipe {recipe_name} in {RUNS}/; "
+                       f"`powertrain train {recipe_name}` makes one")
+    return finished[-1]
+
+
+def missing_base(recipe: Recipe) -> str | None:
+    """The recipe that has to be run before this one, or None."""
+    path = recipe.model.path or ""
+    name = path.removeprefix(NEWEST)
+    return name if path.startswith(NEWEST) and not _finished_runs(name) else None
+
+
+def _finished_runs(recipe_name: str) -> list[Path]:
+    """Oldest first."""
+    asked = [(key, value) for key, value in flat(resolve(recipe_name).recipe.model_dump())
+             if key.startswith(("model.", "data.")) and value is not None]
+    return [run.folder for run in list_runs(RUNS)
+            if run.name == recipe_name and run.state == "finished" and (run.folder / "model" / "config.json").is_file()
+            and _has(RunFolder(run.folder), asked)]
+
+
+def _has(folder: RunFolder, asked: list[tuple[str, Any]]) -> bool:
+    """Whether the run was of this model and data: a run of the recipe with other words is another thing."""
+    found = dict(flat(resolve(str(folder.recipe)).recipe.model_dump()))
+    return all(found[key] == value for key, value in asked)
 
 
 def _free_name(name: str) -> Path:

@@ -17,13 +17,13 @@ from powertrain.facts.model import model_facts
 from powertrain.models.adapter_files import load_adapter, read_adapter_config
 from powertrain.models.adapters import AdapterConfig, add_adapters
 from powertrain.models.bridge import bridged_facts, load_bridged
-from powertrain.models.families import from_hf_config
-from powertrain.models.folder import load_folder
+from powertrain.models.folder import load_folder, read_config
 from powertrain.models.model import Model
 from powertrain.models.quantised import quantise_base
 from powertrain.recipe import Recipe, Resolved
 from powertrain.records import ModelFacts, Software, WrongUse
-from powertrain.run.examples import Base, examples_for, find_base, max_length
+from powertrain.run.base import Base, find_base
+from powertrain.run.examples import examples_for, max_length
 from powertrain.run.material import Material
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -67,7 +67,7 @@ def _model_facts(recipe: Recipe, base: Base, adapters: AdapterConfig | None) -> 
     if base.choice.provider != "native":
         return bridged_facts(base.folder, task=base.choice.task, method=recipe.method, adapters=adapters,
                              provider=base.choice.provider)
-    config = from_hf_config(base.config, recipe.model.dropout)
+    config = read_config(base.folder, recipe.model.dropout)
     return model_facts(config, method=recipe.method, path=str(recipe.model.path), adapters=adapters, frozen_dtype=stored)
 
 
@@ -80,8 +80,8 @@ def _stored_dtype(recipe: Recipe, base: Base) -> str:
 def _check_vocabulary(store: ExampleStore, facts: ModelFacts) -> None:
     tokens = store.tokenizer.vocabulary
     if tokens > facts.vocabulary:
-        raise WrongUse(f"the tokenizer has {tokens:,} tokens and the model's embedding {facts.vocabulary:,}, so {tokens - facts.vocabulary:,} "
-                       "of them have no row; use the tokenizer that the model was trained with (data.tokenizer=FOLDER)")
+        raise WrongUse(f"the tokenizer has {tokens:,} tokens and the model's embedding {facts.vocabulary:,} rows, too few by "
+                       f"{tokens - facts.vocabulary:,}; use the model's own (data.tokenizer=FOLDER)")
 
 
 def _derived(resolved: Resolved, base: Base, facts: ModelFacts, adapters: AdapterConfig | None) -> dict[str, tuple[Any, str]]:
@@ -89,7 +89,7 @@ def _derived(resolved: Resolved, base: Base, facts: ModelFacts, adapters: Adapte
     recipe, found = resolved.recipe, f"{base.name}/config.json"
     derived: dict[str, tuple[Any, str]] = {}
     if base.choice.provider == "native":
-        config = from_hf_config(base.config, recipe.model.dropout)
+        config = read_config(base.folder, recipe.model.dropout)
         shape: dict[str, Any] = {key: getattr(config, key) for key in SHAPE_KEYS}
     else:
         shape = {"family": facts.family, "layers": facts.layers, "width": facts.width}

@@ -1,17 +1,19 @@
-"""Activation checkpointing: keep only the input of a block and compute the rest again in the backward pass."""
+"""Activation checkpointing: keep a block's input and attention, and compute the rest again in the backward pass."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from powertrain.cost.memory import peak_memory
+from powertrain.cost.passes import longest_example
 from powertrain.cost.workload import Workload
-from powertrain.records import Effect, Facts, Proposal, Refusal
+from powertrain.records import Effect, Facts, ModelFacts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
@@ -21,37 +23,46 @@ if TYPE_CHECKING:
     from powertrain.training.setup import Setup
 
 ROOM = 0.8                   # share of the free memory that a plan may count on
+KEPT = ("bmm_attention", "_scaled_dot_product_", "_varlen_attn")     # how the operators that mix tokens are called
 
 
 @dataclass(frozen=True)
 class CheckpointedBlocks:
-    """Runs every n-th block under torch's checkpoint and the others plainly."""
+    """Runs every n-th block that trains or passes a gradient on under torch's checkpoint, and the others plainly."""
 
     inner: RunBlock
     every: int
+    keep_attention: bool
 
     def __call__(self, block: Block, index: int, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...],
                  attention: Attention) -> Tensor:
-        if index % self.every or not torch.is_grad_enabled():
+        if index % self.every or not torch.is_grad_enabled() or not _has_gradient(block, x):
             return self.inner(block, index, x, rotary, lengths, attention)
-        result: Tensor = checkpoint(self.inner, block, index, x, rotary, lengths, attention, use_reentrant=False)
+        # attention that is kept draws no dropout mask a second time, and all draws after it would be others
+        keep = self.keep_attention and not (block.training and block.config.dropout)
+        contexts = partial(create_selective_checkpoint_contexts, _keep_attention) if keep else noop_context_fn
+        result: Tensor = checkpoint(self.inner, block, index, x, rotary, lengths, attention, use_reentrant=False,
+                                    context_fn=contexts)
         return result
 
 
 @dataclass(frozen=True)
 class ActivationCheckpointing(Technique):
-    """Saves the activations of every n-th block at the price of its forward pass: up to a third more work.
+    """Saves the activations of every n-th block at the price of most of its forward pass.
 
     The same operations run again on the same inputs, with dropout's random state restored, so results keep their bits.
-    It pays only where the memory would not suffice, or where it buys a larger micro-batch that gains more.
+    Not computed again: what attention gave, the dearest thing per byte, is kept (without dropout); computing stops at
+    the last tensor that a gradient needs, which comes before the down projection's product; and blocks below the lowest
+    weight that is trained have no backward pass at all.
     """
 
     every: int = 1
+    keep_attention: bool = True
 
     name = "activation_checkpointing"
     exactness = Exactness.BITWISE
     touches = frozenset({"run_block"})
-    source = "Chen et al. 2016, arXiv:1604.06174; torch.utils.checkpoint(use_reentrant=False)"
+    source = "Chen et al. 2016, arXiv:1604.06174; torch.utils.checkpoint, selective and with early stop"
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -59,23 +70,51 @@ class ActivationCheckpointing(Technique):
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
-        room_bytes = int(ROOM * facts.hardware.free_memory_bytes)
-        plain = Workload(facts.data.train_batch_size, facts.data.block, micro_batch=1)
+        if facts.model.provider != "native":
+            return cls.refuse(f"the model is computed by {facts.model.provider}, whose blocks are not ours to run twice")
+        room_bytes, tokens = int(ROOM * facts.hardware.free_memory_bytes), longest_example(facts.data)
+        plain = Workload(facts.data.train_batch_size, tokens, micro_batch=1)
         needed_bytes = sum(peak_memory(facts.model, plain).values())
+        shown = f"one example of {tokens:,} tokens at a time needs {needed_bytes / 2**30:.2f} GiB and " \
+                f"{room_bytes / 2**30:.1f} are there"
         if needed_bytes <= room_bytes:
-            return cls.refuse(f"one example at a time needs {needed_bytes / 2**30:.2f} GiB and {room_bytes / 2**30:.1f} are "
-                              "there, so recomputing would only cost time", possible=cls())
+            return cls.refuse(f"{shown}, so recomputing would only cost time", possible=cls())
         saving_bytes = needed_bytes - sum(peak_memory(facts.model, replace(plain, checkpoint_every=1)).values())
-        return Proposal(cls(), because=f"one example needs {needed_bytes / 2**30:.2f} GiB, {room_bytes / 2**30:.1f} are there",
-                        claim=Effect((1.2, 1.35), -saving_bytes, basis="formula: one more forward pass, a third of the work"))
+        again = _computed_again(facts.model)
+        return Proposal(cls(), because=shown,
+                        claim=Effect((1 + 0.7 * again, 1 + again), -saving_bytes,
+                                     basis="formula: a forward pass once more, without head and down projections"))
 
     def apply(self, setup: Setup) -> Setup:
-        return replace(setup, run_block=CheckpointedBlocks(setup.run_block, self.every))
+        return replace(setup, run_block=CheckpointedBlocks(setup.run_block, self.every, self.keep_attention))
 
     def confirm(self, setup: Setup) -> None:
         found = setup.run_block
-        if not isinstance(found, CheckpointedBlocks) or found.every != self.every:
-            raise NotApplied(f"activation_checkpointing: blocks are run by {found!r}, not every {self.every} recomputed")
+        while not isinstance(found, CheckpointedBlocks) and hasattr(found, "inner"):
+            found = found.inner
+        wanted = (self.every, self.keep_attention)
+        if not isinstance(found, CheckpointedBlocks) or (found.every, found.keep_attention) != wanted:
+            raise NotApplied(f"activation_checkpointing: blocks are run by {setup.run_block!r}, not every {self.every} "
+                             "recomputed")
 
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, checkpoint_every=self.every)
+
+
+def _has_gradient(block: nn.Module, x: Tensor) -> bool:
+    return x.requires_grad or any(parameter.requires_grad for parameter in block.parameters())
+
+
+def _keep_attention(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    """Keep what attention gave; its inputs, queries, keys and values, are computed again for the backward pass."""
+    del context
+    name = operator.name().partition("::")[2]
+    return CheckpointPolicy.MUST_SAVE if name.startswith(KEPT) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _computed_again(model: ModelFacts) -> float:
+    """Products that are made a second time, as a share of those of a step: forward, for the inputs, for what is trained."""
+    down = model.layers * model.mlp_width * model.width
+    again = model.matmul_parameters - down
+    products = 3 if model.adapter_parameters == 0 else 2
+    return again / (products * (model.matmul_parameters + model.head_parameters))

@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from powertrain.models.attention import Attention, bmm_attention, math_attention, sdpa_attention, varlen_attention
+import torch
+
+from powertrain.cost.passes import longest_example
+from powertrain.cost.precision import planned_dtype
+from powertrain.models.attention import (
+    Attention,
+    bmm_attention,
+    find_varlen,
+    math_attention,
+    sdpa_attention,
+    varlen_attention,
+)
 from powertrain.records import Effect, Facts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
@@ -19,14 +30,17 @@ KERNELS: Mapping[str, Attention] = {
     "math": math_attention, "bmm": bmm_attention, "sdpa": sdpa_attention, "varlen": varlen_attention}
 CPU_STUDY = "2026-11-21_cpu-attention-kernels"
 SAVE_SCORES = ("math",)
+VARLEN_SINCE = (8, 0)        # compute capability: FlashAttention 2
+VARLEN_WIDTH = 256           # of a head, at most, and a multiple of 8
 
 
 @dataclass(frozen=True)
 class AttentionKernel(Technique):
     """All kernels compute softmax(Q K^T / sqrt(d)) V inside each document, causally; they differ in what they store.
 
-    None but `math` holds the T x T weights of a whole batch. On a CPU the backward pass of `sdpa` is slow, and batched
-    products over causal tiles that compute the weights again (`bmm`) beat it; on a GPU `sdpa` is the flash kernel.
+    None but `math` holds the T x T weights of a document, and none has a mask over a whole batch. On a CPU the backward
+    pass of `sdpa` is slow, and batched products over causal tiles that compute the weights again (`bmm`) beat it; on a
+    GPU `sdpa` is the flash kernel, and `varlen` is the same for documents of all lengths at once.
     """
 
     kernel: str = "sdpa"
@@ -43,13 +57,23 @@ class AttentionKernel(Technique):
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
-        block, device = facts.data.block, facts.hardware.device
+        data, device = facts.data, facts.hardware.device
+        if facts.model.provider != "native":
+            return cls.refuse(f"the model is computed by {facts.model.provider}, with its own attention")
+        ragged = data.kind != "blocks"
+        shown = f"documents of {data.block} tokens" + (f" on average and {longest_example(data)} at most" if ragged else "")
         if device == "cpu":
-            return Proposal(cls("bmm"), because=f"documents of {block} tokens: causal tiles that fit the caches, "
-                                                "many documents in one product",
-                            claim=Effect((0.79, 0.86), 0, basis=f"study: {CPU_STUDY}"))
-        return Proposal(cls("sdpa"), because=f"documents of {block} tokens, all of one length: torch's flash kernels",
-                        claim=Effect((0.5, 0.95), 0, basis="guess: not measured yet"))
+            basis = f"guess: measured for equal lengths only, study {CPU_STUDY}" if ragged else f"study: {CPU_STUDY}"
+            return Proposal(cls("bmm"), because=f"{shown}: causal tiles that fit the caches, many documents "
+                                                f"{'of similar length ' if ragged else ''}in one product",
+                            claim=Effect((0.79, 0.86), 0, basis=basis))
+        claim = Effect((0.5, 0.95), 0, basis="guess: not measured yet")
+        if not ragged:
+            return Proposal(cls("sdpa"), because=f"{shown}, all of one length: torch's flash kernels", claim=claim)
+        if (reason := _why_no_varlen(facts, recipe)) is not None:
+            return Proposal(cls("sdpa"), because=f"{shown}: a call for each length that occurs; no kernel for all lengths at "
+                                                 f"once, because {reason}", claim=claim)
+        return Proposal(cls("varlen"), because=f"{shown}: one FlashAttention call for all lengths, without a mask", claim=claim)
 
     def apply(self, setup: Setup) -> Setup:
         return replace(setup, attention=KERNELS[self.kernel])
@@ -57,6 +81,23 @@ class AttentionKernel(Technique):
     def confirm(self, setup: Setup) -> None:
         if setup.attention is not KERNELS[self.kernel]:
             raise NotApplied(f"attention_kernel: attention runs by {setup.attention!r}, not {self.kernel!r}")
+        if self.kernel == "varlen" and setup.precision.compute_dtype is torch.float32:
+            raise NotApplied("attention_kernel: varlen attention needs bf16 or fp16, and the setup computes in fp32")
 
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, attention_saves_scores=self.kernel in SAVE_SCORES)
+
+
+def _why_no_varlen(facts: Facts, recipe: Recipe) -> str | None:
+    """What keeps FlashAttention over documents of any lengths from running here, or None."""
+    model, capability = facts.model, facts.hardware.compute_capability
+    dtype = planned_dtype(facts.hardware, recipe.techniques)
+    if facts.hardware.device != "cuda" or capability is None or capability < VARLEN_SINCE:
+        return f"it needs an NVIDIA GPU of compute capability {VARLEN_SINCE[0]}.{VARLEN_SINCE[1]} or higher"
+    if dtype not in ("bf16", "fp16"):
+        return f"it needs bf16 or fp16, and products are computed in {dtype}"
+    if model.dropout:
+        return f"it cannot drop attention weights, and dropout is {model.dropout:g}"
+    if model.head_width > VARLEN_WIDTH or model.head_width % 8:
+        return f"heads of {model.head_width} are no multiple of 8 up to {VARLEN_WIDTH}"
+    return None if find_varlen() is not None else f"torch {torch.__version__} does not have it"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from powertrain.cost.precision import BF16_SINCE, CPU_UNITS, WORTH_IT, bf16_gain, bf16_unit
 from powertrain.records import Effect, Facts, Hardware, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 from powertrain.training.setup import Precision
@@ -16,14 +17,10 @@ if TYPE_CHECKING:
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
-NATIVE_SINCE = (8, 0)        # compute capability; torch.cuda.is_bf16_supported() also says yes where it is emulated
-CPU_UNITS = ("amx_bf16", "avx512_bf16", "bf16")
-WORTH_IT = 1.2               # measured bf16 over fp32 below which conversions eat the gain
-
 
 @dataclass(frozen=True)
 class Bf16(Technique):
-    """Matrix products run in bf16 under autocast; weights, gradients, optimizer, norms and softmax stay fp32.
+    """Matrix products run in bf16 under autocast; trained weights, gradients, optimizer, norms and softmax stay fp32.
 
     bf16 keeps fp32's 8 exponent bits, so nothing overflows and no loss scaling is needed; it keeps 8 bits of mantissa,
     so each product is rounded to about 0.4 %. The update itself is applied to fp32 master weights, so small steps count.
@@ -38,18 +35,17 @@ class Bf16(Technique):
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
         hardware = facts.hardware
-        reason = _native_unit(hardware)
+        reason, gain = bf16_unit(hardware), bf16_gain(hardware)
         if reason is None:
             return cls.refuse(_why_not(hardware), possible=cls() if hardware.device == "cpu" else None)
-        measured = hardware.peak_flops_per_s
-        if "bf16" not in measured or "fp32" not in measured:
+        if gain is None:
             claim = Effect((0.3, 0.9), 0, basis="guess: the GEMM peaks of this machine are not measured yet")
             return Proposal(cls(), because=reason, claim=claim)
-        ratio = measured["bf16"] / measured["fp32"]
-        numbers = f"{measured['bf16'] / 1e12:.2f} against {measured['fp32'] / 1e12:.2f} TFLOP/s in fp32, measured"
-        if ratio < WORTH_IT:
+        bf16, fp32 = (hardware.peak(dtype) / 1e12 for dtype in ("bf16", "fp32"))
+        numbers = f"{bf16:.2f} against {fp32:.2f} TFLOP/s in fp32, measured"
+        if gain < WORTH_IT:
             return cls.refuse(f"bf16 products are no faster here: {numbers}", possible=cls())
-        claim = Effect((1 / ratio, (1 + 1 / ratio) / 2), 0,
+        claim = Effect((1 / gain, (1 + 1 / gain) / 2), 0,
                        basis="formula: fp32 over bf16 GEMM speed; the high end if half the step is not matrix products")
         return Proposal(cls(), because=f"{reason}: {numbers}", claim=claim)
 
@@ -59,28 +55,18 @@ class Bf16(Technique):
     def confirm(self, setup: Setup) -> None:
         if (found := setup.product_dtype()) is not torch.bfloat16:
             raise NotApplied(f"bf16: matrix products come out in {found}")
-        if (master := next(setup.model.parameters()).dtype) is not torch.float32:
-            raise NotApplied(f"bf16: the master weights are {master}, not fp32")
+        master = {parameter.dtype for parameter in setup.model.parameters() if parameter.requires_grad}
+        if master != {torch.float32}:
+            raise NotApplied(f"bf16: the weights that are trained are {', '.join(sorted(map(str, master)))}, not all fp32")
 
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, dtype="bf16")
 
 
-def _native_unit(hardware: Hardware) -> str | None:
-    """What multiplies bf16 here in hardware, or None."""
-    if hardware.device == "cuda":
-        capability = hardware.compute_capability
-        return f"tensor cores of compute capability {capability[0]}.{capability[1]}" \
-            if capability and capability >= NATIVE_SINCE else None
-    if hardware.device == "cpu":
-        return next((f"the CPU has {unit}" for unit in CPU_UNITS if unit in hardware.instructions), None)
-    return None
-
-
 def _why_not(hardware: Hardware) -> str:
     if hardware.device == "cuda" and hardware.compute_capability:
         found = "{}.{}".format(*hardware.compute_capability)
-        return f"compute capability {found} only emulates bf16; it is native from 8.0 (Ampere) on"
+        return f"compute capability {found} only emulates bf16; it is native from {BF16_SINCE[0]}.{BF16_SINCE[1]} (Ampere) on"
     if hardware.device == "cpu":
         return f"{hardware.name} has none of {', '.join(CPU_UNITS)}: bf16 would be emulated"
     return f"not known to be faster on {hardware.device!r}"

@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from powertrain.models.decoder import Decoder
+from powertrain.models.model import Model
 from powertrain.records import IGNORE, Effect, Facts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
-    from powertrain.models.decoder import Decoder
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 LOGIT_COPIES_BYTES = 12      # per logit, plain under autocast: compute type, fp32 copy, and the gradient of it
 WORTH_BYTES = 64 << 20       # below this the logits are small beside everything else
-CHUNK_LOGITS = 1 << 22       # logits per chunk: 16 MiB in fp32, large enough for a full-speed product
+WORTH_SHARE = 0.02           # of a pass's products: what skipping rows without a target has to save
+CPU_LOGITS = 1 << 22         # per chunk: 16 MiB in fp32, large enough for a full-speed product
+GPU_LOGITS = 1 << 26         # per chunk: a GPU needs a thousand rows or so to read the head's matrix seldom enough
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class ChunkedCrossEntropy(Technique):
 
     The gradient of cross-entropy is softmax - onehot, known as soon as the logits are; so the forward pass makes the
     gradients of the hidden rows and of the head at once and keeps those instead of the logits: rows x width instead of
-    rows x vocabulary. Same products, summed over chunks in fp32.
+    rows x vocabulary. A frozen head gets no gradient at all. Same products, summed over chunks in fp32.
     """
 
     rows: int = 1024
@@ -41,16 +44,23 @@ class ChunkedCrossEntropy(Technique):
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
-        vocabulary = facts.model.vocabulary
-        tokens = facts.data.train_batch_size * facts.data.block
-        whole_bytes = tokens * vocabulary * LOGIT_COPIES_BYTES
-        rows = max(64, CHUNK_LOGITS // vocabulary)
-        shown = f"the logits of a batch take {whole_bytes / 2**20:,.0f} MiB ({tokens:,} tokens x {vocabulary:,})"
-        if whole_bytes < WORTH_BYTES:
-            return cls.refuse(f"{shown}, under {WORTH_BYTES >> 20} MiB", possible=cls(rows))
-        saved = whole_bytes - rows * vocabulary * LOGIT_COPIES_BYTES
-        return Proposal(cls(rows), because=f"{shown}; {rows:,} rows at a time take {(whole_bytes - saved) / 2**20:,.0f} MiB",
-                        claim=Effect((0.9, 1.02), -max(0, saved), basis="guess: memory by formula, time not measured yet"))
+        model, data = facts.model, facts.data
+        if model.provider != "native":
+            return cls.refuse(f"the model is computed by {model.provider}, which makes all scores at once")
+        tokens = data.train_batch_size * data.block
+        whole_bytes = tokens * model.vocabulary * LOGIT_COPIES_BYTES
+        rows = max(64, (CPU_LOGITS if facts.hardware.device == "cpu" else GPU_LOGITS) // model.vocabulary)
+        shown = f"the logits of a batch take {whole_bytes / 2**20:,.0f} MiB ({tokens:,} tokens x {model.vocabulary:,})"
+        skipped = (1 - data.trained_share) * model.head_parameters / (model.matmul_parameters + model.head_parameters)
+        if data.trained_share < 1:
+            shown += f", and {1 - data.trained_share:.0%} of them train nothing: {skipped:.0%} of the products"
+        if whole_bytes < WORTH_BYTES and skipped < WORTH_SHARE:
+            return cls.refuse(f"{shown}; under {WORTH_BYTES >> 20} MiB and {WORTH_SHARE:.0%}", possible=cls(rows))
+        chunk_bytes = min(rows, tokens) * model.vocabulary * LOGIT_COPIES_BYTES
+        basis = "guess: memory by formula, time not measured yet" if not skipped else \
+            "guess: what rows without a target save by formula, the rest not measured yet"
+        return Proposal(cls(rows), because=f"{shown}; {rows:,} rows at a time take {chunk_bytes / 2**20:,.0f} MiB",
+                        claim=Effect((0.9 * (1 - skipped), 1.02 * (1 - skipped / 2)), chunk_bytes - whole_bytes, basis=basis))
 
     def __post_init__(self) -> None:
         if self.rows < 1:
@@ -66,11 +76,14 @@ class ChunkedCrossEntropy(Technique):
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, loss_chunk_rows=self.rows)
 
-    def loss(self, model: Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, model: Model, hidden: Tensor, targets: Tensor) -> Tensor:
         """() fp32 cross-entropy in nats, summed over the targets that are not IGNORE."""
+        assert isinstance(model, Decoder)                # no other model has a head of its own; see propose
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-        weight = model.head_weight                       # (V, width) fp32
+        weight = model.head_weight                       # (V, width), in the dtype that it is stored in
+        if not torch.is_grad_enabled():                  # a Function would still be asked for the gradients of weights
+            hidden, weight = hidden.detach(), weight.detach()
         loss: Tensor = _ChunkedLoss.apply(hidden, weight, targets, self.rows, dtype)  # type: ignore[no-untyped-call]
         return loss
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from powertrain.cost.precision import BF16_SINCE, FP16_SINCE
 from powertrain.records import Effect, Facts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 from powertrain.training.setup import Precision
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
-
-TENSOR_CORES_SINCE = (7, 0)
-BF16_SINCE = (8, 0)
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Fp16(Technique):
         if hardware.compute_capability >= BF16_SINCE:
             return cls.refuse(f"compute capability {found} has bf16 at the same speed, which needs no loss scaling",
                               possible=cls())
-        if hardware.compute_capability < TENSOR_CORES_SINCE:
+        if hardware.compute_capability < FP16_SINCE:
             return cls.refuse(f"compute capability {found} has no tensor cores; fp16 is not faster before 7.0")
         return Proposal(cls(), because=f"tensor cores of compute capability {found} know fp16 and no bf16",
                         claim=Effect((0.2, 0.7), 0, basis="guess: not measured yet"))
@@ -55,6 +53,9 @@ class Fp16(Technique):
     def confirm(self, setup: Setup) -> None:
         if (found := setup.product_dtype()) is not torch.float16:
             raise NotApplied(f"fp16: matrix products come out in {found}")
+        master = {parameter.dtype for parameter in setup.model.parameters() if parameter.requires_grad}
+        if master != {torch.float32}:
+            raise NotApplied(f"fp16: the weights that are trained are {', '.join(sorted(map(str, master)))}, not all fp32")
         if not setup.precision.loss_scaling:
             raise NotApplied("fp16: the loss is not scaled, so small gradients vanish")
 

@@ -86,5 +86,8 @@ class Loader(Technique):
 
 
 def _pinned(batch: Batch) -> Batch:
+    """The batch in memory that a GPU can read by itself."""
+    source = batch.source and replace(batch.source, tokens=batch.source.tokens.pin_memory())
     return replace(batch, tokens=batch.tokens.pin_memory(), targets=batch.targets.pin_memory(),
-                   positions=batch.positions.pin_memory())
+                   positions=batch.positions.pin_memory(), source=source,
+                   segments=None if batch.segments is None else batch.segments.pin_memory())

@@ -5,19 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from powertrain.cost.memory import peak_memory
-from powertrain.cost.workload import Workload
+from powertrain.cost.passes import (
+    fitting_tokens,
+    longest_example,
+    memory_of_examples,
+    padded_examples,
+    wanted_tokens,
+    will_pack,
+)
 from powertrain.records import Effect, Facts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
+    from powertrain.cost.workload import Workload
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
-
-CPU_TOKENS = 4096            # 2048 to 4096 were fastest on the CPUs measured
-GPU_TOKENS = 32768           # large enough for full-speed products; memory usually decides first
-ROOM = 0.5                   # share of the free memory that a pass may count on; what is free may be taken by others
-COMPARED = 9                 # examples of the larger pass that memory is compared with
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class MicroBatch(Technique):
     name = "micro_batch"
     exactness = Exactness.ROUNDING
     touches = frozenset({"micro_batch"})
+    slot = "passes"
     source = "performance.md section 8 (CPU: 2048-4096 tokens); gradient accumulation with token-weighted loss"
 
     def __post_init__(self) -> None:
@@ -41,22 +44,23 @@ class MicroBatch(Technique):
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
         data, hardware = facts.data, facts.hardware
-        target_tokens = CPU_TOKENS if hardware.device == "cpu" else GPU_TOKENS
-        first_bytes, example_bytes = _memory_of_examples(facts)
-        fitting_tokens = max(0, int(ROOM * hardware.free_memory_bytes) - first_bytes) // example_bytes * data.block
-        wanted = max(1, min(target_tokens, fitting_tokens) // data.block)
-        if wanted >= data.train_batch_size:
-            return cls.refuse(f"the whole batch of {data.train_batch_size} x {data.block} tokens goes in one pass: "
-                              f"at most {target_tokens:,} tokens are wanted, and {fitting_tokens:,} fit",
-                              possible=cls(_even_split(data.train_batch_size, -(-data.train_batch_size // 2))))
-        examples = _even_split(data.train_batch_size, wanted)
-        passes = -(-data.train_batch_size // examples)
-        limit = "the memory" if fitting_tokens < target_tokens else "the caches" if hardware.device == "cpu" else "the pass"
+        tokens, batch = longest_example(data), data.train_batch_size
+        target, fitting = wanted_tokens(hardware), fitting_tokens(facts.model, hardware, tokens)
+        wanted = padded_examples(facts.model, data, hardware)
+        shape = f"{batch} x {data.block} tokens" + ("" if data.kind == "blocks" else " on average")
+        if will_pack(facts.model, data, {**recipe.techniques, "micro_batch": "off"}):
+            return cls.refuse(f"packing decides what goes into a pass: so many tokens, however many of the {shape} that is",
+                              possible=cls(_even_split(batch, min(wanted, batch))))
+        if wanted >= batch:
+            return cls.refuse(f"the whole batch of {shape} goes in one pass: at most {target:,} tokens are wanted, and "
+                              f"{fitting:,} fit", possible=cls(_even_split(batch, -(-batch // 2))))
+        examples = _even_split(batch, wanted)
+        limit = "the memory" if fitting < target else "the caches" if hardware.device == "cpu" else "the pass"
+        saved_bytes = memory_of_examples(facts.model, tokens)[1] * (batch - examples)
         return Proposal(cls(examples),
-                        because=f"{passes} passes of {examples} examples ({examples * data.block:,} tokens) suit {limit} "
-                                f"better than one of {data.train_batch_size * data.block:,} tokens",
-                        claim=Effect((0.8, 1.02), -example_bytes * (data.train_batch_size - examples),
-                                     basis="guess: memory by formula, time not measured yet"))
+                        because=f"{-(-batch // examples)} passes of {examples} examples (about {examples * data.block:,} "
+                                f"tokens) suit {limit} better than one of {batch * data.block:,} tokens",
+                        claim=Effect((0.8, 1.02), -saved_bytes, basis="guess: memory by formula, time not measured yet"))
 
     def apply(self, setup: Setup) -> Setup:
         return replace(setup, micro_batch=min(self.examples, setup.train_batch_size))
@@ -69,15 +73,6 @@ class MicroBatch(Technique):
 
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, micro_batch=min(self.examples, workload.examples))
-
-
-def _memory_of_examples(facts: Facts) -> tuple[int, int]:
-    """Peak bytes of a step whose passes have one example, and what each further example of a pass adds: fp32, no scores."""
-    # a batch of several passes either way, so that the difference is that of the passes alone
-    one = Workload(2 * COMPARED, facts.data.block, micro_batch=1, attention_saves_scores=False)
-    several = replace(one, micro_batch=COMPARED)
-    first_bytes, several_bytes = (sum(peak_memory(facts.model, workload).values()) for workload in (one, several))
-    return first_bytes, max(1, (several_bytes - first_bytes) // (COMPARED - 1))
 
 
 def _even_split(batch: int, most: int) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from powertrain.cost.precision import has_tf32, planned_dtype
 from powertrain.records import Effect, Facts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
@@ -15,12 +16,10 @@ if TYPE_CHECKING:
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
-SINCE = (8, 0)
-
 
 @dataclass(frozen=True)
 class Tf32(Technique):
-    """It changes fp32 products only: under bf16 or fp16 there are none left, so it shares their slot and loses to them."""
+    """It changes fp32 products only: under bf16 or fp16 there are none left, so it shares their slot and steps back."""
 
     name = "tf32"
     exactness = Exactness.ROUNDING
@@ -33,8 +32,10 @@ class Tf32(Technique):
         capability = facts.hardware.compute_capability
         if facts.hardware.device != "cuda" or capability is None:
             return cls.refuse(f"{facts.hardware.name} has no TF32 units: they came with NVIDIA's Ampere GPUs")
-        if capability < SINCE:
+        if not has_tf32(facts.hardware):
             return cls.refuse(f"compute capability {capability[0]}.{capability[1]} has no TF32; it came with 8.0")
+        if (planned := planned_dtype(facts.hardware, recipe.techniques)) != "tf32":
+            return cls.refuse(f"products in {planned} leave no fp32 products to speed up", possible=cls())
         return Proposal(cls(), because=f"fp32 products can use the tensor cores of capability {capability[0]}.{capability[1]}",
                         claim=Effect((0.3, 0.95), 0, basis="guess: not measured yet"))
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from powertrain.cost.estimate import estimate
+from powertrain.cost.passes import longest_example
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, Facts, Proposal, Refusal, UnknownFact
 from powertrain.techniques.base import Exactness, NotApplied, Technique
@@ -69,7 +70,12 @@ class TorchCompile(Technique):
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
-        device, missing = facts.hardware.device, facts.software.missing
+        device, missing, data = facts.hardware.device, facts.software.missing, facts.data
+        if facts.model.provider != "native":
+            return cls.refuse(f"the model is computed by {facts.model.provider}, whose blocks are not ours to compile")
+        if data.kind != "blocks":
+            return cls.refuse("blocks are compiled for the lengths of one pass, and examples of up to "
+                              f"{longest_example(data):,} tokens have no common length: hardly another pass would meet them")
         if device not in NEEDED:
             return cls.refuse(f"not known to work on {device!r}")
         for part in NEEDED[device]:

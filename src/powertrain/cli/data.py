@@ -1,0 +1,96 @@
+"""`powertrain data check`, `show` and `prepare`: what a recipe's data are, before anything trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from powertrain.cli import output
+from powertrain.cli.surroundings import cache_folder, say
+from powertrain.cli.training import printable, resolve_words
+from powertrain.records import WrongUse, to_plain
+from powertrain.report.data import check_rows, marked, totals
+
+if TYPE_CHECKING:
+    from powertrain.data.example_store import ExampleStore
+    from powertrain.data.example_view import Piece
+    from powertrain.recipe import Recipe
+
+TRAINED_STYLE = "bold green"
+
+
+def check(words: Sequence[str], *, as_json: bool) -> None:
+    from powertrain.data.example_check import check_examples
+
+    recipe, store = _opened(words)
+    found = check_examples(store, train_batch_size=recipe.train_batch_size, seed=recipe.seed)
+    if as_json:
+        output.print_json({"event": "data", **to_plain(found), "totals": totals(found), "trained_share": found.trained_share})
+    else:
+        output.print_rows(check_rows(found))
+
+
+def show(words: Sequence[str], *, index: int, as_json: bool) -> None:
+    """`index` counts the stored examples from 0, in the order of the rows."""
+    _, store = _opened(words)
+    examples = len(store.in_validation)
+    if not 0 <= index < examples:
+        raise WrongUse(f"there is no example {index}: there are {examples:,}; use --index 0 to {examples - 1}")
+    pieces, side = store.text(index), "validation" if store.in_validation[index] else "training"
+    tokens, trained = int(store.lengths[index]), int(store.trained[index])
+    if as_json:
+        example = store.example(index)
+        output.print_json({
+            "event": "example", "index": index, "origin": store.origins(index), "side": side, "tokens": tokens,
+            "trained_tokens": trained, "pieces": to_plain(pieces), "inputs": example.inputs.tolist(),
+            "targets": example.targets.tolist(), "source": None if example.source is None else example.source.tolist(),
+            "segments": None if example.segments is None else example.segments.tolist()})
+        return
+    output.print_rows([("Example", f"{index:,} of {examples:,}, {store.origins(index)}, {side}"),
+                       ("Tokens", f"{tokens:,}, and {trained:,} targets (shown {_how_shown()})")])
+    _print_pieces(pieces)
+
+
+def prepare(words: Sequence[str], *, as_json: bool) -> None:
+    _, store = _opened(words)
+    figures = {"examples": len(store.in_validation), "training_examples": len(store.training),
+               "validation_examples": int(store.in_validation.sum()), "tokens": int(store.lengths.sum()),
+               "trained_tokens": int(store.trained.sum())}
+    folders = [str(part.folder) for part in store.parts]
+    if as_json:
+        output.print_json({"event": "prepared", "folders": folders, "said": list(store.said), "counts": dict(store.counts),
+                           **figures})
+        return
+    output.print_rows([
+        *(("Data" if number == 0 else "", sentence) for number, sentence in enumerate(store.said)),
+        ("Stored", f"{figures['examples']:,} examples, {figures['tokens']:,} tokens, {figures['trained_tokens']:,} of them "
+                   f"trained; {figures['validation_examples']:,} examples held out"),
+        *(("" if number else "Files", folder) for number, folder in enumerate(folders))])
+
+
+def _opened(words: Sequence[str]) -> tuple[Recipe, ExampleStore]:
+    from powertrain.run.examples import open_recipe_examples
+
+    recipe = resolve_words(words).recipe
+    return recipe, open_recipe_examples(recipe, cache_folder(), say)
+
+
+def _how_shown() -> str:
+    return "in colour" if output.console().is_terminal else "in [[ ]]"
+
+
+def _print_pieces(pieces: Sequence[Piece]) -> None:
+    from rich.text import Text
+
+    out = output.console()
+    several = len({piece.reader for piece in pieces}) > 1
+    for reader, text in marked(pieces):
+        if several:
+            out.print(f"--- {reader} reads" if reader == "encoder" else f"--- {reader} writes")
+        if out.is_terminal:
+            own = [piece for piece in pieces if piece.reader == reader]
+            out.print(Text.assemble(*((printable(piece.text), TRAINED_STYLE if piece.trained else "") for piece in own)),
+                      soft_wrap=True)
+        else:
+            out.file.write(printable(text) + "\n")
+            out.file.flush()

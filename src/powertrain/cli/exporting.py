@@ -1,0 +1,130 @@
+"""`powertrain export`: a run or an adapter as files for other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from powertrain.cli import output
+from powertrain.cli.surroundings import cache_folder, say
+from powertrain.records import WrongUse, to_plain
+from powertrain.report.figures import memory
+
+if TYPE_CHECKING:
+    from powertrain.data.example import Example
+    from powertrain.export.merged import MergeReport
+    from powertrain.run.opening import OpenedModel
+
+DTYPES = {"adapter": (), "merged": ("float32", "bfloat16", "float16"), "gguf": ("float32", "bfloat16", "float16", "q8_0")}
+SPOKEN = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16"}
+
+Row = tuple[str, str]
+
+
+def export(path: str, *, to: str, folder: Path, dtype: str | None, base: str | None, provider: str | None,
+           as_json: bool) -> None:
+    """Writes `folder`; nothing of it is there unless all of it was checked."""
+    from powertrain.export.output import check_output
+
+    dtype = check_dtype(to, dtype)
+    check_output(folder)
+    rows, report = (_adapter(path, folder, base) if to == "adapter" else _merged(path, folder, dtype, base, provider)
+                    if to == "merged" else _gguf(path, folder, dtype, base, provider))
+    if as_json:
+        output.print_json({"event": "export", "to": to, "folder": str(folder), **report})
+    else:
+        output.print_rows([("Export", f"{to}: {folder}"), *rows])
+
+
+def check_dtype(to: str, dtype: str | None) -> str | None:
+    """Our name for it. Raises WrongUse for a format or a dtype that there is not."""
+    if to not in DTYPES:
+        raise WrongUse(f"--to {to} is no format; use {', '.join(DTYPES)}")
+    spoken = None if dtype is None else SPOKEN.get(dtype, dtype)
+    if spoken is not None and not DTYPES[to]:
+        raise WrongUse("an adapter is exported as it was trained; leave --dtype out")
+    if spoken is not None and spoken not in DTYPES[to]:
+        raise WrongUse(f"--dtype {dtype} is not one that {to} has; use {', '.join(DTYPES[to])}")
+    return spoken
+
+
+def _adapter(path: str, folder: Path, base: str | None) -> tuple[list[Row], dict[str, Any]]:
+    from powertrain.export.adapter import export_adapter
+    from powertrain.run.opening import find_parts, open_tokenizer
+
+    found = find_parts(path, base=base)
+    if found.adapter is None:
+        raise WrongUse(f"{path} has no adapter: the whole model was trained; use --to merged")
+    tensors = export_adapter(found.adapter, folder, open_tokenizer(found.tokenizer_folder), base=found.base)
+    return [("Adapter", f"{tensors:,} tensors for {found.base}"),
+            ("Opens", f'peft.PeftModel.from_pretrained(base, "{folder}")')], {"tensors": tensors, "base": found.base}
+
+
+def _merged(path: str, folder: Path, dtype: str | None, base: str | None,
+            provider: str | None) -> tuple[list[Row], dict[str, Any]]:
+    from powertrain.export.merged import export_merged
+    from powertrain.export.merged_bridge import export_merged_bridge
+    from powertrain.models.bridge_model import BridgedModel
+    from powertrain.models.decoder import Decoder
+    from powertrain.run.opening import open_model
+
+    opened = open_model(path, base=base, provider=provider, say=say)
+    stored = opened.stored_dtype
+    examples = _real_examples(opened)
+    chosen = dtype or stored
+    if isinstance(opened.model, BridgedModel):
+        found = export_merged_bridge(opened.model, folder, opened.tokenizer, examples, dtype=chosen, base_dtype=stored)
+    else:
+        assert isinstance(opened.model, Decoder), type(opened.model)
+        found = export_merged(opened.model, folder, opened.tokenizer, examples, dtype=chosen, base_dtype=stored)
+    rows = [("Weights", f"{found.dtype}, {memory(_folder_bytes(folder))}"), *_agreement_rows(found),
+            ("Opens", f'transformers.{opened.auto_class}.from_pretrained("{folder}")'), ("", f"powertrain chat {folder}")]
+    return rows, to_plain(found) | {"folder": str(folder)}
+
+
+def _gguf(path: str, folder: Path, dtype: str | None, base: str | None,
+          provider: str | None) -> tuple[list[Row], dict[str, Any]]:
+    from powertrain.export.gguf import export_gguf
+    from powertrain.export.merged import merge_checked
+    from powertrain.models.decoder import Decoder
+    from powertrain.run.opening import open_model
+
+    opened = open_model(path, base=base, provider=provider, say=say)
+    if not isinstance(opened.model, Decoder):
+        raise WrongUse(f"{path} is computed by {opened.choice.provider}, and GGUF files are made of the native decoder's "
+                       "families only; use --to merged, and llama.cpp's own converter on that")
+    stored, examples = opened.stored_dtype, _real_examples(opened)
+    chosen = dtype or ("float16" if stored == "float32" else stored)
+    kept = "float32" if chosen == "q8_0" else chosen         # q8_0 rounds the merged weights: they are merged unrounded
+    plain, agreement, effect = merge_checked(opened.model, examples, dtype=kept, base_dtype=stored)
+    found = export_gguf(plain, folder, opened.tokenizer, name=folder.resolve().name, dtype=chosen, stops=opened.ends,
+                        chat_template=opened.template.text if opened.has_template else None, text=examples[0].inputs.tolist())
+    rows = [("File", f"{found.file}, {memory(found.file_bytes)}, {found.tensors} tensors, each read back and compared"),
+            *_agreement_rows_of(agreement, effect), ("Checked", found.llama_cpp), *(("Note", note) for note in found.notes),
+            ("Opens", f"llama-cli -m {found.file}")]
+    return rows, to_plain(found) | {"file": str(found.file), "agreement": to_plain(agreement), "effect": effect}
+
+
+def _agreement_rows(found: MergeReport) -> list[Row]:
+    return _agreement_rows_of(found.agreement, found.effect)
+
+
+def _agreement_rows_of(agreement: Any, effect: float) -> list[Row]:
+    if agreement is None:
+        return [("Merged", "there was no adapter to merge: the weights are the model's own")]
+    return [("Merged", f"against base + adapter {agreement}"),
+            ("", f"the adapter itself moves the base's predictions by {effect:.1e} nats a token")]
+
+
+def _real_examples(opened: OpenedModel) -> Sequence[Example]:
+    """What the run held out; without a run, or where its data are gone, a built-in text."""
+    from powertrain.run.prompts import real_examples
+
+    examples, said = real_examples(opened, cache_folder(), say)
+    say(f"comparing on {said}")
+    return examples
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))

@@ -1,0 +1,55 @@
+"""Which type a plan will compute matrix products in: what the precision techniques ask, and those that depend on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from powertrain.records import Hardware
+
+BF16_SINCE = (8, 0)          # compute capability; torch.cuda.is_bf16_supported() also says yes where it is emulated
+FP16_SINCE = (7, 0)          # tensor cores
+TF32_SINCE = (8, 0)
+CPU_UNITS = ("amx_bf16", "avx512_bf16", "bf16")
+WORTH_IT = 1.2               # measured bf16 over fp32 below which conversions eat the gain
+
+
+def planned_dtype(hardware: Hardware, pins: Mapping[str, object]) -> str:
+    """"bf16", "fp16", "tf32" or "fp32": what the precision techniques together come to, under the recipe's pins."""
+    names = ("bf16", "fp16", "tf32")
+    pinned = [name for name in names if pins.get(name, "off") != "off"]
+    pays = {"bf16": bf16_pays(hardware), "fp16": fp16_pays(hardware), "tf32": has_tf32(hardware)}
+    chosen = pinned or [name for name in names if pays[name] and pins.get(name) != "off"]
+    return chosen[0] if chosen else "fp32"
+
+
+def bf16_unit(hardware: Hardware) -> str | None:
+    """What multiplies bf16 here in hardware, or None."""
+    if hardware.device == "cuda":
+        capability = hardware.compute_capability
+        return f"tensor cores of compute capability {capability[0]}.{capability[1]}" \
+            if capability and capability >= BF16_SINCE else None
+    if hardware.device == "cpu":
+        return next((f"the CPU has {unit}" for unit in CPU_UNITS if unit in hardware.instructions), None)
+    return None
+
+
+def bf16_gain(hardware: Hardware) -> float | None:
+    """How many times faster bf16 products were measured than fp32 ones; None where one was not measured."""
+    peaks = hardware.peak_flops_per_s
+    return peaks["bf16"] / peaks["fp32"] if "bf16" in peaks and "fp32" in peaks else None
+
+
+def bf16_pays(hardware: Hardware) -> bool:
+    gain = bf16_gain(hardware)
+    return bf16_unit(hardware) is not None and (gain is None or gain >= WORTH_IT)
+
+
+def fp16_pays(hardware: Hardware) -> bool:
+    """Whether this is a GPU whose tensor cores know fp16 and no bf16."""
+    capability = hardware.compute_capability
+    return hardware.device == "cuda" and capability is not None and FP16_SINCE <= capability < BF16_SINCE
+
+
+def has_tf32(hardware: Hardware) -> bool:
+    capability = hardware.compute_capability
+    return hardware.device == "cuda" and capability is not None and capability >= TF32_SINCE

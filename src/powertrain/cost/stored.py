@@ -1,0 +1,39 @@
+"""Bytes of a weight as it is stored: trained ones in fp32, frozen ones in whatever their files have, or in 4 bits."""
+
+from __future__ import annotations
+
+from powertrain.cost.gradients import has_frozen_base
+from powertrain.records import ModelFacts
+
+DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}   # of the matrix products, and of frozen weights
+FP32 = 4
+BLOCK, SCALES = 64, 256                      # weights with one scale, and scales with one scale of their own
+# 4 bits a weight, 8 a scale, and fp32 for each scale of scales: 4.127 bits. Source: Dettmers et al. 2023 (QLoRA), section 3
+FOUR_BIT_BYTES = 0.5 + 1 / BLOCK + FP32 / (BLOCK * SCALES)
+FOUR_BIT = ("nf4", "fp4")
+
+
+def matrix_bytes(model: ModelFacts) -> float:
+    """Of one weight in the blocks' linears."""
+    if not has_frozen_base(model):
+        return FP32
+    return FOUR_BIT_BYTES if model.frozen_dtype in FOUR_BIT else DTYPE_BYTES[model.frozen_dtype]
+
+
+def other_bytes(model: ModelFacts) -> float:
+    """Of one weight in embeddings, norms and head, which a 4-bit base leaves as they are.
+
+    Where it is not known as what, they count as fp32: an upper bound.
+    """
+    if not has_frozen_base(model):
+        return FP32
+    stored = str(getattr(model, "unquantised_dtype", "")) if model.frozen_dtype in FOUR_BIT else model.frozen_dtype
+    return DTYPE_BYTES.get(stored, FP32)
+
+
+def frozen_bytes(model: ModelFacts) -> int:
+    """Of all frozen weights."""
+    own = model.parameters - model.adapter_parameters if has_frozen_base(model) else 0
+    if not own:
+        return 0
+    return round(model.matmul_parameters * matrix_bytes(model) + (own - model.matmul_parameters) * other_bytes(model))

@@ -1,0 +1,366 @@
+"""Samples to token ids, with what of them is trained: one encoder for each kind of sample.
+
+The tokenizer runs over a batch of texts at once, on all cores. A token is trained if it starts in a trained place of the
+text. A beginning of sequence stands once in front, and an end behind every turn or text is trained like any other token.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Encoding
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from powertrain.data.example_tokenizer import ExampleTokenizer
+from powertrain.data.row import BadRow
+from powertrain.data.samples import Conversation, Pair, Sample, Span, Text
+from powertrain.data.templates import ChatTemplate, Marked, Place
+from powertrain.records import WrongUse
+
+Ids = npt.NDArray[np.int64]
+TrainOn = Literal["assistant", "all"]
+
+SPAN_STRIDE = 128                            # tokens that two windows of a context share: transformers' run_qa.py
+LONGEST_KEPT_TAIL = 200                      # characters of a prompt's end whose ids are remembered
+MOST_KEPT_TAILS = 1000                       # most templates have one or two, whatever was asked
+AnySample = TypeVar("AnySample", contravariant=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """An example as it is stored.
+
+    For a causal model `ids` is what is read and the last target: one more than the inputs. For an encoder-decoder it is
+    the target alone. `trained` are ranges of `ids` that are targets; the first id of a causal example never is one.
+    """
+
+    ids: Ids
+    trained: tuple[Place, ...] = ()
+    source: Ids | None = None
+    segments: Ids | None = None
+    answer: Place | None = None              # of a span: its first and its last token
+
+    @property
+    def trained_tokens(self) -> int:
+        return 2 if self.answer is not None else sum(stop - start for start, stop in self.trained)
+
+
+@dataclass
+class EncodedRow:
+    """What became of one row."""
+
+    examples: list[Encoded] = field(default_factory=list)
+    refused: str = ""                        # why there are none: "bad", "untrained", "long"
+    reason: str = ""
+    tokens: int = 0                          # of the whole row, before anything was cut
+    too_long: bool = False                   # beyond the limit: cut, dropped, or with nothing trained left
+    lost: int = 0                            # tokens that were cut off its end
+    untrained_end: int = 0                   # tokens behind the last trained one, left out because nothing learns from them
+    boundary: bool = False                   # its prompt alone would have other tokens than it has here
+    only_last: bool = False                  # the template rewrites earlier turns: only the last one is trained
+
+
+@dataclass(frozen=True)
+class Limit:
+    max_length: int                          # tokens that the model reads of an example
+    drop: bool                               # what is longer is left out instead of cut
+
+
+class Encoder(Protocol[AnySample]):
+    def encode(self, samples: Sequence[AnySample]) -> list[EncodedRow]: ...
+
+
+def make_encoder(kind: str, tokenizer: ExampleTokenizer, template: ChatTemplate | None, train_on: TrainOn,
+                 limit: Limit) -> Encoder[Any]:
+    if kind == "conversation":
+        assert template is not None
+        return ConversationEncoder(tokenizer, template, train_on, limit)
+    encoders: dict[str, Any] = {"pair": PairEncoder, "span": SpanEncoder, "text": TextEncoder}
+    encoder: Encoder[Any] = encoders[kind](tokenizer, limit)
+    return encoder
+
+
+def prompt_of(sample: Sample) -> str:
+    """What decides the side of the split: two samples with one prompt never train and validate."""
+    if isinstance(sample, Conversation):
+        first = next((i for i, message in enumerate(sample.messages) if message.role == "assistant"), len(sample.messages))
+        asked = sample.messages[:first] or sample.messages
+        return "\0".join(f"{message.role}\0{message.content.strip()}" for message in asked)
+    if isinstance(sample, Pair):
+        return sample.source.strip()
+    return f"{sample.question.strip()}\0{sample.context.strip()}" if isinstance(sample, Span) else sample.text.strip()
+
+
+# ------------------------------------------------------------------------------------------------ conversations
+
+
+@dataclass(frozen=True, eq=False)
+class ConversationEncoder:
+    tokenizer: ExampleTokenizer
+    template: ChatTemplate
+    train_on: TrainOn
+    limit: Limit
+
+    @cached_property
+    def _tails(self) -> dict[str, Ids]:
+        return {}
+
+    def encode(self, samples: Sequence[Conversation]) -> list[EncodedRow]:
+        rows = [EncodedRow() for _ in samples]
+        marked: dict[int, Marked] = {}
+        for number, sample in enumerate(samples):
+            try:
+                marked[number] = self.template.marked(sample.messages, self.train_on)
+            except BadRow as error:
+                rows[number].refused, rows[number].reason = "bad", str(error)
+        encodings = dict(zip(marked, encode_all(self.tokenizer, [found.text for found in marked.values()]), strict=True))
+        ends: list[tuple[EncodedRow, str, Ids]] = []
+        for number, found in marked.items():
+            encoding, row = encodings[number], rows[number]
+            if isinstance(encoding, str):
+                row.refused, row.reason = "bad", encoding
+                continue
+            ids = np.array(encoding.ids, dtype=np.int64)
+            places = [_tokens(encoding, place, found.text) for place in found.trained]
+            row.only_last = found.only_last
+            if self.train_on != "all":
+                ends += [(row, *self._prompt_end(found.text, encoding, ids, start[0], place[0]))
+                         for start, place in zip(places, found.trained, strict=True)]
+            cut_causal(row, ids, places, self.limit)
+        self._check_boundaries(ends)
+        return rows
+
+    def _prompt_end(self, text: str, encoding: Encoding, ids: Ids, token: int, character: int) -> tuple[str, Ids]:
+        """The end of a prompt from its last special token on, and the tokens that stand for it in the whole text.
+
+        A text is cut at its special tokens before it is encoded, so that what is before them changes nothing.
+        """
+        special = np.flatnonzero(self.tokenizer.is_added[ids[:token]])
+        first = int(special[-1]) if len(special) else 0
+        begin = _start(encoding, first) if len(special) else 0
+        return text[begin:character], ids[first:token]
+
+    def _check_boundaries(self, ends: Sequence[tuple[EncodedRow, str, Ids]]) -> None:
+        """Note the rows whose prompt, encoded alone as generation will do, has other tokens than it was trained with."""
+        news = list(dict.fromkeys(tail for _, tail, _ in ends if tail not in self._tails))
+        encoded = {tail: np.array(encoding.ids, dtype=np.int64)
+                   for tail, encoding in zip(news, self.tokenizer.encodings(news), strict=True)}
+        for row, tail, inside in ends:
+            alone = encoded[tail] if tail in encoded else self._tails[tail]
+            row.boundary |= not np.array_equal(alone, inside)
+        if len(self._tails) < MOST_KEPT_TAILS:
+            self._tails.update({tail: ids for tail, ids in encoded.items() if len(tail) <= LONGEST_KEPT_TAIL})
+
+
+def cut_causal(row: EncodedRow, ids: Ids, trained: Sequence[Place], limit: Limit) -> None:
+    """Make `row` the example of `ids`, without what is behind its last trained token or beyond the limit."""
+    row.tokens = len(ids)
+    trained = _clipped(trained, 1, len(ids))  # nothing comes before the first token that could predict it
+    if not trained:
+        row.refused, row.reason = "untrained", "it has no token that is trained"
+        return
+    kept = trained[-1][1]
+    row.untrained_end = len(ids) - kept
+    if kept > limit.max_length + 1:          # of which the last one is only a target
+        row.too_long = True
+        if limit.drop:
+            row.refused, row.reason = "long", f"{kept - 1} tokens, beyond max_length={limit.max_length}"
+            return
+        row.lost = kept - limit.max_length - 1
+        kept = limit.max_length + 1
+        trained = _clipped(trained, 1, kept)
+        if not trained:
+            row.refused = "untrained"
+            row.reason = f"its prompt is longer than max_length={limit.max_length}, so that nothing trained is left"
+            return
+        kept = trained[-1][1]
+    row.examples = [Encoded(ids[:kept], tuple(trained))]
+
+
+# ------------------------------------------------------------------------------------------------ texts
+
+
+@dataclass(frozen=True, eq=False)
+class TextEncoder:
+    """Every token is trained. What is longer than the limit goes on in a further example, whose first input is the last
+    target of the one before."""
+
+    tokenizer: ExampleTokenizer
+    limit: Limit
+
+    def encode(self, samples: Sequence[Text]) -> list[EncodedRow]:
+        rows = [EncodedRow() for _ in samples]
+        for row, encoding in zip(rows, encode_all(self.tokenizer, [sample.text for sample in samples]), strict=True):
+            if isinstance(encoding, str):
+                row.refused, row.reason = "bad", encoding
+                continue
+            before, _ = self.tokenizer.frame
+            ids = encoding.ids if before and tuple(encoding.ids[:1]) == before else [*before, *encoding.ids]
+            whole = np.array([*ids, self.tokenizer.end_of_text], dtype=np.int64)
+            row.tokens = len(whole)
+            starts = range(0, len(whole) - 1, self.limit.max_length)
+            row.examples = [Encoded(piece, ((1, len(piece)),)) for start in starts
+                            for piece in [whole[start:start + self.limit.max_length + 1]]]
+            if not row.examples:
+                row.refused, row.reason = "untrained", "its text has no tokens"
+        return rows
+
+
+# ------------------------------------------------------------------------------------------------ encoder-decoders
+
+
+@dataclass(frozen=True, eq=False)
+class PairEncoder:
+    """What the encoder reads and what the decoder writes, both framed as the tokenizer frames a text, the target ended."""
+
+    tokenizer: ExampleTokenizer
+    limit: Limit
+
+    def encode(self, samples: Sequence[Pair]) -> list[EncodedRow]:
+        rows = [EncodedRow() for _ in samples]
+        sources = encode_all(self.tokenizer, [sample.source for sample in samples])
+        targets = encode_all(self.tokenizer, [sample.target for sample in samples])
+        for row, source, target in zip(rows, sources, targets, strict=True):
+            if isinstance(source, str) or isinstance(target, str):
+                row.refused, row.reason = "bad", source if isinstance(source, str) else str(target)
+            else:
+                self._one(row, source.ids, target.ids)
+        return rows
+
+    def _one(self, row: EncodedRow, source: list[int], target: list[int]) -> None:
+        before, behind = self.tokenizer.frame
+        end = self.tokenizer.end_of_text
+        if not target:
+            row.refused, row.reason = "untrained", "its target has no tokens"
+            return
+        room = self.limit.max_length - len(before) - len(behind)
+        whole = [*before, *target, *(behind if end in behind else (*behind, end))]
+        row.tokens = len(source) + len(before) + len(behind) + len(whole)
+        row.lost = max(0, len(source) - room) + max(0, len(whole) - self.limit.max_length)
+        row.too_long = row.lost > 0
+        if row.lost and self.limit.drop:
+            row.refused = "long"
+            row.reason = f"{len(source)} and {len(whole)} tokens, beyond max_length={self.limit.max_length}"
+            return
+        # a source that was cut keeps its frame; a target that was cut has not ended, so it is given no end
+        ids = np.array(whole[:self.limit.max_length], dtype=np.int64)
+        row.examples = [Encoded(ids, ((0, len(ids)),),
+                                source=np.array([*before, *source[:max(0, room)], *behind], dtype=np.int64))]
+
+
+# ------------------------------------------------------------------------------------------------ answers in a context
+
+
+@dataclass(frozen=True, eq=False)
+class SpanEncoder:
+    """A question and a context as the tokenizer joins a pair, and the first and last token of the answer in it.
+
+    A context that is too long gives several windows, each overlapping the one before; a window that does not hold the
+    whole answer points at token 0. Source: transformers, examples/pytorch/question-answering/run_qa.py.
+    """
+
+    tokenizer: ExampleTokenizer
+    limit: Limit
+
+    @cached_property
+    def _library(self) -> LibraryTokenizer:
+        library = LibraryTokenizer.from_str(self.tokenizer.library.to_str())
+        library.enable_truncation(self.limit.max_length, stride=min(SPAN_STRIDE, self.limit.max_length // 4),
+                                  strategy="only_second")
+        return library
+
+    def encode(self, samples: Sequence[Span]) -> list[EncodedRow]:
+        rows = [EncodedRow() for _ in samples]
+        pairs = [(sample.question, sample.context) for sample in samples]
+        for row, sample, encoding in zip(rows, samples, _each_or_reason(self._library, pairs, True), strict=True):
+            if isinstance(encoding, str):
+                row.refused = "bad"
+                row.reason = (f"its question leaves no room for the context within max_length={self.limit.max_length}"
+                              if "runcat" in encoding else encoding)
+                continue
+            windows = [encoding, *encoding.overflowing]
+            if len(windows) > 1 and self.limit.drop:
+                row.too_long = True
+                row.refused, row.reason = "long", f"it needs {len(windows)} windows of max_length={self.limit.max_length}"
+                continue
+            row.examples = [self._window(window, sample) for window in windows]
+            row.tokens = sum(len(example.ids) for example in row.examples)
+        return rows
+
+    def _window(self, window: Encoding, sample: Span) -> Encoded:
+        ids = np.array(window.ids, dtype=np.int64)
+        return Encoded(ids, segments=np.array(window.type_ids, dtype=np.int64), answer=self._place(window, sample))
+
+    def _place(self, window: Encoding, sample: Span) -> Place:
+        if not sample.answers:
+            return 0, 0
+        start, stop = sample.starts[0], sample.starts[0] + len(sample.answers[0])
+        sequences = window.sequence_ids
+        context = [(number, place) for number, place in enumerate(window.offsets)
+                   if sequences[number] == 1 and place[1] > place[0]]
+        if not context or context[0][1][0] > start or context[-1][1][1] < stop:
+            return 0, 0
+        inside = [number for number, (first, last) in context if last > start and first < stop]
+        return (inside[0], inside[-1]) if inside else (0, 0)
+
+
+# ------------------------------------------------------------------------------------------------ tokens
+
+
+def encode_all(tokenizer: ExampleTokenizer, texts: Sequence[str]) -> list[Encoding | str]:
+    """Encodings without added special tokens; where the tokenizer cannot encode a text, its reason."""
+    return _each_or_reason(tokenizer.library, texts, False)
+
+
+def _each_or_reason(library: LibraryTokenizer, texts: Sequence[Any], special: bool) -> list[Encoding | str]:
+    try:
+        return list(library.encode_batch(list(texts), add_special_tokens=special))
+    except Exception:  # the library raises bare Exception, and does not say for which text
+        return [_one_or_reason(library, text, special) for text in texts]
+
+
+def _one_or_reason(library: LibraryTokenizer, text: Any, special: bool) -> Encoding | str:
+    try:
+        return library.encode_batch([text], add_special_tokens=special)[0]
+    except Exception as error:
+        return f"the tokenizer cannot encode it: {error}"
+
+
+def _tokens(encoding: Encoding, place: Place, text: str) -> Place:
+    """The tokens that start in a place of the text, as a range."""
+    return _first_from(encoding, place[0], text), _first_from(encoding, place[1], text)
+
+
+def _first_from(encoding: Encoding, character: int, text: str) -> int:
+    """The first token that starts at `character` or later."""
+    if character >= len(text):
+        return len(encoding.ids)
+    token = encoding.char_to_token(character)
+    if token is not None and _start(encoding, token) == character:
+        return token
+    return bisect_left([start for start, _ in encoding.offsets], character)
+
+
+def _start(encoding: Encoding, token: int) -> int:
+    place = encoding.token_to_chars(token)
+    assert place is not None, token          # only tokens that the post-processor adds have none
+    return place[0]
+
+
+def _clipped(places: Sequence[Place], first: int, stop: int) -> list[Place]:
+    clipped = [(max(start, first), min(end, stop)) for start, end in places]
+    return [(start, end) for start, end in clipped if start < end]
+
+
+def check_length(kind: str, max_length: int, tokenizer: ExampleTokenizer) -> None:
+    """Raises WrongUse if not one token of a text would fit beside what the tokenizer puts around it."""
+    around = tokenizer.library.num_special_tokens_to_add(kind == "span")
+    if max_length <= (around if kind in ("pair", "span") else 0):
+        raise WrongUse(f"data.max_length={max_length} leaves no room: the tokenizer puts {around} special tokens around a "
+                       f"text; use {around + 2} or more")

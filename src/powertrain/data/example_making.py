@@ -1,0 +1,86 @@
+"""How one source becomes a part of the example store: what its rows mean, what decides its content, and the build."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from powertrain.data.encoding import Limit, TrainOn, make_encoder
+from powertrain.data.example_part import Part, open_part
+from powertrain.data.example_tokenizer import ExampleTokenizer
+from powertrain.data.example_writer import write_part
+from powertrain.data.publishing import is_whole, publish
+from powertrain.data.row import Row
+from powertrain.data.rows import read_rows
+from powertrain.data.schemas import Schema, find_schema
+from powertrain.data.source_digest import digest_source
+from powertrain.data.templates import ChatTemplate
+
+FORMAT = 1                                   # of a part, and of all that decides its content
+ROWS_LOOKED_AT = 64                          # to find out what they mean
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How rows are read, whatever the source."""
+
+    format: str | None
+    columns: Mapping[str, str]
+    split: str | None
+    text_field: str
+    max_examples: int | None
+    task: str
+    cache: Path
+
+    def look(self, source: str) -> tuple[Schema, str, bool]:
+        """How its rows are to be read, the sentence that says so, and whether they are texts that need no template."""
+        first = read_rows(source, cache=self.cache, split=self.split, text_field=self.text_field, most=ROWS_LOOKED_AT)
+        rows = [row for row in first if isinstance(row, Row)]
+        schema, said = find_schema(rows, name=self.format, columns=self.columns, task=self.task)
+        texts = schema.name == "prompt_completion" and all(isinstance(row.fields.get(theirs), str | None)
+                                                           for row in rows for theirs in schema.columns.values())
+        return schema, f"{source}: {said}", texts
+
+    def key(self, source: str, schema: Schema) -> dict[str, Any]:
+        digest = digest_source(source, cache=self.cache, split=self.split, text_field=self.text_field, most=self.max_examples)
+        return {"source": source, "digest": digest, "schema": [schema.name, schema.kind, dict(schema.columns)],
+                "split": self.split, "text_field": self.text_field, "max_examples": self.max_examples}
+
+
+@dataclass(frozen=True)
+class Making:
+    """How rows become examples, whatever the source."""
+
+    reading: Reading
+    tokenizer: ExampleTokenizer
+    template: ChatTemplate | None
+    train_on: TrainOn
+    limit: Limit
+    say: Say
+
+    def part(self, source: str, schema: Schema, said: str) -> Part:
+        key = {
+            "format": FORMAT, "rows": self.reading.key(source, schema),
+            "tokenizer": [self.tokenizer.digest, self.tokenizer.end, self.tokenizer.before],
+            "template": self.template and self.template.text, "train_on": self.train_on,
+            "limit": [self.limit.max_length, self.limit.drop],
+        }
+        name = hashlib.sha256(json.dumps(key, sort_keys=True).encode(errors="surrogatepass")).hexdigest()[:32]
+        folder = self.reading.cache / "examples" / name
+        if not is_whole(folder):
+            self.say(f"tokenising {source}")
+            publish(folder, partial(self._build, source, schema, said))
+        return open_part(folder)
+
+    def _build(self, source: str, schema: Schema, said: str, folder: Path) -> dict[str, Any]:
+        rows = read_rows(source, cache=self.reading.cache, split=self.reading.split, text_field=self.reading.text_field,
+                         most=self.reading.max_examples)
+        encoder = make_encoder(schema.kind, self.tokenizer, self.template, self.train_on, self.limit)
+        return write_part(folder, source, rows, schema, said, encoder, self.tokenizer.vocabulary, self.say)

@@ -1,0 +1,290 @@
+"""The example store: sources tokenised once into examples, memory-mapped ever after.
+
+    <cache>/examples/<key>/  one source's part, see example_part.py
+
+The key is a digest of all that decides what is stored: the source's content, the tokenizer, the template, the lengths. Split,
+seed and weights are not in it; they are applied to the numbers of the examples when the store is opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from powertrain.data.encoding import Limit, TrainOn, check_length
+from powertrain.data.example import Example
+from powertrain.data.example_making import Making, Reading, Say
+from powertrain.data.example_part import Part, Problem
+from powertrain.data.example_split import held_out, weighted
+from powertrain.data.example_tokenizer import ExampleTokenizer, open_example_tokenizer
+from powertrain.data.example_view import Piece, pieces_of
+from powertrain.data.samples import Message
+from powertrain.data.schemas import Schema
+from powertrain.data.templates import ChatTemplate, find_template, own_templates
+from powertrain.records import WrongUse
+
+FEW_TOO_LONG = 0.1                           # a larger share is cut only if that was asked for
+
+
+@dataclass(frozen=True, eq=False)
+class Examples(Sequence[Example]):
+    """Some of a store's examples, in an order, read when they are asked for."""
+
+    store: ExampleStore
+    indices: npt.NDArray[np.int64]           # of stored examples; one may occur several times
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Example]: ...
+    def __getitem__(self, index: int | slice) -> Example | list[Example]:
+        if isinstance(index, slice):
+            return [self.store.example(int(i)) for i in self.indices[index]]
+        return self.store.example(int(self.indices[index]))
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """(examples,) tokens that the model reads of each."""
+        return self.store.lengths[self.indices]
+
+    @property
+    def trained(self) -> npt.NDArray[np.int64]:
+        """(examples,) targets of each."""
+        return self.store.trained[self.indices]
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleStore:
+    """N stored examples: those of the sources one after the other, then those of the validation source."""
+
+    parts: tuple[Part, ...]
+    sources: tuple[str, ...]                 # of `parts`
+    kind: str                                # "conversation", "pair", "span" or "text"
+    schema: str                              # of the first source
+    said: tuple[str, ...]                    # what was found by looking, in sentences
+    template: ChatTemplate | None
+    tokenizer: ExampleTokenizer              # saved, it has the template that the examples were made with
+    digest: str                              # sha256 of all the parts' keys
+    max_length: int
+    decoder_start: int | None
+    in_validation: npt.NDArray[np.bool_]     # (N,)
+    training_indices: npt.NDArray[np.int64]  # an epoch's examples: with weights, some several times or not at all
+
+    @property
+    def folder(self) -> Path:
+        return self.parts[0].folder
+
+    @property
+    def saved_tokenizer(self) -> ExampleTokenizer:
+        return self.tokenizer
+
+    @cached_property
+    def training(self) -> Examples:
+        return Examples(self, self.training_indices)
+
+    @cached_property
+    def validation(self) -> Examples:
+        return Examples(self, np.flatnonzero(self.in_validation))
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """(N,) tokens that the model reads of each, an encoder's included."""
+        return np.concatenate([part.lengths for part in self.parts])
+
+    @cached_property
+    def source_lengths(self) -> npt.NDArray[np.int64]:
+        """(N,) tokens that an encoder reads of each."""
+        return np.concatenate([part.source_lengths for part in self.parts])
+
+    @cached_property
+    def trained(self) -> npt.NDArray[np.int64]:
+        """(N,) targets."""
+        return self._column("trained_tokens").astype(np.int64)
+
+    @property
+    def prompt_digests(self) -> npt.NDArray[np.uint64]:
+        return self._column("prompt")
+
+    @property
+    def row_digests(self) -> npt.NDArray[np.uint64]:
+        """(N,): equal for examples of equal rows."""
+        return self._column("digest")
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """rows, bad, untrained, cut, dropped, too_long, tokens_lost, untrained_end, boundary, only_last, examples, ...
+
+        Of the whole store; `longest` is the tokens of its longest row.
+        """
+        total: Counter[str] = Counter()
+        for part in self.parts:
+            total.update({name: count for name, count in part.counts.items() if name != "longest"})
+        return {**total, "longest": max(part.counts.get("longest", 0) for part in self.parts)}
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """The first rows of each kind of problem, source by source."""
+        return tuple(problem for part in self.parts for problem in part.problems)
+
+    def example(self, index: int) -> Example:
+        part, within = self.place(index)
+        return part.example(within, self.decoder_start)
+
+    def origins(self, index: int) -> str:
+        """Where example `index` comes from: file and line."""
+        part, within = self.place(index)
+        return part.origin(within)
+
+    def text(self, index: int) -> list[Piece]:
+        """Example `index` as the model sees it, in words."""
+        return pieces_of(self.example(index), self.kind, self.tokenizer)
+
+    def rows(self) -> npt.NDArray[np.int64]:
+        """(N,) the number of the row that each example comes from; a long text gives several."""
+        return np.concatenate([part.records["row"] + sum(earlier.counts.get("good", 0) for earlier in self.parts[:number])
+                               for number, part in enumerate(self.parts)])
+
+    def as_prompt(self, words: str) -> str:
+        """A user's words as the model reads them: in the template, up to where the assistant begins."""
+        return words if self.template is None else self.template.render([Message("user", words)], add_generation_prompt=True)
+
+    def save_tokenizer(self, folder: Path) -> None:
+        self.tokenizer.save(folder)
+
+    def place(self, index: int) -> tuple[Part, int]:
+        """The part that example `index` is in, and its number there."""
+        if not 0 <= index < len(self.in_validation):
+            raise IndexError(f"example {index} of {len(self.in_validation)}")
+        for part in self.parts:
+            if index < len(part):
+                return part, index
+            index -= len(part)
+        raise AssertionError("every index below N is in a part")
+
+    def _column(self, name: str) -> npt.NDArray[Any]:
+        return np.concatenate([part.records[name] for part in self.parts])
+
+
+def open_examples(sources: Sequence[str], *, weights: Sequence[float] | None = None, format: str | None = None,
+                  columns: Mapping[str, str] | None = None, split: str | None = None, validation_source: str | None = None,
+                  max_examples: int | None = None, max_length: int, long_examples: str | None = None,
+                  train_on: TrainOn = "assistant", chat_template: str | None = None, end_token: str | None = None,
+                  text_field: str = "text", validation_share: float = 0.05, seed: int = 42, task: str = "causal",
+                  tokenizer_folder: Path, decoder_start: int | None = None, cache: Path,
+                  say: Say = lambda _: None) -> ExampleStore:
+    """The examples of `sources`, built into `cache` if they are not there yet. The arguments are the recipe's data keys.
+
+    Raises WrongUse if a source, the tokenizer or the template cannot be used, too many examples are too long, or nothing
+    in them would be trained.
+    """
+    if weights is not None and len(weights) != len(sources):
+        raise WrongUse(f"data.weights has {len(weights)} numbers for {len(sources)} sources; give one for each")
+    assert task != "seq2seq" or decoder_start is not None
+    named = {"text": text_field, **(columns or {})} if text_field != "text" else dict(columns or {})
+    reading = Reading(format, named, split, text_field, max_examples, task, cache)
+    everything = [*sources, *([validation_source] if validation_source else [])]
+    found = [reading.look(source) for source in everything]
+    _check_kinds(everything, [schema for schema, _, _ in found])
+    tokenizer = open_example_tokenizer(tokenizer_folder, end_token)
+    template = _template(tokenizer, chat_template, found) if found[0][0].kind == "conversation" else None
+    check_length(found[0][0].kind, max_length, tokenizer)
+    limit = Limit(max_length, drop=long_examples == "drop")
+    making = Making(reading, tokenizer, template, train_on, limit, say)
+    parts = [making.part(source, schema, said) for source, (schema, said, _) in zip(everything, found, strict=True)]
+    _check_parts(parts, everything, limit, long_examples)
+    return _assembled(parts, everything, template, tokenizer, making, decoder_start=decoder_start,
+                      weights=weights, has_validation_source=validation_source is not None, share=validation_share, seed=seed)
+
+
+def _template(tokenizer: ExampleTokenizer, wanted: str | None, found: Sequence[tuple[Schema, str, bool]]) -> ChatTemplate:
+    texts = all(is_text for _, _, is_text in found)
+    return find_template(None, wanted, schema=found[0][0] if texts else None, tokenizer=tokenizer)
+
+
+def _assembled(parts: Sequence[Part], sources: Sequence[str], template: ChatTemplate | None, tokenizer: ExampleTokenizer,
+               making: Making, *, decoder_start: int | None, weights: Sequence[float] | None, has_validation_source: bool,
+               share: float, seed: int) -> ExampleStore:
+    part_of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    prompts = np.concatenate([part.records["prompt"] for part in parts])
+    in_validation = part_of == len(parts) - 1 if has_validation_source else held_out(prompts, share, seed)
+    trains = [np.flatnonzero((part_of == number) & ~in_validation) for number in range(len(parts) - has_validation_source)]
+    said = _said(parts, sources, template, tokenizer)
+    shared = len(np.intersect1d(prompts[in_validation], prompts[~in_validation])) if has_validation_source else 0
+    if shared:
+        said += (f"warning: {shared:,} prompts of {sources[-1]} are trained on too; `powertrain data check` names them",)
+    own = own_templates(tokenizer.files).get("default")
+    saved = tokenizer if template is None or template.text == own else tokenizer.with_template(template.text)
+    digest = hashlib.sha256("".join(part.folder.name for part in parts).encode()).hexdigest()
+    return ExampleStore(tuple(parts), tuple(sources), parts[0].kind, parts[0].schema, said, template, saved,
+                        digest, making.limit.max_length, decoder_start, in_validation, weighted(trains, weights, seed))
+
+
+# ------------------------------------------------------------------------------------------------ what is said and refused
+
+
+def _said(parts: Sequence[Part], sources: Sequence[str], template: ChatTemplate | None,
+          tokenizer: ExampleTokenizer) -> tuple[str, ...]:
+    said = [part.said for part in parts]
+    if template is not None:
+        said.append(f"chat template: {template.name} ({template.because})")
+        end = template.turn_end()
+        if end is None:
+            said.append("warning: the chat template writes no special token behind an answer, so that the model does not learn "
+                        "to stop; data.chat_template=plain does")
+        elif end != tokenizer.end:
+            said.append(f"warning: the chat template ends a turn with {end}, and the tokenizer's end token is {tokenizer.end}, "
+                        f"at which other programs stop; use 'data.end_token={end}'")
+    for part, source in zip(parts, sources, strict=True):
+        said += [f"{source}: {sentence}" for sentence in _left_out(part.counts)]
+    return tuple(said)
+
+
+def _left_out(counts: Mapping[str, int]) -> list[str]:
+    sentences = {
+        "bad": "{} rows are bad and left out", "untrained": "{} rows have no trained token and are left out",
+        "dropped": "{} rows are too long and left out", "cut": "{} rows are too long and cut",
+        "only_last": "of {} conversations only the last turn is trained: the chat template rewrites earlier ones",
+        "boundary": "{} prompts have other tokens alone than before their answer"}
+    return [sentence.format(f"{counts[name]:,} of {counts['rows']:,}") for name, sentence in sentences.items()
+            if counts.get(name)]
+
+
+def _check_kinds(sources: Sequence[str], schemas: Sequence[Schema]) -> None:
+    for source, schema in zip(sources, schemas, strict=True):
+        if schema.kind != schemas[0].kind:
+            raise WrongUse(f"{sources[0]} holds a {schemas[0].kind} per row and {source} a {schema.kind}, which do not mix in "
+                           "one run; train on one of them, or bring both to one format with data.format")
+
+
+def _check_parts(parts: Sequence[Part], sources: Sequence[str], limit: Limit, wanted: str | None) -> None:
+    for part, source in zip(parts, sources, strict=True):
+        if len(part) == 0:
+            raise _nothing_left(part, source, limit)
+        too_long, rows = part.counts.get("too_long", 0), part.counts["good"]
+        if wanted is None and too_long > FEW_TOO_LONG * rows:
+            raise WrongUse(
+                f"{too_long:,} of {rows:,} examples of {source} are longer than data.max_length={limit.max_length} (the "
+                f"longest has {part.counts['longest']:,} tokens); raise it, or say what is to become of them: "
+                f"data.long_examples=cut loses {part.counts['tokens_lost']:,} tokens, data.long_examples=drop leaves them out")
+
+
+def _nothing_left(part: Part, source: str, limit: Limit) -> WrongUse:
+    counts, first = part.counts, part.problems[0]
+    if counts.get("bad", 0) == counts["rows"]:
+        return WrongUse(f"all {counts['rows']:,} rows of {source} are bad, the first of them, {first.origin}: {first.reason}")
+    if counts.get("too_long"):
+        return WrongUse(f"no row of {source} has anything to train on within data.max_length={limit.max_length}: "
+                        f"{first.origin}: {first.reason}; raise data.max_length")
+    return WrongUse(f"all labels are masked: no row of {source} has a token that is trained ({first.origin}: {first.reason}); "
+                    "use data.train_on=all, or another data.chat_template if this one gives the assistant no words")

@@ -1,0 +1,148 @@
+"""The tokenizer of a pretrained model as its examples need it: what it puts around a text, what ends one, and its template.
+
+Special tokens in a text are special here, also for the tokenizers made in table_tokenizers.py and for bpe: a rendered
+conversation is full of them. Saved, transformers.AutoTokenizer gives the same ids, and its apply_chat_template the same text.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import AddedToken, Encoding
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from powertrain.data.library_tokenizers import FolderTokenizer
+from powertrain.data.saved_tokenizers import read_json
+from powertrain.records import WrongUse
+
+CONFIG, LEGACY_CONFIG, TEMPLATE_FILE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+PROBE = "a"                                  # any text: what stands around it is what the tokenizer adds
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleTokenizer(FolderTokenizer):
+    """A folder's tokenizer that knows its special tokens. `end_of_text` is the id of `end`."""
+
+    end: str                                 # follows each turn or text
+    named: Mapping[str, str]                 # "bos_token" -> "<s>", ..., as transformers hands them to a template
+    before: str | None                       # what it puts in front of a text: the beginning of a sequence
+    template: str | None = None              # saved as chat_template.jinja; None: the folder's own, if it has one
+    changed: bool = False                    # `library` is no longer what the files hold
+
+    @cached_property
+    def is_added(self) -> npt.NDArray[np.bool_]:
+        """(vocabulary,) the tokens that are cut out of a text before anything else is looked at."""
+        added = np.zeros(self.vocabulary, dtype=np.bool_)
+        added[list(self.library.get_added_tokens_decoder())] = True
+        return added
+
+    @cached_property
+    def added_texts(self) -> tuple[str, ...]:
+        return tuple(token.content for token in self.library.get_added_tokens_decoder().values())
+
+    @cached_property
+    def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids that stand before and after a single text."""
+        before, behind = _around(self.library)
+        first = None if self.before is None else self.library.token_to_id(self.before)
+        return before if first in before else () if first is None else (first,), behind
+
+    def encodings(self, texts: Sequence[Any], *, add_special_tokens: bool = False) -> list[Encoding]:
+        """Ids with offsets, of texts or of pairs of them, on all cores."""
+        return list(self.library.encode_batch(list(texts), add_special_tokens=add_special_tokens))
+
+    def with_template(self, template: str | None) -> ExampleTokenizer:
+        return replace(self, template=template)
+
+    def save(self, folder: Path) -> None:
+        """All files, with the end token and the template that the examples were made with."""
+        super().save(folder)
+        if self.changed or not (folder / "tokenizer.json").is_file():
+            self.library.save(str(folder / "tokenizer.json"))
+        own_config = folder / CONFIG
+        config = read_json(own_config) if own_config.is_file() else {"tokenizer_class": "PreTrainedTokenizerFast"}
+        config["eos_token"] = self.end
+        config.pop("split_special_tokens", None)  # text that spells a special token is that token, as in training
+        if self.template is not None:
+            config.pop("chat_template", None)
+            (folder / TEMPLATE_FILE).write_text(self.template, encoding="utf-8")
+        own_config.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        legacy = folder / LEGACY_CONFIG
+        if legacy.is_file():
+            legacy.write_text(json.dumps({**read_json(legacy), "eos_token": self.end}, indent=2, ensure_ascii=False) + "\n",
+                              encoding="utf-8")
+
+
+def open_example_tokenizer(folder: Path, end_token: str | None = None) -> ExampleTokenizer:
+    """The tokenizer in `folder`. `end_token` replaces the end that it names.
+
+    Raises WrongUse if there is no tokenizer, it names no end, or the end is not in its vocabulary.
+    """
+    plain = FolderTokenizer.load(folder)
+    named = named_tokens(folder)
+    end = end_token or named.get("eos_token")
+    if end is None:
+        raise WrongUse(f"the tokenizer in {folder} names no end token (eos_token), so nothing could teach the model to stop; "
+                       f"name one of its tokens with data.end_token=...{_candidates(plain.library)}")
+    if plain.library.token_to_id(end) is None:
+        asked = "data.end_token" if end_token else f"the eos_token of {folder}"
+        raise WrongUse(f"{asked}={end} is not among the tokenizer's {plain.vocabulary:,} tokens"
+                       f"{_candidates(plain.library, end)}; name one of them with data.end_token=...")
+    changed = _make_special(plain.library, [end, *named.values()])
+    return ExampleTokenizer(plain.library, plain.library.token_to_id(end), plain.files, end, {**named, "eos_token": end},
+                            _put_before(folder, plain.library, named), changed=changed)
+
+
+def named_tokens(folder: Path) -> dict[str, str]:
+    """The special tokens that the folder's settings name: "eos_token" -> its text."""
+    config, legacy = (read_json(folder / name) if (folder / name).is_file() else {} for name in (CONFIG, LEGACY_CONFIG))
+    found: dict[str, str] = {}
+    # the last word has whom transformers believes: the older file, unless the newer one lists all added tokens
+    for content in (legacy, config) if "added_tokens_decoder" in config else (config, legacy):
+        for role in NAMED:
+            token = content.get(role)
+            if token is not None:
+                found[role] = str(token["content"]) if isinstance(token, dict) else str(token)
+    return found
+
+
+def _make_special(library: LibraryTokenizer, texts: Sequence[str]) -> bool:
+    """Tokens that the settings name are cut out of a text whole, as transformers does it; whether that was news."""
+    known = {token.content for token in library.get_added_tokens_decoder().values()}
+    news = [text for text in dict.fromkeys(texts) if text not in known and library.token_to_id(text) is not None]
+    library.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in news])
+    return bool(news)
+
+
+def _put_before(folder: Path, library: LibraryTokenizer, named: Mapping[str, str]) -> str | None:
+    """The token that the tokenizer itself puts in front of a text. Its settings win over its post-processor."""
+    path = folder / CONFIG
+    config = read_json(path) if path.is_file() else {}
+    if "add_bos_token" in config or "add_eos_token" in config:
+        return named.get("bos_token") if config.get("add_bos_token") else None
+    before, _ = _around(library)
+    return str(library.id_to_token(before[0])) if before else None
+
+
+def _around(library: LibraryTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What the post-processor puts before and behind a text."""
+    bare = library.encode(PROBE, add_special_tokens=False).ids
+    framed = library.encode(PROBE, add_special_tokens=True).ids
+    at = next((i for i in range(len(framed)) if framed[i:i + len(bare)] == bare), 0)
+    return tuple(framed[:at]), tuple(framed[at + len(bare):])
+
+
+def _candidates(library: LibraryTokenizer, near: str | None = None) -> str:
+    texts = [token.content for token in library.get_added_tokens_decoder().values()]
+    if near is not None:
+        texts = difflib.get_close_matches(near, texts, n=3) or texts
+    return f"; it has {', '.join(texts[:8])}" if texts else ""

@@ -1,0 +1,180 @@
+"""From a source's rows to its part of the store: in batches that stream through, so that memory does not grow with the data.
+
+The rows of the next batch are read while the tokenizer works on the one before, on all cores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from powertrain.data.encoding import EncodedRow, Encoder, prompt_of
+from powertrain.data.example_part import PROBLEMS_KEPT, RECORD, Problem
+from powertrain.data.row import BadRow, Rejected, Row
+from powertrain.data.samples import Sample
+from powertrain.data.schemas import Schema
+from powertrain.data.tokenizers import token_dtype
+
+Say = Callable[[str], None]
+
+BATCH_CHARS, BATCH_ROWS = 500_000, 4096      # the library keeps about 300 bytes per token of a batch, offsets included
+SAY_EVERY_S = 4.0
+NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,17})", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Read:
+    """A row that says what its format asks for."""
+
+    sample: Sample
+    origin: str
+    characters: int                          # about
+    digest: int                              # of all that it says
+
+
+class PartWriter:
+    """The files of one part, and what is counted while they are written."""
+
+    def __init__(self, folder: Path, vocabulary: int, kind: str):
+        self.folder, self.kind, self.vocabulary = folder, kind, vocabulary
+        self.dtype = token_dtype(vocabulary)
+        names = ("examples", "tokens", "trained", "sources", "segments")
+        self.files: dict[str, IO[bytes]] = {name: (folder / f"{name}.bin").open("wb") for name in names}
+        self.written: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        self.problems: list[Problem] = []
+        self.places: dict[str, int] = {}
+
+    def __enter__(self) -> PartWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self.files.values():
+            file.close()
+
+    def problem(self, kind: str, origin: str, reason: str) -> None:
+        self.counts[kind] += 1
+        if self.counts[kind] <= PROBLEMS_KEPT:
+            self.problems.append(Problem(kind, origin, reason))
+
+    def add(self, read: Read, row: EncodedRow) -> None:
+        self._count(read.origin, row)
+        place, number = self._place(read.origin)
+        records = np.zeros(len(row.examples), RECORD)
+        for record, example in zip(records, row.examples, strict=True):
+            self._write("tokens", "end", example.ids, self.dtype)
+            self._write("trained", "trained_end", np.array(example.trained, dtype=np.int64).reshape(-1, 2), np.dtype("<i4"))
+            if example.source is not None:
+                self._write("sources", "source_end", example.source, self.dtype)
+            if example.segments is not None:
+                self._write("segments", "", example.segments, np.dtype("u1"))
+            for column in ("end", "trained_end", "source_end"):
+                record[column] = self.written[column]
+            record["trained_tokens"], record["answer"] = example.trained_tokens, example.answer or (0, 0)
+        records["row"] = self.counts["good"] - 1
+        records["prompt"], records["digest"] = digest64(prompt_of(read.sample)), read.digest
+        records["place"], records["number"] = place, number
+        self.files["examples"].write(records.tobytes())
+        self.counts["examples"] += len(records)
+
+    def meta(self, schema: Schema, said: str) -> dict[str, Any]:
+        return {"kind": self.kind, "vocabulary": self.vocabulary, "schema": schema.name, "said": said,
+                "counts": dict(self.counts), "places": list(self.places),
+                "problems": [[problem.kind, problem.origin, problem.reason] for problem in self.problems]}
+
+    def _count(self, origin: str, row: EncodedRow) -> None:
+        if row.refused == "bad":
+            self.problem("bad", origin, row.reason)
+            return
+        self.counts["good"] += 1
+        self.counts["longest"] = max(self.counts["longest"], row.tokens)
+        self.counts["too_long"] += row.too_long
+        self.counts["untrained_end"] += row.untrained_end
+        if row.refused:
+            self.problem({"untrained": "untrained", "long": "dropped"}[row.refused], origin, row.reason)
+            self.counts["tokens_lost"] += row.tokens if row.too_long else 0
+            return
+        self.counts["tokens_lost"] += row.lost
+        if row.lost:
+            self.problem("cut", origin, f"{row.tokens} tokens, of which the last {row.lost} are cut off")
+        if row.boundary:
+            self.problem("boundary", origin, "its prompt alone has other tokens than before the answer")
+        if row.only_last:
+            self.problem("only_last", origin, "the chat template rewrites earlier turns, so only the last one is trained")
+
+    def _write(self, name: str, column: str, values: npt.NDArray[Any], dtype: np.dtype[Any]) -> None:
+        self.files[name].write(values.astype(dtype).tobytes())
+        self.written[column] += len(values)
+
+    def _place(self, origin: str) -> tuple[int, int]:
+        """An origin as the number of what it begins with, and the number that it ends with: -1 where it ends with none."""
+        found = NUMBERED.fullmatch(origin)
+        beginning, number = (found[1], int(found[2])) if found else (origin, -1)
+        return self.places.setdefault(beginning, len(self.places)), number
+
+
+def write_part(folder: Path, source: str, rows: Iterable[Row | Rejected], schema: Schema, said: str, encoder: Encoder[Any],
+               vocabulary: int, say: Say) -> dict[str, Any]:
+    """Writes all but meta.json into `folder`, and returns what goes there."""
+    with PartWriter(folder, vocabulary, schema.kind) as writer, ThreadPoolExecutor(1) as tokenizing:
+        began = told = time.monotonic()
+        waiting: deque[tuple[list[Read], Any]] = deque()
+
+        def write_first() -> None:
+            batch, encoded = waiting.popleft()
+            for read, row in zip(batch, encoded.result(), strict=True):
+                writer.add(read, row)
+
+        for batch in _batches(_samples(rows, schema, writer)):
+            waiting.append((batch, tokenizing.submit(encoder.encode, [read.sample for read in batch])))
+            if len(waiting) > 1:
+                write_first()
+            if time.monotonic() - told > SAY_EVERY_S:
+                told = time.monotonic()
+                count = writer.counts["rows"]
+                say(f"{source}: {count:,} rows tokenised, {count / (told - began):,.0f} rows/s")
+        while waiting:
+            write_first()
+        return writer.meta(schema, said)
+
+
+def digest64(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
+
+
+def _samples(rows: Iterable[Row | Rejected], schema: Schema, writer: PartWriter) -> Iterator[Read]:
+    for row in rows:
+        writer.counts["rows"] += 1
+        if isinstance(row, Rejected):
+            writer.problem("bad", row.origin, row.reason)
+            continue
+        try:
+            sample = schema.read(row.fields)
+        except BadRow as error:
+            writer.problem("bad", row.origin, str(error))
+            continue
+        content = repr(sample)
+        yield Read(sample, row.origin, len(content), digest64(content))
+
+
+def _batches(found: Iterable[Read]) -> Iterator[list[Read]]:
+    batch: list[Read] = []
+    characters = 0
+    for read in found:
+        batch.append(read)
+        characters += read.characters
+        if characters >= BATCH_CHARS or len(batch) >= BATCH_ROWS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch

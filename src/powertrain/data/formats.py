@@ -1,0 +1,226 @@
+"""The formats of rows that are known: the columns of each, and how their values are read.
+
+A format's columns have our names; a column may go by other names in well-known data sets, tried in order. FORMATS stands in
+order of detection, the most specific first: what has the columns of two formats is the earlier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from powertrain.data.conversations import JOIN, conversation, is_blank, prompt_and_answer, text_of, turns_of
+from powertrain.data.reading import _json_kind as json_kind
+from powertrain.data.row import BadRow
+from powertrain.data.samples import Conversation, Message, Pair, Sample, Span, Text
+
+Kind = Literal["conversation", "pair", "span", "text"]
+Values = Mapping[str, Any]                   # our column -> value; optional ones are absent where they are null
+Reader = Callable[[Values], Sample]
+
+SUMMARISE = "Summarise the following text."  # what a user says to a decoder, before the document
+ALPACA_ORDER = ("instruction", "input")      # of what the user says; blank ones are left out
+SPAN_ORDER = ("context", "question")         # of what the user says to a decoder
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    holds: Literal["text", "turns", "text or turns", "answers"] = "text"
+    also: tuple[str, ...] = ()               # names that it goes by elsewhere
+    optional: bool = False
+
+    def fits(self, value: Any) -> bool:
+        """Whether a value looks like what this column holds; its content is checked by the reader."""
+        if self.holds == "answers":
+            return isinstance(value, str | list | Mapping)
+        return (isinstance(value, str) and self.holds != "turns") or (self.holds != "text" and _are_turns(value))
+
+
+def _are_turns(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value) and all(isinstance(inner, list) for inner in value.values())
+    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
+
+
+@dataclass(frozen=True)
+class Format:
+    name: str                                # what data.format says
+    kind: Kind
+    columns: tuple[Column, ...]
+    read: Reader                             # raises BadRow
+    shape: str                               # as an example, for who has to write one
+    read_as_prompt: Reader | None = None     # of a pair or span: as a prompt and its answer, for a decoder
+
+
+# ------------------------------------------------------------------------------------------------ conversations
+
+
+def _messages(values: Values) -> Conversation:
+    return conversation([*_system(values), *turns_of(values["messages"], "messages")])
+
+
+def _sharegpt(values: Values) -> Conversation:
+    return conversation([*_system(values), *turns_of(values["conversations"], "conversations")])
+
+
+def _system(values: Values) -> list[Message]:
+    return [Message("system", text_of(values["system"], "system"))] if "system" in values else []
+
+
+def _alpaca(values: Values) -> Conversation:
+    parts = [text_of(values[name], name) for name in ALPACA_ORDER if name in values]
+    prompt = JOIN.join(part for part in parts if not is_blank(part))
+    return conversation([*_system(values), Message("user", prompt), Message("assistant", text_of(values["output"], "output"))])
+
+
+def _input_messages(values: Values) -> Conversation:
+    return conversation([*turns_of(values["input"], "input"), Message("assistant", text_of(values["output"], "output"))])
+
+
+def _prompt_completion(values: Values) -> Conversation:
+    prompt, completion = values["prompt"], values["completion"]
+    asked = [Message("user", prompt)] if isinstance(prompt, str) else turns_of(prompt, "prompt")
+    said = [Message("assistant", completion)] if isinstance(completion, str) else turns_of(completion, "completion")
+    return conversation([*asked, *said])
+
+
+def _question_answer(values: Values) -> Conversation:
+    return prompt_and_answer(text_of(values["question"], "question"), text_of(values["answer"], "answer"))
+
+
+# ------------------------------------------------------------------------------------------------ pairs
+
+
+def _pair(values: Values, source: str, target: str) -> Pair:
+    pair = Pair(text_of(values[source], source), text_of(values[target], target))
+    if is_blank(pair.source):
+        raise BadRow(f"empty {source}")
+    if is_blank(pair.target):
+        raise BadRow(f"empty {target}")
+    return pair
+
+
+def _document_summary(values: Values) -> Pair:
+    return _pair(values, "document", "summary")
+
+
+def _input_output(values: Values) -> Pair:
+    return _pair(values, "input", "output")
+
+
+def _summary_prompt(values: Values) -> Conversation:
+    pair = _document_summary(values)
+    return prompt_and_answer(JOIN.join([SUMMARISE, pair.source]), pair.target)
+
+
+def _input_prompt(values: Values) -> Conversation:
+    pair = _input_output(values)
+    return prompt_and_answer(pair.source, pair.target)
+
+
+# ------------------------------------------------------------------------------------------------ spans
+
+
+def _span(values: Values) -> Span:
+    question, context = _question_and_context(values)
+    found = [_located(text, start, context) for text, start in _answers(values["answers"])]
+    return Span(question, context, tuple(text for text, _ in found), tuple(start for _, start in found))
+
+
+def _question_and_context(values: Values) -> tuple[str, str]:
+    question, context = text_of(values["question"], "question"), text_of(values["context"], "context")
+    if is_blank(question) or is_blank(context):
+        raise BadRow(f"empty {'question' if is_blank(question) else 'context'}")
+    return question, context
+
+
+def _answers(value: Any) -> list[tuple[str, int | None]]:
+    """The answers that are not blank, each with where it starts, if that is said.
+
+    SQuAD's {"text": [...], "answer_start": [...]}, a list of {"text", "answer_start"}, a list of texts, or one text.
+    """
+    if isinstance(value, Mapping):
+        texts, starts = value.get("text"), value.get("answer_start")
+        texts = [texts] if isinstance(texts, str) else texts
+        starts = [starts] if isinstance(starts, int) else starts or []
+        if not isinstance(texts, list) or not isinstance(starts, list) or (starts and len(starts) != len(texts)):
+            raise BadRow("'answers' needs as many answer_start as text")
+        found = list(zip(texts, starts or [None] * len(texts), strict=True))
+    elif isinstance(value, list):
+        found = [(item.get("text"), item.get("answer_start")) if isinstance(item, Mapping) else (item, None) for item in value]
+    else:
+        found = [(value, None)]
+    for text, start in found:
+        if not isinstance(text, str) or not (start is None or (isinstance(start, int) and not isinstance(start, bool))):
+            wrong = "text" if not isinstance(text, str) else "answer_start"
+            raise BadRow(f"'answers' holds {json_kind(start if wrong == 'answer_start' else text)} as {wrong}")
+    return [(text, start) for text, start in found if not is_blank(text)]
+
+
+def _located(text: str, start: int | None, context: str) -> tuple[str, int]:
+    first = context.find(text)
+    if first < 0:
+        raise BadRow(f"the answer {_short(text)} is not found in the context")
+    if start is None:
+        return text, first
+    if start < 0 or context[start:start + len(text)] != text:
+        raise BadRow(f"the answer {_short(text)} is not at character {start} of the context, but at {first}")
+    return text, start
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:37]}...")
+
+
+def _span_prompt(values: Values) -> Conversation:
+    question, context = _question_and_context(values)
+    answers = _answers(values["answers"])
+    if not answers:
+        raise BadRow("empty answer: the context does not answer the question, so there is nothing to write")
+    parts = {"context": context, "question": question}
+    return prompt_and_answer(JOIN.join(parts[name] for name in SPAN_ORDER), answers[0][0])
+
+
+# ------------------------------------------------------------------------------------------------ text
+
+
+def _text(values: Values) -> Text:
+    text = text_of(values["text"], "text")
+    if is_blank(text):
+        raise BadRow("empty text")
+    return Text(text)
+
+
+SYSTEM = Column("system", optional=True)
+FORMATS = (
+    Format("messages", "conversation", (Column("messages", "turns"), SYSTEM), _messages,
+           '{"messages": [{"role", "content"}, ...]}'),
+    Format("sharegpt", "conversation", (Column("conversations", "turns"), SYSTEM), _sharegpt,
+           '{"conversations": [{"from", "value"}, ...]}'),
+    Format("alpaca", "conversation", (Column("instruction"), Column("input", also=("context",), optional=True),
+                                      Column("output", also=("response",)), SYSTEM), _alpaca,
+           '{"instruction", "input", "output"}'),
+    Format("context_question_answers", "span", (Column("context"), Column("question"),
+                                                Column("answers", "answers", also=("answer",))), _span,
+           '{"context", "question", "answers": {"text": [...], "answer_start": [...]}}', _span_prompt),
+    Format("prompt_completion", "conversation", (Column("prompt", "text or turns"),
+                                                 Column("completion", "text or turns", also=("response",))), _prompt_completion,
+           '{"prompt", "completion"}'),
+    Format("question_answer", "conversation", (Column("question"), Column("answer")), _question_answer,
+           '{"question", "answer"}'),
+    Format("input_messages", "conversation", (Column("input", "turns"), Column("output")), _input_messages,
+           '{"input": [{"role", "content"}, ...], "output"}'),
+    Format("document_summary", "pair", (Column("document", also=("article", "dialogue", "text")),
+                                        Column("summary", also=("highlights",))), _document_summary,
+           '{"document", "summary"}', _summary_prompt),
+    Format("input_output", "pair", (Column("input", also=("source",)), Column("output", also=("target",))), _input_output,
+           '{"input", "output"}', _input_prompt),
+    Format("text", "text", (Column("text"),), _text, '{"text"}'),
+)
+BY_NAME: Mapping[str, Format] = {known.name: known for known in FORMATS}
+# other names for data.format: as data sets and other trainers call them
+ALSO_CALLED = {"squad": "context_question_answers", "span": "context_question_answers", "qa": "question_answer",
+               "instruction_input_output": "alpaca", "instruction_output": "alpaca", "chat": "messages", "chatml": "messages",
+               "conversations": "sharegpt", "summary": "document_summary", "plain": "text", "completion": "text"}

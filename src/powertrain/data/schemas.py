@@ -1,0 +1,264 @@
+"""What rows mean, found by looking at the first of them, and said.
+
+A format fits a row that has its columns with values of the right kind. All of the first rows should fit; where none of the
+formats fits all, the one that fits most of them is taken, if that is more than half, and the others are bad rows. What fits
+several formats is the most specific.
+
+What a model can do decides how a row is read: a decoder (causal) takes conversations and texts, an encoder-decoder (seq2seq)
+pairs and conversations of one exchange, a question-answering head (span) questions with their places in a context.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from powertrain.data.conversations import SeveralTurns, single_exchange
+from powertrain.data.formats import ALSO_CALLED, BY_NAME, FORMATS, Column, Format, Kind, Reader
+from powertrain.data.reading import FIELDS_NAMED
+from powertrain.data.reading import _json_kind as json_kind
+from powertrain.data.row import BadRow, Row
+from powertrain.data.samples import Conversation, Message, Pair, Sample, Span, Text
+from powertrain.records import WrongUse
+
+__all__ = ["BadRow", "Conversation", "Message", "Pair", "Sample", "Schema", "Span", "Text", "find_schema"]
+
+FITTING_SHARE = 0.5                          # of the first rows: a format that fits no more than these is not theirs
+PREFERENCES = ("chosen", "rejected")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """How to read the rows of one source."""
+
+    name: str                                # of the format
+    columns: Mapping[str, str]               # our column -> the data's; an optional one that the data lack is absent
+    kind: Kind                               # of what `read` gives
+    required: tuple[str, ...]                # of our columns
+    reader: Reader
+
+    def read(self, fields: Mapping[str, Any]) -> Sample:
+        """What a row means. Raises BadRow if it does not fit."""
+        values = {ours: fields[theirs] for ours, theirs in self.columns.items() if fields.get(theirs) is not None}
+        for ours in self.required:
+            if ours not in values:
+                theirs = self.columns[ours]
+                raise BadRow(f"the column {theirs!r} is null" if theirs in fields else
+                             f"no column {theirs!r}; it has: {_named(list(fields))}")
+        sample = self.reader(values)
+        return single_exchange(sample) if self.kind == "pair" and isinstance(sample, Conversation) else sample
+
+
+def find_schema(rows: Sequence[Row], *, name: str | None, columns: Mapping[str, str], task: str) -> tuple[Schema, str]:
+    """How to read the data of which `rows` are the first, for a model that does `task`; and a sentence that says so.
+
+    `name` forces a format; `columns` maps our columns to the data's, and only formats that have them all are considered. So
+    whoever was told another name for the text's column (data.text_field) adds {"text": that name}.
+    Raises WrongUse if nothing fits, or `task` cannot learn from it; the message has the columns and the cure.
+    """
+    if not rows:
+        raise WrongUse("there is no row to look at; give a source with rows")
+    _check_columns(rows, columns)
+    if name is not None:
+        known = _by_name(name)
+        taken = _taken(rows, known, columns)
+        _check_taken(rows, known, taken, columns)
+    else:
+        known, taken = _detected(rows, columns)
+    schema = _for_task(known, taken, task, named=name is not None, origin=rows[0].origin)
+    _check_some_row(rows, schema)
+    return schema, _said(rows, schema, found=name is None)
+
+
+# ------------------------------------------------------------------------------------------------ which format
+
+
+def _by_name(name: str) -> Format:
+    plain = name.strip().lower().replace("/", "_").replace("-", "_").replace(" ", "_")
+    if known := BY_NAME.get(ALSO_CALLED.get(plain, plain)):
+        return known
+    near = difflib.get_close_matches(plain, [*BY_NAME, *ALSO_CALLED], n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise WrongUse(f"data.format={name} is not known; it is one of {', '.join(BY_NAME)}{hint}")
+
+
+def _check_columns(rows: Sequence[Row], columns: Mapping[str, str]) -> None:
+    ours = sorted({column.name for known in FORMATS for column in known.columns})
+    for wanted, theirs in columns.items():
+        if wanted not in ours:
+            near = difflib.get_close_matches(wanted, ours, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise WrongUse(f"data.columns names {wanted!r}, which no format has; known are {', '.join(ours)}{hint}")
+        if not any(theirs in row.fields for row in rows):
+            near = difflib.get_close_matches(theirs, _found_columns(rows), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise WrongUse(f"{rows[0].origin}: no column {theirs!r}, which data.columns names for {wanted}; "
+                           f"there are: {_shown(rows)}{hint}")
+
+
+def _taken(rows: Sequence[Row], known: Format, columns: Mapping[str, str]) -> dict[str, str]:
+    """Our column -> the data's, as far as the data have it: what `columns` says, else the first of its names that is there.
+
+    A name that a column before has taken is not taken twice.
+    """
+    taken: dict[str, str] = {}
+    for column in known.columns:
+        names = [columns[column.name]] if column.name in columns else [column.name, *column.also]
+        free = [theirs for theirs in names if theirs not in taken.values()]
+        there = [theirs for theirs in free if any(row.fields.get(theirs) is not None for row in rows)]
+        if there:
+            taken[column.name] = max(there, key=lambda theirs: sum(column.fits(row.fields.get(theirs)) for row in rows))
+    return taken
+
+
+def _fits(row: Row, known: Format, taken: Mapping[str, str]) -> bool:
+    return all(_column_fits(row, column, taken.get(column.name)) for column in known.columns)
+
+
+def _column_fits(row: Row, column: Column, theirs: str | None) -> bool:
+    value = None if theirs is None else row.fields.get(theirs)
+    return column.optional if value is None else column.fits(value)
+
+
+def _detected(rows: Sequence[Row], columns: Mapping[str, str]) -> tuple[Format, dict[str, str]]:
+    if not columns and sum(all(name in row.fields for name in PREFERENCES) for row in rows) > len(rows) * FITTING_SHARE:
+        raise _preferences(rows[0])
+    best: tuple[Format, dict[str, str]] | None = None
+    most = int(len(rows) * FITTING_SHARE)
+    for known in FORMATS:
+        if not columns.keys() <= {column.name for column in known.columns}:
+            continue
+        taken = _taken(rows, known, columns)
+        fitting = sum(_fits(row, known, taken) for row in rows)
+        if fitting > most:
+            best, most = (known, taken), fitting
+    if best is None:
+        raise _nothing_fits(rows, columns)
+    return best
+
+
+def _preferences(row: Row) -> WrongUse:
+    cure = "data.format=messages data.columns={messages: chosen}" if isinstance(row.fields["chosen"], list) else \
+        "data.format=prompt_completion data.columns={completion: chosen}"
+    return WrongUse(f"{row.origin}: rows with chosen and rejected are preference data, for methods that compare two answers, "
+                    f"and these are not offered; to learn from the chosen answers alone, use '{cure}'")
+
+
+def _nothing_fits(rows: Sequence[Row], columns: Mapping[str, str]) -> WrongUse:
+    mapped = f" with {', '.join(f'{ours} in {theirs}' for ours, theirs in columns.items())}" if columns else ""
+    return WrongUse(f"{rows[0].origin}: the columns {_shown(rows)} match no known format{mapped}; accepted are "
+                    f"{', '.join(known.shape for known in FORMATS)}; rename them, or say which is which, such as "
+                    "data.format=question_answer 'data.columns={question: title, answer: body}'")
+
+
+def _check_taken(rows: Sequence[Row], known: Format, taken: Mapping[str, str], columns: Mapping[str, str]) -> None:
+    names = [column.name for column in known.columns]
+    if foreign := [ours for ours in columns if ours not in names]:
+        raise WrongUse(f"data.columns names {foreign[0]!r}, and data.format={known.name} has only {', '.join(names)}")
+    lacking = [column.name for column in known.columns if not column.optional and column.name not in taken]
+    if lacking:
+        example = f"{{{lacking[0]}: {next(iter(_found_columns(rows)), 'NAME')}}}"
+        raise WrongUse(f"{rows[0].origin}: data.format={known.name} needs {' and '.join(lacking)}, and there are only: "
+                       f"{_shown(rows)}; say which column it is, such as 'data.columns={example}'")
+
+
+# ------------------------------------------------------------------------------------------------ for which model
+
+
+def _for_task(known: Format, taken: Mapping[str, str], task: str, *, named: bool, origin: str) -> Schema:
+    """The schema with which a model that does `task` reads `known`. Raises WrongUse if it cannot learn from it."""
+    required = tuple(column.name for column in known.columns if not column.optional)
+    columns = " and ".join(taken.values())
+    if task == "span":
+        if known.kind != "span":
+            raise WrongUse(f"{origin}: rows with {columns} are {_kind_said(known.kind)}, and a question-answering head learns "
+                           "from context, question and answers; use such data, or another model.task")
+        return Schema(known.name, taken, "span", required, known.read)
+    if known.kind in ("conversation", "text"):
+        if task == "causal":
+            return Schema(known.name, taken, known.kind, required, known.read)
+        if known.kind == "text":
+            raise WrongUse(f"{origin}: plain text teaches a decoder, and this is an encoder-decoder model, which learns from "
+                           'pairs; use rows such as {"input", "output"}, or a decoder')
+        return Schema(known.name, taken, "pair", required, known.read)
+    if known.kind == "pair" and task == "seq2seq":
+        return Schema(known.name, taken, "pair", required, known.read)
+    if not named:
+        raise WrongUse(f"{origin}: rows with {columns} are {_kind_said(known.kind)}, and this model is {_task_said(task)}; "
+                       f"use {_model_for(known.kind)}, or data.format={known.name} to train it as a prompt and its answer")
+    assert known.read_as_prompt is not None  # every pair and span format has one
+    return Schema(known.name, taken, "pair" if task == "seq2seq" else "conversation", required, known.read_as_prompt)
+
+
+def _kind_said(kind: Kind) -> str:
+    return {"conversation": "conversations", "text": "plain text", "pair": "sequence-to-sequence data",
+            "span": "extractive question-answering data"}[kind]
+
+
+def _task_said(task: str) -> str:
+    return {"causal": "a decoder", "seq2seq": "an encoder-decoder"}.get(task, task)
+
+
+def _model_for(kind: Kind) -> str:
+    return "an encoder-decoder model (T5, BART)" if kind == "pair" else "a question-answering head (model.task=span)"
+
+
+def _check_some_row(rows: Sequence[Row], schema: Schema) -> None:
+    """Raises WrongUse if not one of the first rows can be read."""
+    reason: BadRow | None = None
+    for row in rows:
+        try:
+            schema.read(row.fields)
+        except BadRow as error:
+            reason = reason or error
+        else:
+            return
+    cure = "use a decoder, or rows of one question and one answer" if isinstance(reason, SeveralTurns) else \
+        "mend the data, or choose another data.format"
+    raise WrongUse(f"{rows[0].origin}: none of the first {len(rows)} rows can be read as {schema.name}, this one because of: "
+                   f"{reason}; {cure}")
+
+
+# ------------------------------------------------------------------------------------------------ what is said
+
+
+def _said(rows: Sequence[Row], schema: Schema, *, found: bool) -> str:
+    bad = sum(_is_bad(row, schema) for row in rows)
+    used = ", ".join(theirs if ours == theirs else f"{ours} = {theirs}" for ours, theirs in schema.columns.items())
+    unused = [theirs for theirs in _found_columns(rows) if theirs not in schema.columns.values()]
+    looked = f"found by looking at {len(rows)} row{'' if len(rows) == 1 else 's'}" if found else "as data.format says"
+    return (f"rows are {schema.name} ({looked}), read as {_kind_said(schema.kind)} from {used}"
+            + (f"; not used: {_named(unused)}" if unused else "")
+            + (f"; {bad} of these rows do not fit" if bad else ""))
+
+
+def _is_bad(row: Row, schema: Schema) -> bool:
+    try:
+        schema.read(row.fields)
+    except BadRow:
+        return True
+    return False
+
+
+def _found_columns(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row.fields))
+
+
+def _shown(rows: Sequence[Row]) -> str:
+    """The columns with what they hold, as far as it is not text: "question, answer (a number)"."""
+    names = _found_columns(rows)
+    shown = []
+    for name in names[:FIELDS_NAMED]:
+        value = next((row.fields[name] for row in rows if row.fields.get(name) is not None), None)
+        shown.append(name if isinstance(value, str) else f"{name} ({json_kind(value)})")
+    return _with_rest(shown, len(names)) or "none"
+
+
+def _named(names: Sequence[str]) -> str:
+    return _with_rest(list(names[:FIELDS_NAMED]), len(names)) or "nothing"
+
+
+def _with_rest(shown: Sequence[str], of: int) -> str:
+    return ", ".join(shown) + (f" and {of - len(shown)} more" if of > len(shown) else "")

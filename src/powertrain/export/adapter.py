@@ -1,0 +1,31 @@
+"""The adapter alone, as PEFT has it: copied with its tokenizer and chat template, and compared with what it was copied from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from powertrain.export.output import new_folder
+from powertrain.models.adapter_files import CONFIG, WEIGHTS
+from powertrain.models.model import SavedTokenizer
+from powertrain.models.shards import Shards
+from powertrain.records import RunFailed, WrongUse
+
+
+def export_adapter(source: Path, folder: Path, tokenizer: SavedTokenizer, *, base: str) -> int:
+    """Writes the adapter in `source` to `folder`, for the base `base`; how many tensors it has.
+
+    Raises WrongUse if there is none or the output is taken, RunFailed if the disk refuses.
+    """
+    if not (source / CONFIG).is_file() or not (source / WEIGHTS).is_file():
+        raise WrongUse(f"{source} holds no adapter: the whole model was trained; use --to merged")
+    with new_folder(folder) as building:
+        tokenizer.save(building)
+        config = json.loads((source / CONFIG).read_text(encoding="utf-8")) | {"base_model_name_or_path": base}
+        (building / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (building / WEIGHTS).write_bytes((source / WEIGHTS).read_bytes())
+        before, after = Shards([source / WEIGHTS]), Shards([building / WEIGHTS])
+        wrong = [name for name in before if name not in set(after) or not before.read(name).equal(after.read(name))]
+        if wrong:
+            raise RunFailed(f"the adapter was copied, opened again and is not the same ({wrong[0]}); it was removed. Try again")
+        return len(list(before))

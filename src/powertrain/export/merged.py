@@ -1,0 +1,100 @@
+"""Base and adapter as one plain model, which anything that opens Hugging Face folders opens.
+
+The adapter is merged into the base as it was published, never into a 4-bit copy of it: what rounding to 4 bits took away
+would be gone for good. Nothing is written unless the merged model, as it will be stored, says what base + adapter say on the
+given examples; what was written is opened again and must be it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from powertrain.data.example import Example
+from powertrain.export.check import LOST_SHARE, UNSEEN, Agreement, compare, is_merged, shortened
+from powertrain.export.output import check_output, new_folder
+from powertrain.models.adapters import has_adapters, merged, plain_state
+from powertrain.models.decoder import Decoder
+from powertrain.models.folder import load_folder, save_folder
+from powertrain.models.model import SavedTokenizer
+from powertrain.records import RunFailed, WrongUse
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    folder: Path
+    dtype: str
+    agreement: Agreement | None              # None: there was nothing to merge, and the weights are the model's own
+    effect: float                            # nats a token: what the adapter changes of the base's predictions
+
+
+def export_merged(model: Decoder, folder: Path, tokenizer: SavedTokenizer, examples: Sequence[Example], *, dtype: str,
+                  base_dtype: str) -> MergeReport:
+    """Writes `folder` as a plain model in `dtype`; `model` is base + adapter in fp32, unquantised, or a plain model.
+
+    `base_dtype` is what the base's files hold. Raises WrongUse for adapters that are no matrices and an output that is
+    taken, RunFailed where the result would say something else than base + adapter, and if the disk refuses.
+    """
+    check_output(folder)
+    plain, agreement, effect = merge_checked(model, examples, dtype=dtype, base_dtype=base_dtype)
+    with new_folder(folder) as building:
+        save_folder(as_stored(plain, DTYPES[dtype], keep=True), building, tokenizer)
+        refuse_other_folder(building, plain)
+    return MergeReport(folder, dtype, agreement, effect)
+
+
+def merge_checked(model: Decoder, examples: Sequence[Example], *, dtype: str,
+                  base_dtype: str) -> tuple[Decoder, Agreement | None, float]:
+    """The merged model, in fp32 with what `dtype` keeps; how far it is from base + adapter, and what the adapter changes.
+
+    Raises as `export_merged` does, before anything is written.
+    """
+    if not has_adapters(model):
+        return as_stored(model, DTYPES[dtype]), None, 0.0
+    checked = shortened(examples)
+    plain = as_stored(merged(model), DTYPES[dtype])
+    agreement = compare(model, plain, checked)
+    effect = compare(model, as_stored(model, torch.float32), checked).divergence
+    refuse_difference(agreement, effect, dtype, base_dtype)
+    return plain, agreement, effect
+
+
+def as_stored(model: Decoder, dtype: torch.dtype, *, keep: bool = False) -> Decoder:
+    """A decoder with what `dtype` keeps of `model`'s weights, not its adapters: in fp32 to compute with, or (`keep`) in it."""
+    with torch.device("meta"):
+        rounded = Decoder(model.config)
+    state = {name: tensor.detach().to(dtype) if keep else tensor.detach().to(dtype).float()
+             for name, tensor in plain_state(model).items()}
+    rounded.load_state_dict(state, assign=True)
+    return rounded.eval()
+
+
+def refuse_difference(found: Agreement, effect: float, dtype: str, base_dtype: str) -> None:
+    """Raises RunFailed if the merged model does not say what base + adapter say."""
+    if not is_merged(found, DTYPES[dtype]):
+        raise RunFailed(f"the merged model in {dtype} would not say what base + adapter say ({found}), so nothing was written; "
+                        + ("keep the adapter (--to adapter), and report it" if dtype == "float32" else
+                           "use --dtype float32, or keep the adapter (--to adapter)"))
+    lost = found.divergence > UNSEEN and found.divergence > LOST_SHARE * effect
+    if dtype == base_dtype != "float32" and lost:
+        raise RunFailed(f"{dtype} is too coarse for what this adapter learned: it moves the base's predictions by {effect:.1e} "
+                        f"nats a token, and merging loses {found.divergence:.1e} of that to rounding, so nothing was written; "
+                        "use --dtype float32, or keep the adapter (--to adapter)")
+
+
+def refuse_other_folder(folder: Path, expected: Decoder) -> None:
+    """Raises RunFailed unless the folder opens as the very weights that were to be written."""
+    try:
+        opened = load_folder(folder)
+    except WrongUse as error:
+        raise RunFailed(f"the merged model was written and cannot be opened again: {error}; it was removed") from error
+    wrong = [name for name, tensor in expected.state_dict().items() if not torch.equal(opened.state_dict()[name], tensor)]
+    if wrong or opened.config != expected.config:
+        what = f"{len(wrong)} weights such as {wrong[0]}" if wrong else "its config"
+        raise RunFailed(f"the merged model was written, opened again and is not the same ({what}); it was removed. Try again, "
+                        "and report it if it stays so")

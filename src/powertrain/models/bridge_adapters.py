@@ -1,0 +1,229 @@
+"""Adapters on a model of transformers: PEFT's own, put on, taken up again from a folder, written and merged."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from powertrain.models.folder import read_json, save_tensors
+from powertrain.records import WrongUse
+
+if TYPE_CHECKING:
+    from powertrain.models.adapters import AdapterConfig
+    from powertrain.models.bridge_model import BridgedModel
+
+CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+TASK_TYPES = {"causal": "CAUSAL_LM", "seq2seq": "SEQ_2_SEQ_LM", "span": "QUESTION_ANS"}
+ALL_LINEAR, NATIVE_ONLY = "all-linear", "LSLORA"
+QA_HEAD = "qa_outputs"                       # what PEFT trains and saves by itself in a model for spans
+
+
+def load_peft() -> Any:
+    """Raises WrongUse if peft is not installed."""
+    try:
+        import peft
+    except ImportError as error:
+        raise WrongUse(f"adapters on a model of transformers need peft, which cannot be imported here ({error}); "
+                       "pip install peft, or use method=full") from error
+    return peft
+
+
+def put_adapters(network: Any, config: AdapterConfig, task: str) -> nn.Module:
+    """The model with new adapters, which alone are trained; with those for spans also the head that answers.
+
+    Draws from torch's global generator. Raises WrongUse for kinds and modules that are not here.
+    """
+    peft = load_peft()
+    if config.kind != "lora":
+        raise WrongUse(f"lora.kind={config.kind} was asked for, which only the native decoder computes, and this model is "
+                       "computed by transformers; use lora.kind=lora")
+    head = head_names(network) if task == "span" else []
+    alpha = int(config.alpha) if config.alpha == int(config.alpha) else config.alpha
+    wanted = peft.LoraConfig(
+        task_type=TASK_TYPES[task], r=config.r, lora_alpha=alpha, lora_dropout=config.dropout, bias="none",
+        target_modules=find_targets(network, config.target_modules, head), use_rslora=config.use_rslora,
+        use_dora=config.use_dora, fan_in_fan_out=_has_transposed(network),
+        modules_to_save=None if head == [QA_HEAD] or not head else head)
+    return _wrapped(network, wanted)
+
+
+def _wrapped(network: Any, config: Any) -> nn.Module:
+    with warnings.catch_warnings():
+        # where a model has both kinds of linear, PEFT corrects the flag for each and says so
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set")
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")       # PEFT asks for it
+        wrapped: nn.Module = load_peft().get_peft_model(network, config)
+    return wrapped
+
+
+def _has_transposed(network: nn.Module) -> bool:
+    """GPT-2's linears, which hold their weight the other way round."""
+    from transformers.pytorch_utils import Conv1D
+
+    return any(isinstance(module, Conv1D) for module in network.modules())
+
+
+def head_names(network: Any) -> list[str]:
+    """The modules that a model for spans adds to its base: the new ones, which nobody has trained yet."""
+    if not hasattr(network, network.base_model_prefix):
+        return [QA_HEAD]
+    return [name for name, module in network.named_children()
+            if name != network.base_model_prefix and any(True for _ in module.parameters())]
+
+
+def find_targets(network: Any, wanted: str | tuple[str, ...], head: list[str]) -> str | list[str]:
+    """What PEFT is to adapt, without the head. Raises WrongUse for a name that no module has: PEFT passes over it."""
+    from transformers.pytorch_utils import Conv1D
+
+    output = network.get_output_embeddings()
+    linears = [name for name, module in network.named_modules() if isinstance(module, (nn.Linear, Conv1D))
+               and module is not output and name.partition(".")[0] not in head]
+    if wanted == ALL_LINEAR:
+        return _short(linears, network)
+    if isinstance(wanted, str) and not re.fullmatch(r"[\w.]+", wanted):
+        if not any(re.fullmatch(wanted, name) for name, _ in network.named_modules()):
+            raise _no_module(network, wanted, linears)
+        return wanted
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    modules = [name for name, _ in network.named_modules()]
+    for name in names:
+        if not any(module == name or module.endswith(f".{name}") for module in modules):
+            raise _no_module(network, name, linears)
+    return names
+
+
+def _short(linears: list[str], network: Any) -> list[str]:
+    """The last parts of the names, where they name these modules and no other; else the whole names."""
+    short = sorted({name.rpartition(".")[2] for name in linears})
+    meant = {name for name, module in network.named_modules() if name.rpartition(".")[2] in short and name}
+    return short if meant == set(linears) else linears
+
+
+def _no_module(network: Any, name: str, linears: list[str]) -> WrongUse:
+    known = ", ".join(dict.fromkeys(linear.rpartition(".")[2] for linear in linears))
+    return WrongUse(f"{network.config.model_type} has no module {name!r} that an adapter could sit on; its modules are "
+                    f"{known}, and {ALL_LINEAR} is all of them")
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+def read_peft_config(folder: Path, task: str) -> Any:
+    """PEFT's config of the adapter in `folder`. Raises WrongUse for what is no adapter, and for what the bridge has not."""
+    peft = load_peft()
+    if not (folder / CONFIG).exists():
+        raise WrongUse(f"there is no {CONFIG} in {folder}, so it holds no adapter; check the path")
+    given = read_json(folder / CONFIG)
+    if given.get("peft_type") == NATIVE_ONLY:
+        raise WrongUse(f"{folder} holds an LS-LoRA adapter, which only the native decoder computes; use it with its own base")
+    try:
+        config = peft.PeftConfig.from_pretrained(str(folder))
+    except (KeyError, TypeError, ValueError) as error:
+        raise WrongUse(f"{folder / CONFIG} is not an adapter's that peft {peft.__version__} reads ({type(error).__name__}: "
+                       f"{error}); save the adapter anew with PEFT or powertrain") from error
+    if config.is_prompt_learning:
+        raise WrongUse(f"{folder} holds an adapter of type {given['peft_type']}, which learns tokens and not weights; the "
+                       "bridge trains adapters in the model's modules, such as LORA")
+    if config.task_type not in (None, TASK_TYPES[task]):
+        raise WrongUse(f"the adapter in {folder} is for {config.task_type}, and the task here is {task}, which is "
+                       f"{TASK_TYPES[task]}; use a model for its task, or another adapter")
+    config.task_type, config.inference_mode = TASK_TYPES[task], False
+    config.base_model_name_or_path = None    # PEFT fills in where the base is now, and would warn of another name
+    return config
+
+
+def wrap_saved(network: Any, folder: Path, task: str) -> nn.Module:
+    """The model with an adapter like the one in `folder`, not filled yet. Draws no random numbers.
+
+    Raises WrongUse for missing files and for an adapter whose modules the model does not have.
+    """
+    config = read_peft_config(folder, task)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return _wrapped(network, config)
+    except ValueError as error:
+        raise WrongUse(f"the adapter in {folder} belongs to another base ({first_line(error)}); load the base that it was "
+                       "trained on") from error
+
+
+def continue_adapter(network: Any, folder: Path, task: str) -> nn.Module:
+    """The model with the adapter of `folder` on it, to be trained further. Draws no random numbers.
+
+    Raises WrongUse for missing files and for an adapter of another base, naming what differs.
+    """
+    wrapped, tensors = wrap_saved(network, folder, task), read_adapter_tensors(folder)
+    refuse_other_base(adapter_tensors(wrapped), tensors, folder)
+    load_peft().set_peft_model_state_dict(wrapped, tensors)
+    return wrapped
+
+
+def read_adapter_tensors(folder: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not (folder / WEIGHTS).exists():
+        cure = (f"it has pickled ones ({PICKLED}), which are never loaded: save the adapter anew"
+                if (folder / PICKLED).exists() else "copy it there, or check the path")
+        raise WrongUse(f"there is no {WEIGHTS} in {folder}; {cure}")
+    try:
+        return dict(load_file(folder / WEIGHTS))
+    except SafetensorError as error:
+        raise WrongUse(f"{folder / WEIGHTS} is damaged ({error}); copy or download it again") from error
+
+
+def refuse_other_base(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], folder: Path) -> None:
+    """Raises WrongUse, naming what differs, if the adapter in `folder` was made for a model of another shape."""
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name not in ours or name not in theirs:
+            where = "which this base has no place for" if name in theirs else "which it lacks and this base needs"
+            raise WrongUse(f"the adapter in {folder} belongs to another base: {name}, {where}; load the base that it was "
+                           "trained on")
+        if ours[name].shape != theirs[name].shape:
+            raise WrongUse(f"the adapter in {folder} belongs to another base: its {name} is {tuple(theirs[name].shape)}, and "
+                           f"here it is {tuple(ours[name].shape)}; load the base that it was trained on")
+
+
+def adapter_tensors(library: Any) -> dict[str, Tensor]:
+    """What an adapter's file holds, under PEFT's names; of a model for spans with its head."""
+    found: dict[str, Tensor] = load_peft().get_peft_model_state_dict(library, save_embedding_layers=False)
+    return found
+
+
+def save_adapter_files(library: Any, folder: Path, *, base: str) -> None:
+    """PEFT's two files. Raises OSError."""
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in adapter_tensors(library).items()}
+    save_tensors(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    config = library.peft_config["default"]
+    was, config.inference_mode = config.inference_mode, True
+    config.base_model_name_or_path = base or config.base_model_name_or_path
+    try:
+        config.save_pretrained(str(folder))
+    finally:
+        config.inference_mode = was
+
+
+def merge_bridged(model: BridgedModel) -> BridgedModel:
+    """A model without adapters that computes the same. The one given is used up.
+
+    Raises WrongUse for a 4-bit base, whose weights cannot take the change up: load the unquantised one.
+    """
+    from powertrain.models.bridge_model import BridgedModel
+
+    if getattr(model.network, "is_loaded_in_4bit", False):
+        raise WrongUse("an adapter does not merge into a base in 4 bits, whose rounding would swallow it; load the unquantised "
+                       "base with the adapter, and merge that")
+    if not model.has_adapters:
+        raise WrongUse("the model has no adapter to merge; export it as it is")
+    library: Any = model.library
+    return BridgedModel(library.merge_and_unload(), task=model.task, base=model.base)
+
+
+def first_line(error: Exception) -> str:
+    """Of a library's message, which may go on over many."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

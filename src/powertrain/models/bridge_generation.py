@@ -1,0 +1,188 @@
+"""What a model behind the bridge is used for: the tokens that follow a prompt, or the place of an answer.
+
+The library's cache of keys and values is used where a model has one; without it the whole document is read again for each
+token. Draws come from a generator of their own, so training's random numbers stay what they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from powertrain.models.bridge_model import BridgedModel
+from powertrain.records import Batch, WrongUse
+
+LONGEST_ANSWER = 30                          # tokens; transformers' examples/pytorch/question-answering
+
+
+class Reader:
+    """A decoder that is fed a document in pieces and tells the scores of what comes next."""
+
+    def __init__(self, model: BridgedModel) -> None:
+        self.model, self.network = model, model.network
+        self.device = next(model.parameters()).device
+        self.ids: list[int] = []
+        self.cache: Any = None
+
+    def __call__(self, fresh: Sequence[int]) -> Tensor:
+        """Scores (V,) fp32 after these further tokens."""
+        self.ids += fresh
+        context = self.model.context
+        if context is not None and len(self.ids) > context:
+            # the last half again, as a prompt: one pass over half a context in half a context of tokens
+            self.ids, self.cache = self.ids[-max(1, context // 2):], None
+        read = self.ids if self.cache is None else list(fresh)
+        found = self.network(**self.inputs(torch.tensor([read], device=self.device)))
+        self.cache = getattr(found, "past_key_values", None) if "past_key_values" in self.model.takes else None
+        scores: Tensor = found.logits[0, -1].float()
+        return scores
+
+    def inputs(self, tokens: Tensor) -> dict[str, Any]:
+        given: dict[str, Any] = {"input_ids": tokens, "use_cache": True}
+        if "past_key_values" in self.model.takes:
+            given["past_key_values"] = self.cache
+        else:
+            given["use_cache"] = False
+        if "use_cache" not in self.model.takes and not self.model.takes_more:
+            del given["use_cache"]
+        if "attention_mask" in self.model.takes:
+            given["attention_mask"] = torch.ones(1, len(self.ids), dtype=torch.int64, device=self.device)
+        return given
+
+
+class Writer(Reader):
+    """The decoder of an encoder-decoder; its encoder reads the source once."""
+
+    def __init__(self, model: BridgedModel, source: Sequence[int]) -> None:
+        super().__init__(model)
+        if model.source_context is not None and len(source) > model.source_context:
+            raise WrongUse(f"the prompt has {len(source)} tokens, and the encoder of this {self.network.config.model_type} "
+                           f"reads {model.source_context}; shorten it")
+        self.source = torch.tensor([list(source)], device=self.device)
+        self.read: Any = None
+
+    def inputs(self, tokens: Tensor) -> dict[str, Any]:
+        mask = torch.ones_like(self.source)
+        if self.read is None:
+            self.read = self.network.get_encoder()(input_ids=self.source, attention_mask=mask)
+        return {"encoder_outputs": self.read, "attention_mask": mask, "decoder_input_ids": tokens,
+                "past_key_values": self.cache, "use_cache": True}
+
+
+def generate_ids(model: BridgedModel, prompt_ids: Sequence[int], *, tokens: int, temperature: float = 0.8,
+                 top_k: int | None = None, top_p: float | None = None, seed: int = 0, stop_ids: Collection[int] = (),
+                 decoder_start: int | None = None,
+                 precision: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Iterator[int]:
+    """Up to `tokens` ids that follow the prompt (at least one id), or that answer it if the model is an encoder-decoder.
+
+    It ends before one of `stop_ids`, which is not given out. `decoder_start` is what an encoder-decoder's target starts
+    with, by default what its config says. `precision` makes the context of each forward pass. The model evaluates while a
+    token is computed, and is in the mode it was in whenever one is handed out.
+    Raises WrongUse for a model that writes nothing, and a prompt that is empty or longer than an encoder reads.
+    """
+    if model.task == "span":
+        raise WrongUse("a model for spans points at an answer in a context and writes nothing; ask it with a question and a "
+                       "context, or use a decoder")
+    if not len(prompt_ids):
+        raise WrongUse("the prompt has no tokens, and the model continues what it reads; write something")
+    writes = model.task == "seq2seq"
+    reader = Writer(model, prompt_ids) if writes else Reader(model)
+    fresh = [_start(model, decoder_start)] if writes else [int(token) for token in prompt_ids][-(model.context or 0):]
+    draws = torch.Generator().manual_seed(seed)
+    for _ in range(tokens):
+        if writes and model.context is not None and len(reader.ids) >= model.context:
+            return                           # the target's positions end here
+        with _evaluating(model), torch.no_grad(), precision():
+            scores = reader(fresh)
+        token = choose(scores, temperature=temperature, top_k=top_k, top_p=top_p, draws=draws)
+        if token in stop_ids:
+            return
+        fresh = [token]
+        yield token
+
+
+def _start(model: BridgedModel, given: int | None) -> int:
+    """The target's first token. Raises WrongUse where neither the caller nor the config names one."""
+    for holder in (getattr(model.network, "generation_config", None), model.network.config):
+        if given is None and isinstance(named := getattr(holder, "decoder_start_token_id", None), int):
+            given = named
+    if given is None:
+        raise WrongUse(f"the config of this {model.network.config.model_type} names no decoder_start_token_id, the token that "
+                       "targets start with; add it to config.json")
+    return given
+
+
+def choose(scores: Tensor, *, temperature: float, top_k: int | None, top_p: float | None, draws: torch.Generator) -> int:
+    """One token id from scores (V,): the likeliest if `temperature` is 0, else drawn as transformers does."""
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    scores = scores.cpu()[None]              # the generator's device: the same seed draws the same text on every device
+    if temperature == 0:
+        return int(scores.argmax())
+    scores = TemperatureLogitsWarper(float(temperature))(None, scores)
+    if top_k is not None:
+        scores = TopKLogitsWarper(top_k)(None, scores)
+    if top_p is not None and top_p < 1:
+        scores = TopPLogitsWarper(top_p)(None, scores)
+    return int(torch.multinomial(torch.softmax(scores[0], -1), 1, generator=draws))
+
+
+@contextmanager
+def _evaluating(model: BridgedModel) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+# ------------------------------------------------------------------------------------------------ answers in a context
+
+
+def best_spans(model: BridgedModel, batch: Batch, *, context: Sequence[tuple[int, int]] | None = None,
+               most_tokens: int = LONGEST_ANSWER,
+               precision: Callable[[], AbstractContextManager[Any]] = nullcontext) -> list[tuple[int, int, float]]:
+    """For each document the likeliest answer in its context: its first token, its last token, and its log-probability (nats).
+
+    `context` is for each document the first token of the context and the first one behind it; by default where
+    `batch.segments` is 1. The probability is over all places of the document, so that of several windows of one context
+    the likeliest may be taken. Raises WrongUse for a model of another task, and for a document without a context.
+    """
+    if model.task != "span":
+        raise WrongUse(f"this model is for {model.task}, which points at no answer; use a model for spans")
+    if context is None:
+        context = [_second_text(batch, document) for document in range(len(batch.lengths))]
+    with _evaluating(model), torch.no_grad(), precision():
+        scores = model.hidden(batch).float().log_softmax(-1).cpu().view(len(batch.lengths), 2, -1)    # (B, 2, L)
+    return [_best(pair, first, stop, most_tokens) for pair, (first, stop) in zip(scores, context, strict=True)]
+
+
+def best_span(model: BridgedModel, batch: Batch, *, context: tuple[int, int] | None = None,
+              most_tokens: int = LONGEST_ANSWER) -> tuple[int, int, float]:
+    """`best_spans` of a batch of one document."""
+    assert len(batch.lengths) == 1, f"{len(batch.lengths)} documents; use best_spans"
+    return best_spans(model, batch, context=None if context is None else [context], most_tokens=most_tokens)[0]
+
+
+def _best(scores: Tensor, first: int, stop: int, most_tokens: int) -> tuple[int, int, float]:
+    starts, ends = scores[0, first:stop], scores[1, first:stop]
+    allowed = torch.ones(stop - first, stop - first).triu().tril(most_tokens - 1) > 0
+    pairs = (starts[:, None] + ends[None]).masked_fill(~allowed, -torch.inf)
+    start, end = divmod(int(pairs.argmax()), stop - first)
+    return first + start, first + end, float(pairs[start, end])
+
+
+def _second_text(batch: Batch, document: int) -> tuple[int, int]:
+    """Where the segments are 1. Raises WrongUse where they do not tell: some tokenizers number both texts 0."""
+    begin = sum(batch.lengths[:document])
+    found = [] if batch.segments is None else \
+        batch.segments[begin:begin + batch.lengths[document]].nonzero().flatten().tolist()
+    if not found:
+        raise WrongUse("the tokens do not say where the context begins (this tokenizer does not number a pair's texts); give "
+                       "`context`")
+    return int(found[0]), int(found[-1]) + 1

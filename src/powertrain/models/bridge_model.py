@@ -1,0 +1,191 @@
+"""Models of transformers and peft behind `Model`: the flat batch laid out in padded rows, their scores laid flat again.
+
+Padding stands behind each document, under an attention mask, and no row of scores is taken from it. Encoder-decoders get
+the decoder's inputs as they are in the batch and no labels, so nothing is shifted here: the data room did it once.
+
+Legend: B documents, L tokens of the longest, T tokens of the flat batch, V classes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from powertrain.models.attention import Attention, math_attention
+from powertrain.models.model import Model, SavedTokenizer
+from powertrain.records import Batch, WrongUse
+
+if TYPE_CHECKING:
+    from powertrain.models.decoder import RunBlock
+
+POSITION_TABLE = re.compile(r"(^|\.)(wpe|\w*positions?(_embeddings?)?)$")   # names of embeddings of absolute positions
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the T tokens of documents laid end to end lie in rows of L."""
+
+    lengths: tuple[int, ...]
+    places: Tensor                           # (T,) int64, in the flattened (B, L)
+
+    @classmethod
+    def of(cls, lengths: tuple[int, ...], device: torch.device) -> Self:
+        longest = max(lengths)
+        rows = [torch.arange(length) + row * longest for row, length in enumerate(lengths)]
+        return cls(lengths, torch.cat(rows).to(device, non_blocking=True))
+
+    def put(self, flat: Tensor, filler: int) -> Tensor:
+        """(T,) -> (B, L), `filler` behind each document."""
+        padded = flat.new_full((len(self.lengths) * max(self.lengths),), filler)
+        return padded.index_copy(0, self.places, flat).view(len(self.lengths), -1)
+
+    def mask(self) -> Tensor:
+        """(B, L) int64: 1 at tokens, 0 at padding."""
+        return self.put(torch.ones_like(self.places), 0)
+
+    def take(self, padded: Tensor) -> Tensor:
+        """(B, L, V) -> (T, V)."""
+        flat = padded.flatten(0, 1)
+        return flat if len(flat) == len(self.places) else flat.index_select(0, self.places)
+
+
+class BridgedModel(Model):
+    """A model of transformers, or one with PEFT's adapters on it. Its `hidden` gives scores already."""
+
+    def __init__(self, library: nn.Module, *, task: str, base: str = "") -> None:
+        super().__init__()
+        self.library, self.task, self.base = library, task, base
+        forward = inspect.signature(self.network.forward).parameters
+        self.takes = frozenset(name for name, parameter in forward.items() if parameter.kind is not parameter.VAR_KEYWORD)
+        self.takes_more = len(self.takes) < len(forward)
+        # tokens that can be read or written, and of a source; None where positions have no end
+        self.context = position_reach(self.network, lambda name: task != "seq2seq" or "encoder." not in name)
+        self.source_context = position_reach(self.network, lambda name: "encoder." in name) if task == "seq2seq" else None
+
+    @property
+    def network(self) -> Any:
+        """transformers' model, with the adapters in it if it has some."""
+        return self.library.get_base_model() if self.has_adapters else self.library  # type: ignore[operator]
+
+    @property
+    def has_adapters(self) -> bool:
+        return hasattr(self.library, "peft_config")
+
+    def hidden(self, batch: Batch, *, attention: Attention = math_attention,
+               run_block: RunBlock | None = None) -> Tensor:
+        """(R, classes): scores. Raises WrongUse for a document that is longer than the model's positions reach."""
+        del attention, run_block             # the library has its own kernels and blocks
+        self._refuse_long(batch)
+        layout = Layout.of(batch.lengths, batch.tokens.device)
+        if self.task == "span":
+            return self._spans(batch, layout)
+        inputs = self._targets(batch, layout) if self.task == "seq2seq" else self._tokens(batch, layout)
+        if "use_cache" in self.takes or self.takes_more:
+            inputs["use_cache"] = False
+        return layout.take(self.network(**inputs).logits)
+
+    def _tokens(self, batch: Batch, layout: Layout) -> dict[str, Any]:
+        given = {"input_ids": layout.put(batch.tokens, self._filler), "attention_mask": layout.mask()}
+        return given if "attention_mask" in self.takes else {"input_ids": given["input_ids"]}
+
+    def _targets(self, batch: Batch, layout: Layout) -> dict[str, Any]:
+        if batch.source is None:
+            raise WrongUse("an encoder-decoder learns from pairs of a source and a target, and these examples have no source; "
+                           "use a decoder for them, or data with two columns such as document and summary")
+        source = Layout.of(batch.source.lengths, batch.tokens.device)
+        return {"input_ids": source.put(batch.source.tokens, self._filler), "attention_mask": source.mask(),
+                "decoder_input_ids": layout.put(batch.tokens, self._filler), "decoder_attention_mask": layout.mask()}
+
+    def _spans(self, batch: Batch, layout: Layout) -> Tensor:
+        """(2B, L): each document's scores of its places to be the answer's first token, then its last; -inf where padded."""
+        inputs = self._tokens(batch, layout)
+        types = getattr(self.network.config, "type_vocab_size", 2)
+        if batch.segments is not None and "token_type_ids" in self.takes and types > 1:
+            inputs["token_type_ids"] = layout.put(batch.segments, 0)
+        found = self.network(**inputs)
+        scores = torch.stack((found.start_logits, found.end_logits), dim=1)          # (B, 2, L)
+        return scores.masked_fill(layout.mask()[:, None] == 0, -torch.inf).flatten(0, 1)
+
+    @property
+    def _filler(self) -> int:
+        """The padding token, which some models leave out when they count positions; any other is masked as well."""
+        given = getattr(self.network.config, "pad_token_id", None)
+        return given if isinstance(given, int) and given >= 0 else 0
+
+    def _refuse_long(self, batch: Batch) -> None:
+        sides = [(batch.lengths, self.context)]
+        if batch.source is not None:
+            sides.append((batch.source.lengths, self.source_context))
+        for lengths, reach in sides:
+            if reach is not None and max(lengths) > reach:
+                raise WrongUse(f"a document of {max(lengths)} tokens is longer than the {reach} that the positions of this "
+                               f"{self.network.config.model_type} reach; use data.max_length={reach} or less")
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(R, classes), as they are."""
+        return hidden
+
+    def save(self, folder: Path, tokenizer: SavedTokenizer | None = None) -> None:
+        """Writes the whole model as transformers does, or the adapters as PEFT does; safetensors. Raises OSError."""
+        from powertrain.models.bridge_adapters import save_adapter_files
+
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.has_adapters:
+            save_adapter_files(self.library, folder, base=self.base)
+        else:
+            with quietly(), disk_errors(folder):
+                self.network.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save(folder)
+
+
+def position_reach(network: nn.Module, counts: Callable[[str], bool]) -> int | None:
+    """Tokens that the tables of absolute positions reach, of those whose name counts; None where there is no such table."""
+    reaches = []
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Embedding) and POSITION_TABLE.search(name) and counts(name):
+            # rows that no token uses: OPT's and BART's tables start at an offset, RoBERTa's behind the padding token
+            offset = getattr(module, "offset", None)
+            skipped = int(offset) if isinstance(offset, int) else 0 if module.padding_idx is None else module.padding_idx + 1
+            reaches.append(module.num_embeddings - skipped)
+    return min(reaches, default=None)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without transformers' progress bars and notes: what matters in them is checked here and said as an error."""
+    from transformers.utils import logging as library_logging
+
+    logging: Any = library_logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Raises OSError where the disk refuses; safetensors has its own error for that."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        code = int(number.group(1))
+        raise OSError(code, os.strerror(code), str(path)) from None

@@ -1,0 +1,53 @@
+"""8-bit AdamW: the two moments in one byte each instead of four, block by block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from powertrain.records import Facts, Proposal, Refusal
+from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.training.library_optimizers import library_adamw
+from powertrain.training.loop import parameter_groups
+
+if TYPE_CHECKING:
+    from powertrain.recipe import Recipe
+    from powertrain.training.setup import Setup
+
+SAVED_BYTES = 6              # per trained weight: two fp32 moments become two bytes and their scales
+KEYS = ("lr", "betas", "eps")
+
+
+@dataclass(frozen=True)
+class EightBitAdamW(Technique):
+    """Moments are stored as 256 quantiles of their block of 256, and updated in fp32; small tensors stay fp32.
+
+    The rounding stays in the state from step to step, so this is other mathematics, though close. It is left to a pin.
+    """
+
+    name = "eight_bit_adamw"
+    exactness = Exactness.LOSSY
+    touches = frozenset({"optimizer"})
+    slot = "optimizer"
+    source = "Dettmers et al. 2022, arXiv:2110.02861 (8-bit optimizers); bitsandbytes"
+
+    @classmethod
+    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+        if facts.hardware.device != "cuda":
+            return cls.refuse(f"bitsandbytes' 8-bit states are for NVIDIA GPUs, and this run is on {facts.hardware.name}")
+        if "bitsandbytes" in facts.software.missing:
+            return cls.refuse(f"it needs the part 'bitsandbytes', which is {facts.software.missing['bitsandbytes']}")
+        trainable = facts.model.trainable
+        return cls.refuse(f"it would save {SAVED_BYTES * trainable / 2**20:,.0f} MiB of {trainable:,} weights' moments, but "
+                          "rounds them to 8 bits in each step, so it is left to a pin", possible=cls())
+
+    def apply(self, setup: Setup) -> Setup:
+        given: dict[str, Any] = setup.optimizer.keywords  # type: ignore[attr-defined]
+        return replace(setup, optimizer=partial(library_adamw("AdamW8bit"), **{key: given[key] for key in KEYS}))
+
+    def confirm(self, setup: Setup) -> None:
+        optimizer = setup.optimizer(parameter_groups(setup.model, 0.0))
+        bits = getattr(getattr(optimizer, "args", None), "optim_bits", 32)
+        if bits != 8:
+            raise NotApplied(f"eight_bit_adamw: the states of {setup.optimizer!r} have {bits} bits")

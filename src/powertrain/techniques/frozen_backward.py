@@ -1,0 +1,106 @@
+"""Frozen backward: no gradient for weights that are not trained, and no backward pass below the lowest that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from powertrain.records import Effect, Facts, Proposal, Refusal
+from powertrain.techniques.base import Exactness, NotApplied, Technique
+
+if TYPE_CHECKING:
+    from powertrain.models.attention import Attention
+    from powertrain.models.decoder import Block, Rotary, RunBlock
+    from powertrain.recipe import Recipe
+    from powertrain.training.setup import Setup
+
+
+@dataclass(frozen=True)
+class RecordedFrom:
+    """Runs the blocks below `first` without recording anything for a backward pass."""
+
+    inner: RunBlock
+    first: int
+
+    def __call__(self, block: Block, index: int, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...],
+                 attention: Attention) -> Tensor:
+        if index >= self.first:
+            return self.inner(block, index, x, rotary, lengths, attention)
+        with torch.no_grad():
+            return self.inner(block, index, x, rotary, lengths, attention)
+
+
+@dataclass(frozen=True)
+class FrozenBackward(Technique):
+    """Of the three products of a linear, forward, for its input and for its weight, a frozen one needs two, or one.
+
+    The gradient of a frozen weight is never made, and below the lowest weight that is trained not even that of the
+    activations. Autograd would find this out by itself, unless something asks for the gradient of an input, as
+    gradient checkpointing in other libraries does; here it is arranged, and tried on an example before the run.
+    """
+
+    first: int = 0                           # the lowest block with a weight that is trained
+
+    name = "frozen_backward"
+    exactness = Exactness.BITWISE
+    touches = frozenset({"run_block"})
+    source = "performance.md section 2.5; PyTorch notes on autograd, locally disabling gradient computation"
+
+    def __post_init__(self) -> None:
+        if self.first < 0:
+            raise ValueError(f"techniques.frozen_backward.first={self.first} must be 0 or more")
+
+    @classmethod
+    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+        model = facts.model
+        if model.provider != "native":
+            return cls.refuse(f"the model is computed by {model.provider}, whose blocks are not ours to run")
+        if not model.adapter_parameters:
+            return cls.refuse(f"all {model.trainable:,} weights are trained, so every gradient is needed")
+        first = min(model.adapted_layers, default=0)
+        below = f"below block {first} of {model.layers} nothing is recorded" if first else "adapters begin in the first block"
+        return Proposal(cls(first), because=f"{model.trainable:,} of {model.parameters:,} weights are trained: the others get "
+                                            f"no gradient, and {below}",
+                        claim=Effect((1.0, 1.0), 0, basis="formula: autograd would make the same gradients; here it is "
+                                     "arranged and tried"))
+
+    def apply(self, setup: Setup) -> Setup:
+        return replace(setup, run_block=RecordedFrom(setup.run_block, self.first))
+
+    def confirm(self, setup: Setup) -> None:
+        """Differentiates the loss of one example, and looks which weights have a gradient."""
+        found = setup.run_block
+        while not isinstance(found, RecordedFrom) and hasattr(found, "inner"):
+            found = found.inner
+        if not isinstance(found, RecordedFrom) or found.first != self.first:
+            raise NotApplied(f"frozen_backward: blocks are run by {setup.run_block!r}, not recorded from block {self.first} on")
+        recorded: list[int] = []
+        with _watching(setup.model, recorded):
+            setup.batch_loss(setup.collate([setup.examples[0]]).to(setup.device)).backward()  # type: ignore[no-untyped-call]
+        wrong = [name for name, parameter in setup.model.named_parameters()
+                 if (parameter.grad is not None) != parameter.requires_grad]
+        setup.model.zero_grad(set_to_none=True)
+        if wrong:
+            raise NotApplied(f"frozen_backward: {len(wrong)} weights have a gradient and are not trained, or the reverse, such "
+                             f"as {wrong[0]}")
+        if recorded and min(recorded) < self.first:
+            raise NotApplied(f"frozen_backward: block {min(recorded)} is recorded, which lies below block {self.first}")
+
+
+@contextmanager
+def _watching(model: nn.Module, recorded: list[int]) -> Iterator[None]:
+    """While it lasts, the index of each block whose output needs a gradient is added to `recorded`."""
+    blocks = model.get_submodule("blocks").children()
+    hooks = [block.register_forward_hook(
+        lambda module, inputs, output, index=index: recorded.append(index) if output.requires_grad else None)
+        for index, block in enumerate(blocks)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,94 @@
+"""Packing: examples of unequal lengths laid end to end, in passes of about equal work, with no padding anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from powertrain.cost.padding import padding_share
+from powertrain.cost.passes import can_pack, fitting_tokens, longest_example, wanted_tokens
+from powertrain.data.collate import collate
+from powertrain.data.example import Example
+from powertrain.data.packing import pack
+from powertrain.records import Effect, Facts, ModelFacts, Proposal, Refusal
+from powertrain.techniques.base import Exactness, NotApplied, Technique
+
+if TYPE_CHECKING:
+    from powertrain.cost.workload import Workload
+    from powertrain.recipe import Recipe
+    from powertrain.training.setup import Setup
+
+LEAST_TOKENS = 64            # of a pass, however little memory there is: less is all overhead
+
+
+@dataclass(frozen=True)
+class Packing(Technique):
+    """Padded slots cost as much as real ones and teach nothing.
+
+    Each document keeps to itself: attention stays inside it, positions restart, and the rest of the model works on
+    tokens one by one. Only the examples of one optimizer step are packed together, so a step learns from the same
+    examples as without, and the loss is divided by the same number of trained tokens.
+    """
+
+    tokens: int = 4096                       # of a pass, at most; a longer example is a pass of its own
+    crossover: int = 8192                    # tokens of a document whose attention costs as much as its matrix products
+
+    name = "packing"
+    exactness = Exactness.ROUNDING
+    touches = frozenset({"collate", "arrange"})
+    slot = "passes"
+    source = "Krell et al. 2021, arXiv:2107.02027 (packing); Kundu et al. 2024, arXiv:2407.09105 (padding-free)"
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or self.crossover < 1:
+            raise ValueError(f"techniques.packing: tokens={self.tokens} and crossover={self.crossover} must be at least 1")
+
+    @classmethod
+    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+        model, data, hardware = facts.model, facts.data, facts.hardware
+        if model.provider != "native":
+            return cls.refuse(f"the model is computed by {model.provider}, which reads padded batches")
+        if not can_pack(model, data):
+            return cls.refuse(f"all examples have {data.block} tokens, so there is no padding to save")
+        fitting = fitting_tokens(model, hardware, data.block)
+        tokens = max(LEAST_TOKENS, min(wanted_tokens(hardware), fitting))
+        step_tokens = data.train_batch_size * data.block
+        share = padding_share(data.length_quantiles, data.train_batch_size) if data.length_quantiles else 0.0
+        return Proposal(
+            cls(tokens, _crossover(model)),
+            because=f"padded to its longest, a batch of {data.train_batch_size} would be {share:.0%} padding (estimated from "
+                    f"lengths of {data.block} tokens on average and {longest_example(data)} at most); about {step_tokens:,} "
+                    f"tokens a step go in {-(-step_tokens // tokens)} passes of up to {tokens:,}",
+            claim=Effect((1 - share, 1 - share / 2), 0, basis="formula: the share of padding, estimated from the lengths' "
+                         "quantiles; the high end if half the step does not depend on it"))
+
+    def apply(self, setup: Setup) -> Setup:
+        return replace(setup, collate=collate, arrange=self.arrange)
+
+    def confirm(self, setup: Setup) -> None:
+        passes = setup.prepare(0)
+        padding = sum(batch.padding_tokens for batch in passes)
+        if padding or setup.collate is not collate:
+            raise NotApplied(f"packing: {padding} slots of the first step are padding; batches are made by {setup.collate!r}")
+        full = [sum(batch.lengths) for batch in passes if len(batch.lengths) > 1]
+        if max(full, default=0) > self.tokens or getattr(setup.arrange, "__self__", None) != self:
+            raise NotApplied(f"packing: a pass has {max(full, default=0)} tokens, not {self.tokens} at most; passes are "
+                             f"arranged by {setup.arrange!r}")
+        if (found := sum(len(batch.lengths) for batch in passes)) != setup.train_batch_size:
+            raise NotApplied(f"packing: the passes of a step have {found} examples, not {setup.train_batch_size}")
+
+    def reckon(self, workload: Workload) -> Workload:
+        return replace(workload, micro_batch=max(1, min(workload.examples, self.tokens // workload.block)))
+
+    def arrange(self, examples: Sequence[Example], micro_batch: int) -> list[list[Example]]:
+        """The passes of a step, costliest first: memory is at its fullest at once, and not later by surprise."""
+        del micro_batch                      # examples per pass; here a pass has as many as fit
+        passes = pack([example.tokens for example in examples], self.tokens, crossover=self.crossover)
+        return [[examples[i] for i in chosen] for chosen in passes]
+
+
+def _crossover(model: ModelFacts) -> int:
+    """Per token a forward pass costs 2 (P + H) FLOPs in products and, in a document of l tokens, 2 L l d in attention."""
+    products = model.matmul_parameters + model.head_parameters
+    return max(1, round(products / (model.layers * model.heads * model.head_width)))

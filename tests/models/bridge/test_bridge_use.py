@@ -1,0 +1,150 @@
+"""Models behind the bridge write and point, learn what can be checked, and are counted without being loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from library_models import (
+    ALL,
+    BY_TASK,
+    CONFIGS,
+    CONTEXT,
+    LORA,
+    VOCABULARY,
+    draw,
+    make_batch,
+    train_until,
+)
+
+from powertrain.models.adapters import AdapterConfig
+from powertrain.models.bridge import bridged_facts
+from powertrain.models.bridge_generation import best_span, best_spans, generate_ids
+from powertrain.models.bridge_model import BridgedModel
+from powertrain.records import Batch, Source, WrongUse
+
+# ------------------------------------------------------------------------------------------------ using
+
+
+@pytest.mark.parametrize("name", [*BY_TASK["causal"], *BY_TASK["seq2seq"]])
+def test_greedy_tokens_are_those_of_reading_everything_again(name: str, load: Callable[..., BridgedModel]) -> None:
+    """With the library's cache and without it, and as the library itself generates them."""
+    task, model = CONFIGS[name][0], load(name)
+    prompt = draw(6, 4).tolist()
+    model.train()
+    before = torch.get_rng_state()
+    written = list(generate_ids(model, prompt, tokens=8, temperature=0))
+    assert torch.equal(before, torch.get_rng_state())
+    assert model.training
+    read = [model.network.config.decoder_start_token_id] if task == "seq2seq" else list(prompt)
+    for token in written:
+        tokens = torch.tensor(read)
+        source = Source(torch.tensor(prompt), (len(prompt),)) if task == "seq2seq" else None
+        batch = Batch(tokens, tokens, torch.arange(len(read)), (len(read),), 0, source=source)
+        assert token == int(model.hidden(batch)[-1].argmax())
+        read.append(token)
+    assert len(written) == 8
+
+
+def test_sampling_is_a_function_of_the_seed_and_stops(load: Callable[..., BridgedModel]) -> None:
+    model, prompt = load("bloom"), draw(4, 1).tolist()
+
+    def sample(**asked: Any) -> list[int]:
+        return list(generate_ids(model, prompt, **({"tokens": 12, "seed": 1} | asked)))
+
+    assert sample() == sample()
+    assert sample() != sample(seed=2)
+    assert sample(top_k=1) == sample(temperature=0)
+    assert sample(top_p=1e-6) == sample(temperature=0)
+    full = sample()
+    assert sample(stop_ids={full[3]}) == full[:full.index(full[3])]
+
+
+def test_a_decoder_goes_on_beyond_its_context_and_a_target_ends_at_its_own(load: Callable[..., BridgedModel]) -> None:
+    assert len(list(generate_ids(load("opt"), draw(CONTEXT + 5, 1).tolist(), tokens=30))) == 30
+    assert len(list(generate_ids(load("bart"), draw(5, 1).tolist(), tokens=60, temperature=0))) == CONTEXT
+    with pytest.raises(WrongUse, match=r"the prompt has 41 tokens.*reads 40"):
+        list(generate_ids(load("bart"), draw(CONTEXT + 1, 1).tolist(), tokens=2))
+    with pytest.raises(WrongUse, match="no tokens"):
+        list(generate_ids(load("opt"), [], tokens=2))
+    with pytest.raises(WrongUse, match="writes nothing"):
+        list(generate_ids(load("bert"), [3], tokens=2))
+
+
+def test_the_best_span_lies_in_the_context(load: Callable[..., BridgedModel]) -> None:
+    model, batch = load("bert"), make_batch("span", (12, 9))
+    found = best_spans(model, batch, most_tokens=3)
+    scores = model.eval().hidden(batch).log_softmax(-1).detach()
+    for document, (length, (first, last, score)) in enumerate(zip(batch.lengths, found, strict=True)):
+        start, end = scores[2 * document], scores[2 * document + 1]
+        pairs = {(i, j): float(start[i] + end[j]) for i in range(length // 2, length) for j in range(i, min(i + 3, length))}
+        assert (first, last) == max(pairs, key=lambda pair: pairs[pair])
+        assert score == pytest.approx(pairs[first, last], abs=1e-5)
+    one = make_batch("span", (12,))
+    assert best_span(model, one, context=(2, 5))[:2] == best_spans(model, one, context=[(2, 5)])[0][:2]
+    assert 2 <= best_span(model, one, context=(2, 5))[0] <= best_span(model, one, context=(2, 5))[1] < 5
+    plain = Batch(one.tokens, one.targets, one.positions, one.lengths, 0, segments=torch.zeros_like(one.tokens))
+    with pytest.raises(WrongUse, match="where the context begins"):
+        best_span(model, plain)
+
+
+# ------------------------------------------------------------------------------------------------ learning
+
+
+def test_a_t5_learns_to_copy_its_source(load: Callable[..., BridgedModel]) -> None:
+    model, lengths = load("t5"), (3, 2, 4)
+    sources = draw(sum(lengths), 5)
+    end = torch.tensor([1])
+    wanted = [torch.cat((part, end)) for part in sources.split(lengths)]
+    inputs = [torch.cat((torch.tensor([0]), target[:-1])) for target in wanted]
+    longer = tuple(length + 1 for length in lengths)
+    batch = Batch(torch.cat(inputs), torch.cat(wanted), torch.cat([torch.arange(length) for length in longer]), longer,
+                  sum(longer), source=Source(sources, lengths))
+    assert train_until(model, batch, 150, 1e-2) < 0.1
+    for part in sources.split(lengths):
+        assert list(generate_ids(model, part.tolist(), tokens=9, temperature=0, stop_ids={1})) == part.tolist()
+
+
+def test_a_head_for_spans_learns_to_point(load: Callable[..., BridgedModel]) -> None:
+    model, batch = load("bert", "lora", adapters=AdapterConfig(r=8, alpha=16)), make_batch("span", (12, 9, 16))
+    assert train_until(model, batch, 120, 2e-2) < 0.1
+    found = best_spans(model, batch, most_tokens=30)
+    assert [place for first, last, _ in found for place in (first, last)] == batch.targets.tolist()
+
+
+# ------------------------------------------------------------------------------------------------ facts
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_facts_count_what_is_loaded_without_loading_it(name: str, method: str, folders: Callable[[str], Path],
+                                                       load: Callable[..., BridgedModel]) -> None:
+    adapters = LORA if method == "lora" else None
+    before = torch.get_rng_state()
+    facts = bridged_facts(folders(name), task=CONFIGS[name][0], method=method, adapters=adapters)
+    assert torch.equal(before, torch.get_rng_state())
+    model = load(name, method, adapters=adapters)
+    assert facts.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert facts.trainable == sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    plain = load(name)
+    outside = ("lm_head", "qa_outputs", "embed")
+    matrices = sum(parameter.numel() for key, parameter in plain.named_parameters()
+                   if parameter.dim() == 2 and not any(part in key for part in (*outside, "shared", "wte", "wpe", "bias")))
+    assert facts.matmul_parameters == matrices
+    layers = 4 if CONFIGS[name][0] == "seq2seq" else 2
+    assert (facts.layers, facts.width, facts.vocabulary, facts.provider) == (layers, 16, VOCABULARY, "transformers")
+    assert facts.heads * facts.head_width == 16
+    assert facts.adapted_layers == (tuple(range(layers)) if method == "lora" else ())
+    assert facts.adapter_parameters == facts.parameters - sum(parameter.numel() for parameter in plain.parameters())
+    assert facts.head_parameters == (32 if facts.task == "span" else VOCABULARY * 16)
+
+
+def test_facts_say_what_an_adapter_and_four_bits_are(folders: Callable[[str], Path], load: Callable[..., BridgedModel],
+                                                     tmp_path: Path) -> None:
+    load("t5", "lora", adapters=AdapterConfig(r=2, target_modules=r"decoder\.block\.1.*\.q")).save(tmp_path)
+    facts = bridged_facts(folders("t5"), task="seq2seq", method="qlora", adapter_folder=tmp_path, quantisation=("fp4", False))
+    assert (facts.adapted_layers, facts.frozen_dtype, facts.method) == ((3,), "fp4", "qlora")
+    assert facts.trainable == facts.adapter_parameters == 2 * 2 * (2 * 16)

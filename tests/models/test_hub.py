@@ -1,0 +1,231 @@
+"""Where models are found, without a network: the hub's cache laid out by hand, and a hub of our own on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from powertrain.models.hub import find_model
+from powertrain.records import WrongUse
+
+COMMIT, OLDER = "a" * 40, "b" * 40
+MODEL = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{}"}
+
+
+def answer_at(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes huggingface_hub take this port for the hub."""
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE",
+                        f"http://127.0.0.1:{port}/{{repo_id}}/resolve/{{revision}}/{{filename}}")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and a hub that refuses the connection."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    answer_at(port, monkeypatch)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    return tmp_path / "hub"
+
+
+def lay_out(cache: Path, files: dict[str, bytes], commit: str = COMMIT, branch: str | None = "main") -> Path:
+    """A repository org/name as huggingface_hub keeps it: links into blobs."""
+    kept = cache / "models--org--name"
+    snapshot = kept / "snapshots" / commit
+    for folder in (snapshot, kept / "blobs", kept / "refs"):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        blob = kept / "blobs" / hashlib.sha256(name.encode() + content).hexdigest()
+        blob.write_bytes(content)
+        (snapshot / name).symlink_to(blob)
+    if branch is not None:
+        (kept / "refs" / branch).write_text(commit)
+    return snapshot
+
+
+@dataclass
+class Hub:
+    """What the hub on this machine has, how it refuses, and what it was asked for."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    refusal: tuple[int, str] | None = None         # status and X-Error-Code
+    asked: list[str] = field(default_factory=list)
+
+    def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        self.asked.append(path)
+        if self.refusal is not None:
+            return self.refusal[0], {"X-Error-Code": self.refusal[1]}, b"{}"
+        if path.startswith(f"/org/name/resolve/{COMMIT}/"):
+            content = self.files[path.rsplit("/", 1)[1].split("?")[0]]
+            return 200, {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}, content
+        if "/tree/" in path:
+            listing = [{"type": "file", "path": name, "size": len(content), "oid": "c" * 40}
+                       for name, content in self.files.items()]
+            return 200, {}, json.dumps(listing).encode()
+        return 200, {}, json.dumps({"id": "org/name", "sha": COMMIT, "siblings": []}).encode()
+
+
+@pytest.fixture
+def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that answers."""
+    has = Hub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            status, headers, content = has.answer(self.path)
+            self.send_response(status)
+            for name, value in (headers | {"Content-Length": str(len(content))}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content)
+
+        do_GET = do_HEAD
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    answer_at(server.server_port, monkeypatch)
+    yield has
+    server.shutdown()
+    server.server_close()
+
+
+def refusal(path: str, revision: str | None = None) -> str:
+    with pytest.raises(WrongUse) as caught:
+        find_model(path, revision=revision)
+    return str(caught.value)
+
+
+def test_a_folder_is_taken_as_it_is(tmp_path: Path, cache: Path) -> None:
+    assert find_model(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("path", ["nowhere", "./nowhere", "../a/b", "a/b/c", "/a/b", "org/", "org name/x"])
+def test_what_is_neither_folder_nor_id_is_refused(path: str, cache: Path) -> None:
+    assert f"there is no folder {path}" in refusal(path)
+    assert "org/name" in refusal(path)
+
+
+def test_a_file_is_refused(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    assert "GGUF file is made from a model" in refusal(str(tmp_path / "model.gguf"))
+    (tmp_path / "model.safetensors").touch()
+    assert "give the folder" in refusal(str(tmp_path / "model.safetensors"))
+
+
+def test_cached_files_are_used_and_the_hub_is_not_asked(cache: Path, hub: Hub) -> None:
+    snapshot = lay_out(cache, MODEL)
+    assert find_model("org/name") == snapshot
+    assert not hub.asked
+
+
+def test_a_revision_is_the_one_that_was_asked_for(cache: Path) -> None:
+    newest, older = lay_out(cache, MODEL), lay_out(cache, MODEL, OLDER, "v1")
+    assert find_model("org/name") == newest
+    assert find_model("org/name", revision="v1") == find_model("org/name", revision=OLDER) == older
+    assert "no org/name in the Hugging Face cache" in refusal("org/name", "v2")
+
+
+def test_another_revision_in_the_cache_is_not_taken_for_the_main_branch(cache: Path) -> None:
+    lay_out(cache, MODEL, branch=None)
+    assert "no org/name in the Hugging Face cache" in refusal("org/name")
+
+
+def test_cached_shards_and_cached_adapters_are_enough(cache: Path) -> None:
+    index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode()
+    sharded = {"config.json": b"{}", "model.safetensors.index.json": index, "tokenizer.model": b"",
+               "model-1.safetensors": b"1", "model-2.safetensors": b"2"}
+    whole = lay_out(cache, sharded)
+    assert find_model("org/name") == whole
+    adapter = lay_out(cache, {"adapter_config.json": b"{}", "adapter_model.safetensors": b""}, OLDER, "adapter")
+    assert find_model("org/name", revision="adapter") == adapter
+
+
+def test_without_a_network_the_refusal_is_quick_and_says_what_to_do(cache: Path) -> None:
+    start = time.monotonic()
+    message = refusal("org/name")
+    assert time.monotonic() - start < 2
+    assert "no org/name in the Hugging Face cache" in message
+    assert "could not be asked (ConnectError" in message
+    assert message.endswith("connect and run it again, or give a folder that holds the model")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(("lost", "named"), [("model-2.safetensors", "model-2.safetensors"), ("config.json", "config.json")])
+def test_missing_files_of_a_cached_model_are_named(lost: str, named: str, cache: Path) -> None:
+    index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode()
+    snapshot = lay_out(cache, {"config.json": b"{}", "model.safetensors.index.json": index, "tokenizer.json": b"{}",
+                               "model-1.safetensors": b"1", "model-2.safetensors": b"2"})
+    (snapshot / lost).resolve().unlink()               # the link stays, and leads nowhere
+    assert f"cache lacks {named} of org/name (in {snapshot})" in refusal("org/name")
+
+
+def test_offline_by_wish_is_said_and_nothing_is_asked(cache: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE is set; unset it" in refusal("org/name")
+    snapshot = lay_out(cache, MODEL)
+    assert find_model("org/name") == snapshot
+    assert not hub.asked
+
+
+@pytest.mark.parametrize(("status", "code", "message"), [
+    (401, "RepoNotFound", "the Hugging Face hub has no org/name that you may see; check the spelling"),
+    (404, "RepoNotFound", "the Hugging Face hub has no org/name that you may see; check the spelling"),
+    (403, "GatedRepo", "org/name is gated.*accept its terms.*hf auth login"),
+    (404, "RevisionNotFound", "org/name has no revision v9"),
+    (500, "", r"could not be asked \(HfHubHTTPError"),
+])
+def test_each_refusal_of_the_hub_has_its_own_sentence(status: int, code: str, message: str, hub: Hub) -> None:
+    hub.refusal = status, code
+    with pytest.raises(WrongUse, match=message) as caught:
+        find_model("org/name", revision="v9")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_download_fetches_what_is_needed_and_no_pickle(cache: Path, hub: Hub) -> None:
+    hub.files = MODEL | {"pytorch_model.bin": b"pickle", "consolidated.safetensors": b"again", "original/params.json": b"",
+                         "chat_template.jinja": b"{{ messages }}", "README.md": b""}
+    found = find_model("org/name")
+    assert {file.name: file.read_bytes() for file in found.iterdir()} == MODEL | {"chat_template.jinja": b"{{ messages }}"}
+    hub.asked.clear()
+    assert find_model("org/name") == found
+    assert not hub.asked
+
+
+def test_a_cached_model_is_completed(cache: Path, hub: Hub) -> None:
+    snapshot = lay_out(cache, {"config.json": b"{}"})
+    hub.files = MODEL
+    assert find_model("org/name") == snapshot
+    assert (snapshot / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_repository_with_pickled_weights_only_is_refused(hub: Hub) -> None:
+    hub.files = {"config.json": b"{}", "pytorch_model.bin": b"pickle", "tokenizer.json": b"{}"}
+    assert "hub has no model.safetensors" in refusal("org/name")
+    assert "pickled ones (pytorch_model.bin) are never loaded" in refusal("org/name")
+
+
+def test_a_tokenizer_that_is_not_cached_is_fetched_if_it_can_be(cache: Path, hub: Hub,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = lay_out(cache, {name: MODEL[name] for name in ("config.json", "model.safetensors")})
+    hub.files = MODEL
+    assert (find_model("org/name") / "tokenizer.json").exists()
+    (snapshot / "tokenizer.json").unlink()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert find_model("org/name") == snapshot
