@@ -227,14 +227,15 @@ def real_peak_bytes(model, dtype, every, folder):
     return standing + packed + max(total for _, total, _ in totals) - (first - change)
 
 
+@pytest.mark.parametrize("width", [128, 512])                # fullest at the loss, and in the last block
 @pytest.mark.parametrize(("stored", "dtype", "every"), [
     ("fp32", "fp32", 0), ("fp32", "bf16", 0), ("bf16", "bf16", 0), ("bf16", "fp32", 0), ("fp32", "bf16", 1), ("nf4", "bf16", 0),
 ])
-def test_the_peak_of_a_lora_step_is_within_15_percent_of_what_torch_allocates(stored, dtype, every, tmp_path):
-    config, adapters = config_of(width=128, vocabulary=1000), AdapterConfig(r=8)
+def test_the_peak_of_a_lora_step_is_within_6_percent_of_what_torch_allocates(stored, dtype, every, width, tmp_path):
+    config, adapters = config_of(width=width, vocabulary=1000 if width == 128 else VOCABULARY), AdapterConfig(r=8)
     model = adapted(config, adapters, torch.bfloat16 if stored == "bf16" else torch.float32, four_bits=stored == "nf4")
     expected = sum(peak_memory(facts_of(config, adapters, stored), workload(dtype, every=every)).values())
-    assert expected == pytest.approx(real_peak_bytes(model, dtype, every, tmp_path), rel=0.15)
+    assert expected == pytest.approx(real_peak_bytes(model, dtype, every, tmp_path), rel=0.06)
 
 
 def test_dropout_on_the_inputs_of_adapters_is_drawn_for_each_of_them():
@@ -249,6 +250,19 @@ def test_frozen_weights_have_neither_gradients_nor_moments():
     assert memory["optimizer"] == 8 * facts.adapter_parameters
     assert memory["gradients"] == 4 * facts.adapter_parameters
     assert memory["weights"] == 4 * facts.adapter_parameters + 2 * (facts.parameters - facts.adapter_parameters)
+
+
+def test_techniques_may_hold_the_base_and_the_moments_otherwise():
+    facts = facts_of(config_of(), AdapterConfig(r=4), stored="fp32")
+    plain, held, small = (peak_memory(facts, workload("bf16", **change)) for change in (
+        {}, {"base_dtype": "bf16"}, {"moment_bytes": 2.0}))
+    assert plain["weights"] - held["weights"] == 2 * facts.matmul_parameters
+    assert small["optimizer"] == 2 * facts.trainable
+    again, once, less = (workload_work(facts, workload("bf16", **change)) for change in (
+        {}, {"base_dtype": "bf16"}, {"moment_bytes": 2.0}))
+    assert again.elementwise_bytes > once.elementwise_bytes  # the weights are not converted for each product
+    assert again.operators > once.operators
+    assert again.optimizer_bytes - less.optimizer_bytes == 2 * 6 * facts.trainable
 
 
 def test_four_bits_and_their_scales_are_what_bitsandbytes_stores():

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from powertrain.data.blocks import Blocks, EvaluationBlocks
-from powertrain.data.example import Example
 from powertrain.data.collate import collate
+from powertrain.data.example import Example
 from powertrain.records import IGNORE, WrongUse
 
 

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from example_folders import CHATML, FORGETFUL, chat_folder, seq2seq_folder, span_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from example_folders import CHATML, FORGETFUL, chat_folder, seq2seq_folder, span_folder
 from powertrain.data.encoding import ConversationEncoder, Limit, PairEncoder, SpanEncoder, TextEncoder, check_length, prompt_of
 from powertrain.data.example_tokenizer import open_example_tokenizer
 from powertrain.data.samples import Conversation, Message, Pair, Span, Text
@@ -216,6 +216,20 @@ def test_a_long_context_gives_overlapping_windows_and_those_without_the_answer_p
     assert set(seen) == set(words)
     assert len(seen) > len(words)
     assert any(example.answer != (0, 0) for example in row.examples)
+
+
+def test_a_window_that_holds_half_an_answer_points_at_the_first_token(folders):
+    encoder = SpanEncoder(open_example_tokenizer(folders["bert"]), Limit(24, drop=False))
+    context = " ".join(str(number) for number in range(60))
+    answers = [f"{number} {number + 1}" for number in range(10, 50)]
+    rows = encoder.encode([Span("what is it ?", context, (answer,), (context.index(answer),)) for answer in answers])
+    halves = 0
+    for answer, row in zip(answers, rows, strict=True):
+        for example in row.examples:
+            text = encoder.tokenizer.decode(example.ids)
+            assert (example.answer != (0, 0)) == (f" {answer} " in text)
+            halves += f" {answer} " not in text and any(f" {word} " in text for word in answer.split())
+    assert halves > 0
 
 
 def test_an_unanswerable_question_points_at_the_first_token(folders):

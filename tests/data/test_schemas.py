@@ -173,6 +173,7 @@ def test_preference_data_are_refused_with_a_cure_that_works(chosen, cure):
     assert cure in message
     name, columns = cure.split()[0].partition("=")[2], cure.partition("{")[2].rstrip("}").split(": ")
     assert isinstance(read(fields, name=name, columns=dict([columns])), Conversation)
+    assert isinstance(read(fields, columns=dict([columns])), Conversation)
 
 
 def test_an_unknown_format_is_refused_with_the_nearest():

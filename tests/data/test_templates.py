@@ -1,9 +1,9 @@
 import json
 
 import pytest
-from example_folders import CHATML, FORGETFUL, GENERATION, INST, chat_folder
 from transformers import AutoTokenizer
 
+from example_folders import CHATML, FORGETFUL, GENERATION, INST, chat_folder
 from powertrain.data.example_tokenizer import open_example_tokenizer
 from powertrain.data.library_tokenizers import BytePairTokenizer
 from powertrain.data.row import BadRow

@@ -289,6 +289,8 @@ def test_an_unknown_target_names_those_that_exist(tiny_model: MakeModel) -> None
         add_adapters(model, replace(LORA, target_modules=("o_proj", "q_proj")))
     assert not has_adapters(model)
     assert all(parameter.requires_grad for parameter in model.parameters())
+    with pytest.raises(WrongUse, match="names nothing, so there is nothing to train; use all-linear, or some of qkv_proj"):
+        add_adapters(model, replace(LORA, target_modules=()))
     with pytest.raises(WrongUse, match="no module '_proj'"):
         add_adapters(model, replace(LORA, target_modules=("_proj",)))
     with pytest.raises(WrongUse, match="no module 'lm_head'"):

@@ -109,18 +109,14 @@ def test_choosing_loads_no_torch_for_the_data_room() -> None:
 
 
 def test_the_start_of_a_target_is_what_the_library_starts_with(tmp_path: Path) -> None:
-    for kind, config, start in (("T5ForConditionalGeneration", transformers.T5Config(decoder_start_token_id=0, pad_token_id=0), 0),
-                                ("BartForConditionalGeneration", transformers.BartConfig(), 2)):
-        sizes = {"d_model": 16, "vocab_size": 20, "num_layers": 1, "num_heads": 2, "d_ff": 8, "d_kv": 4, "encoder_layers": 1,
-                 "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 8,
-                 "decoder_ffn_dim": 8, "pad_token_id": 0}
-        for name, value in sizes.items():
-            if hasattr(config, name):
-                setattr(config, name, value)
-        model = getattr(transformers, kind)(config)
-        model.save_pretrained(tmp_path / kind)
-        assert decoder_start(tmp_path / kind) == start
-        assert int(model.generate(torch.tensor([[3, 4]]), max_new_tokens=1)[0, 0]) == start
+    t5 = transformers.T5Config(vocab_size=20, d_model=16, d_kv=4, d_ff=8, num_layers=1, num_heads=2, pad_token_id=0,
+                               decoder_start_token_id=0)
+    bart = transformers.BartConfig(vocab_size=20, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+                                   decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8)
+    for model in (transformers.T5ForConditionalGeneration(t5), transformers.BartForConditionalGeneration(bart)):
+        folder = tmp_path / model.config.model_type
+        model.save_pretrained(folder)
+        assert decoder_start(folder) == int(model.prepare_decoder_input_ids_from_labels(torch.tensor([[3, 4]]))[0, 0])
 
 
 def test_the_start_is_read_where_it_is_written_and_missed_where_it_is_not(tmp_path: Path) -> None:
@@ -176,7 +172,8 @@ def test_unsloth_is_called_with_what_the_recipe_says() -> None:
     first = adapted["random_state"]
     torch.manual_seed(0)
     call_unsloth(fast, adapters=AdapterConfig(target_modules=("q_proj",)))
-    assert (fast.opened["load_in_4bit"], fast.adapted["target_modules"], fast.adapted["random_state"]) == (False, ["q_proj"], first)
+    assert (fast.opened["load_in_4bit"], fast.adapted["target_modules"]) == (False, ["q_proj"])
+    assert fast.adapted["random_state"] == first
     torch.manual_seed(1)
     call_unsloth(fast)
     assert fast.adapted["random_state"] != first
@@ -205,7 +202,7 @@ def test_unsloth_that_is_not_here_is_said(tmp_path: Path) -> None:
     if "unsloth" in read_software().versions:
         pytest.skip("unsloth is installed here")
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    with pytest.raises(WrongUse, match="cannot be imported here.*pip install unsloth"):
+    with pytest.raises(WrongUse, match=r"cannot be imported here.*pip install unsloth"):
         load_bridged(tmp_path, task="causal", method="lora", adapters=AdapterConfig(), provider="unsloth")
     assert choose_provider(LLAMA, "unsloth", None, ON_A_GPU).provider == "unsloth"
     with pytest.raises(WrongUse, match="FastLanguageModel is for predicting the next token"):

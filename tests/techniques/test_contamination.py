@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kinds_of_runs import LORA, make_ragged
 
-from conftest import LORA, make_ragged
 from powertrain.data.example import Example
 from powertrain.generation import CachedAttention
 from powertrain.models.adapters import AdapterConfig

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kinds_of_runs import LORA, make_ragged
 
-from conftest import LORA, make_ragged
 from powertrain.models.adapters import AdapterConfig
 from powertrain.techniques import Technique
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing

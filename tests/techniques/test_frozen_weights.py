@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from kinds_of_runs import LORA, make_ragged
 
-from conftest import LORA, make_ragged
 from powertrain.cost.precision import planned_dtype
 from powertrain.models.linear import FrozenLinear
 from powertrain.planner import make_plan
@@ -37,6 +37,8 @@ def test_only_what_is_trained_has_a_gradient_and_nothing_below_it_is_recorded() 
     setup = FrozenBackward(first=1).apply(make_ragged(UPPER))
     FrozenBackward(first=1).confirm(setup)
     recorded: list[bool] = []
+    # as gradient checkpointing elsewhere does, which by itself makes a backward pass through all blocks
+    setup.model.get_submodule("embedding").register_forward_hook(lambda *given: given[2].detach().requires_grad_())
     for block in setup.model.get_submodule("blocks").children():
         block.register_forward_hook(lambda module, inputs, output: recorded.append(output.requires_grad))
     setup.batch_loss(setup.prepare(0)[0]).backward()  # type: ignore[no-untyped-call]
@@ -53,7 +55,7 @@ def test_a_gradient_that_would_be_cut_off_is_noticed() -> None:
 def test_a_block_that_is_recorded_for_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = FrozenBackward(first=1).apply(make_ragged(UPPER))
     monkeypatch.setattr(torch, "no_grad", torch.enable_grad)
-    setup.model.get_submodule("embedding").register_forward_hook(lambda *given: given[2].requires_grad_())
+    setup.model.get_submodule("embedding").register_forward_hook(lambda *given: given[2].detach().requires_grad_())
     with pytest.raises(NotApplied, match="block 0 is recorded, which lies below block 1"):
         FrozenBackward(first=1).confirm(setup)
 

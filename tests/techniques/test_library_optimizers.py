@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kinds_of_runs import LORA, make_ragged
 
-from conftest import LORA, make_ragged
 from powertrain.planner import make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Proposal, Refusal, WrongUse
@@ -58,6 +58,8 @@ def test_paging_is_for_moments_that_do_not_fit_and_then_takes_the_fused_updates_
 def test_states_in_eight_bits_train_nearly_alike() -> None:
     setup = EightBitAdamW().apply(make_ragged(LORA))
     EightBitAdamW().confirm(setup)
+    group = new_state(setup, 0.1).optimizer.param_groups[0]
+    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.95), 1e-8, 0.1)
     assert losses_of(setup) == pytest.approx(losses_of(make_ragged(LORA)), rel=1e-2)
 
 

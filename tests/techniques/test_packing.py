@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from powertrain.cost.padding import length_at, longest_of, mean_length, padding_share
@@ -30,6 +30,7 @@ def pinned(**techniques: object) -> Recipe:
 
 
 @given(lengths=LENGTHS, budget=st.integers(1, 700), crossover=st.integers(1, 10_000))
+@example(lengths=[100, *[10] * 20], budget=160, crossover=1)             # by cost alone, all the short ones go together
 def test_every_document_is_in_one_pass_whole_and_within_the_budget(lengths: list[int], budget: int, crossover: int) -> None:
     passes = pack(lengths, budget, crossover=crossover)
     assert sorted(document for documents in passes for document in documents) == list(range(len(lengths)))
@@ -64,6 +65,9 @@ def test_passes_are_balanced_in_attention_where_that_is_dear() -> None:
 
 def test_a_document_longer_than_the_budget_is_a_pass_of_its_own() -> None:
     assert pack([5, 50, 6], 20, crossover=100) == [[1], [0, 2]]
+    rest = [90, 80, 70, 60, 50, 40, 30, 20, 10, 5]
+    passes = pack([500, *rest], 240, crossover=10**9)
+    assert passes[1:] == [[document + 1 for document in documents] for documents in pack(rest, 240, crossover=10**9)]
 
 
 def test_documents_of_a_pass_lie_shortest_first() -> None:
@@ -155,6 +159,9 @@ def test_one_technique_decides_what_goes_into_a_pass(lora_facts: Facts) -> None:
         return [name for name in names if name in ("packing", "micro_batch", "length_grouping")]
 
     assert deciding(Recipe()) == ["packing"]
+    many = replace(lora_facts, data=replace(lora_facts.data, train_batch_size=64, block=256, max_length=512))
+    refused = {refusal.technique: refusal.because for refusal in make_plan(many, Recipe(), 100).refused}
+    assert refused["micro_batch"].startswith("packing decides")
     assert deciding(pinned(micro_batch={"examples": 4})) == ["micro_batch", "length_grouping"]
     assert deciding(pinned(packing="off", micro_batch={"examples": 4})) == ["micro_batch", "length_grouping"]
     assert deciding(pinned(packing="off")) == []                         # 14 short examples go in one pass

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from kinds_of_runs import LORA, SIZES, make_ragged
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conftest import LORA, SIZES, make_ragged
 from powertrain.models.adapters import AdapterConfig
 from powertrain.models.attention import Attention, bmm_attention, sdpa_attention
+from powertrain.techniques import activation_checkpointing
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
 from powertrain.techniques.packing import Packing
 from powertrain.training.setup import Setup
@@ -91,7 +92,12 @@ def test_an_adapters_dropout_is_drawn_again_beside_kept_attention() -> None:
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
 
 
-def test_blocks_below_the_lowest_trained_weight_are_not_computed_again() -> None:
+def test_blocks_below_the_lowest_trained_weight_are_not_checkpointed(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpointed: list[int] = []
+    original = activation_checkpointing.checkpoint
+    monkeypatch.setattr(activation_checkpointing, "checkpoint",
+                        lambda inner, block, index, *rest, **named: checkpointed.append(index) or original(
+                            inner, block, index, *rest, **named))
     upper = replace(LORA, target_modules=r".*layers\.1\..*(q_proj|down_proj)")
     setup = replace(make_ragged(upper), attention=bmm_attention)
     runs: list[int] = []
@@ -99,6 +105,7 @@ def test_blocks_below_the_lowest_trained_weight_are_not_computed_again() -> None
         block.register_forward_pre_hook(lambda *_, index=index: runs.append(index))
     counted_backward(ActivationCheckpointing().apply(setup))
     assert runs == [0, 1, 1]
+    assert checkpointed == [1]
 
 
 def test_evaluation_checkpoints_nothing() -> None:

@@ -163,10 +163,13 @@ def test_a_frozen_head_gets_no_gradient_in_whatever_type_it_is_stored(make_setup
     results = []
     for loss in (token_loss, ChunkedCrossEntropy(8).loss):
         hidden = torch.randn(33, 32, generator=torch.Generator().manual_seed(4), requires_grad=True)
-        value = loss(model, hidden, targets)
+        kept: list[torch.Size] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t.shape) or t, lambda t: t):
+            value = loss(model, hidden, targets)
         value.backward()
         results.append((value.detach(), hidden.grad))
         assert model.head.weight.grad is None
+    assert kept == [hidden.shape]            # its gradient; the head's, (50, 32), was not even made
     for found, expected in zip(results[1], results[0], strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -182,7 +185,8 @@ def test_evaluation_makes_no_gradient_of_the_head(setup: Setup, monkeypatch: pyt
 def test_the_loss_in_chunks_pays_where_few_tokens_are_trained_or_the_vocabulary_is_large(facts: Facts) -> None:
     def answer(trained_share: float, vocabulary: int) -> Proposal | Refusal:
         model = replace(facts.model, vocabulary=vocabulary, head_parameters=vocabulary * 32, matmul_parameters=100_000)
-        return ChunkedCrossEntropy.propose(replace(facts, model=model, data=replace(facts.data, trained_share=trained_share)), RECIPE)
+        data = replace(facts.data, trained_share=trained_share)
+        return ChunkedCrossEntropy.propose(replace(facts, model=model, data=data), RECIPE)
 
     few, all_of_them, large = answer(0.3, 1000), answer(1.0, 1000), answer(1.0, 50_000)
     assert isinstance(few, Proposal)

@@ -7,6 +7,7 @@ import dataclasses
 from powertrain.cost.gradients import checkpointed_layers
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.roofline import efficiency, expected_step_s, step_floor
+from powertrain.cost.stored import as_held
 from powertrain.cost.work import Work, step_work
 from powertrain.cost.workload import Workload
 from powertrain.records import Estimate, Hardware, ModelFacts, UnknownFact
@@ -35,11 +36,12 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
 
 def workload_work(model: ModelFacts, workload: Workload) -> Work:
     """The work of one optimizer step of `workload`: every document has `block` tokens."""
+    model = as_held(model, workload.base_dtype)
     full, rest = divmod(workload.examples, workload.micro_batch)
     sizes = [workload.micro_batch] * full + ([rest] if rest else [])
     work = step_work(model, [[workload.block] * size for size in sizes], workload.dtype,
                      checkpointed_layers=checkpointed_layers(model, workload.checkpoint_every),
-                     head_share=workload.head_share)
+                     head_share=workload.head_share, moment_bytes=workload.moment_bytes)
     return _compiled(work) if workload.compiled else work
 
 

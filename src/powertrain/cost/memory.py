@@ -19,11 +19,10 @@ from collections.abc import Mapping
 
 from powertrain.cost.activations import saved_by_block_bytes, saved_bytes, tokens_of
 from powertrain.cost.gradients import checkpointed_layers, has_frozen_base, linears, lowest_layer
-from powertrain.cost.stored import DTYPE_BYTES, FP32, frozen_bytes, matrix_bytes, other_bytes
+from powertrain.cost.stored import DTYPE_BYTES, FP32, as_held, frozen_bytes, matrix_bytes, other_bytes
 from powertrain.cost.workload import Workload
 from powertrain.records import ModelFacts
 
-ADAMW_MOMENTS = 2
 LOSS_COPIES = 3                              # fp32 (T, V) at once: log-probabilities, their gradient, the logits'
 CHUNK_COPIES = 2                             # fp32 (rows, V) at once: logits, and the exponentials of the normaliser
 SCORE_GRADIENTS = 3                          # fp32 (H, L, L) at once: of the weights, the scores, the masked scores
@@ -35,6 +34,7 @@ def peak_memory(model: ModelFacts, workload: Workload) -> Mapping[str, int]:
     A share of what it counts is an upper bound: RMS norm on a GPU saves one tensor fewer than it does on a CPU. For a
     model that another library computes it is what the decoder here would take, at that shape.
     """
+    model = as_held(model, workload.base_dtype)
     moments = (at_the_loss(model, workload), at_the_last_block(model, workload), at_the_first_block(model, workload))
     return max(moments, key=lambda moment: sum(moment.values()))
 
@@ -47,7 +47,7 @@ def at_the_loss(model: ModelFacts, workload: Workload) -> dict[str, int]:
     else:
         chunk = CHUNK_COPIES * FP32 * min(rows, round(workload.head_share * tokens)) * model.vocabulary
         loss = chunk + _kept_by_chunked_loss(model, tokens)
-    return _standing(model) | {
+    return _standing(model, workload) | {
         "low-precision copies": _copies(model, workload, model.layers, head=True),
         "gradients": _gradients_before(model, workload), "activations": saved_bytes(model, workload), "loss": loss,
     }
@@ -62,7 +62,7 @@ def at_the_last_block(model: ModelFacts, workload: Workload) -> dict[str, int]:
     every, last = workload.checkpoint_every, model.layers - 1
     again = saved_by_block_bytes(model, workload, last) if every and last % every == 0 else 0
     held = model.layers - checkpointed_layers(model, every) + (1 if again else 0)
-    return _standing(model) | {
+    return _standing(model, workload) | {
         "low-precision copies": _copies(model, workload, held, head=False),
         "gradients": max(_gradients_before(model, workload), _head_gradient(model)),
         "activations": saved_bytes(model, workload) + again, "workspace": _block_gradients(model, workload),
@@ -74,7 +74,7 @@ def at_the_first_block(model: ModelFacts, workload: Workload) -> dict[str, int]:
     # the table's gradient is made whole, then added to what is there: of the tied head, or of earlier micro-batches
     adds_table = model.tied_head or workload.micro_batches > 1
     table = _head_gradient(model) if adds_table else 0
-    return _standing(model) | {
+    return _standing(model, workload) | {
         "low-precision copies": _copies(model, workload, 1, head=False),
         "gradients": FP32 * model.trainable, "activations": saved_by_block_bytes(model, workload, lowest_layer(model)),
         "workspace": max(_block_gradients(model, workload), table),
@@ -84,9 +84,10 @@ def at_the_first_block(model: ModelFacts, workload: Workload) -> dict[str, int]:
 # ------------------------------------------------------------------------------------------------ weights
 
 
-def _standing(model: ModelFacts) -> dict[str, int]:
+def _standing(model: ModelFacts, workload: Workload) -> dict[str, int]:
     """What is there at every moment: the weights and the optimizer's state."""
-    return {"weights": FP32 * model.trainable + frozen_bytes(model), "optimizer": ADAMW_MOMENTS * FP32 * model.trainable}
+    weights = FP32 * model.trainable + frozen_bytes(model)
+    return {"weights": weights, "optimizer": round(workload.moment_bytes * model.trainable)}
 
 
 def _copies(model: ModelFacts, workload: Workload, layers: int, *, head: bool) -> int:

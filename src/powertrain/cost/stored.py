@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from powertrain.cost.gradients import has_frozen_base
 from powertrain.records import ModelFacts
 
@@ -21,14 +24,24 @@ def matrix_bytes(model: ModelFacts) -> float:
 
 
 def other_bytes(model: ModelFacts) -> float:
-    """Of one weight in embeddings, norms and head, which a 4-bit base leaves as they are.
+    """Of one weight in embeddings, norms and head, which stay as they are when the matrices are stored otherwise.
 
     Where it is not known as what, they count as fp32: an upper bound.
     """
     if not has_frozen_base(model):
         return FP32
-    stored = str(getattr(model, "unquantised_dtype", "")) if model.frozen_dtype in FOUR_BIT else model.frozen_dtype
-    return DTYPE_BYTES.get(stored, FP32)
+    stored = str(getattr(model, "unquantised_dtype", ""))
+    return DTYPE_BYTES.get(stored or model.frozen_dtype, FP32)
+
+
+def as_held(model: ModelFacts, base_dtype: str | None) -> ModelFacts:
+    """The facts with the frozen matrices of the blocks in another type than their files have; None: as these have them."""
+    if base_dtype is None or not has_frozen_base(model):
+        return model
+    others: dict[str, Any] = {
+        field.name: getattr(model, field.name) or model.frozen_dtype for field in dataclasses.fields(model)
+        if field.name == "unquantised_dtype"}
+    return dataclasses.replace(model, frozen_dtype=base_dtype, **others)
 
 
 def frozen_bytes(model: ModelFacts) -> int:

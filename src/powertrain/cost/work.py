@@ -32,7 +32,7 @@ from powertrain.cost.stored import DTYPE_BYTES, matrix_bytes, other_bytes
 from powertrain.records import ModelFacts
 
 BACKWARD_SHARE = 2                           # backward over forward: two products for each one of the forward pass
-ADAMW_PASSES = 7                             # fp32 read: weight, gradient, two moments; written: weight, two moments
+ADAMW_PASSES = 3                             # fp32 read: weight, gradient; written: weight; its moments are read and written
 CLIP_PASSES = 3                              # the gradient: read for its norm, read and written to scale it
 
 
@@ -111,7 +111,7 @@ def recomputed_flops(model: ModelFacts, lengths: Sequence[int], checkpointed_lay
 
 
 def step_work(model: ModelFacts, micro_batches: Sequence[Sequence[int]], dtype: str, *,
-              checkpointed_layers: int = 0, head_share: float = 1.0) -> Work:
+              checkpointed_layers: int = 0, head_share: float = 1.0, moment_bytes: float = 8.0) -> Work:
     """The work of one optimizer step.
 
     `micro_batches`: for each forward pass of the step the lengths of its documents. Weights move once per micro-batch,
@@ -126,7 +126,7 @@ def step_work(model: ModelFacts, micro_batches: Sequence[Sequence[int]], dtype: 
         recompute_flops=recomputed_flops(model, lengths, checkpointed_layers),
         gemm_bytes=_step_gemm_bytes(model, tokens, passes, dtype, forward_passes, head_share),
         elementwise_bytes=_elementwise_bytes(model, tokens, passes, dtype, forward_passes, head_share),
-        optimizer_bytes=4.0 * (ADAMW_PASSES + CLIP_PASSES) * model.trainable,
+        optimizer_bytes=(4.0 * (ADAMW_PASSES + CLIP_PASSES) + 2 * moment_bytes) * model.trainable,
         operators=passes * _operators(model, dtype, forward_passes) + OPTIMIZER_OPERATORS * _weights(model),
         dropout_elements=_dropout_elements(model, lengths),
     )

@@ -18,6 +18,8 @@ class Workload:
     attention_saves_scores: bool = True      # False where attention recomputes its weights in the backward pass
     compiled: bool = False
     trained_share: float = 1.0               # of the tokens: those that are targets
+    base_dtype: str | None = None            # what frozen matrices of the blocks are held in; None = as their files have them
+    moment_bytes: float = 8.0                # of the optimizer's state per trained weight: two fp32 moments
 
     @property
     def head_share(self) -> float:

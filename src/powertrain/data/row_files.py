@@ -198,7 +198,8 @@ def text_rows(path: Path, text_field: str) -> Iterator[Row | Rejected]:
     with readable(path), opened(path) as file:
         content = file.read(LONGEST_TEXT_BYTES + 1).removeprefix(BYTE_ORDER_MARK)
     if b"\0" in content[:SNIFFED_BYTES]:
-        raise WrongUse(f"{path} is not text: NUL byte at offset {content.find(0)} of {len(content)}; what can be read is {READABLE}")
+        raise WrongUse(f"{path} is not text: NUL byte at offset {content.find(0)} of {len(content)}; "
+                       f"what can be read is {READABLE}")
     if len(content) > LONGEST_TEXT_BYTES:
         raise WrongUse(f"{path} has more than {LONGEST_TEXT_BYTES >> 20} MiB, and a text file is one example; "
                        'write it as JSONL, {"text": "..."} on each line')

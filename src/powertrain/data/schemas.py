@@ -99,15 +99,11 @@ def _check_columns(rows: Sequence[Row], columns: Mapping[str, str]) -> None:
 
 
 def _taken(rows: Sequence[Row], known: Format, columns: Mapping[str, str]) -> dict[str, str]:
-    """Our column -> the data's, as far as the data have it: what `columns` says, else the first of its names that is there.
-
-    A name that a column before has taken is not taken twice.
-    """
+    """Our column -> the data's, as far as the data have it: what `columns` says, else the one of its names that fits best."""
     taken: dict[str, str] = {}
     for column in known.columns:
         names = [columns[column.name]] if column.name in columns else [column.name, *column.also]
-        free = [theirs for theirs in names if theirs not in taken.values()]
-        there = [theirs for theirs in free if any(row.fields.get(theirs) is not None for row in rows)]
+        there = [theirs for theirs in names if any(row.fields.get(theirs) is not None for row in rows)]
         if there:
             taken[column.name] = max(there, key=lambda theirs: sum(column.fits(row.fields.get(theirs)) for row in rows))
     return taken

@@ -1,8 +1,8 @@
 """Whether two models say the same: their scores for the same examples, compared.
 
-In fp32 a merge only sums in another order, so scores must agree to rounding. A merge kept in half precision rounds every
-weight, and what counts is how far the model's predictions moved: the Kullback-Leibler divergence, in nats a token, the
-same unit as the loss.
+In fp32 a merge only sums in another order, so scores must agree to rounding. A merge that is to be kept in half precision
+is checked in fp32 first, and then rounded: every weight changes, and what counts is how far the model's predictions moved, the
+Kullback-Leibler divergence, in nats a token, the same unit as the loss.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ def compare_scores(reference: Iterable[Tensor], candidate: Iterable[Tensor]) -> 
         same += int((expected.argmax(-1) == found.argmax(-1)).sum())
         rows += len(expected)
     assert rows, "nothing to compare"
-    worst = float(torch.tensor(differences).max())                   # NaN stays NaN, which max() would drop
-    return Agreement(rows, worst, max(0.0, divergences / rows), same / rows)
+    worst = float(torch.tensor(differences).max())       # where a score is NaN both stay NaN, which max() would drop
+    divergence = divergences / rows
+    return Agreement(rows, worst, 0.0 if divergence < 0 else divergence, same / rows)
 
 
 def all_scores(model: Model, examples: Sequence[Example]) -> Iterator[Tensor]:
@@ -77,8 +78,8 @@ def all_scores(model: Model, examples: Sequence[Example]) -> Iterator[Tensor]:
         model.train(was_training)
 
 
-def is_merged(found: Agreement, dtype: torch.dtype) -> bool:
-    """Whether `found`, of a merged model kept in `dtype` against base + adapter, is what the dtype's rounding explains."""
+def is_rounding(found: Agreement, dtype: torch.dtype) -> bool:
+    """Whether `found`, of a merged model in `dtype` against base + adapter, is what the dtype's rounding explains."""
     if dtype == torch.float32:
         return found.difference <= FP32_DIFFERENCE
     return found.divergence <= HALF_DIVERGENCE[dtype]

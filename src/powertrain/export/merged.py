@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from powertrain.data.example import Example
-from powertrain.export.check import LOST_SHARE, UNSEEN, Agreement, compare, is_merged, shortened
+from powertrain.export.check import LOST_SHARE, UNSEEN, Agreement, compare, is_rounding, shortened
 from powertrain.export.output import check_output, new_folder
 from powertrain.models.adapters import has_adapters, merged, plain_state
 from powertrain.models.decoder import Decoder
@@ -57,10 +57,14 @@ def merge_checked(model: Decoder, examples: Sequence[Example], *, dtype: str,
     if not has_adapters(model):
         return as_stored(model, DTYPES[dtype]), None, 0.0
     checked = shortened(examples)
-    plain = as_stored(merged(model), DTYPES[dtype])
+    plain = as_stored(merged(model), torch.float32)
     agreement = compare(model, plain, checked)
+    refuse_difference(agreement)
     effect = compare(model, as_stored(model, torch.float32), checked).divergence
-    refuse_difference(agreement, effect, dtype, base_dtype)
+    if dtype != "float32":
+        plain = as_stored(plain, DTYPES[dtype])
+        agreement = compare(model, plain, checked)
+        refuse_loss(agreement, effect, dtype, base_dtype)
     return plain, agreement, effect
 
 
@@ -74,14 +78,20 @@ def as_stored(model: Decoder, dtype: torch.dtype, *, keep: bool = False) -> Deco
     return rounded.eval()
 
 
-def refuse_difference(found: Agreement, effect: float, dtype: str, base_dtype: str) -> None:
-    """Raises RunFailed if the merged model does not say what base + adapter say."""
-    if not is_merged(found, DTYPES[dtype]):
+def refuse_difference(found: Agreement) -> None:
+    """Raises RunFailed if the merged model, in fp32, does not say what base + adapter say."""
+    if not is_rounding(found, torch.float32):
+        raise RunFailed(f"the merged model would not say what base + adapter say ({found}), so nothing was written; keep the "
+                        "adapter (--to adapter), and report it")
+
+
+def refuse_loss(found: Agreement, effect: float, dtype: str, base_dtype: str) -> None:
+    """Raises RunFailed if a right merge in `dtype` moves predictions by too much, or takes back what the adapter learned."""
+    if not is_rounding(found, DTYPES[dtype]):
         raise RunFailed(f"the merged model in {dtype} would not say what base + adapter say ({found}), so nothing was written; "
-                        + ("keep the adapter (--to adapter), and report it" if dtype == "float32" else
-                           "use --dtype float32, or keep the adapter (--to adapter)"))
+                        "use --dtype float32, or keep the adapter (--to adapter)")
     lost = found.divergence > UNSEEN and found.divergence > LOST_SHARE * effect
-    if dtype == base_dtype != "float32" and lost:
+    if dtype == base_dtype and lost:         # the base itself is rounded by nothing, so all of it is the adapter's
         raise RunFailed(f"{dtype} is too coarse for what this adapter learned: it moves the base's predictions by {effect:.1e} "
                         f"nats a token, and merging loses {found.divergence:.1e} of that to rounding, so nothing was written; "
                         "use --dtype float32, or keep the adapter (--to adapter)")

@@ -9,7 +9,7 @@ import torch
 
 from powertrain.data.example import Example
 from powertrain.export.check import Agreement, all_scores, compare_scores, shortened
-from powertrain.export.merged import DTYPES, MergeReport, refuse_difference
+from powertrain.export.merged import DTYPES, MergeReport, refuse_difference, refuse_loss
 from powertrain.export.output import check_output, new_folder
 from powertrain.models.bridge import load_bridged
 from powertrain.models.bridge_adapters import merge_bridged
@@ -29,8 +29,11 @@ def export_merged_bridge(model: BridgedModel, folder: Path, tokenizer: SavedToke
         with model.library.disable_adapter():  # type: ignore[operator]
             effect = compare_scores(with_adapter, all_scores(model, checked)).divergence
         model = merge_bridged(model)
-        agreement = _rounded(model, dtype, checked, with_adapter)
-        refuse_difference(agreement, effect, dtype, base_dtype)
+        agreement = compare_scores(with_adapter, all_scores(model, checked))
+        refuse_difference(agreement)
+        if dtype != "float32":
+            agreement = _rounded(model, dtype, checked, with_adapter)
+            refuse_loss(agreement, effect, dtype, base_dtype)
     with new_folder(folder) as building:
         model.network.to(DTYPES[dtype])
         model.save(building, tokenizer)

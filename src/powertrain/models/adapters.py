@@ -102,6 +102,9 @@ def find_targets(config: ModelConfig, targets: str | tuple[str, ...]) -> tuple[S
     if targets == ALL_LINEAR:
         return slots
     patterns = [targets] if isinstance(targets, str) else targets
+    if not patterns:
+        raise WrongUse(f"lora.target_modules names nothing, so there is nothing to train; use {ALL_LINEAR}, or some of "
+                       f"{', '.join(dict.fromkeys(slot.name for slot in slots))}")
     chosen = []
     for pattern in patterns:
         found = [slot for slot in slots if slot.is_called(pattern)]

@@ -82,7 +82,6 @@ def open_network(folder: Path, task: str, dropout: float, four_bits: tuple[str, 
             ignore_mismatched_sizes=True, output_loading_info=True, **more, **code)
     refuse_other_weights(network, notes, folder, task)
     silence_dropout(network, dropout)
-    _mend_generation(network)
     if four_bits is not None:
         _settle_four_bits(network, folder)
     return network.train()
@@ -127,18 +126,6 @@ def silence_dropout(network: nn.Module, dropout: float) -> None:
     for module in network.modules():
         if dropout == 0 and isinstance(module, nn.Dropout):
             module.p = 0.0
-
-
-def _mend_generation(network: Any) -> None:
-    """Settings for generating that transformers loads but refuses to save would lose a trained model at its last step."""
-    from transformers import GenerationConfig
-
-    if not hasattr(network, "generation_config") or network.generation_config is None:
-        return
-    try:
-        network.generation_config.validate(strict=True)
-    except ValueError:
-        network.generation_config = GenerationConfig.from_model_config(network.config)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from powertrain.models.config import FAMILIES
 from powertrain.models.families import from_hf_config
 from powertrain.records import Software, WrongUse
 
@@ -125,7 +124,7 @@ def choose_provider(config: Json, wanted: str | None, task: str | None, software
 
     Raises WrongUse, with the reason, for a task or a provider that cannot be.
     """
-    if task is not None and config.get("model_type") not in FAMILIES and (reason := why_not_task(config, task)):
+    if task is not None and (reason := why_not_task(config, task)):
         raise WrongUse(f"model.task={task} was asked for ({DESCRIPTIONS[task]}), and {reason}; leave model.task out, or "
                        "choose another model")
     task = task or find_task(config)

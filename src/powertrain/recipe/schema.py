@@ -63,7 +63,7 @@ class DataRecipe(Strict):
     pairs, questions with answers, or texts, one per row of the source.
     """
 
-    source: str | list[str] = "stdlib"           # file, folder, glob, hub id, or a named corpus: stdlib, shakespeare, docstrings
+    source: str | list[str] = "stdlib"           # file, folder, glob, hub id, or a corpus: stdlib, shakespeare, docstrings
     weights: list[Annotated[float, Field(gt=0)]] | None = None   # how often an epoch sees each source's examples; default: once
     format: str | None = None                    # how a row is read: messages, alpaca, ...; default: found by looking
     columns: dict[str, str] = {}                 # the format's column -> the data's: {question: frage}

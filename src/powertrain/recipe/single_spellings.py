@@ -28,7 +28,8 @@ def _optimizer(value: Any) -> Answer:
     if value not in OPTIMIZERS:
         raise ValueError(f"optim={value!r} is not available; the optimizer is AdamW, with or without one fused kernel, with "
                          f"32 or 8 bits (optim is one of {', '.join(OPTIMIZERS)})")
-    return dict(OPTIMIZERS[value]), ""
+    paged = "the moments have 8 bits, and are not paged besides" if value == "paged_adamw_8bit" else ""
+    return dict(OPTIMIZERS[value]), paged
 
 
 def _mixed_precision(value: Any) -> Answer:

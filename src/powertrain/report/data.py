@@ -57,7 +57,7 @@ def _row_lines(check: ExampleCheck) -> list[str]:
         if total > len(named):
             lines.append(f"    and {total - len(named):,} more")
     if check.counts.get("untrained_end"):
-        lines.append(f"{check.counts['untrained_end']:,} tokens behind the last trained ones are left out: nothing learns there")
+        lines.append(f"{check.counts['untrained_end']:,} tokens behind the last trained one are left out: nothing learns there")
     return lines
 
 

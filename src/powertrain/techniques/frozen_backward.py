@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
+LOOKED_AT = 32               # examples, of which the shortest is tried
+
 
 @dataclass(frozen=True)
 class RecordedFrom:
@@ -73,15 +75,17 @@ class FrozenBackward(Technique):
         return replace(setup, run_block=RecordedFrom(setup.run_block, self.first))
 
     def confirm(self, setup: Setup) -> None:
-        """Differentiates the loss of one example, and looks which weights have a gradient."""
+        """Differentiates the loss of one short example, and looks which weights have a gradient."""
         found = setup.run_block
         while not isinstance(found, RecordedFrom) and hasattr(found, "inner"):
             found = found.inner
         if not isinstance(found, RecordedFrom) or found.first != self.first:
             raise NotApplied(f"frozen_backward: blocks are run by {setup.run_block!r}, not recorded from block {self.first} on")
         recorded: list[int] = []
+        few = [setup.examples[i] for i in range(min(LOOKED_AT, len(setup.examples)))]
+        batch = setup.collate([min(few, key=lambda example: example.tokens)]).to(setup.device)
         with _watching(setup.model, recorded):
-            setup.batch_loss(setup.collate([setup.examples[0]]).to(setup.device)).backward()  # type: ignore[no-untyped-call]
+            setup.batch_loss(batch).backward()  # type: ignore[no-untyped-call]
         wrong = [name for name, parameter in setup.model.named_parameters()
                  if (parameter.grad is not None) != parameter.requires_grad]
         setup.model.zero_grad(set_to_none=True)

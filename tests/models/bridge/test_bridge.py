@@ -307,12 +307,3 @@ def test_a_full_disk_is_an_oserror(load: Callable[..., BridgedModel], tmp_path: 
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     signal.signal(signal.SIGXFSZ, before)
-
-
-def test_settings_for_generating_that_cannot_be_saved_do_not_lose_the_model(folders: Callable[[str], Path],
-                                                                            tmp_path: Path) -> None:
-    for file in folders("opt").iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": False, "temperature": 0.7, "eos_token_id": 2}))
-    load_bridged(tmp_path, task="causal", method="full").save(tmp_path / "saved")
-    assert json.loads((tmp_path / "saved" / "generation_config.json").read_text())["eos_token_id"] == 2

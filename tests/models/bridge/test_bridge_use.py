@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,21 @@ from library_models import (
     CONTEXT,
     LORA,
     VOCABULARY,
+    assert_close,
     draw,
     make_batch,
     train_until,
 )
 
+from powertrain.data.collate import collate
+from powertrain.data.example import Example
 from powertrain.models.adapters import AdapterConfig
 from powertrain.models.bridge import bridged_facts
 from powertrain.models.bridge_generation import best_span, best_spans, generate_ids
 from powertrain.models.bridge_model import BridgedModel
 from powertrain.records import Batch, Source, WrongUse
+from powertrain.training.loop import backward
+from powertrain.training.setup import Precision, plain_adamw, plain_setup
 
 # ------------------------------------------------------------------------------------------------ using
 
@@ -74,13 +80,15 @@ def test_a_decoder_goes_on_beyond_its_context_and_a_target_ends_at_its_own(load:
         list(generate_ids(load("bert"), [3], tokens=2))
 
 
-def test_the_best_span_lies_in_the_context(load: Callable[..., BridgedModel]) -> None:
-    model, batch = load("bert"), make_batch("span", (12, 9))
-    found = best_spans(model, batch, most_tokens=3)
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_the_best_span_lies_in_the_context(most: int, load: Callable[..., BridgedModel]) -> None:
+    model, batch = load("bert"), make_batch("span", (12, 9, 20, 17, 15))
+    found = best_spans(model, batch, most_tokens=most)
     scores = model.eval().hidden(batch).log_softmax(-1).detach()
     for document, (length, (first, last, score)) in enumerate(zip(batch.lengths, found, strict=True)):
         start, end = scores[2 * document], scores[2 * document + 1]
-        pairs = {(i, j): float(start[i] + end[j]) for i in range(length // 2, length) for j in range(i, min(i + 3, length))}
+        pairs = {(i, j): float(start[i] + end[j]) for i in range(length // 2, length)
+                 for j in range(i, min(i + most, length))}
         assert (first, last) == max(pairs, key=lambda pair: pairs[pair])
         assert score == pytest.approx(pairs[first, last], abs=1e-5)
     one = make_batch("span", (12,))
@@ -108,6 +116,30 @@ def test_a_t5_learns_to_copy_its_source(load: Callable[..., BridgedModel]) -> No
         assert list(generate_ids(model, part.tolist(), tokens=9, temperature=0, stop_ids={1})) == part.tolist()
 
 
+@pytest.mark.parametrize("name", ["t5", "bart", "bert", "opt"])
+def test_how_a_step_is_split_changes_no_gradient(name: str, load: Callable[..., BridgedModel]) -> None:
+    """The trainer's own setup, loss and backward pass, on examples of uneven lengths."""
+    parts = [make_batch(CONFIGS[name][0], (length,), seed=length) for length in (5, 12, 3, 9)]
+    examples = [Example(part.tokens.numpy(), part.targets.numpy(), None if part.source is None else part.source.tokens.numpy(),
+                        None if part.segments is None else part.segments.numpy()) for part in parts]
+    gradients = []
+    for micro_batch in (4, 1, 3):
+        model = load(name)
+        setup = replace(plain_setup(model, examples, collate, train_batch_size=4, seed=0,
+                                    optimizer=plain_adamw(1e-3, (0.9, 0.99), 1e-8)), micro_batch=micro_batch)
+        assert setup.product_dtype() == torch.float32
+        passes = setup.prepare(0)
+        trained = sum(batch.trained_tokens for batch in passes)
+        assert trained == sum(part.trained_tokens for part in parts)
+        backward(setup, torch.amp.GradScaler("cpu", enabled=False), passes, trained)
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+        half = replace(setup, precision=Precision(torch.bfloat16))
+        losses = [sum(float(arm.batch_loss(batch).detach()) for batch in passes) / trained for arm in (setup, half)]
+        assert losses[0] == pytest.approx(losses[1], rel=0.05)
+    for other in gradients[1:]:
+        assert_close(other, gradients[0])
+
+
 def test_a_head_for_spans_learns_to_point(load: Callable[..., BridgedModel]) -> None:
     model, batch = load("bert", "lora", adapters=AdapterConfig(r=8, alpha=16)), make_batch("span", (12, 9, 16))
     assert train_until(model, batch, 120, 2e-2) < 0.1
@@ -123,8 +155,8 @@ def test_a_head_for_spans_learns_to_point(load: Callable[..., BridgedModel]) -> 
 def test_facts_count_what_is_loaded_without_loading_it(name: str, method: str, folders: Callable[[str], Path],
                                                        load: Callable[..., BridgedModel]) -> None:
     adapters = LORA if method == "lora" else None
-    before = torch.get_rng_state()
-    facts = bridged_facts(folders(name), task=CONFIGS[name][0], method=method, adapters=adapters)
+    folder, before = folders(name), torch.get_rng_state()
+    facts = bridged_facts(folder, task=CONFIGS[name][0], method=method, adapters=adapters)
     assert torch.equal(before, torch.get_rng_state())
     model = load(name, method, adapters=adapters)
     assert facts.parameters == sum(parameter.numel() for parameter in model.parameters())
