@@ -100,6 +100,8 @@ class ModelFacts:
     method: str = "scratch"                  # "scratch", "full", "lora" or "qlora"
     adapter_parameters: int = 0              # of `parameters`; with them only these are trained
     adapted_layers: tuple[int, ...] = ()     # blocks that have adapters
+    adapter_dropout: float = 0.0             # of each adapter's input
+    unquantised_dtype: str = ""              # of the frozen weights beside 4-bit ones; "" = frozen_dtype
     frozen_dtype: str = "fp32"               # of the weights that are not trained, as they are stored: fp32, bf16, fp16, nf4
     window: int | None = None                # tokens a token sees, itself included; None = its whole document
 
@@ -129,6 +131,7 @@ class DataFacts:
     kind: str = "blocks"                     # "blocks" of one length, or "conversation", "pair", "span", "text"
     max_length: int = 0                      # tokens of the longest example; 0 = block
     trained_share: float = 1.0               # of the tokens: those that are targets
+    cut_examples: int = 0                    # that were longer than the recipe's max_length
 
     @property
     def redundancy(self) -> float:

@@ -251,6 +251,8 @@ def edit(folder: Path, **changes: Any) -> None:
     ("llama", {"mlp_width": 64}, r"its model.layers.0.mlp.gate_proj is 128 x 48, and in this llama of 2 layers it is 64 x 48"),
     ("llama", {"layers": 1}, r"it adapts model.layers.1.mlp.down_proj and 6 more modules, which this llama of 1 layers does "
                              r"not have"),
+    ("llama", {"layers": 3}, r"this llama of 3 layers has model.layers.2.self_attn.q_proj too, which its adapter_config.json "
+                             r"names and its adapter_model.safetensors does not hold"),
     ("gpt2", {}, r"it adapts model.layers.0.mlp.down_proj and 13 more modules, which this gpt2 of 2 layers does not have"),
 ])
 def test_an_adapter_for_another_base_names_what_differs(family: str, asked: dict[str, Any], message: str, tmp_path: Path,
@@ -270,6 +272,7 @@ def test_an_adapter_for_another_base_names_what_differs(family: str, asked: dict
     ({"use_qalora": True, "qalora_group_size": 16}, "use_qalora=True"), ({"lora_bias": True}, "lora_bias=True"),
     ({"something_new": {"x": 1}}, "something_new="), ({"use_dora": True}, "makes them .*lora_magnitude_vector"),
     ({"r": 8}, "r=4 in model.layers.0.self_attn.q_proj and r=8 in its adapter_config.json"),
+    ({"target_modules": r".*q_proj"}, "has weights for model.layers.0.mlp.down_proj, which its adapter_config.json does not"),
     ({"r": "many"}, "not an adapter's"), ({"lora_alpha": None}, "not an adapter's"),
 ])
 def test_what_would_compute_something_else_is_refused(changes: dict[str, Any], message: str, tmp_path: Path,
@@ -301,7 +304,7 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path, tiny_model: MakeMod
     file = tmp_path / "adapter_model.safetensors"
     tensors = load_file(file)
     save_file({name: tensor for name, tensor in tensors.items() if not name.endswith("0.mlp.up_proj.lora_B.weight")}, file)
-    with pytest.raises(WrongUse, match=r"only half of model\.layers\.0\.mlp\.up_proj"):
+    with pytest.raises(WrongUse, match=r"not the two matrices of model\.layers\.0\.mlp\.up_proj"):
         load_adapter(model, tmp_path)
     save_file(tensors | {"base_model.model.lm_head.weight": torch.zeros(3)}, file)
     with pytest.raises(WrongUse, match=r"lm_head\.weight, which is no part of a LoRA adapter"):

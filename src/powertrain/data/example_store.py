@@ -196,7 +196,7 @@ def open_examples(sources: Sequence[str], *, weights: Sequence[float] | None = N
     everything = [*sources, *([validation_source] if validation_source else [])]
     found = [reading.look(source) for source in everything]
     _check_kinds(everything, [schema for schema, _, _ in found])
-    tokenizer = open_example_tokenizer(tokenizer_folder, end_token)
+    tokenizer = open_example_tokenizer(tokenizer_folder, end_token, task=task)
     template = _template(tokenizer, chat_template, found) if found[0][0].kind == "conversation" else None
     check_length(found[0][0].kind, max_length, tokenizer)
     limit = Limit(max_length, drop=long_examples == "drop")

@@ -82,14 +82,14 @@ class ExampleTokenizer(FolderTokenizer):
                               encoding="utf-8")
 
 
-def open_example_tokenizer(folder: Path, end_token: str | None = None) -> ExampleTokenizer:
-    """The tokenizer in `folder`. `end_token` replaces the end that it names.
+def open_example_tokenizer(folder: Path, end_token: str | None = None, *, task: str = "causal") -> ExampleTokenizer:
+    """The tokenizer in `folder`. `end_token` replaces the end that it names; spans, which nobody writes, may end in sep.
 
     Raises WrongUse if there is no tokenizer, it names no end, or the end is not in its vocabulary.
     """
     plain = FolderTokenizer.load(folder)
     named = named_tokens(folder)
-    end = end_token or named.get("eos_token")
+    end = end_token or named.get("eos_token") or (named.get("sep_token") if task == "span" else None)
     if end is None:
         raise WrongUse(f"the tokenizer in {folder} names no end token (eos_token), so nothing could teach the model to stop; "
                        f"name one of its tokens with data.end_token=...{_candidates(plain.library)}")

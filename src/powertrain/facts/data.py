@@ -43,7 +43,6 @@ def example_facts(store: ExampleStore, *, train_batch_size: int) -> DataFacts:
         raise WrongUse(f"all {len(store.lengths):,} examples of {', '.join(store.sources)} are held out, and none is left to "
                        "train on; lower data.validation_share, or name more data")
     block = math.ceil(lengths.mean())
-    cut = {"cut_examples": store.counts.get("cut", 0)} if "cut_examples" in DataFacts.__dataclass_fields__ else {}
     return DataFacts(
         source=", ".join(store.sources), digest=store.digest, documents=store.counts["rows"], characters=0, text_bytes=0,
         tokenizer=store.tokenizer.kind, vocabulary=store.tokenizer.vocabulary,
@@ -51,5 +50,5 @@ def example_facts(store: ExampleStore, *, train_batch_size: int) -> DataFacts:
         block=block, stride=block, examples=len(lengths), train_batch_size=train_batch_size,
         length_quantiles={name: int(np.quantile(lengths, q, method="nearest")) for name, q in QUANTILES.items()},
         kind=store.kind, max_length=int(lengths.max()), trained_share=float(store.training.trained.sum() / lengths.sum()),
-        **cut,
+        cut_examples=store.counts.get("cut", 0),
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from powertrain.models.config import ModelConfig
 from powertrain.records import ModelFacts
@@ -37,14 +36,9 @@ def model_facts(config: ModelConfig, *, method: str = "scratch", path: str = "",
         trainable=own if adapters is None else adapter_parameters,
         matmul_parameters=config.layers * _elements(linear), head_parameters=config.vocabulary * config.width,
         shapes={**outside, **block, **adapted}, path=path, method=method, adapter_parameters=adapter_parameters,
-        adapted_layers=layers, frozen_dtype=frozen_dtype, window=config.window,
-        **_if_recorded(adapter_dropout=dropout, unquantised_dtype=unquantised_dtype),
+        adapted_layers=layers, frozen_dtype=frozen_dtype, window=config.window, adapter_dropout=dropout,
+        unquantised_dtype=unquantised_dtype,
     )
-
-
-def _if_recorded(**values: Any) -> dict[str, Any]:
-    """Those that ModelFacts has a field for."""
-    return {field.name: values[field.name] for field in dataclasses.fields(ModelFacts) if field.name in values}
 
 
 def block_shapes(config: ModelConfig) -> Shapes:

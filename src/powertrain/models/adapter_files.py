@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,22 +147,11 @@ def load_adapter(model: Decoder, folder: Path) -> AdapterConfig:
     tensors = by_module(folder / WEIGHTS)
     origin = read_json(folder / CONFIG).get("base_model_name_or_path")
     refuse_other_base(model.config, tensors, config, f"{folder}" + (f", made for {origin}," if origin else ""))
-    if names_of(model.config, config) != tensors.keys():
-        # a base of more layers, or a pattern that means less to PEFT: what the file holds is what is adapted
-        config = replace(config, target_modules=tuple(sorted(tensors)))
     with torch.random.fork_rng(devices=[]):
         add_adapters(model, config)
     for slot, adapter in adapters_of(model):
         fill(adapter.tensors(), tensors[slot.theirs], slot, model.config, folder / WEIGHTS)
     return config
-
-
-def names_of(model_config: ModelConfig, config: AdapterConfig) -> set[str]:
-    """The modules that the config's targets name, or none if one of them names nothing here."""
-    try:
-        return {slot.theirs for slot in find_targets(model_config, config.target_modules)}
-    except WrongUse:
-        return set()
 
 
 def by_module(file: Path) -> dict[str, dict[str, Tensor]]:
@@ -188,12 +176,19 @@ def refuse_other_base(model_config: ModelConfig, tensors: Mapping[str, Mapping[s
         first = min(lacking, key=lambda name: re.sub(r"\d+", lambda number: number[0].zfill(6), name))
         raise WrongUse(f"the adapter in {who} belongs to another base: it adapts {first}{more}, which {this} does not "
                        f"have; load the base that it was trained on")
+    named = [slot.theirs for slot in find_targets(model_config, config.target_modules)]
+    if unnamed := [name for name in tensors if name not in named]:
+        raise WrongUse(f"the adapter in {who} has weights for {unnamed[0]}, which its {CONFIG} does not name; check that both "
+                       f"come from the same adapter")
+    if unfilled := [name for name in named if name not in tensors]:
+        raise WrongUse(f"the adapter in {who} belongs to another base: {this} has {unfilled[0]} too, which its {CONFIG} "
+                       f"names and its {WEIGHTS} does not hold; load the base that it was trained on")
     for name, slot in slots.items():
         if name not in tensors:
             continue
         a, b = tensors[name].get("lora_A.weight"), tensors[name].get("lora_B.weight")
-        if a is None or b is None:
-            raise WrongUse(f"the adapter in {who} has only half of {name}; copy or save it again")
+        if a is None or b is None or a.dim() != 2 or b.dim() != 2:
+            raise WrongUse(f"the adapter in {who} has not the two matrices of {name}; copy or save it again")
         theirs, ours = (b.shape[0], a.shape[1]), (slot.last - slot.first, slot.in_features)
         if theirs != ours:
             raise WrongUse(f"the adapter in {who} belongs to another base: its {name} is {theirs[0]} x {theirs[1]}, and in "
@@ -207,9 +202,10 @@ def refuse_other_base(model_config: ModelConfig, tensors: Mapping[str, Mapping[s
 def fill(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor], slot: Slot, config: ModelConfig,
          file: Path) -> None:
     """Copies the file's tensors into one adapter. Raises WrongUse if they are not the ones it has."""
-    if parameters.keys() != tensors.keys():
-        raise WrongUse(f"{file} has {', '.join(sorted(tensors))} for {slot.theirs}, and its {CONFIG} makes them "
-                       f"{', '.join(sorted(parameters))}; check that both come from the same adapter")
+    found, wanted = ({name: tuple(tensor.shape) for name, tensor in sorted(some.items())} for some in (tensors, parameters))
+    if found != wanted:
+        raise WrongUse(f"{file} has {found} for {slot.theirs}, and its {CONFIG} makes them {wanted}; check that both come from "
+                       f"the same adapter")
     order = row_order(slot, config).to(next(iter(parameters.values())).device)
     for name, parameter in parameters.items():
         given = tensors[name].to(parameter)

@@ -73,7 +73,7 @@ def bridged_facts(folder: Path, *, task: str, method: str, adapters: AdapterConf
     counted = count_model(bare, task)        # before adapters wrap its modules
     if method != "full":
         bare.requires_grad_(False)
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        with torch.device("meta"):
             if adapter_folder is not None:
                 network = wrap_saved(bare, adapter_folder, task)
             elif adapters is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import warnings
 from collections.abc import Mapping
@@ -26,11 +27,16 @@ QA_HEAD = "qa_outputs"                       # what PEFT trains and saves by its
 
 def load_peft() -> Any:
     """Raises WrongUse if peft is not installed."""
+    logger = logging.getLogger("bitsandbytes")
+    level = logger.level
+    logger.setLevel(logging.ERROR)           # peft imports it, and it warns of a missing kernel that is not used here
     try:
         import peft
     except ImportError as error:
         raise WrongUse(f"adapters on a model of transformers need peft, which cannot be imported here ({error}); "
                        "pip install peft, or use method=full") from error
+    finally:
+        logger.setLevel(level)
     return peft
 
 
@@ -50,7 +56,11 @@ def put_adapters(network: Any, config: AdapterConfig, task: str) -> nn.Module:
         target_modules=find_targets(network, config.target_modules, head), use_rslora=config.use_rslora,
         use_dora=config.use_dora, fan_in_fan_out=_has_transposed(network),
         modules_to_save=None if head == [QA_HEAD] or not head else head)
-    return _wrapped(network, wanted)
+    try:
+        return _wrapped(network, wanted)
+    except ValueError as error:              # such as modules whose weights the model's kernels read past the adapter
+        raise WrongUse(f"peft puts no such adapters on {network.config.model_type} ({first_line(error)}); name other modules "
+                       "with lora.target_modules") from error
 
 
 def _wrapped(network: Any, config: Any) -> nn.Module:

@@ -16,7 +16,7 @@ WIDTH = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads", "encoder_attention_heads")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 HEAD_WIDTH = ("head_dim", "d_kv")
-MLP_WIDTH = ("intermediate_size", "d_ff", "ffn_dim", "decoder_ffn_dim", "n_inner", "hidden_dim", "ffn_hidden_size")
+MLP_WIDTH = ("intermediate_size", "d_ff", "ffn_dim", "decoder_ffn_dim", "n_inner", "hidden_dim", "d_inner", "dff")
 CONTEXT = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
 
 
@@ -82,9 +82,9 @@ def find_blocks(network: nn.Module) -> list[str]:
 
 
 def _read(config: Any, names: tuple[str, ...]) -> int:
-    """The first of these fields that is a number, of the model or of its part for text; 0 without one."""
+    """The first of these fields that is a number above 0, of the model or of its part for text; 0 without one."""
     for holder in (config, getattr(config, "text_config", None), getattr(config, "decoder", None)):
         for name in names:
-            if isinstance(value := getattr(holder, name, None), int) and not isinstance(value, bool):
+            if isinstance(value := getattr(holder, name, None), int) and not isinstance(value, bool) and value > 0:
                 return value
     return 0

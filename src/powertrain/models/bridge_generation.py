@@ -1,12 +1,12 @@
-"""What a model behind the bridge is used for: the tokens that follow a prompt, or the place of an answer.
+"""What a model behind the bridge is used for: scores of what follows a prompt, or the place of an answer.
 
 The library's cache of keys and values is used where a model has one; without it the whole document is read again for each
-token. Draws come from a generator of their own, so training's random numbers stay what they were.
+token. Drawing tokens is generation.py's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -20,7 +20,10 @@ LONGEST_ANSWER = 30                          # tokens; transformers' examples/py
 
 
 class Reader:
-    """A decoder that is fed a document in pieces and tells the scores of what comes next."""
+    """A decoder that is fed a document in pieces and tells the scores of what comes next.
+
+    The caller puts the model in evaluation, turns gradients off, and stays within the model's context.
+    """
 
     def __init__(self, model: BridgedModel) -> None:
         self.model, self.network = model, model.network
@@ -31,10 +34,6 @@ class Reader:
     def __call__(self, fresh: Sequence[int]) -> Tensor:
         """Scores (V,) fp32 after these further tokens."""
         self.ids += fresh
-        context = self.model.context
-        if context is not None and len(self.ids) > context:
-            # the last half again, as a prompt: one pass over half a context in half a context of tokens
-            self.ids, self.cache = self.ids[-max(1, context // 2):], None
         read = self.ids if self.cache is None else list(fresh)
         found = self.network(**self.inputs(torch.tensor([read], device=self.device)))
         self.cache = getattr(found, "past_key_values", None) if "past_key_values" in self.model.takes else None
@@ -55,7 +54,7 @@ class Reader:
 
 
 class Writer(Reader):
-    """The decoder of an encoder-decoder; its encoder reads the source once."""
+    """The decoder of an encoder-decoder; its encoder reads the source once. Raises WrongUse for one beyond its positions."""
 
     def __init__(self, model: BridgedModel, source: Sequence[int]) -> None:
         super().__init__(model)
@@ -71,64 +70,6 @@ class Writer(Reader):
             self.read = self.network.get_encoder()(input_ids=self.source, attention_mask=mask)
         return {"encoder_outputs": self.read, "attention_mask": mask, "decoder_input_ids": tokens,
                 "past_key_values": self.cache, "use_cache": True}
-
-
-def generate_ids(model: BridgedModel, prompt_ids: Sequence[int], *, tokens: int, temperature: float = 0.8,
-                 top_k: int | None = None, top_p: float | None = None, seed: int = 0, stop_ids: Collection[int] = (),
-                 decoder_start: int | None = None,
-                 precision: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Iterator[int]:
-    """Up to `tokens` ids that follow the prompt (at least one id), or that answer it if the model is an encoder-decoder.
-
-    It ends before one of `stop_ids`, which is not given out. `decoder_start` is what an encoder-decoder's target starts
-    with, by default what its config says. `precision` makes the context of each forward pass. The model evaluates while a
-    token is computed, and is in the mode it was in whenever one is handed out.
-    Raises WrongUse for a model that writes nothing, and a prompt that is empty or longer than an encoder reads.
-    """
-    if model.task == "span":
-        raise WrongUse("a model for spans points at an answer in a context and writes nothing; ask it with a question and a "
-                       "context, or use a decoder")
-    if not len(prompt_ids):
-        raise WrongUse("the prompt has no tokens, and the model continues what it reads; write something")
-    writes = model.task == "seq2seq"
-    reader = Writer(model, prompt_ids) if writes else Reader(model)
-    fresh = [_start(model, decoder_start)] if writes else [int(token) for token in prompt_ids][-(model.context or 0):]
-    draws = torch.Generator().manual_seed(seed)
-    for _ in range(tokens):
-        if writes and model.context is not None and len(reader.ids) >= model.context:
-            return                           # the target's positions end here
-        with _evaluating(model), torch.no_grad(), precision():
-            scores = reader(fresh)
-        token = choose(scores, temperature=temperature, top_k=top_k, top_p=top_p, draws=draws)
-        if token in stop_ids:
-            return
-        fresh = [token]
-        yield token
-
-
-def _start(model: BridgedModel, given: int | None) -> int:
-    """The target's first token. Raises WrongUse where neither the caller nor the config names one."""
-    for holder in (getattr(model.network, "generation_config", None), model.network.config):
-        if given is None and isinstance(named := getattr(holder, "decoder_start_token_id", None), int):
-            given = named
-    if given is None:
-        raise WrongUse(f"the config of this {model.network.config.model_type} names no decoder_start_token_id, the token that "
-                       "targets start with; add it to config.json")
-    return given
-
-
-def choose(scores: Tensor, *, temperature: float, top_k: int | None, top_p: float | None, draws: torch.Generator) -> int:
-    """One token id from scores (V,): the likeliest if `temperature` is 0, else drawn as transformers does."""
-    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-
-    scores = scores.cpu()[None]              # the generator's device: the same seed draws the same text on every device
-    if temperature == 0:
-        return int(scores.argmax())
-    scores = TemperatureLogitsWarper(float(temperature))(None, scores)
-    if top_k is not None:
-        scores = TopKLogitsWarper(top_k)(None, scores)
-    if top_p is not None and top_p < 1:
-        scores = TopPLogitsWarper(top_p)(None, scores)
-    return int(torch.multinomial(torch.softmax(scores[0], -1), 1, generator=draws))
 
 
 @contextmanager

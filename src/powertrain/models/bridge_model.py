@@ -28,7 +28,7 @@ from powertrain.records import Batch, WrongUse
 if TYPE_CHECKING:
     from powertrain.models.decoder import RunBlock
 
-POSITION_TABLE = re.compile(r"(^|\.)(wpe|\w*positions?(_embeddings?)?)$")   # names of embeddings of absolute positions
+POSITION_TABLE = re.compile(r"(^|\.)(wpe|(?!rel)\w*positions?(_embed\w*)?)$")     # names of tables of absolute positions
 
 
 @dataclass(frozen=True)

@@ -88,9 +88,9 @@ def open_network(folder: Path, task: str, dropout: float, four_bits: tuple[str, 
 
 
 def open_empty(folder: Path, task: str, dropout: float, code: Mapping[str, Any]) -> Any:
-    """The same model without weights, on torch's meta device. Draws no random numbers that anybody sees."""
+    """The same model without weights, on torch's meta device, where nothing is drawn."""
     pinned = {key: value for key, value in code.items() if key == "trust_remote_code"}
-    with torch.random.fork_rng(devices=[]), torch.device("meta"), quietly(), library_errors(folder):
+    with torch.device("meta"), quietly(), library_errors(folder):
         return _auto_class(task).from_config(_settings(folder, task, dropout, code), **pinned)
 
 

@@ -27,6 +27,10 @@ class Base:
     choice: Choice                           # who computes it, and its task
 
     @property
+    def is_native(self) -> bool:
+        return self.choice.provider == "native"
+
+    @property
     def context(self) -> int | None:
         """Tokens that its positions reach; None where they have no end (T5)."""
         names = ("max_position_embeddings", "n_positions", "n_ctx")

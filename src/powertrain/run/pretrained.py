@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,47 +33,51 @@ def pretrained_material(resolved: Resolved, software: Software, cache: Path, say
     """Raises WrongUse for whatever cannot be trained."""
     base = find_base(resolved.recipe, software)
     say(f"{resolved.recipe.model.path}: {base.choice.because}")
-    adapters = _adapters(resolved.recipe)
+    adapters = _adapters(resolved.recipe, base)
     facts = _model_facts(resolved.recipe, base, adapters)
     store = examples_for(resolved.recipe, base, cache, say)
     _check_vocabulary(store, facts)
     resolved = resolved.with_planned(_derived(resolved, base, facts, adapters))
     recipe = resolved.recipe
-    padded = base.choice.task == "causal" and base.choice.provider == "native"
+    padded = base.choice.task == "causal" and base.is_native
     return Material(
-        resolved, facts,
-        example_facts(store, train_batch_size=recipe.train_batch_size),
+        resolved, facts, example_facts(store, train_batch_size=recipe.train_batch_size),
         training=store.training, held_out=store.validation, collate=collate_padded if padded else collate,
         tokenizer=store.saved_tokenizer, build=partial(_build, recipe, base, adapters), said=store.said,
         as_prompt=store.as_prompt)
 
 
-def _adapters(recipe: Recipe) -> AdapterConfig | None:
+def _adapters(recipe: Recipe, base: Base) -> AdapterConfig | None:
+    """The adapters to train: new ones, or those of the folder that the recipe names. On the bridge PEFT reads its own."""
     if recipe.method == "full":
         if recipe.model.adapter is not None:
             raise WrongUse(f"method=full trains the model's own weights, and model.adapter={recipe.model.adapter} names an "
                            "adapter; merge it first (powertrain export --to merged), or use method=lora")
         return None
     if recipe.model.adapter is not None:
-        return read_adapter_config(Path(recipe.model.adapter))
+        return read_adapter_config(Path(recipe.model.adapter)) if base.is_native else None
     wanted = recipe.lora.model_dump()
     targets = wanted["target_modules"]
     return AdapterConfig(**{**wanted, "target_modules": targets if isinstance(targets, str) else tuple(targets)})
 
 
 def _model_facts(recipe: Recipe, base: Base, adapters: AdapterConfig | None) -> ModelFacts:
-    stored = recipe.quantisation.type if recipe.method == "qlora" else _stored_dtype(recipe, base)
-    if base.choice.provider != "native":
-        return bridged_facts(base.folder, task=base.choice.task, method=recipe.method, adapters=adapters,
-                             provider=base.choice.provider)
-    config = read_config(base.folder, recipe.model.dropout)
-    return model_facts(config, method=recipe.method, path=str(recipe.model.path), adapters=adapters, frozen_dtype=stored)
+    if not base.is_native:
+        return bridged_facts(base.folder, adapters=adapters, provider=base.choice.provider, path=base.name,
+                             **_bridge_options(recipe, base))
+    stored = "fp32" if recipe.method == "full" else DTYPES.get(str(base.config.get("dtype") or base.config.get("torch_dtype")),
+                                                              "fp32")
+    return model_facts(read_config(base.folder, recipe.model.dropout), method=recipe.method, path=base.name, adapters=adapters,
+                       frozen_dtype=recipe.quantisation.type if recipe.method == "qlora" else stored,
+                       unquantised_dtype=stored if recipe.method == "qlora" else "")
 
 
-def _stored_dtype(recipe: Recipe, base: Base) -> str:
-    if recipe.method == "full":
-        return "fp32"                        # master weights
-    return DTYPES.get(str(base.config.get("dtype") or base.config.get("torch_dtype")), "fp32")
+def _bridge_options(recipe: Recipe, base: Base) -> dict[str, Any]:
+    """What the bridge is told of a recipe, to count a model or to load it."""
+    return {"task": base.choice.task, "method": recipe.method, "dropout": recipe.model.dropout,
+            "quantisation": (recipe.quantisation.type, recipe.quantisation.double) if recipe.method == "qlora" else None,
+            "adapter_folder": Path(recipe.model.adapter) if recipe.model.adapter else None,
+            "trust_remote_code": recipe.model.trust_remote_code, "revision": recipe.model.revision}
 
 
 def _check_vocabulary(store: ExampleStore, facts: ModelFacts) -> None:
@@ -88,7 +91,7 @@ def _derived(resolved: Resolved, base: Base, facts: ModelFacts, adapters: Adapte
     """What the model's folder and data decided. Raises WrongUse for a shape that was asked for and is another."""
     recipe, found = resolved.recipe, f"{base.name}/config.json"
     derived: dict[str, tuple[Any, str]] = {}
-    if base.choice.provider == "native":
+    if base.is_native:
         config = read_config(base.folder, recipe.model.dropout)
         shape: dict[str, Any] = {key: getattr(config, key) for key in SHAPE_KEYS}
     else:
@@ -118,18 +121,15 @@ def _is_open(resolved: Resolved, key: str, value: Any) -> bool:
 
 
 def _build(recipe: Recipe, base: Base, adapters: AdapterConfig | None) -> Model:
-    quantisation = (recipe.quantisation.type, recipe.quantisation.double) if recipe.method == "qlora" else None
-    if base.choice.provider != "native":
-        return load_bridged(base.folder, task=base.choice.task, method=recipe.method, adapters=adapters,
-                            quantisation=quantisation, dropout=recipe.model.dropout,
-                            adapter_folder=Path(recipe.model.adapter) if recipe.model.adapter else None,
-                            trust_remote_code=recipe.model.trust_remote_code, revision=recipe.model.revision)
+    if not base.is_native:
+        return load_bridged(base.folder, adapters=adapters, provider=base.choice.provider, base=base.name,
+                            max_length=max_length(recipe, base), **_bridge_options(recipe, base))
     model = load_folder(base.folder, dropout=recipe.model.dropout, dtype=torch.float32 if recipe.method == "full" else None)
     model.base = base.name
-    if quantisation is not None:
-        quantise_base(model, type=quantisation[0], double=quantisation[1])
+    if recipe.method == "qlora":
+        quantise_base(model, type=recipe.quantisation.type, double=recipe.quantisation.double)
     if recipe.model.adapter is not None:
         load_adapter(model, Path(recipe.model.adapter))
     elif adapters is not None:
-        add_adapters(model, replace(adapters))
+        add_adapters(model, adapters)
     return model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,12 @@ def questions_in(opened: OpenedModel, source: str, *, most: int, cache: Path) ->
     found = read_rows(source, cache=cache, split=data.split, text_field=data.text_field, most=max(most, LOOKED_AT))
     rows = [row for row in found if isinstance(row, Row)]
     looked_at = rows[:LOOKED_AT]
-    schema, said = find_schema(looked_at, name=data.format, columns=data.columns, task=opened.task)
+    schema, said = schema_for(opened, looked_at)
     if schema.kind == "text":
         raise WrongUse(f"{source} is text without questions, so that no answer can be right or wrong; leave --metric out for "
                        "its loss, or give rows with answers")
-    spans = _span_schema(looked_at, data.format, data.columns) if opened.task != "span" else None
+    # where the model writes one answer, all the right ones
+    spans = _schema_of(looked_at, data.columns, "span") if opened.task != "span" else None
     items, skipped = [], 0
     for row in rows:
         try:
@@ -90,13 +91,28 @@ def held_out_questions(opened: OpenedModel, store: ExampleStore, *, most: int) -
 # ------------------------------------------------------------------------------------------------ from rows
 
 
-def _span_schema(rows: Sequence[Row], name: str | None, columns: Any) -> Schema | None:
-    """How to find all the right answers where the model itself writes one."""
+def schema_for(opened: OpenedModel, rows: Sequence[Row]) -> tuple[Schema, str]:
+    """How to read rows, as the run's own were if there is a run, and what was said; a decoder is asked what others point at.
+
+    Training wants such data to be named (data.format), since it would learn another task; measuring does not.
+    """
+    data = (opened.found.recipe or Recipe()).data
     try:
-        schema, _ = find_schema(rows, name=name, columns=columns, task="span")
+        return find_schema(rows, name=data.format, columns=data.columns, task=opened.task)
+    except WrongUse as refused:
+        if data.format is not None or opened.task != "causal":
+            raise
+        known = next((found for task in ("span", "seq2seq") if (found := _schema_of(rows, data.columns, task))), None)
+        if known is None:
+            raise refused from None
+        return find_schema(rows, name=known.name, columns=data.columns, task=opened.task)
+
+
+def _schema_of(rows: Sequence[Row], columns: Mapping[str, str], task: str) -> Schema | None:
+    try:
+        return find_schema(rows, name=None, columns=columns, task=task)[0]
     except WrongUse:
         return None
-    return schema if schema.kind == "span" else None
 
 
 def _references(spans: Schema | None, row: Row) -> tuple[str, ...] | None:

@@ -18,7 +18,6 @@ from powertrain.data.example_store import ExampleStore, open_examples
 from powertrain.data.reading import read_documents
 from powertrain.data.row import Row
 from powertrain.data.rows import read_rows
-from powertrain.data.schemas import find_schema
 from powertrain.models.attention import sdpa_attention
 from powertrain.models.model import Model
 from powertrain.models.providers import decoder_start
@@ -27,6 +26,7 @@ from powertrain.recipe import Recipe
 from powertrain.records import Evaluation, Plan, WrongUse
 from powertrain.run.examples import open_recipe_examples
 from powertrain.run.opening import OpenedModel
+from powertrain.run.questions import schema_for
 from powertrain.run.scratch import open_recipe_store
 from powertrain.training.evaluation import evaluate
 from powertrain.training.loop import apply_plan
@@ -119,17 +119,18 @@ def is_examples(opened: OpenedModel, source: str, cache: Path) -> bool:
     if Path(source).suffix.lower() not in ROW_FILES:
         return False
     rows = [row for row in read_rows(source, cache=cache, most=LOOKED_AT) if isinstance(row, Row)]
-    schema, _ = find_schema(rows, name=None, columns={}, task=opened.task)
-    return schema.kind != "text"
+    return schema_for(opened, rows)[0].kind != "text"
 
 
 def examples_of(opened: OpenedModel, source: str, cache: Path, say: Say) -> ExampleStore:
     """The examples in `source`, read as the run's own were if there is a run, all of them in `training`."""
     recipe, folder = opened.found.recipe or Recipe(), opened.found.tokenizer_folder
     data = recipe.data
+    rows = [row for row in read_rows(source, cache=cache, split=data.split, most=LOOKED_AT) if isinstance(row, Row)]
+    schema, _ = schema_for(opened, rows)
     length = min(opened.context or LONGEST_EXAMPLE, data.max_length or LONGEST_EXAMPLE)
     return open_examples(
-        [source], format=data.format, columns=data.columns, split=data.split, text_field=data.text_field, max_length=length,
+        [source], format=schema.name, columns=data.columns, split=data.split, text_field=data.text_field, max_length=length,
         long_examples=data.long_examples or "cut", train_on=data.train_on, chat_template=data.chat_template,
         end_token=data.end_token, validation_share=0.0, task=opened.task, tokenizer_folder=folder, cache=cache, say=say,
         decoder_start=decoder_start(opened.found.folder) if opened.task == "seq2seq" else None)

@@ -112,6 +112,16 @@ def test_adapters_that_the_bridge_does_not_have_are_refused(load: Callable[..., 
             load("t5", "lora", adapter_folder=tmp_path)
 
 
+def test_modules_that_peft_refuses_are_one_sentence(tmp_path: Path) -> None:
+    transformers.MambaForCausalLM(transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1,
+                                                           state_size=4)).save_pretrained(tmp_path)
+    with pytest.raises(WrongUse, match=r"no such adapters on mamba.*out_proj.*lora\.target_modules"):
+        load_bridged(tmp_path, task="causal", method="lora", adapters=LORA)
+    allowed = AdapterConfig(r=4, target_modules=("in_proj", "x_proj"))
+    model = load_bridged(tmp_path, task="causal", method="lora", adapters=allowed)
+    our_loss(model, make_batch("causal")).backward()
+
+
 def test_an_adapter_of_another_base_says_what_differs(load: Callable[..., BridgedModel], tmp_path: Path) -> None:
     load("t5", "lora", adapters=AdapterConfig(r=4, target_modules=("q", "wo"))).save(tmp_path)
     with pytest.raises(WrongUse, match="belongs to another base"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,15 +23,21 @@ from library_models import (
 
 from powertrain.data.collate import collate
 from powertrain.data.example import Example
+from powertrain.generation import Sampling, generate_ids, open_feed
 from powertrain.models.adapters import AdapterConfig
 from powertrain.models.bridge import bridged_facts
-from powertrain.models.bridge_generation import best_span, best_spans, generate_ids
+from powertrain.models.bridge_generation import best_span, best_spans
 from powertrain.models.bridge_model import BridgedModel
 from powertrain.records import Batch, Source, WrongUse
 from powertrain.training.loop import backward
 from powertrain.training.setup import Precision, plain_adamw, plain_setup
 
 # ------------------------------------------------------------------------------------------------ using
+
+
+def write(model: BridgedModel, prompt: list[int], tokens: int) -> list[int]:
+    """The likeliest tokens, through generation.py."""
+    return list(generate_ids(*open_feed(model, prompt), Sampling(tokens, temperature=0)))
 
 
 @pytest.mark.parametrize("name", [*BY_TASK["causal"], *BY_TASK["seq2seq"]])
@@ -42,7 +47,7 @@ def test_greedy_tokens_are_those_of_reading_everything_again(name: str, load: Ca
     prompt = draw(6, 4).tolist()
     model.train()
     before = torch.get_rng_state()
-    written = list(generate_ids(model, prompt, tokens=8, temperature=0))
+    written = write(model, prompt, 8)
     assert torch.equal(before, torch.get_rng_state())
     assert model.training
     read = [model.network.config.decoder_start_token_id] if task == "seq2seq" else list(prompt)
@@ -55,29 +60,11 @@ def test_greedy_tokens_are_those_of_reading_everything_again(name: str, load: Ca
     assert len(written) == 8
 
 
-def test_sampling_is_a_function_of_the_seed_and_stops(load: Callable[..., BridgedModel]) -> None:
-    model, prompt = load("bloom"), draw(4, 1).tolist()
-
-    def sample(**asked: Any) -> list[int]:
-        return list(generate_ids(model, prompt, **({"tokens": 12, "seed": 1} | asked)))
-
-    assert sample() == sample()
-    assert sample() != sample(seed=2)
-    assert sample(top_k=1) == sample(temperature=0)
-    assert sample(top_p=1e-6) == sample(temperature=0)
-    full = sample()
-    assert sample(stop_ids={full[3]}) == full[:full.index(full[3])]
-
-
 def test_a_decoder_goes_on_beyond_its_context_and_a_target_ends_at_its_own(load: Callable[..., BridgedModel]) -> None:
-    assert len(list(generate_ids(load("opt"), draw(CONTEXT + 5, 1).tolist(), tokens=30))) == 30
-    assert len(list(generate_ids(load("bart"), draw(5, 1).tolist(), tokens=60, temperature=0))) == CONTEXT
+    assert len(write(load("opt"), draw(CONTEXT + 5, 1).tolist(), 30)) == 30
+    assert len(write(load("bart"), draw(5, 1).tolist(), 60)) == CONTEXT
     with pytest.raises(WrongUse, match=r"the prompt has 41 tokens.*reads 40"):
-        list(generate_ids(load("bart"), draw(CONTEXT + 1, 1).tolist(), tokens=2))
-    with pytest.raises(WrongUse, match="no tokens"):
-        list(generate_ids(load("opt"), [], tokens=2))
-    with pytest.raises(WrongUse, match="writes nothing"):
-        list(generate_ids(load("bert"), [3], tokens=2))
+        write(load("bart"), draw(CONTEXT + 1, 1).tolist(), 2)
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
@@ -113,7 +100,7 @@ def test_a_t5_learns_to_copy_its_source(load: Callable[..., BridgedModel]) -> No
                   sum(longer), source=Source(sources, lengths))
     assert train_until(model, batch, 150, 1e-2) < 0.1
     for part in sources.split(lengths):
-        assert list(generate_ids(model, part.tolist(), tokens=9, temperature=0, stop_ids={1})) == part.tolist()
+        assert write(model, part.tolist(), len(part) + 1) == [*part.tolist(), 1]
 
 
 @pytest.mark.parametrize("name", ["t5", "bart", "bert", "opt"])
