@@ -184,10 +184,10 @@ def test_numbers_out_of_range_are_refused_before_anything_runs(asked: dict[str, 
 
 
 @pytest.mark.parametrize(("family", "asked"), [("gpt2", {}), ("llama", {"kv_heads": 2}), ("mistral", {"window": 5})])
-@pytest.mark.parametrize("pieces", [[3, 1, 5, 1], [1, 4, 4], [9], [2, 7]])
+@pytest.mark.parametrize("pieces", [[3, 1, 5, 1], [1, 4, 4], [9], [2, 7], [200, 1, 150, 250, 1]])     # the cache grows
 def test_pieces_give_the_logits_of_the_whole(family: str, asked: dict[str, Any], pieces: list[int]) -> None:
-    model = make_model(family, **asked).eval()
-    ids, feed, first = list(range(20, 20 + sum(pieces))), DecoderFeed(model), 0
+    model = make_model(family, context=700, **asked).eval()
+    ids, feed, first = [20 + place % 200 for place in range(sum(pieces))], DecoderFeed(model), 0
     for piece in pieces:
         found = feed(ids[first:first + piece])
         first += piece

@@ -20,7 +20,8 @@ Captured = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 SAMPLING: dict[str, Any] = {"tokens": 12, "temperature": 0.0, "top_k": None, "top_p": None, "seed": 0}
 BASE = ["data=text.txt", "model.family=llama", "model.layers=2", "model.width=64", "model.heads=2", "model.context=128",
-        "data.block=64", "data.tokenizer=bpe", "data.vocabulary=320", "max_steps=3", "sample.tokens=0", "techniques.threads=off"]
+        "data.block=64", "data.tokenizer=bpe", "data.vocabulary=320", "max_steps=3", "sample.tokens=0",
+        "techniques.threads=off"]
 TUNED = ["model.path=runs/base", "data=sums.jsonl", "method=lora", "lora.r=2", "max_steps=3", "learning_rate=1e-2",
          "train_batch_size=4", "sample.tokens=0", "techniques.threads=off", "data.validation_share=0.2"]
 

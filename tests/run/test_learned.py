@@ -1,4 +1,4 @@
-"""Small tasks with checkable answers, asked of held-out questions: each method has learned its task, not only lowered a loss."""
+"""Small tasks with answers that can be checked, asked of held-out questions: each method has learned its task."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def base(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     ["method=lora", "learning_rate=1e-2", "lora.kind=lslora"],
     ["method=lora", "learning_rate=1e-2", "lora.use_dora=true", "lora.use_rslora=true"],
 ], ids=["full", "lora", "qlora", "lslora", "dora"])
-def test_a_decoder_learns_which_numbers_are_odd(words: list[str], base: Path, parity: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_decoder_learns_which_numbers_are_odd(
+        words: list[str], base: Path, parity: Path, cache: Path, tmp_path: Path) -> None:
     run = train_run([f"model.path={base}", f"data={parity}", "max_steps=150", *words], cache, tmp_path / "run")
     assert share_right(run, cache) >= ENOUGH
 

@@ -53,7 +53,7 @@ def test_rouge_is_an_f_measure(answer: str, reference: str, one: float, two: flo
 
 
 @pytest.mark.parametrize(("text", "number"), [
-    ("6 * 7 = 42\n#### 42", "42"),
+    ("6 * 7 = 42\n#### 42", "42"), ("2 + 2 = 5\n#### 4", "4"), ("#### 4\nand 9 more", "4"),
     ("#### 1,234", "1234"), ("#### -7", "-7"), ("####42", "42"), ("####\n 42", "42"), ("#### $1,200.50", "1200.5"),
     ("#### 5 + 3 = 8\nQuestion: 2 apples and 9 pears\n#### 11", "8"),     # it did not stop; the first answer counts
     ("#### unknown, but 3 remain", "3"), ("He has 4.\n#### none", "4"),

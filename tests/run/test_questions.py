@@ -151,7 +151,8 @@ class TestSpans:
                 for last in range(first, min(first + 30, window.stop)):
                     text = question.context[window.places[first][0]:window.places[last][1]]
                     candidates.append((float(starts[first] + ends[last]), text))
-        assert point(spans, question, with_none=False) == max(candidates)[1]
+        for windows in (question.windows, question.windows[::-1]):
+            assert point(spans, replace(question, windows=windows), with_none=False) == max(candidates)[1]
 
     def test_no_answer_wins_only_where_questions_may_have_none(self, spans: OpenedModel, cache: Path, tmp_path: Path) -> None:
         question, model = self.ask(spans, cache, tmp_path), spans.model

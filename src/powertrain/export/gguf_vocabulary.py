@@ -177,7 +177,8 @@ def _sentencepiece(model: Mapping[str, Any], tokens: list[str], kinds: list[int]
     prefix = "Prepend" in normalised or '"first"' in normalised or '"always"' in normalised
     notes = ("llama.cpp puts a space before text behind a special token too, and this tokenizer only at the beginning: prompts "
              "of a chat template may have other tokens there",) if '"first"' in normalised else ()
-    return Vocabulary("llama", "default", tuple(tokens), tuple(kinds), (), scores, special, add_bos, prefix, chat_template, notes)
+    return Vocabulary("llama", "default", tuple(tokens), tuple(kinds), (), scores, special, add_bos, prefix, chat_template,
+                      notes)
 
 
 def refuse_half_merged(pairs: Sequence[tuple[str, str]], words: Collection[str]) -> None:

@@ -19,6 +19,8 @@ from powertrain.facts.software import read_software
 from powertrain.models.adapter_files import CONFIG as ADAPTER_CONFIG
 from powertrain.models.adapter_files import load_adapter, read_adapter_config
 from powertrain.models.bridge import load_bridged
+from powertrain.models.bridge_model import BridgedModel
+from powertrain.models.decoder import Decoder
 from powertrain.models.folder import CONFIG, load_folder, read_json
 from powertrain.models.hub import HUB_ID, TOKENIZERS, find_model
 from powertrain.models.model import Model
@@ -79,9 +81,13 @@ class OpenedModel:
     @cached_property
     def context(self) -> int | None:
         """Tokens that can be read and written together; None where positions have no end."""
-        config = getattr(self.model, "config", None)
-        context = config.context if config is not None else getattr(self.model, "context", None)
-        return None if context is None else int(context)
+        if isinstance(self.model, Decoder):
+            return self.model.config.context
+        assert isinstance(self.model, BridgedModel), type(self.model)
+        if self.model.context is not None or self.task != "causal":
+            return self.model.context
+        trained = getattr(self.model.network.config, "max_position_embeddings", None)    # rotary: further, but untrained
+        return None if trained is None else int(trained)
 
     @cached_property
     def has_template(self) -> bool:
@@ -161,7 +167,9 @@ def open_model(path: str, *, base: str | None = None, provider: str | None = Non
     found = find_parts(path, base=base, revision=revision)
     choice = choose(found, provider)
     if found.adapter is not None:
-        say(f"putting the adapter {found.adapter} on {found.base}")
+        recipe = found.recipe
+        unquantised = ", which here is not in 4 bits as it was in training" if recipe and recipe.method == "qlora" else ""
+        say(f"putting the adapter {found.adapter} on {found.base}{unquantised}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_parts(found, choice, dtype).to(device).eval()
     return OpenedModel(found, model, choice, open_tokenizer(found.tokenizer_folder))
