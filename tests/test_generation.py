@@ -21,7 +21,7 @@ from powertrain.generation import (
     open_feed,
 )
 from powertrain.models.attention import math_attention
-from powertrain.models.bridge_model import BridgedModel
+from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.config import RotaryScaling, make_config
 from powertrain.models.decoder import Decoder
 from powertrain.records import Batch, WrongUse

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from powertrain.models.attention import sdpa_attention
-from powertrain.models.bridge_generation import Reader, Writer
-from powertrain.models.bridge_model import BridgedModel
+from powertrain.models.bridge.generation import Reader, Writer
+from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.decoder import Decoder
 from powertrain.models.model import Model
 from powertrain.records import IGNORE, Batch, WrongUse

@@ -4,11 +4,11 @@ import textwrap
 
 import pytest
 
-from powertrain.data import docstrings
-from powertrain.data.docstrings import LONGEST_DOCSTRING_LINES, LONGEST_SOURCE_LINES, docstring_rows, documented_functions
 from powertrain.data.documents import Document
-from powertrain.data.rows import read_rows
-from powertrain.data.schemas import find_schema
+from powertrain.data.rows import docstrings
+from powertrain.data.rows.docstrings import LONGEST_DOCSTRING_LINES, LONGEST_SOURCE_LINES, docstring_rows, documented_functions
+from powertrain.data.rows.reading import read_rows
+from powertrain.data.rows.schemas import find_schema
 
 
 def found(source: str) -> list[tuple[int, str, str]]:

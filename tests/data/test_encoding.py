@@ -7,11 +7,19 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from example_folders import CHATML, FORGETFUL, chat_folder, seq2seq_folder, span_folder
-from powertrain.data.encoding import ConversationEncoder, Limit, PairEncoder, SpanEncoder, TextEncoder, check_length, prompt_of
-from powertrain.data.example_tokenizer import open_example_tokenizer
-from powertrain.data.samples import Conversation, Message, Pair, Span, Text
+from powertrain.data.examples.encoding import (
+    ConversationEncoder,
+    Limit,
+    PairEncoder,
+    SpanEncoder,
+    TextEncoder,
+    check_length,
+    prompt_of,
+)
+from powertrain.data.examples.templates import find_template
+from powertrain.data.examples.tokenizer import open_example_tokenizer
+from powertrain.data.rows.samples import Conversation, Message, Pair, Span, Text
 from powertrain.data.table_tokenizers import ByteTokenizer, CharTokenizer
-from powertrain.data.templates import find_template
 from powertrain.records import WrongUse
 
 ROOMY = Limit(10_000, drop=False)

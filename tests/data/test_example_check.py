@@ -6,8 +6,8 @@ import pytest
 
 from example_folders import chat_folder, json_lines, seq2seq_folder, span_folder
 from powertrain.data.collate import collate_padded
-from powertrain.data.example_check import check_examples, histogram, padding_share
-from powertrain.data.example_store import open_examples
+from powertrain.data.examples.check import check_examples, histogram, padding_share
+from powertrain.data.examples.store import open_examples
 from powertrain.data.order import step_examples
 from powertrain.report.data import check_rows, marked, totals
 

@@ -8,9 +8,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from example_folders import chat_folder, json_lines, seq2seq_folder, span_folder
-from powertrain.data import example_making, source_digest
-from powertrain.data.example_split import held_out, weighted
-from powertrain.data.example_store import open_examples
+from powertrain.data.examples import making, source_digest
+from powertrain.data.examples.split import held_out, weighted
+from powertrain.data.examples.store import open_examples
 from powertrain.data.order import epoch_order
 from powertrain.data.publishing import is_whole
 from powertrain.records import IGNORE, WrongUse
@@ -42,7 +42,7 @@ def no_building(monkeypatch):
     def forbid():
         def refuse(*arguments, **named):
             raise AssertionError("it was built again")
-        monkeypatch.setattr(example_making, "write_part", refuse)
+        monkeypatch.setattr(making, "write_part", refuse)
     return forbid
 
 
@@ -109,7 +109,7 @@ def test_a_folder_appears_only_when_it_is_whole(opened, rows, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
     with monkeypatch.context() as patched:
-        patched.setattr(example_making, "write_part", interrupted)
+        patched.setattr(making, "write_part", interrupted)
         with pytest.raises(KeyboardInterrupt):
             opened(rows)
     assert not list((Path(opened(rows).folder).parent).glob(".building*"))
@@ -285,9 +285,9 @@ def test_a_template_whose_turns_end_otherwise_than_the_tokenizer_says_is_pointed
 
 
 def test_progress_is_said_now_and_then(opened, rows, monkeypatch):
-    from powertrain.data import example_writer
-    monkeypatch.setattr(example_writer, "SAY_EVERY_S", 0.0)
-    monkeypatch.setattr(example_writer, "BATCH_ROWS", 10)
+    from powertrain.data.examples import writer
+    monkeypatch.setattr(writer, "SAY_EVERY_S", 0.0)
+    monkeypatch.setattr(writer, "BATCH_ROWS", 10)
     heard = []
     opened(rows, say=heard.append)
     assert heard[0] == f"tokenising {rows}"
@@ -295,9 +295,9 @@ def test_progress_is_said_now_and_then(opened, rows, monkeypatch):
 
 
 def test_batches_do_not_change_what_is_stored(opened, rows, monkeypatch, tmp_path):
-    from powertrain.data import example_writer
+    from powertrain.data.examples import writer
     whole = opened(rows)
-    monkeypatch.setattr(example_writer, "BATCH_ROWS", 3)
+    monkeypatch.setattr(writer, "BATCH_ROWS", 3)
     parts = opened(rows, cache=tmp_path / "other")
     for name in ("examples.bin", "tokens.bin", "trained.bin"):
         assert (whole.folder / name).read_bytes() == (parts.folder / name).read_bytes()
@@ -306,9 +306,9 @@ def test_batches_do_not_change_what_is_stored(opened, rows, monkeypatch, tmp_pat
 PREPARE = """
 import re, sys
 from pathlib import Path
-from powertrain.data import example_writer
-from powertrain.data.example_store import open_examples
-example_writer.BATCH_CHARS = 50_000
+from powertrain.data.examples import writer
+from powertrain.data.examples.store import open_examples
+writer.BATCH_CHARS = 50_000
 store = open_examples([sys.argv[1]], max_length=2048, validation_share=0.05, seed=1, tokenizer_folder=Path(sys.argv[2]),
                       cache=Path(sys.argv[3]))
 order = range(0, len(store.training), 7)

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powertrain.data import json_files, row_files
-from powertrain.data.row import Rejected, Row, fault
-from powertrain.data.rows import local_files, read_rows
+from powertrain.data.rows import files, json_files
+from powertrain.data.rows.reading import local_files, read_rows
+from powertrain.data.rows.row import Rejected, Row, fault
 from powertrain.records import WrongUse
 
 ROWS = [{"question": "uno\n\"due\", tre", "answer": "é ✓"}, {"question": "b", "answer": ""},
@@ -209,7 +209,7 @@ def test_a_whole_surrogate_pair_is_a_character(tmp_path):
 
 
 def test_a_line_without_end_is_rejected_without_being_held(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_files, "LONGEST_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr(files, "LONGEST_LINE_BYTES", 1 << 20)
     path = write(tmp_path / "a.jsonl", '{"text": "' + "a" * (5 << 20) + '"}\n{"text": "b"}\n')
     bad, good = read(path)
     assert (bad.origin, good.origin) == (f"{path}:1", f"{path}:2")
@@ -461,7 +461,7 @@ def test_a_binary_file_is_refused_with_what_can_be_read(tmp_path):
 
 
 def test_a_text_that_is_too_long_for_one_example_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_files, "LONGEST_TEXT_BYTES", 1 << 20)
+    monkeypatch.setattr(files, "LONGEST_TEXT_BYTES", 1 << 20)
     assert "more than 1 MiB, and a text file is one example" in refusal(write(tmp_path / "a.txt", "a" * ((1 << 20) + 1)))
 
 
@@ -489,8 +489,8 @@ def test_a_part_that_is_not_installed_is_named_with_its_command(tmp_path, monkey
 
 def test_reading_jsonl_loads_neither_torch_nor_the_optional_parts(tmp_path):
     path = write(tmp_path / "a.jsonl", lines(ROWS))
-    code = (f"import sys; from powertrain.data.rows import read_rows; from pathlib import Path\n"
-            f"from powertrain.data.schemas import find_schema\n"
+    code = (f"import sys; from powertrain.data.rows.reading import read_rows; from pathlib import Path\n"
+            f"from powertrain.data.rows.schemas import find_schema\n"
             f"list(read_rows({str(path)!r}, cache=Path()))\n"
             f"sys.exit(({{'torch', 'datasets', 'pyarrow', 'transformers'}} & set(sys.modules) or None))")
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.data.conversations import JOIN
-from powertrain.data.formats import FORMATS, SUMMARISE
-from powertrain.data.row import Row
-from powertrain.data.schemas import BadRow, Conversation, Message, Pair, Span, Text, find_schema
+from powertrain.data.rows.conversations import JOIN
+from powertrain.data.rows.formats import FORMATS, SUMMARISE
+from powertrain.data.rows.row import Row
+from powertrain.data.rows.schemas import BadRow, Conversation, Message, Pair, Span, Text, find_schema
 from powertrain.records import WrongUse
 
 TURNS = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]

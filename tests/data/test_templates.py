@@ -4,12 +4,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from example_folders import CHATML, FORGETFUL, GENERATION, INST, chat_folder
-from powertrain.data.example_tokenizer import open_example_tokenizer
+from powertrain.data.examples.templates import find_template
+from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.data.library_tokenizers import BytePairTokenizer
-from powertrain.data.row import BadRow
-from powertrain.data.samples import Message
+from powertrain.data.rows.row import BadRow
+from powertrain.data.rows.samples import Message
 from powertrain.data.table_tokenizers import ByteTokenizer
-from powertrain.data.templates import find_template
 from powertrain.records import WrongUse
 
 ASKED = [Message("user", "what is it?"), Message("assistant", "  a cat\n")]

@@ -13,7 +13,7 @@ import torch
 from adapted_models import make_base
 from powertrain.data.documents import Document
 from powertrain.data.example import Example
-from powertrain.data.example_tokenizer import ExampleTokenizer, open_example_tokenizer
+from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
 from powertrain.data.tokenizers import make_tokenizer
 from powertrain.models.adapter_files import save_adapter
 from powertrain.models.decoder import Decoder

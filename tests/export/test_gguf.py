@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from adapted_models import ROWS, make_base
-from powertrain.data.example_tokenizer import ExampleTokenizer
+from powertrain.data.examples.tokenizer import ExampleTokenizer
 from powertrain.export.gguf import all_tensors, as_stored, export_gguf
 from powertrain.export.gguf_check import check_settings, check_tensors, is_rounded
 from powertrain.models.config import FAMILIES, RotaryScaling

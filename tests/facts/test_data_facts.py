@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from powertrain.data.example_store import open_examples
+from powertrain.data.examples.store import open_examples
 from powertrain.data.store import open_store
 from powertrain.facts.data import data_facts, example_facts, training_examples
 from powertrain.records import IGNORE, WrongUse

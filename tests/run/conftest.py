@@ -10,7 +10,7 @@ import pytest
 
 from adapted_models import make_base, with_adapter
 from example_folders import chat_folder
-from powertrain.data.example_tokenizer import open_example_tokenizer
+from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.models.adapter_files import save_adapter
 from powertrain.models.folder import save_folder
 

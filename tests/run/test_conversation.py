@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.data.samples import Message
+from powertrain.data.rows.samples import Message
 from powertrain.generation import Sampling
 from powertrain.records import WrongUse
 from powertrain.run.conversation import Conversation

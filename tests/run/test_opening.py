@@ -12,10 +12,10 @@ import torch
 
 from adapted_models import make_base, with_adapter
 from example_folders import seq2seq_folder
-from powertrain.data.samples import Message
+from powertrain.data.rows.samples import Message
 from powertrain.data.tokenizers import load_tokenizer
 from powertrain.models.adapters import has_adapters
-from powertrain.models.bridge_model import BridgedModel
+from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.decoder import Decoder
 from powertrain.records import WrongUse
 from powertrain.run.opening import open_model

@@ -12,9 +12,9 @@ import torch
 
 from example_folders import json_lines, seq2seq_folder, span_folder
 from powertrain.data.collate import collate
-from powertrain.data.example_store import open_examples
+from powertrain.data.examples.store import open_examples
 from powertrain.generation import DecoderFeed, Sampling, generate_ids
-from powertrain.models.bridge_model import BridgedModel
+from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.decoder import Decoder
 from powertrain.records import WrongUse
 from powertrain.run.answers import ask_all, choose_metric, point

@@ -12,15 +12,15 @@ from powertrain.records import WrongUse, to_plain
 from powertrain.report.data import check_rows, marked, totals
 
 if TYPE_CHECKING:
-    from powertrain.data.example_store import ExampleStore
-    from powertrain.data.example_view import Piece
+    from powertrain.data.examples.store import ExampleStore
+    from powertrain.data.examples.view import Piece
     from powertrain.recipe import Recipe
 
 TRAINED_STYLE = "bold green"
 
 
 def check(words: Sequence[str], *, as_json: bool) -> None:
-    from powertrain.data.example_check import check_examples
+    from powertrain.data.examples.check import check_examples
 
     recipe, store = _opened(words)
     found = check_examples(store, train_batch_size=recipe.train_batch_size, seed=recipe.seed)

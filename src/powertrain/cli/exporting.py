@@ -65,7 +65,7 @@ def _merged(path: str, folder: Path, dtype: str | None, base: str | None,
             provider: str | None) -> tuple[list[Row], dict[str, Any]]:
     from powertrain.export.merged import export_merged
     from powertrain.export.merged_bridge import export_merged_bridge
-    from powertrain.models.bridge_model import BridgedModel
+    from powertrain.models.bridge.model import BridgedModel
     from powertrain.models.decoder import Decoder
     from powertrain.run.opening import open_model
 

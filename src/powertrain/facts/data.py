@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from powertrain.data.example_store import ExampleStore
+from powertrain.data.examples.store import ExampleStore
 from powertrain.data.store import QUANTILES, TokenStore
 from powertrain.records import DataFacts, WrongUse
 

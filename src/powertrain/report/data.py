@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from powertrain.report.figures import count
 
 if TYPE_CHECKING:
-    from powertrain.data.example_check import ExampleCheck
-    from powertrain.data.example_part import Problem
-    from powertrain.data.example_view import Piece
+    from powertrain.data.examples.check import ExampleCheck
+    from powertrain.data.examples.part import Problem
+    from powertrain.data.examples.view import Piece
 
 NAMED_ROWS = 5                               # of each kind of problem
 BAR_CHARS = 40

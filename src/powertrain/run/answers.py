@@ -11,8 +11,8 @@ import torch
 
 from powertrain.data.collate import collate
 from powertrain.generation import DecoderFeed, Feed, Sampling, generate_ids, open_feed, stream
-from powertrain.models.bridge_generation import best_span
-from powertrain.models.bridge_model import BridgedModel
+from powertrain.models.bridge.generation import best_span
+from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.decoder import Decoder
 from powertrain.records import WrongUse
 from powertrain.run.metrics import ANSWER_MARK, METRICS, Metric, Scores

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from powertrain.data.row import BadRow
-from powertrain.data.samples import Message
+from powertrain.data.rows.row import BadRow
+from powertrain.data.rows.samples import Message
 from powertrain.generation import Feed, Sampling, TextTokens, generate_ids, open_feed, stream
 from powertrain.records import WrongUse
 from powertrain.run.opening import OpenedModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from powertrain.data.example_store import ExampleStore, open_examples
+from powertrain.data.examples.store import ExampleStore, open_examples
 from powertrain.facts.software import read_software
 from powertrain.models.providers import decoder_start
 from powertrain.recipe import Recipe

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from powertrain.data.example_tokenizer import ExampleTokenizer, named_tokens, open_example_tokenizer
-from powertrain.data.samples import Message
+from powertrain.data.examples.templates import ChatTemplate, find_template, own_templates
+from powertrain.data.examples.tokenizer import ExampleTokenizer, named_tokens, open_example_tokenizer
+from powertrain.data.rows.samples import Message
 from powertrain.data.saved_tokenizers import marked_kind
-from powertrain.data.templates import ChatTemplate, find_template, own_templates
 from powertrain.data.tokenizers import KINDS, load_tokenizer
 from powertrain.facts.software import read_software
 from powertrain.models.adapter_files import CONFIG as ADAPTER_CONFIG
 from powertrain.models.adapter_files import load_adapter, read_adapter_config
-from powertrain.models.bridge import load_bridged
-from powertrain.models.bridge_model import BridgedModel
+from powertrain.models.bridge.loading import load_bridged
+from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.decoder import Decoder
 from powertrain.models.folder import CONFIG, load_folder, read_json
 from powertrain.models.hub import HUB_ID, TOKENIZERS, find_model

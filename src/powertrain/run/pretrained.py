@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from powertrain.data.collate import collate, collate_padded
-from powertrain.data.example_store import ExampleStore
+from powertrain.data.examples.store import ExampleStore
 from powertrain.facts.data import example_facts
 from powertrain.facts.model import model_facts
 from powertrain.models.adapter_files import load_adapter, read_adapter_config
 from powertrain.models.adapters import AdapterConfig, add_adapters
-from powertrain.models.bridge import bridged_facts, load_bridged
+from powertrain.models.bridge.loading import bridged_facts, load_bridged
 from powertrain.models.folder import load_folder, read_config
 from powertrain.models.model import Model
 from powertrain.models.quantised import quantise_base

@@ -11,11 +11,11 @@ import numpy as np
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from powertrain.data.example import Example
-from powertrain.data.example_store import ExampleStore
-from powertrain.data.row import BadRow, Row
-from powertrain.data.rows import read_rows
-from powertrain.data.samples import Conversation, Pair, Sample, Span
-from powertrain.data.schemas import Schema, find_schema
+from powertrain.data.examples.store import ExampleStore
+from powertrain.data.rows.reading import read_rows
+from powertrain.data.rows.row import BadRow, Row
+from powertrain.data.rows.samples import Conversation, Pair, Sample, Span
+from powertrain.data.rows.schemas import Schema, find_schema
 from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, WrongUse
 from powertrain.run.opening import OpenedModel
@@ -138,7 +138,7 @@ def _question(opened: OpenedModel, sample: Sample, references: tuple[str, ...] |
 
 
 def windows_of(opened: OpenedModel, sample: Span) -> list[Window]:
-    """The question with each part of its context, in the way that data/encoding.py cuts examples."""
+    """The question with each part of its context, in the way that data/examples/encoding.py cuts examples."""
     library = LibraryTokenizer.from_str(opened.chat_tokenizer.library.to_str())
     wanted = (opened.found.recipe or Recipe()).data.max_length or WINDOW
     length = min(opened.context or wanted, wanted)

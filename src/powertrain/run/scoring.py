@@ -14,10 +14,10 @@ import torch
 from powertrain.data.blocks import EvaluationBlocks
 from powertrain.data.collate import collate
 from powertrain.data.example import Example
-from powertrain.data.example_store import ExampleStore, open_examples
+from powertrain.data.examples.store import ExampleStore, open_examples
 from powertrain.data.reading import read_documents
-from powertrain.data.row import Row
-from powertrain.data.rows import read_rows
+from powertrain.data.rows.reading import read_rows
+from powertrain.data.rows.row import Row
 from powertrain.models.attention import sdpa_attention
 from powertrain.models.model import Model
 from powertrain.models.providers import decoder_start

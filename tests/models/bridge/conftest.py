@@ -11,8 +11,8 @@ import torch
 import transformers
 from library_models import CONFIGS, VOCABULARY
 
-from powertrain.models.bridge import load_bridged
-from powertrain.models.bridge_model import BridgedModel
+from powertrain.models.bridge.loading import load_bridged
+from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.providers import AUTO_CLASSES
 
 

@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor
 
 from powertrain.models.adapters import AdapterConfig
-from powertrain.models.bridge_model import BridgedModel
+from powertrain.models.bridge.model import BridgedModel
 from powertrain.records import IGNORE, Batch, Source
 
 VOCABULARY, CONTEXT = 61, 40

@@ -33,8 +33,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from powertrain.models.adapters import AdapterConfig
-from powertrain.models.bridge import bridged_facts, load_bridged
-from powertrain.models.bridge_model import BridgedModel
+from powertrain.models.bridge.loading import bridged_facts, load_bridged
+from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.providers import AUTO_CLASSES
 from powertrain.records import IGNORE, Batch, Source, WrongUse
 

@@ -25,9 +25,9 @@ from powertrain.data.collate import collate
 from powertrain.data.example import Example
 from powertrain.generation import Sampling, generate_ids, open_feed
 from powertrain.models.adapters import AdapterConfig
-from powertrain.models.bridge import bridged_facts
-from powertrain.models.bridge_generation import best_span, best_spans
-from powertrain.models.bridge_model import BridgedModel
+from powertrain.models.bridge.generation import best_span, best_spans
+from powertrain.models.bridge.loading import bridged_facts
+from powertrain.models.bridge.model import BridgedModel
 from powertrain.records import Batch, Source, WrongUse
 from powertrain.training.loop import backward
 from powertrain.training.setup import Precision, plain_adamw, plain_setup

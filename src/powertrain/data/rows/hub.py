@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from powertrain.data.row import Rejected, Row
-from powertrain.data.splits import choose_split
-from powertrain.data.table_files import BATCH_ROWS, optional_part, table_rows
+from powertrain.data.rows.row import Rejected, Row
+from powertrain.data.rows.splits import choose_split
+from powertrain.data.rows.table_files import BATCH_ROWS, optional_part, table_rows
 from powertrain.records import WrongUse
 
 HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<config>[\w.+-]+))?")

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from powertrain.models.bridge_model import position_reach
+from powertrain.models.bridge.model import position_reach
 from powertrain.records import ModelFacts
 
 # What models call the same thing in config.json, the most common name first.

@@ -17,10 +17,10 @@ import numpy.typing as npt
 from tokenizers import Encoding
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from powertrain.data.example_tokenizer import ExampleTokenizer
-from powertrain.data.row import BadRow
-from powertrain.data.samples import Conversation, Pair, Sample, Span, Text
-from powertrain.data.templates import ChatTemplate, Marked, Place
+from powertrain.data.examples.templates import ChatTemplate, Marked, Place
+from powertrain.data.examples.tokenizer import ExampleTokenizer
+from powertrain.data.rows.row import BadRow
+from powertrain.data.rows.samples import Conversation, Pair, Sample, Span, Text
 from powertrain.records import WrongUse
 
 Ids = npt.NDArray[np.int64]

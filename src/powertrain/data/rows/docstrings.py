@@ -23,8 +23,8 @@ from typing import Any
 from powertrain.data.corpora import standard_library
 from powertrain.data.documents import Document
 from powertrain.data.publishing import is_whole, publish
-from powertrain.data.row import Row
-from powertrain.data.row_files import json_lines
+from powertrain.data.rows.files import json_lines
+from powertrain.data.rows.row import Row
 
 FORMAT = 1                                   # of the rows; another number makes them again
 LONGEST_SOURCE_LINES = 20                    # decorators, signature and body

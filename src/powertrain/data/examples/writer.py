@@ -18,11 +18,11 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from powertrain.data.encoding import EncodedRow, Encoder, prompt_of
-from powertrain.data.example_part import PROBLEMS_KEPT, RECORD, Problem
-from powertrain.data.row import BadRow, Rejected, Row
-from powertrain.data.samples import Sample
-from powertrain.data.schemas import Schema
+from powertrain.data.examples.encoding import EncodedRow, Encoder, prompt_of
+from powertrain.data.examples.part import PROBLEMS_KEPT, RECORD, Problem
+from powertrain.data.rows.row import BadRow, Rejected, Row
+from powertrain.data.rows.samples import Sample
+from powertrain.data.rows.schemas import Schema
 from powertrain.data.tokenizers import token_dtype
 
 Say = Callable[[str], None]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from powertrain.models.bridge_adapters import continue_adapter, put_adapters, wrap_saved
-from powertrain.models.bridge_facts import count_model
-from powertrain.models.bridge_model import BridgedModel
-from powertrain.models.bridge_opening import open_empty, open_network, refuse_looking_ahead, refuse_quantised, remote_code
+from powertrain.models.bridge.adapters import continue_adapter, put_adapters, wrap_saved
+from powertrain.models.bridge.facts import count_model
+from powertrain.models.bridge.model import BridgedModel
+from powertrain.models.bridge.opening import open_empty, open_network, refuse_looking_ahead, refuse_quantised, remote_code
 from powertrain.models.folder import CONFIG, read_json
 from powertrain.records import ModelFacts
 
@@ -40,7 +40,7 @@ def load_bridged(folder: Path, *, task: str, method: str, adapters: AdapterConfi
     code = remote_code(folder, config, trust_remote_code, revision)
     refuse_quantised(folder, config, method)
     if provider == "unsloth":
-        from powertrain.models.bridge_unsloth import load_unsloth
+        from powertrain.models.bridge.unsloth import load_unsloth
 
         library = load_unsloth(folder, method=method, adapters=adapters, quantisation=quantisation, dropout=dropout,
                                adapter_folder=adapter_folder, max_length=max_length, code=code)

@@ -137,7 +137,7 @@ class BridgedModel(Model):
 
     def save(self, folder: Path, tokenizer: SavedTokenizer | None = None) -> None:
         """Writes the whole model as transformers does, or the adapters as PEFT does; safetensors. Raises OSError."""
-        from powertrain.models.bridge_adapters import save_adapter_files
+        from powertrain.models.bridge.adapters import save_adapter_files
 
         folder.mkdir(parents=True, exist_ok=True)
         if self.has_adapters:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from powertrain.data.reading import _looks_like_text as looks_like_text
 from powertrain.data.reading import _text_files as text_files
-from powertrain.data.row_files import readable
-from powertrain.data.splits import TRAIN, WORDS, choose_split, named_split
+from powertrain.data.rows.files import readable
+from powertrain.data.rows.splits import TRAIN, WORDS, choose_split, named_split
 from powertrain.records import WrongUse
 
 LINES, SHEETS, OBJECTS, TABLES = (".jsonl", ".ndjson"), (".csv", ".tsv"), (".json",), (".parquet", ".arrow", ".feather")

@@ -10,16 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from powertrain.data.encoding import Limit, TrainOn, make_encoder
-from powertrain.data.example_part import Part, open_part
-from powertrain.data.example_tokenizer import ExampleTokenizer
-from powertrain.data.example_writer import write_part
+from powertrain.data.examples.encoding import Limit, TrainOn, make_encoder
+from powertrain.data.examples.part import Part, open_part
+from powertrain.data.examples.source_digest import digest_source
+from powertrain.data.examples.templates import ChatTemplate
+from powertrain.data.examples.tokenizer import ExampleTokenizer
+from powertrain.data.examples.writer import write_part
 from powertrain.data.publishing import is_whole, publish
-from powertrain.data.row import Row
-from powertrain.data.rows import read_rows
-from powertrain.data.schemas import Schema, find_schema
-from powertrain.data.source_digest import digest_source
-from powertrain.data.templates import ChatTemplate
+from powertrain.data.rows.reading import read_rows
+from powertrain.data.rows.row import Row
+from powertrain.data.rows.schemas import Schema, find_schema
 
 FORMAT = 1                                   # of a part, and of all that decides its content
 ROWS_LOOKED_AT = 64                          # to find out what they mean

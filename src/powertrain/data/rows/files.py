@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 
 from powertrain.data.reading import SNIFFED_BYTES
 from powertrain.data.reading import _row as parse_line
-from powertrain.data.row import Rejected, Row, fault
+from powertrain.data.rows.row import Rejected, Row, fault
 from powertrain.records import WrongUse
 
 LONGEST_LINE_BYTES = 64 << 20                # of JSONL or CSV; far above any row, far below what fills a memory

@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from powertrain.models.bridge_adapters import first_line, head_names
-from powertrain.models.bridge_model import quietly
+from powertrain.models.bridge.adapters import first_line, head_names
+from powertrain.models.bridge.model import quietly
 from powertrain.models.folder import weight_files
 from powertrain.models.providers import AUTO_CLASSES
 from powertrain.records import WrongUse

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from powertrain.data.example_part import Problem
-from powertrain.data.example_store import ExampleStore
+from powertrain.data.examples.part import Problem
+from powertrain.data.examples.store import ExampleStore
 from powertrain.data.order import epoch_order
 
 BARS = 12                                    # of the histogram, at most

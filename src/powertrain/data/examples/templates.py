@@ -15,9 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from powertrain.data.example_tokenizer import CONFIG, TEMPLATE_FILE, ExampleTokenizer, open_example_tokenizer
-from powertrain.data.row import BadRow
-from powertrain.data.samples import Message
+from powertrain.data.examples.tokenizer import CONFIG, TEMPLATE_FILE, ExampleTokenizer, open_example_tokenizer
+from powertrain.data.rows.row import BadRow
+from powertrain.data.rows.samples import Message
 from powertrain.data.saved_tokenizers import read_json
 from powertrain.records import WrongUse
 

@@ -17,7 +17,7 @@ from powertrain.records import WrongUse
 
 if TYPE_CHECKING:
     from powertrain.models.adapters import AdapterConfig
-    from powertrain.models.bridge_model import BridgedModel
+    from powertrain.models.bridge.model import BridgedModel
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 TASK_TYPES = {"causal": "CAUSAL_LM", "seq2seq": "SEQ_2_SEQ_LM", "span": "QUESTION_ANS"}
@@ -223,7 +223,7 @@ def merge_bridged(model: BridgedModel) -> BridgedModel:
 
     Raises WrongUse for a 4-bit base, whose weights cannot take the change up: load the unquantised one.
     """
-    from powertrain.models.bridge_model import BridgedModel
+    from powertrain.models.bridge.model import BridgedModel
 
     if getattr(model.network, "is_loaded_in_4bit", False):
         raise WrongUse("an adapter does not merge into a base in 4 bits, whose rounding would swallow it; load the unquantised "

@@ -1,6 +1,6 @@
 """The example store: sources tokenised once into examples, memory-mapped ever after.
 
-    <cache>/examples/<key>/  one source's part, see example_part.py
+    <cache>/examples/<key>/  one source's part, see part.py
 
 The key is a digest of all that decides what is stored: the source's content, the tokenizer, the template, the lengths. Split,
 seed and weights are not in it; they are applied to the numbers of the examples when the store is opened.
@@ -19,16 +19,16 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from powertrain.data.encoding import Limit, TrainOn, check_length
 from powertrain.data.example import Example
-from powertrain.data.example_making import Making, Reading, Say
-from powertrain.data.example_part import Part, Problem
-from powertrain.data.example_split import held_out, weighted
-from powertrain.data.example_tokenizer import ExampleTokenizer, open_example_tokenizer
-from powertrain.data.example_view import Piece, pieces_of
-from powertrain.data.samples import Message
-from powertrain.data.schemas import Schema
-from powertrain.data.templates import ChatTemplate, find_template, own_templates
+from powertrain.data.examples.encoding import Limit, TrainOn, check_length
+from powertrain.data.examples.making import Making, Reading, Say
+from powertrain.data.examples.part import Part, Problem
+from powertrain.data.examples.split import held_out, weighted
+from powertrain.data.examples.templates import ChatTemplate, find_template, own_templates
+from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
+from powertrain.data.examples.view import Piece, pieces_of
+from powertrain.data.rows.samples import Message
+from powertrain.data.rows.schemas import Schema
 from powertrain.records import WrongUse
 
 FEW_TOO_LONG = 0.1                           # a larger share is cut only if that was asked for

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from powertrain.data.reading import _json_kind as json_kind
-from powertrain.data.row import BadRow
-from powertrain.data.samples import Conversation, Message, Pair
+from powertrain.data.rows.row import BadRow
+from powertrain.data.rows.samples import Conversation, Message, Pair
 
 JOIN = "\n\n"                                # between an instruction and its input, a context and its question
 ROLE_NAMES = {"system": "system", "developer": "system", "user": "user", "human": "user", "prompter": "user",

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from powertrain.data.corpora import CORPORA
 from powertrain.data.reading import _files as named_files
-from powertrain.data.row_folders import data_suffix, folder_files
-from powertrain.data.rows import ROW_SETS, read_rows
+from powertrain.data.rows.folders import data_suffix, folder_files
+from powertrain.data.rows.reading import ROW_SETS, read_rows
 from powertrain.records import WrongUse
 
 READ_WHOLE_BYTES = 64 << 20

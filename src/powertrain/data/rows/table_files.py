@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from powertrain.data.row import Rejected, Row, fault
+from powertrain.data.rows.row import Rejected, Row, fault
 from powertrain.records import WrongUse
 
 BATCH_ROWS = 256                             # turned into Python's objects at a time

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from powertrain.models.bridge_model import BridgedModel
+from powertrain.models.bridge.model import BridgedModel
 from powertrain.records import Batch, WrongUse
 
 LONGEST_ANSWER = 30                          # tokens; transformers' examples/pytorch/question-answering
