@@ -10,6 +10,7 @@ TESTS  ?=        # which tests; all of them by default
 
 demo: install
 	$(BIN)/powertrain train default $(WORDS)
+	@echo "Next: $(BIN)/powertrain train docstrings    tunes this model (LoRA) to write docstrings, in about a minute"
 
 test: install
 	$(BIN)/python -m pytest $(TESTS)

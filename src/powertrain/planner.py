@@ -40,7 +40,8 @@ def make_plan(facts: Facts, recipe: Recipe, total_steps: int) -> Plan:
 def workload_of(facts: Facts, plan: Plan) -> Workload:
     """The optimizer step's arithmetic as the plan carries it out."""
     data = facts.data
-    plain = Workload(examples=data.train_batch_size, block=data.block, micro_batch=data.train_batch_size)
+    plain = Workload(examples=data.train_batch_size, block=data.block, micro_batch=data.train_batch_size,
+                     trained_share=data.trained_share)
     return reduce(lambda workload, step: step.technique.reckon(workload), plan.steps, plain)
 
 

@@ -101,14 +101,16 @@ def _print_plan(prepared: Prepared, *, as_json: bool) -> None:
 
 def _print_overview(prepared: Prepared, *, stderr: bool) -> None:
     facts = prepared.facts
+    why_provider = prepared.resolved.origins.get("model.provider", "").removeprefix("planner: ")
     output.print_rows([*[("Note", note) for note in prepared.resolved.notes],
                        *[("Corrected", text) for text in prepared.recipe.corrections],
                        plan_report.machine_row(facts.hardware), plan_report.data_row(facts.data),
-                       plan_report.model_row(facts.model),
+                       plan_report.model_row(facts.model, why_provider),
+                       *[("Seen", text) for text in prepared.material.said],
                        plan_report.run_row(prepared.recipe.model_dump(), facts.data, prepared.total_steps)], stderr=stderr)
     output.print_rows([("Plan", *row) for row in plan_report.plan_rows(prepared.plan)], stderr=stderr,
                       styles=("bold", "bold", "cyan"))
-    output.print_rows(plan_report.expected_rows(prepared.plan.estimate, facts.hardware), stderr=stderr)
+    output.print_rows(plan_report.expected_rows(prepared.plan.estimate, facts.hardware, facts.model), stderr=stderr)
 
 
 class Watcher:

@@ -102,10 +102,13 @@ def find_recipe(name: str) -> tuple[str, str]:
 
 def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
     """Default values, then the recipe's, then `key=value` words. Raises WrongUse with the key, the file and the cure."""
-    spoken, word_notes = _translated(_parse_words(overrides), "command line")
+    words = _parse_words(overrides)
     # the embedded recipe trains from scratch: words that name a pretrained model are a recipe of their own
-    text, origin = ("", "command line") if name is None and "model.path" in spoken else find_recipe(name or DEFAULT)
-    from_file, file_notes = _translated(dict(flat(_parse(text, origin))), origin)
+    text, origin = ("", "command line") if name is None and spellings.fine_tunes(words) else find_recipe(name or DEFAULT)
+    written = dict(flat(_parse(text, origin)))
+    tunes = spellings.fine_tunes(words) or spellings.fine_tunes(written)
+    from_file, file_notes = _translated(written, tunes, origin)
+    spoken, word_notes = _translated(words, tunes, "command line")
     values = {**from_file, **_unpinned(spoken)}
     _drop_rivals(values, spoken)
     _check_keys(values, {**dict.fromkeys(from_file, origin), **dict.fromkeys(spoken, "command line")})
@@ -165,9 +168,9 @@ def _parse_words(words: Sequence[str]) -> dict[str, Any]:
     return {name: item for key, value in values.items() for name, item in flat({key: value})}
 
 
-def _translated(values: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], list[str]]:
+def _translated(values: Mapping[str, Any], tunes: bool, origin: str) -> tuple[dict[str, Any], list[str]]:
     try:
-        ours, notes = spellings.translate(values)
+        ours, notes = spellings.translate(values, tunes)
     except (ValueError, TypeError) as error:
         raise WrongUse(f"{origin}: {error}") from None
     return spellings.clean(ours), [f"{origin}: {note}" for note in notes]

@@ -39,7 +39,7 @@ class Live:
         if not self.steps:
             return "first step ..."
         last, seconds = self.steps[-1], sum(step["seconds"] for step in self.steps)
-        tokens_per_s = sum(step["tokens"] for step in self.steps) / seconds
+        tokens_per_s = sum(step["real_tokens"] for step in self.steps) / seconds
         left_s = (self.total_steps - last["step"]) * seconds / len(self.steps)
         recent_loss = sum(step["loss"] for step in self.steps[-10:]) / len(self.steps[-10:])
         parts = [f"step {last['step']:,}/{self.total_steps:,}", f"loss {recent_loss:.3f}", f"{count(tokens_per_s)} tokens/s"]

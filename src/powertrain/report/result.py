@@ -24,7 +24,7 @@ def result_rows(events: Sequence[Mapping[str, Any]], folder: str, gzip_bits_per_
         rows.append(("Clipped", f"{end['clipped_steps']:,} of {end['step']:,} steps had a gradient over max_grad_norm"))
     if end.get("peak_memory_bytes"):
         rows.append(("Memory", f"{memory(end['peak_memory_bytes'])} at the peak"))
-    return rows + _next_rows(end["reason"], folder)
+    return rows + _next_rows(end["reason"], folder, last.get("resume") or last["start"])
 
 
 def quality(evaluation: Mapping[str, Any], gzip_bits_per_byte: float | None) -> str:
@@ -38,8 +38,10 @@ def quality(evaluation: Mapping[str, Any], gzip_bits_per_byte: float | None) -> 
 
 
 def _speed_rows(steps: Sequence[Mapping[str, Any]], estimate: Mapping[str, Any] | None) -> list[Row]:
-    seconds, tokens = sum(step["seconds"] for step in steps), sum(step["tokens"] for step in steps)
-    text = f"{count(tokens)} tokens in {duration(seconds)} of training: {count(tokens / seconds)} tokens/s"
+    seconds, tokens = sum(step["seconds"] for step in steps), sum(step["real_tokens"] for step in steps)
+    trained = sum(step["tokens"] for step in steps)
+    learned = "" if trained == tokens else f" ({count(trained)} of them learned)"
+    text = f"{count(tokens)} tokens{learned} in {duration(seconds)} of training: {count(tokens / seconds)} tokens/s"
     if estimate:
         share = tokens / seconds * estimate["flops_per_token"] / estimate["peak_flops_per_s"]
         low_s, high_s = estimate["step_s"]
@@ -48,10 +50,15 @@ def _speed_rows(steps: Sequence[Mapping[str, Any]], estimate: Mapping[str, Any] 
     return [("Speed", text)]
 
 
-def _next_rows(reason: str, folder: str) -> list[Row]:
+def _next_rows(reason: str, folder: str, start: Mapping[str, Any]) -> list[Row]:
     if reason != "finished":
         return [("Go on", f"powertrain train --resume {folder}")]
-    return [("Model", f"{folder}/model opens in powertrain and transformers"),
-            ("Next", f"powertrain generate {folder} --prompt TEXT"),
-            ("", f"powertrain evaluate {folder}"),
-            ("", f"powertrain runs show {folder}")]
+    has_adapter, task = start.get("method") in ("lora", "qlora"), start.get("task", "causal")
+    what, opens = ("Adapter", start.get("opens_in", "peft")) if has_adapter else ("Model", "transformers")
+    use = {"causal": f"powertrain generate {folder} --prompt TEXT" if start.get("method") == "scratch"
+           else f"powertrain chat {folder}", "seq2seq": f"powertrain generate {folder} --prompt TEXT"}
+    commands = [use[task]] if task in use else []
+    commands += [f"powertrain evaluate {folder}", f"powertrain runs show {folder}"]
+    commands += [f"powertrain export {folder} --to merged --output FOLDER"] if has_adapter else []
+    return [(what, f"{folder}/model opens in powertrain" + (f" and {opens}" if opens else "")),
+            *[("Next" if number == 0 else "", command) for number, command in enumerate(commands)]]

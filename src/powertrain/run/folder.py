@@ -161,7 +161,7 @@ def summarise(folder: RunFolder) -> RunSummary:
         folder=folder.path, name=start.get("name", folder.path.name), state=ended["reason"] if ended else "running or killed",
         step=last_step["step"] if last_step else 0, total_steps=start.get("total_steps", 0), loss=loss,
         bits_per_byte=last_evaluation["bits_per_byte"] if last_evaluation else None,
-        tokens_per_s=sum(step["tokens"] for step in steps) / seconds if seconds else None,
+        tokens_per_s=sum(step["real_tokens"] for step in steps) / seconds if seconds else None,
         started=datetime.datetime.fromtimestamp(start["time"]).strftime("%Y-%m-%d %H:%M") if start else "")
 
 

@@ -132,9 +132,11 @@ def resume_run(folder: RunFolder, prepared: Prepared, listener: Listener) -> tup
 
 
 def _start_fields(prepared: Prepared) -> dict[str, Any]:
-    recipe, data = prepared.recipe, prepared.facts.data
-    return {"name": recipe.name, "total_steps": prepared.total_steps, "train_batch_size": recipe.train_batch_size,
-            "block": data.block, "parameters": prepared.facts.model.parameters, "device": prepared.facts.hardware.device,
+    recipe, data, model = prepared.recipe, prepared.facts.data, prepared.facts.model
+    return {"name": recipe.name, "method": recipe.method, "task": model.task, "provider": model.provider,
+            "opens_in": None if recipe.lora.kind == "lslora" else "peft", "total_steps": prepared.total_steps,
+            "train_batch_size": recipe.train_batch_size,
+            "block": data.block, "parameters": model.parameters, "device": prepared.facts.hardware.device,
             "techniques": [step.technique.name for step in prepared.plan.steps],
             "estimate": to_plain(prepared.plan.estimate)}
 

@@ -12,10 +12,12 @@ from powertrain.training.library_optimizers import library_adamw
 from powertrain.training.loop import parameter_groups
 
 if TYPE_CHECKING:
+    from powertrain.cost.workload import Workload
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
-SAVED_BYTES = 6              # per trained weight: two fp32 moments become two bytes and their scales
+FP32_MOMENTS_BYTES, MOMENT_BYTES = 8, 2  # per trained weight: two fp32 moments become two bytes and their scales
+SAVED_BYTES = FP32_MOMENTS_BYTES - MOMENT_BYTES
 KEYS = ("lr", "betas", "eps")
 
 
@@ -51,3 +53,6 @@ class EightBitAdamW(Technique):
         bits = getattr(getattr(optimizer, "args", None), "optim_bits", 32)
         if bits != 8:
             raise NotApplied(f"eight_bit_adamw: the states of {setup.optimizer!r} have {bits} bits")
+
+    def reckon(self, workload: Workload) -> Workload:
+        return replace(workload, moment_bytes=MOMENT_BYTES)

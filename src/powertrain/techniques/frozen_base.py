@@ -16,6 +16,7 @@ from powertrain.records import Effect, Facts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
+    from powertrain.cost.workload import Workload
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
@@ -75,6 +76,10 @@ class FrozenBase(Technique):
         found = [linear.weight.dtype for linear in _frozen_matrices(setup.model)]
         if not found or set(found) != {wanted}:
             raise NotApplied(f"frozen_base: of {len(found)} frozen matrices {found.count(wanted)} are kept in {self.dtype}")
+
+
+    def reckon(self, workload: Workload) -> Workload:
+        return replace(workload, base_dtype=self.dtype)
 
 
 def _frozen_matrices(model: nn.Module) -> Iterator[FrozenLinear]:
