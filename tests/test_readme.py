@@ -20,6 +20,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 # appended to commands that train: the same on a model that takes a second. What only plans is run as it is written
 QUICK = ["model.layers=1", "model.width=32", "model.heads=2", "train_batch_size=4", "max_steps=2", "data.max_chars=4000",
          "sample.prompt=", "sample.tokens=2", "techniques.threads=off", "data.block=16"]
+# the same for a command that tunes a trained model: the model is BASE's
+BASE = ["train", "default", *QUICK[:-1], "data.block=200", "data.max_chars=60000", "--output", "runs/base"]
+QUICK_TUNING = ["model.path=runs/base", "train_batch_size=4", "max_steps=2", "data.max_examples=40", "data.long_examples=drop",
+                "techniques.threads=off"]
 
 
 def commands() -> list[str]:
@@ -32,7 +36,7 @@ def quick(words: list[str]) -> list[str]:
     if words[0] != "train" or "--resume" in words or "--dry-run" in words:
         return words
     given = {word.partition("=")[0] for word in words}
-    added = [word for word in QUICK if word.partition("=")[0] not in given]
+    added = [word for word in (QUICK_TUNING if "docstrings" in words else QUICK) if word.partition("=")[0] not in given]
     return [*[word for word in words if not word.startswith("train_time_s")], *added]
 
 
@@ -50,7 +54,9 @@ def test_it_opens_with_the_two_commands() -> None:
 
 def test_every_powertrain_command_works_in_its_order(cache: Path, folder: Path) -> None:
     lines = [line for line in commands() if line.startswith("powertrain ")]
-    assert len(lines) >= 12
+    assert len(lines) >= 16
+    code, _, err = run_cli([word for word in BASE if word != "data.max_chars=4000"], cache, folder)
+    assert code == 0, err
     for line in lines:
         words = quick(shlex.split(line)[1:])
         code, out, err = run_cli(words, cache, folder)

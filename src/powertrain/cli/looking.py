@@ -23,10 +23,12 @@ def show_facts(words: Sequence[str], *, as_json: bool, measure: bool) -> None:
         hardware.measure_again(cache_folder())
     prepared = prepare(resolve_words(words), cache_folder(), say)
     if as_json:
-        output.print_json({"event": "facts", **to_plain(prepared.facts)})
+        output.print_json({"event": "facts", **to_plain(prepared.facts), "providers": dict(prepared.material.providers)})
         return
     per_token = prepared.plan.estimate
     rows = facts_rows(prepared.facts)
+    rows += [(f"provider {name}", "can compute the model" if why_not is None else "cannot compute the model", why_not or "")
+             for name, why_not in prepared.material.providers.items()]
     if per_token is not None:
         rows.append(("FLOPs per token", f"{per_token.flops_per_token:,.0f}", "forward and backward, causal attention exact"))
     output.print_rows(rows)

@@ -11,6 +11,7 @@ Legend: T tokens, V vocabulary, H heads, K kv heads, D head width.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -211,6 +212,11 @@ class Decoder(Model):
         from powertrain.models.adapters import adapter_penalty
 
         return adapter_penalty(self)
+
+    def diagnose(self) -> Mapping[str, Mapping[str, float]]:
+        from powertrain.models.adapters import diagnose_adapters
+
+        return diagnose_adapters(self)
 
     def save(self, folder: Path, tokenizer: SavedTokenizer | None = None) -> None:
         """The adapters' files if it has adapters, else a whole Hugging Face folder. Raises OSError."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,9 +52,16 @@ def save_folder(model: Decoder, folder: Path, tokenizer: SavedTokenizer | None =
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """safetensors' file of `tensors`. Raises OSError where the disk refuses; safetensors has its own error for that."""
-    try:
+    """safetensors' file of `tensors`. Raises OSError where the disk refuses."""
+    with disk_errors(path):
         save_file(tensors, path, metadata=metadata)
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Raises OSError where the disk refuses; safetensors has its own error for that."""
+    try:
+        yield
     except SafetensorError as error:
         number = re.search(r"os error (\d+)", str(error))
         if number is None:

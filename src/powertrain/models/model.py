@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,6 +36,10 @@ class Model(nn.Module):
     def penalty(self) -> Tensor | None:
         """() what is added to the loss of each optimizer step, besides the data's: regularised adapters have one."""
         return None
+
+    def diagnose(self) -> Mapping[str, Mapping[str, float]]:
+        """What its adapters have to say of themselves, by module name: adapters that are not matrices have something."""
+        return {}
 
     def save(self, folder: Path, tokenizer: SavedTokenizer | None = None) -> None:
         """A folder that others load: the whole model, or the adapters of one that has them. Raises OSError."""

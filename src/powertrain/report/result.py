@@ -20,6 +20,8 @@ def result_rows(events: Sequence[Mapping[str, Any]], folder: str, gzip_bits_per_
         rows += _speed_rows(steps, (last.get("resume") or last["start"])["estimate"])
     if "evaluation" in last:
         rows.append(("Held-out", quality(last["evaluation"], gzip_bits_per_byte)))
+    if "adapters" in last:
+        rows.append(("Adapters", _adapters(last["adapters"]["modules"])))
     if end.get("clipped_steps"):
         rows.append(("Clipped", f"{end['clipped_steps']:,} of {end['step']:,} steps had a gradient over max_grad_norm"))
     if end.get("peak_memory_bytes"):
@@ -35,6 +37,17 @@ def quality(evaluation: Mapping[str, Any], gzip_bits_per_byte: float | None) -> 
         if gzip_bits_per_byte is not None:
             text += f", where gzip -9 needs {gzip_bits_per_byte:.3f} for the same text"
     return text
+
+
+def _adapters(modules: Mapping[str, Mapping[str, float]]) -> str:
+    """The mean of each figure over the adapted modules, and where it is largest."""
+    names = next(iter(modules.values()))
+    parts = []
+    for name in names:
+        most = max(modules, key=lambda module: modules[module][name])
+        mean = sum(told[name] for told in modules.values()) / len(modules)
+        parts.append(f"{name.replace('_', ' ')} {mean:.3g} on average, at most {modules[most][name]:.3g} ({most})")
+    return "; ".join(parts)
 
 
 def _speed_rows(steps: Sequence[Mapping[str, Any]], estimate: Mapping[str, Any] | None) -> list[Row]:

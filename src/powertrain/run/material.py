@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from powertrain.data.example import Example
@@ -35,5 +35,6 @@ class Material:
     build: Callable[[], Model]               # on the CPU, with what is trained in fp32; draws numbers: seed first
     tokens_per_byte: float | None = None     # of the held-out text; None where bytes are no measure
     gzip_bits_per_byte: float | None = None  # of the held-out text at gzip's level 9
+    providers: Mapping[str, str | None] = field(default_factory=dict)    # of a pretrained model: why each cannot compute it
     as_prompt: Callable[[str], str] = str    # a user's words as the model is to read them
     said: tuple[str, ...] = ()               # what was found by looking at model and data

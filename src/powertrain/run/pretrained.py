@@ -18,6 +18,7 @@ from powertrain.models.adapters import AdapterConfig, add_adapters
 from powertrain.models.bridge.loading import bridged_facts, load_bridged
 from powertrain.models.folder import load_folder, read_config
 from powertrain.models.model import Model
+from powertrain.models.providers import availability
 from powertrain.models.quantised import quantise_base
 from powertrain.recipe import Recipe, Resolved
 from powertrain.records import ModelFacts, Software, WrongUse
@@ -44,7 +45,7 @@ def pretrained_material(resolved: Resolved, software: Software, cache: Path, say
         resolved, facts, example_facts(store, train_batch_size=recipe.train_batch_size),
         training=store.training, held_out=store.validation, collate=collate_padded if padded else collate,
         tokenizer=store.saved_tokenizer, build=partial(_build, recipe, base, adapters), said=store.said,
-        as_prompt=store.as_prompt)
+        providers=availability(base.config, base.choice.task, software), as_prompt=store.as_prompt)
 
 
 def _adapters(recipe: Recipe, base: Base) -> AdapterConfig | None:

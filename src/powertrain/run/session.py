@@ -190,6 +190,8 @@ def _evaluate(session: Session, *, final: bool) -> None:
                                  tokens_per_byte=material.tokens_per_byte)
     session.state.evaluations[session.state.step] = found.loss
     session.emit("evaluation", step=session.state.step, final=final, **to_plain(found))
+    if final and (told := session.setup.model.diagnose()):
+        session.emit("adapters", step=session.state.step, modules=to_plain(told))
     if recipe.sample.tokens:
         session.emit("sample", step=session.state.step, text=_sample(session))
 

@@ -9,7 +9,6 @@ Legend: B documents, L tokens of the longest, T tokens of the flat batch, V clas
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from powertrain.models.attention import Attention, math_attention
+from powertrain.models.folder import disk_errors
 from powertrain.models.model import Model, SavedTokenizer
 from powertrain.records import Batch, WrongUse
 
@@ -176,16 +175,3 @@ def quietly() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-@contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Raises OSError where the disk refuses; safetensors has its own error for that."""
-    try:
-        yield
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        if number is None:
-            raise
-        code = int(number.group(1))
-        raise OSError(code, os.strerror(code), str(path)) from None
