@@ -36,7 +36,7 @@ def test_examples_are_told_by_their_lengths_and_what_is_learned_of_them() -> Non
 def test_a_pretrained_model_is_told_with_its_path_its_provider_and_what_is_trained() -> None:
     model = tuned()
     text = model_row(model, "the decoder knows llama")[1]
-    assert "from org/model, computed by the decoder here (the decoder knows llama)" in text
+    assert "from org/model, the decoder knows llama; lora" in text
     assert f"lora: {model.trainable:,} trained ({model.trainable / model.parameters:.2%}), the others frozen in bf16" in text
     assert "full: all of them trained" in model_row(tuned(method="full"))[1]
     assert "; from" not in model_row(tuned(method="full", path=""))[1]

@@ -29,7 +29,8 @@ QUICK = ["train_batch_size=6", "max_steps=5", "learning_rate=1e-2", "save_steps=
 
 def tiny_llama(folder: Path, *, vocabulary: int = 257, width: int = 64, layers: int = 2) -> Path:
     torch.manual_seed(0)
-    config, _ = make_config("llama", vocabulary=vocabulary, layers=layers, width=width, heads=2, context=128, end_of_text=256)
+    config, _ = make_config("llama", vocabulary=vocabulary, layers=layers, width=width, heads=2, context=128, end_of_text=256,
+                            tied_head=True)
     Decoder(config).save(folder, ByteTokenizer())
     return folder
 

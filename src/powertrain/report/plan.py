@@ -54,8 +54,7 @@ def _training(model: ModelFacts, because: str) -> str:
     """Of a pretrained model: where it is from, who computes it and why, what is trained of it, what the rest is stored in."""
     if not model.path:
         return ""
-    provider = "the decoder here" if model.provider == "native" else model.provider
-    text = f"; from {model.path}, computed by {provider}{f' ({because})' if because else ''}; {model.method}: "
+    text = f"; from {model.path}, {because or f'computed by {model.provider}'}; {model.method}: "
     if model.trainable == model.parameters:
         return f"{text}all of them trained"
     share = model.trainable / model.parameters

@@ -83,10 +83,10 @@ class Setup:
     def product_dtype(self) -> torch.dtype:
         """The dtype that the model's matrix products come out in, tried on one row.
 
-        A 4-bit linear gives its input's dtype back, whatever it computes in, and tells nothing.
+        bitsandbytes' own 4-bit linear gives its input's dtype back, whatever it computes in, and tells nothing.
         """
         linear = next(module for module in self.model.modules() if isinstance(module, nn.Linear)
-                      and module.weight is not None and module.weight.is_floating_point())
+                      and (module.weight is None or module.weight.is_floating_point()))
         with torch.no_grad(), self.precision.context(self.device):
             product: Tensor = linear(torch.zeros(1, linear.in_features, device=self.device))
         return product.dtype
