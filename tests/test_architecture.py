@@ -103,6 +103,15 @@ def test_nothing_can_run_code_from_a_file() -> None:
     assert not wrong
 
 
+def test_no_generator_yields_within_a_mode_of_torch() -> None:
+    """A mode entered in a generator stays on in its caller between two items, and for good if it is never finished."""
+    wrong = [f"{path.relative_to(ROOT)}:{node.lineno}" for path in files()
+             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+             if isinstance(node, ast.With) and "torch." in ast.unparse(node.items[0].context_expr)
+             and any(isinstance(child, (ast.Yield, ast.YieldFrom)) for child in ast.walk(node))]
+    assert not wrong
+
+
 def test_environment_variables_are_read_in_cli_only() -> None:
     wrong = [path.relative_to(ROOT) for path in files()
              if "os.environ" in path.read_text(encoding="utf-8") and room(path) != "cli"]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -118,10 +119,24 @@ def test_a_packed_step_has_the_padded_steps_examples_and_no_padding(cases: Mappi
 
 def test_padding_that_comes_back_is_noticed(cases: Mapping[str, Any]) -> None:
     packed = Packing(tokens=100).apply(cases["lora"].make_setup())
-    with pytest.raises(NotApplied, match="slots of the first step are padding"):
+    with pytest.raises(NotApplied, match="slots of a pass are padding"):
         Packing(tokens=100).confirm(replace(packed, collate=collate_padded))
     with pytest.raises(NotApplied, match="not 60 at most"):
-        Packing(tokens=60).confirm(packed)
+        Packing(tokens=60).confirm(replace(packed, collate=Packing(tokens=60).collate))
+
+
+def test_passes_are_filled_up_so_that_sizes_repeat_and_learn_the_same(cases: Mapping[str, Any]) -> None:
+    packed = Packing(tokens=100).apply(cases["lora"].make_setup())
+    filled = Packing(tokens=100, multiple=25).apply(cases["lora"].make_setup())
+    Packing(tokens=100, multiple=25).confirm(filled)
+    passes, plain = filled.prepare(0), packed.prepare(0)
+    assert {len(batch.tokens) % 25 for batch in passes} == {0}
+    assert [batch.real_tokens for batch in passes] == [batch.real_tokens for batch in plain]
+    assert [batch.trained_tokens for batch in passes] == [batch.trained_tokens for batch in plain]
+    for ours, theirs in zip(passes, plain, strict=True):
+        torch.testing.assert_close(filled.batch_loss(ours), packed.batch_loss(theirs), rtol=1e-5, atol=0)
+    with pytest.raises(NotApplied, match="slots of a pass are padding"):
+        Packing(tokens=100, multiple=2).confirm(replace(filled, arrange=Packing(tokens=100, multiple=2).arrange))
 
 
 def test_packing_says_how_much_padding_there_would_be(lora_facts: Facts) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.live import Live as RichLive
 
 
-BASE_TIME_S = 50             # of training a base that a recipe names and nobody has trained yet
+BASE_TIME_S = 40             # of training a base that a recipe names and nobody has trained yet
 
 
 def resolve_words(words: Sequence[str]) -> Resolved:

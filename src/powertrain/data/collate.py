@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,18 @@ def collate_padded(examples: Sequence[Example]) -> Batch:
     batch = collate(padded)
     padding_tokens = sum(longest - len(example.inputs) for example in examples)
     return Batch(batch.tokens, batch.targets, batch.positions, batch.lengths, batch.trained_tokens, padding_tokens)
+
+
+def collate_filled(examples: Sequence[Example], multiple: int) -> Batch:
+    """As `collate`, with a document of padding behind the others where T would not be a multiple of `multiple`.
+
+    For libraries that make their products ready for each size they meet: they then meet few.
+    """
+    missing = -sum(len(example.inputs) for example in examples) % multiple
+    if not missing:
+        return collate(examples)
+    filler = Example(np.full(missing, PAD, dtype=np.int64), np.full(missing, IGNORE, dtype=np.int64))
+    return replace(collate([*examples, filler]), padding_tokens=missing)
 
 
 def _joined(parts: Sequence[npt.NDArray[np.int64]]) -> Tensor:

@@ -72,8 +72,9 @@ def all_scores(model: Model, examples: Sequence[Example]) -> Iterator[Tensor]:
     try:
         for example in examples:
             batch = collate([example]).to(device)
-            with torch.no_grad():
-                yield model.logits(model.hidden(batch)).float().cpu()
+            with torch.no_grad():            # left before the yield: whoever asks next computes in its own mode
+                scores = model.logits(model.hidden(batch)).float().cpu()
+            yield scores
     finally:
         model.train(was_training)
 

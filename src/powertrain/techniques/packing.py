@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from powertrain.cost.padding import padding_share
 from powertrain.cost.passes import can_pack, fitting_tokens, longest_example, wanted_tokens
-from powertrain.data.collate import collate
+from powertrain.data.collate import collate_filled
 from powertrain.data.example import Example
 from powertrain.data.packing import pack
-from powertrain.records import Effect, Facts, ModelFacts, Proposal, Refusal
+from powertrain.records import Batch, Effect, Facts, ModelFacts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from powertrain.training.setup import Setup
 
 LEAST_TOKENS = 64            # of a pass, however little memory there is: less is all overhead
+CPU_MULTIPLE = 256           # oneDNN makes a product ready for each size it meets, and keeps a thousand of them; see CPU_STUDY
+CPU_STUDY = "2026-11-21_cpu-packing-multiple"
 
 
 @dataclass(frozen=True)
 class Packing(Technique):
-    """Padded slots cost as much as real ones and teach nothing.
+    """Padded slots cost as much as real ones and teach nothing: examples lie end to end instead.
 
     Each document keeps to itself: attention stays inside it, positions restart, and the rest of the model works on
     tokens one by one. Only the examples of one optimizer step are packed together, so a step learns from the same
@@ -33,6 +35,7 @@ class Packing(Technique):
 
     tokens: int = 4096                       # of a pass, at most; a longer example is a pass of its own
     crossover: int = 8192                    # tokens of a document whose attention costs as much as its matrix products
+    multiple: int = 1                        # a pass is filled up to a multiple of so many tokens, so that sizes repeat
 
     name = "packing"
     exactness = Exactness.ROUNDING
@@ -41,8 +44,9 @@ class Packing(Technique):
     source = "Krell et al. 2021, arXiv:2107.02027 (packing); Kundu et al. 2024, arXiv:2407.09105 (padding-free)"
 
     def __post_init__(self) -> None:
-        if self.tokens < 1 or self.crossover < 1:
-            raise ValueError(f"techniques.packing: tokens={self.tokens} and crossover={self.crossover} must be at least 1")
+        if min(self.tokens, self.crossover, self.multiple) < 1:
+            raise ValueError(f"techniques.packing: tokens={self.tokens}, crossover={self.crossover} and "
+                             f"multiple={self.multiple} must be at least 1")
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
@@ -55,31 +59,39 @@ class Packing(Technique):
         tokens = max(LEAST_TOKENS, min(wanted_tokens(hardware), fitting))
         step_tokens = data.train_batch_size * data.block
         share = padding_share(data.length_quantiles, data.train_batch_size) if data.length_quantiles else 0.0
+        multiple = CPU_MULTIPLE if hardware.device == "cpu" and tokens >= CPU_MULTIPLE else 1
+        tokens -= tokens % multiple
+        filled = f", filled up to multiples of {multiple}: sizes repeat (study: {CPU_STUDY})" if multiple > 1 else ""
         return Proposal(
-            cls(tokens, _crossover(model)),
+            cls(tokens, _crossover(model), multiple),
             because=f"padded to its longest, a batch of {data.train_batch_size} would be {share:.0%} padding (estimated from "
                     f"lengths of {data.block} tokens on average and {longest_example(data)} at most); about {step_tokens:,} "
-                    f"tokens a step go in {-(-step_tokens // tokens)} passes of up to {tokens:,}",
+                    f"tokens a step go in {-(-step_tokens // tokens)} passes of up to {tokens:,}{filled}",
             claim=Effect((1 - share, 1 - share / 2), 0, basis="formula: the share of padding, estimated from the lengths' "
                          "quantiles; the high end if half the step does not depend on it"))
 
     def apply(self, setup: Setup) -> Setup:
-        return replace(setup, collate=collate, arrange=self.arrange)
+        return replace(setup, collate=self.collate, arrange=self.arrange)
 
     def confirm(self, setup: Setup) -> None:
         passes = setup.prepare(0)
-        padding = sum(batch.padding_tokens for batch in passes)
-        if padding or setup.collate is not collate:
-            raise NotApplied(f"packing: {padding} slots of the first step are padding; batches are made by {setup.collate!r}")
-        full = [sum(batch.lengths) for batch in passes if len(batch.lengths) > 1]
+        padding = max(batch.padding_tokens for batch in passes)
+        if padding >= self.multiple or getattr(setup.collate, "__self__", None) != self:
+            raise NotApplied(f"packing: {padding} slots of a pass are padding; batches are made by {setup.collate!r}")
+        documents = [len(batch.lengths) - (batch.padding_tokens > 0) for batch in passes]
+        full = [sum(batch.lengths) - batch.padding_tokens for batch, count in zip(passes, documents, strict=True) if count > 1]
         if max(full, default=0) > self.tokens or getattr(setup.arrange, "__self__", None) != self:
             raise NotApplied(f"packing: a pass has {max(full, default=0)} tokens, not {self.tokens} at most; passes are "
                              f"arranged by {setup.arrange!r}")
-        if (found := sum(len(batch.lengths) for batch in passes)) != setup.train_batch_size:
-            raise NotApplied(f"packing: the passes of a step have {found} examples, not {setup.train_batch_size}")
+        if sum(documents) != setup.train_batch_size:
+            raise NotApplied(f"packing: the passes of a step have {sum(documents)} examples, not {setup.train_batch_size}")
 
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, micro_batch=max(1, min(workload.examples, self.tokens // workload.block)))
+
+    def collate(self, examples: Sequence[Example]) -> Batch:
+        """The examples end to end, and what fills the pass up."""
+        return collate_filled(examples, self.multiple)
 
     def arrange(self, examples: Sequence[Example], micro_batch: int) -> list[list[Example]]:
         """The passes of a step, costliest first: memory is at its fullest at once, and not later by surprise."""
