@@ -113,7 +113,15 @@ def test_the_measured_table_is_what_the_studies_say() -> None:
     assert table.in_text(README) == table.rows()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/ARCHITECTURE.md", "docs/techniques.md"])
+def test_the_formats_in_the_table_are_those_that_are_read() -> None:
+    from powertrain.data.rows.formats import FORMATS
+
+    page = (ROOT / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
+    assert {line.split("`")[1] for line in page.partition("## Methods")[0].splitlines() if line.startswith("| `")} == {
+        known.name for known in FORMATS}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/ARCHITECTURE.md", "docs/techniques.md", "docs/fine-tuning.md"])
 def test_links_and_files_named_in_the_pages_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#:]+)\)", text)

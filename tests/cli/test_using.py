@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import T5Config, T5ForConditionalGeneration
 
 from driver import run_cli
 from example_folders import json_lines
 from powertrain.cli import chatting, exporting, using
+from powertrain.data.tokenizers import ByteTokenizer
 
 Cli = Callable[..., tuple[int, str, str]]
 Captured = pytest.CaptureFixture[str]
@@ -215,3 +217,13 @@ class TestExport:
         assert says in err
         assert "Traceback" not in err
         assert {path for path in runs.iterdir() if not path.name.startswith(".std")} == before
+
+
+def test_an_encoder_decoder_prints_its_answer_and_not_the_prompt(cli: Cli, tmp_path: Path) -> None:
+    T5ForConditionalGeneration(T5Config(vocab_size=257, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
+                                        decoder_start_token_id=0, eos_token_id=256)).save_pretrained(tmp_path / "t5")
+    ByteTokenizer().save(tmp_path / "t5")
+    code, out, err = cli("generate", "t5", "--prompt", "a secret", "--tokens", "3", "--temperature", "0")
+    assert code == 0, err
+    assert "secret" not in out
+    assert "secret" in cli("generate", "t5", "--prompt", "a secret", "--tokens", "3", "--show-prompt")[1]

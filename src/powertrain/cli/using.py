@@ -23,7 +23,7 @@ SHOWN_CHARACTERS = 160
 def generate_text(path: str, prompt: str, *, tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int,
                   as_json: bool, base: str | None = None, provider: str | None = None, template: bool = False,
                   system: str | None = None, show_prompt: bool = False) -> None:
-    """The prompt and its continuation; with `template` it is a user's message, and only the answer is printed."""
+    """The prompt and its continuation; of an answer, to a `template`'s message or by an encoder-decoder, only that."""
     from powertrain.generation import Sampling
     from powertrain.run.conversation import Conversation
     from powertrain.run.opening import open_model
@@ -37,7 +37,8 @@ def generate_text(path: str, prompt: str, *, tokens: int, temperature: float, to
         shown = asked.text
     else:
         shown, pieces = _continuation(opened, prompt, sampling)
-    echoed = shown if show_prompt or not template else ""
+    # an encoder-decoder answers its prompt; everything else goes on writing it
+    echoed = shown if show_prompt or not (template or opened.task == "seq2seq") else ""
     if as_json:
         output.print_json({"event": "sample", "prompt": shown, "text": "".join(pieces)})
         return
