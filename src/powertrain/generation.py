@@ -24,6 +24,7 @@ from powertrain.models.bridge.generation import Reader, Writer
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.decoder import Decoder
 from powertrain.models.model import Model
+from powertrain.models.providers import decoder_start_in
 from powertrain.records import IGNORE, Batch, WrongUse
 
 REPLACEMENT = "\ufffd"      # what decoding gives for the bytes of an unfinished character
@@ -217,14 +218,9 @@ def open_feed(model: Model, prompt: Sequence[int], precision: Precision = nullco
         raise WrongUse("this model points at answers within a text and writes none; measure it with `powertrain evaluate`")
     if model.task == "causal":
         return LibraryFeed(model, precision), list(prompt)
-    return LibraryFeed(model, precision, source=prompt), [decoder_start(model.network)]
-
-
-def decoder_start(network: Any) -> int:
-    """The token that an encoder-decoder's answer starts with; T5 starts with padding where nothing is said."""
-    named = (getattr(network.generation_config, "decoder_start_token_id", None),
-             getattr(network.config, "decoder_start_token_id", None), getattr(network.config, "pad_token_id", None))
-    return next((int(token) for token in named if token is not None), 0)
+    network = model.network
+    start = decoder_start_in(network.config.to_dict(), network.generation_config.to_dict(), model.base)
+    return LibraryFeed(model, precision, source=prompt), [start]
 
 
 def choose(logits: Tensor, sampling: Sampling, draws: torch.Generator) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from powertrain.data.publishing import sync
 from powertrain.records import RunFailed, WrongUse
 
 
@@ -43,12 +44,3 @@ def new_folder(folder: Path) -> Iterator[Path]:
                         "with --output") from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
-
-
-def sync(path: Path) -> None:
-    """Returns when the disk has the file, or the folder's list of names."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -151,18 +151,23 @@ def _head(reason: str | None) -> str:
 
 
 def decoder_start(folder: Path) -> int:
-    """The token that an encoder-decoder's target starts with, before its first own token.
-
-    Raises WrongUse where neither generation_config.json nor config.json names one.
-    """
+    """`decoder_start_in` a Hugging Face folder."""
     from powertrain.models.folder import read_json
 
-    config = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
-    for given in ([read_json(generation)] if generation.exists() else []) + [config]:
+    config = read_json(folder / "config.json")
+    return decoder_start_in(config, read_json(generation) if generation.exists() else {}, str(folder))
+
+
+def decoder_start_in(config: Mapping[str, Any], generation: Mapping[str, Any], name: str) -> int:
+    """The token that an encoder-decoder's target starts with, before its first own token; generation's word comes first.
+
+    Raises WrongUse where neither names one and the model type does not say it.
+    """
+    for given in (generation, config):
         if isinstance(start := given.get("decoder_start_token_id"), int):
             return start
     if config.get("model_type") in START_AT_PADDING:
         return int(config.get("pad_token_id") or 0)
-    raise WrongUse(f"{folder}/config.json names no decoder_start_token_id, the token that targets start with; add it there "
+    raise WrongUse(f"{name}/config.json names no decoder_start_token_id, the token that targets start with; add it there "
                    "(a model of several languages takes the token of the language to be written)")

@@ -81,7 +81,7 @@ TOGETHER: Mapping[str, tuple[str, ...]] = {
 }
 
 _LOADER = "the data is tokenised once, in parallel, and reused as long as its content is the same"
-_TRACKER = "a run reports to its own folder: events.jsonl, and report.html made from it"
+_TRACKER = "a run reports to its own folder: events.jsonl"
 _ONE_DEVICE = "a run is one process on one device"
 _ATTENTION = "the plan chooses the attention kernel; pin it with techniques.attention_kernel"
 _KERNELS = "the plan chooses the kernels; `powertrain plan` lists them with their reasons"

@@ -11,6 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from powertrain.data.example import Example
+from powertrain.data.examples.making import ROWS_LOOKED_AT
 from powertrain.data.examples.store import ExampleStore
 from powertrain.data.rows.reading import read_rows
 from powertrain.data.rows.row import BadRow, Row
@@ -20,7 +21,6 @@ from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, WrongUse
 from powertrain.run.opening import OpenedModel
 
-LOOKED_AT = 100              # rows that decide what the others are
 WINDOW, STRIDE = 512, 128    # tokens of a window of a long context, and what two share: as BERT was trained
 
 
@@ -57,9 +57,9 @@ def questions_in(opened: OpenedModel, source: str, *, most: int, cache: Path) ->
     Raises WrongUse for data without answers, or that the model cannot be asked.
     """
     data = (opened.found.recipe or Recipe()).data
-    found = read_rows(source, cache=cache, split=data.split, text_field=data.text_field, most=max(most, LOOKED_AT))
+    found = read_rows(source, cache=cache, split=data.split, text_field=data.text_field, most=max(most, ROWS_LOOKED_AT))
     rows = [row for row in found if isinstance(row, Row)]
-    looked_at = rows[:LOOKED_AT]
+    looked_at = rows[:ROWS_LOOKED_AT]
     schema, said = schema_for(opened, looked_at)
     if schema.kind == "text":
         raise WrongUse(f"{source} is text without questions, so that no answer can be right or wrong; leave --metric out for "

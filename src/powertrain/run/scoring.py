@@ -14,6 +14,7 @@ import torch
 from powertrain.data.blocks import EvaluationBlocks
 from powertrain.data.collate import collate
 from powertrain.data.example import Example
+from powertrain.data.examples.making import ROWS_LOOKED_AT
 from powertrain.data.examples.store import ExampleStore, open_examples
 from powertrain.data.reading import read_documents
 from powertrain.data.rows.reading import read_rows
@@ -24,7 +25,7 @@ from powertrain.models.providers import decoder_start
 from powertrain.planner import from_json
 from powertrain.recipe import Recipe
 from powertrain.records import Evaluation, Plan, WrongUse
-from powertrain.run.examples import open_recipe_examples
+from powertrain.run.examples import DEFAULT_LENGTH, open_recipe_examples
 from powertrain.run.opening import OpenedModel
 from powertrain.run.questions import schema_for
 from powertrain.run.scratch import open_recipe_store
@@ -36,8 +37,6 @@ Say = Callable[[str], None]
 
 MICRO_BATCH_TOKENS = 4096
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
-LOOKED_AT = 100              # rows that decide what the others are
-LONGEST_EXAMPLE = 2048       # tokens, where the model could read more: data.max_length's default
 
 
 def score(opened: OpenedModel, cache: Path, say: Say) -> tuple[Evaluation, float | None]:
@@ -73,7 +72,7 @@ def score_text(opened: OpenedModel, source: str, cache: Path) -> tuple[Evaluatio
     tokens = np.asarray(opened.tokenizer.encode(text))
     if len(tokens) < 2:
         raise WrongUse(f"{source} has {len(tokens)} tokens; at least 2 are needed to predict one from another")
-    setup = _setup(opened.model, EvaluationBlocks(tokens, opened.context or LONGEST_EXAMPLE), Plan((), ()))
+    setup = _setup(opened.model, EvaluationBlocks(tokens, opened.context or DEFAULT_LENGTH), Plan((), ()))
     size_bytes = len(text.encode())
     found = evaluate(setup, setup.examples, tokens_per_byte=len(tokens) / size_bytes)
     return found, 8 * len(gzip.compress(text.encode(), 9, mtime=0)) / size_bytes
@@ -118,7 +117,7 @@ def is_examples(opened: OpenedModel, source: str, cache: Path) -> bool:
         return True
     if Path(source).suffix.lower() not in ROW_FILES:
         return False
-    rows = [row for row in read_rows(source, cache=cache, most=LOOKED_AT) if isinstance(row, Row)]
+    rows = [row for row in read_rows(source, cache=cache, most=ROWS_LOOKED_AT) if isinstance(row, Row)]
     return schema_for(opened, rows)[0].kind != "text"
 
 
@@ -126,9 +125,9 @@ def examples_of(opened: OpenedModel, source: str, cache: Path, say: Say) -> Exam
     """The examples in `source`, read as the run's own were if there is a run, all of them in `training`."""
     recipe, folder = opened.found.recipe or Recipe(), opened.found.tokenizer_folder
     data = recipe.data
-    rows = [row for row in read_rows(source, cache=cache, split=data.split, most=LOOKED_AT) if isinstance(row, Row)]
+    rows = [row for row in read_rows(source, cache=cache, split=data.split, most=ROWS_LOOKED_AT) if isinstance(row, Row)]
     schema, _ = schema_for(opened, rows)
-    length = min(opened.context or LONGEST_EXAMPLE, data.max_length or LONGEST_EXAMPLE)
+    length = min(opened.context or DEFAULT_LENGTH, data.max_length or DEFAULT_LENGTH)
     return open_examples(
         [source], format=schema.name, columns=data.columns, split=data.split, text_field=data.text_field, max_length=length,
         long_examples=data.long_examples or "cut", train_on=data.train_on, chat_template=data.chat_template,
