@@ -34,3 +34,19 @@ def with_adapter(model: Decoder, *, strength: float = 0.1, **asked: Any) -> Deco
                 if parameter.dim() == 2:
                     parameter.copy_(torch.randn_like(parameter) * strength)
     return model.eval()
+
+
+def disturb(model: torch.nn.Module, seed: int = 1) -> None:
+    """Moves every adapter away from its start."""
+    draws = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape, generator=draws), alpha=0.05)
+
+
+def adapted(model: Decoder, config: AdapterConfig) -> Decoder:
+    """The model with adapters that do something."""
+    add_adapters(model, config)
+    disturb(model)
+    return model

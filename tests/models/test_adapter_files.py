@@ -12,10 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
+from adapted_models import adapted, disturb
 from powertrain.models.adapter_files import BY_ROW, load_adapter, read_adapter_config, row_order, save_adapter
-from powertrain.models.adapters import AdapterConfig, adapters_of, add_adapters, merged
+from powertrain.models.adapters import AdapterConfig, adapters_of, merged
 from powertrain.models.decoder import Decoder
 from powertrain.models.folder import load_folder, save_folder
 from powertrain.records import Batch, WrongUse
@@ -35,21 +36,6 @@ CASE = pytest.mark.parametrize(("family", "kind", "targets"), CASES, ids=[f"{f}-
                                                                          for f, k, t in CASES])
 LENGTHS = (5, 1, 33)
 TOLERANCE = 2e-5          # fp32, logits around 1: only the order of sums differs
-
-
-def disturb(model: nn.Module, seed: int = 1) -> None:
-    """Moves every trained parameter away from its start."""
-    draws = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(torch.randn(parameter.shape, generator=draws), alpha=0.05)
-
-
-def adapted(model: Decoder, config: AdapterConfig) -> Decoder:
-    add_adapters(model, config)
-    disturb(model)
-    return model
 
 
 def transformers_model(folder: Path) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from adapted_models import adapted, disturb
 from powertrain.models.adapter_files import load_adapter
 from powertrain.models.adapter_kinds import KINDS, Adapter, Change, LsLora, Rows
 from powertrain.models.adapters import (
@@ -44,22 +45,6 @@ ALL_KINDS = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys
 MATRICES = pytest.mark.parametrize("config", [CONFIGS[name] for name in ("lora", "rslora", "dora")],
                                    ids=["lora", "rslora", "dora"])
 LENGTHS = (5, 1, 33)
-
-
-def disturb(model: nn.Module, seed: int = 1) -> None:
-    """Moves every adapter away from its start."""
-    draws = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(torch.randn(parameter.shape, generator=draws), alpha=0.05)
-
-
-def adapted(model: Decoder, config: AdapterConfig) -> Decoder:
-    """The model with adapters that do something."""
-    add_adapters(model, config)
-    disturb(model)
-    return model
 
 
 @pytest.mark.parametrize("family", FAMILIES)
