@@ -14,6 +14,9 @@ runs = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The runs i
 app.add_typer(runs, name="runs")
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="A recipe's data, before any training.")
 app.add_typer(data, name="data")
+claims = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What five systems' documents claim, against what is "
+                                                                       "measured here.")
+app.add_typer(claims, name="claims")
 
 # `--learning_rate=3e-4` is taken like `learning_rate=3e-4`; a mistyped option is refused by the recipe, with a hint
 WORDS = {"ignore_unknown_options": True}
@@ -27,6 +30,8 @@ Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest
 TopK = Annotated[int | None, typer.Option(min=1, help="Only among the k likeliest tokens.")]
 TopP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Only among the likeliest, up to p.")]
 Seed = Annotated[int, typer.Option(min=0)]
+Budget = Annotated[str, typer.Option(help="Time to spend: 90s, 10m, 1h.")]
+StudyName = Annotated[str | None, typer.Option("--study", help="Folder for the study (default: studies/DATE_WHAT).")]
 System = Annotated[str | None, typer.Option(help="The system text of the conversation.")]
 
 
@@ -158,6 +163,77 @@ def runs_show(run: Annotated[Path, typer.Argument(help="The run's folder.")], js
     from powertrain.cli import looking
 
     looking.show_run(run, as_json=json)
+
+
+@runs.command("compare")
+def runs_compare(a: Annotated[Path, typer.Argument(help="A run's folder.")],
+                 b: Annotated[Path, typer.Argument(help="Another one's.")], json: Json = False) -> None:
+    """Show how two runs differ: recipes, plans, results."""
+    from powertrain.cli import comparing
+
+    comparing.compare_runs(a, b, as_json=json)
+
+
+@app.command(context_settings=WORDS)
+def ablate(words: Words = None,
+           technique: Annotated[list[str] | None, typer.Option("--technique", help="Only this one (may be repeated).")] = None,
+           budget: Budget = "15m", study: StudyName = None, json: Json = False) -> None:
+    """Measure what each technique of the plan does here: speed, memory, and whether the losses stay the same."""
+    from powertrain.cli import proving
+
+    proving.ablate(words or [], techniques=technique or [], budget=budget, study=study, as_json=json)
+
+
+@app.command(context_settings=WORDS)
+def tune(words: Words = None, budget: Budget = "10m", study: StudyName = None, json: Json = False) -> None:
+    """Find the fastest plan at the same batch by short runs; later runs of the same kind use it."""
+    from powertrain.cli import proving
+
+    proving.tune(words or [], budget=budget, study=study, as_json=json)
+
+
+@app.command(context_settings=WORDS)
+def bench(words: Words = None, budget: Budget = "10m", study: StudyName = None, json: Json = False) -> None:
+    """Measure memory by micro-batch, loader settings, precision and accumulation, and check what has to hold."""
+    from powertrain.cli import benching
+
+    raise typer.Exit(benching.bench(words or [], budget=budget, study=study, as_json=json))
+
+
+@app.command()
+def report(target: Annotated[Path, typer.Argument(help="A run's or a study's folder.")],
+           output: Annotated[Path | None, typer.Option(help="Where report.html, .md and .json go (default: into TARGET).")] = None,
+           json: Json = False) -> None:
+    """Write what a run or a study came to as one HTML file, with Markdown and JSON beside it."""
+    from powertrain.cli import reporting
+
+    reporting.report(target, output=output, as_json=json)
+
+
+@claims.command("list")
+def claims_list(json: Json = False) -> None:
+    """List the claims: what is claimed, on which conditions, and whether it can be decided here."""
+    from powertrain.cli import claiming
+
+    claiming.show_list(as_json=json)
+
+
+@claims.command("run")
+def claims_run(ids: Annotated[list[str] | None, typer.Argument(metavar="[ID ...]", help="Which (default: all that can be "
+                                                               "decided here).", show_default=False)] = None,
+               budget: Budget = "1h", study: StudyName = None, json: Json = False) -> None:
+    """Measure claims here, each by its own experiment."""
+    from powertrain.cli import claiming
+
+    claiming.run(ids or [], budget=budget, study=study, as_json=json)
+
+
+@claims.command("report")
+def claims_report(json: Json = False) -> None:
+    """Show for every claim what is claimed, what was measured here, and the verdict."""
+    from powertrain.cli import claiming
+
+    claiming.report(as_json=json)
 
 
 def version(value: bool) -> None:

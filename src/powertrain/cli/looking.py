@@ -7,7 +7,8 @@ from pathlib import Path
 
 from powertrain.cli import output
 from powertrain.cli.surroundings import cache_folder, say
-from powertrain.cli.training import printable, resolve_words
+from powertrain.cli.training import printable
+from powertrain.recipe import resolve_words
 from powertrain.records import WrongUse, to_plain
 from powertrain.report.figures import count
 from powertrain.report.plan import facts_rows

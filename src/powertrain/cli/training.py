@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from powertrain import planner
 from powertrain.cli import output
 from powertrain.cli.surroundings import cache_folder, resident_bytes, say
-from powertrain.recipe import Resolved, resolve
+from powertrain.recipe import resolve_words
 from powertrain.records import RunFailed, WrongUse, to_plain
 from powertrain.report import plan as plan_report
 from powertrain.report.live import Live, Pace
@@ -28,12 +28,6 @@ if TYPE_CHECKING:
 
 
 BASE_TIME_S = 40             # of training a base that a recipe names and nobody has trained yet
-
-
-def resolve_words(words: Sequence[str]) -> Resolved:
-    """The recipe named first, if any, with the `key=value` words after it."""
-    first_is_recipe = bool(words) and "=" not in words[0] and not words[0].startswith("--")
-    return resolve(words[0], words[1:]) if first_is_recipe else resolve(None, words)
 
 
 def show_plan(words: Sequence[str], *, as_json: bool) -> None:

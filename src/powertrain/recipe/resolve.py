@@ -127,6 +127,12 @@ def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
     return Resolved(recipe, origins, tuple(file_notes + word_notes))
 
 
+def resolve_words(words: Sequence[str]) -> Resolved:
+    """The recipe named first, if any, with the `key=value` words after it."""
+    first_is_recipe = bool(words) and "=" not in words[0] and not words[0].startswith("--")
+    return resolve(words[0], words[1:]) if first_is_recipe else resolve(None, words)
+
+
 def _method_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults that depend on the method, which is lora where a pretrained model is named and nothing is said."""
     method = values.get("method", "scratch" if values.get("model.path") is None else "lora")

@@ -126,7 +126,7 @@ def _probe(setup: Setup, prepared: Prepared) -> float:
     with torch.random.fork_rng():
         for result in train(setup, state, schedule, prepared.recipe.max_grad_norm):
             result.loss.item()               # wait for the device, so that the time is the step's
-            seconds.append(result.seconds)
+            seconds.append(sum(result.laps.parts().values()))
             if len(seconds) > warm_up and time.perf_counter() - began > PROBE_S:
                 break
     with torch.no_grad():

@@ -78,17 +78,16 @@ class Session:
         """Wait for the device, and write what the steps since the last reading computed. Raises RunFailed on NaN."""
         if not self.pending:
             return
-        began = time.perf_counter()
         losses = torch.stack([result.loss for result in self.pending]).tolist()
         norms = torch.stack([result.grad_norm for result in self.pending]).tolist()
-        waited_s = (time.perf_counter() - began) / len(self.pending)  # an asynchronous device works past the host's time
         for result, loss, norm in zip(self.pending, losses, norms, strict=True):
             if not math.isfinite(loss):
                 raise RunFailed(f"the loss of step {result.step} is not finite ({loss}); the checkpoints before it are "
                                 "untouched. Start a new run with a lower learning_rate, or with max_grad_norm=1")
+            parts = result.laps.parts()
             self.emit("step", **to_plain(StepRecord(
-                result.step, loss, result.trained_tokens, result.real_tokens, result.seconds + waited_s,
-                result.learning_rate, norm)))
+                result.step, loss, result.trained_tokens, result.real_tokens, sum(parts.values()), result.learning_rate, norm,
+                {name: round(seconds, 6) for name, seconds in parts.items()}, result.padding_tokens)))
         self.pending.clear()
         if time.perf_counter() - self.flushed_at > EVENTS_EVERY_S:
             self.flush(durable=False)
@@ -193,7 +192,9 @@ def _evaluate(session: Session, *, final: bool) -> None:
     if final and (told := session.setup.model.diagnose()):
         session.emit("adapters", step=session.state.step, modules=to_plain(told))
     if recipe.sample.tokens:
-        session.emit("sample", step=session.state.step, text=_sample(session))
+        began = time.perf_counter()
+        text = _sample(session)
+        session.emit("sample", step=session.state.step, text=text, seconds=time.perf_counter() - began)
 
 
 def _sample(session: Session) -> str:
@@ -239,7 +240,7 @@ def _finish(session: Session) -> None:
     model_folder = session.folder.model
     if model_folder.exists():
         return
-    unfinished = model_folder.with_name(".model-unfinished")
+    unfinished, began = model_folder.with_name(".model-unfinished"), time.perf_counter()
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         unfinished.mkdir()
@@ -253,7 +254,7 @@ def _finish(session: Session) -> None:
         raise RunFailed(f"the model is trained and could not be written to {model_folder}: {error.strerror or error}. "
                         f"{_disk_cure(error, session)}, then `powertrain train --resume {session.folder.path}` writes it"
                         + ("" if session.checkpoint_failed is None else f" ({session.checkpoint_failed})")) from None
-    session.emit("model", path=str(model_folder), step=session.state.step)
+    session.emit("model", path=str(model_folder), step=session.state.step, seconds=time.perf_counter() - began)
 
 
 def _checkpoint_bytes(session: Session) -> int:

@@ -7,7 +7,6 @@ and whoever wants the numbers reads them when it has to.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from powertrain.models.decoder import decay_groups
+from powertrain.training.laps import Lap, Laps, no_lap
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import MicroBatches, Setup, changed_fields
 
@@ -63,8 +63,9 @@ class StepResult:
     grad_norm: Tensor                        # () fp32, before clipping
     trained_tokens: int
     real_tokens: int
+    padding_tokens: int
     learning_rate: float
-    seconds: float                           # on the host; an asynchronous device may still be working
+    laps: Laps                               # what the step's time went into
 
 
 def new_state(setup: Setup, weight_decay: float) -> State:
@@ -83,30 +84,38 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) -> Iterator[StepResult]:
     """Go on from `state` to the schedule's last step, yielding after each optimizer step."""
     setup.model.train()
-    started = time.perf_counter()
-    for micro_batches in setup.loader(setup.prepare, range(state.step, schedule.total_steps), setup.device):
+    laps = Laps(setup.device)
+    for loaded in setup.loader(setup.prepare, range(state.step, schedule.total_steps), setup.device):
+        laps.lap("data")
+        micro_batches = [batch.to(setup.device) for batch in loaded]     # those that are there already stay
+        laps.lap("copy")
         learning_rate = schedule.at(state.step)
         for group in state.optimizer.param_groups:
             group["lr"] = learning_rate
         trained_tokens = sum(batch.trained_tokens for batch in micro_batches)
-        loss = backward(setup, state.scaler, micro_batches, trained_tokens)
+        loss = backward(setup, state.scaler, micro_batches, trained_tokens, laps.lap)
         grad_norm = update(state, max_grad_norm)
+        laps.lap("optimizer")
         state.step += 1
         state.trained_tokens += trained_tokens
         yield StepResult(state.step, loss, grad_norm, trained_tokens, sum(batch.real_tokens for batch in micro_batches),
-                         learning_rate, time.perf_counter() - started)
-        started = time.perf_counter()
+                         sum(batch.padding_tokens for batch in micro_batches), learning_rate, laps)
+        laps = Laps(setup.device)
 
 
-def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBatches, trained_tokens: int) -> Tensor:
+def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBatches, trained_tokens: int,
+             lap: Lap = no_lap) -> Tensor:
     """Gradients of the step's mean loss, and of the model's penalty, into `.grad`; returns the loss, () fp32."""
     total = torch.zeros((), device=setup.device)
     for batch in micro_batches:
         loss = setup.batch_loss(batch) / trained_tokens
+        lap("forward")
         scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
+        lap("backward")
     if (penalty := setup.model.penalty()) is not None:
         scaler.scale(penalty).backward()  # type: ignore[no-untyped-call]
+        lap("backward")
     return total
 
 

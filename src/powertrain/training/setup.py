@@ -117,8 +117,9 @@ def in_order(examples: Sequence[Example], micro_batch: int) -> list[list[Example
 
 
 def load_when_needed(prepare: Prepare, steps: range, device: torch.device) -> Iterator[MicroBatches]:
+    """On the host: the loop copies what is not on the device yet."""
     for step in steps:
-        yield [batch.to(device) for batch in prepare(step)]
+        yield prepare(step)
 
 
 def token_loss(model: Model, hidden: Tensor, targets: Tensor) -> Tensor:

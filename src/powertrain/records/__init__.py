@@ -1,5 +1,7 @@
 """The values that cross a border between rooms or are written to disk: frozen, plain, JSON-ready.
 
+Those of measurements are in evidence.py, the others here.
+
 Nothing here loads torch: report, cli --help and the web page read these records without it.
 Units are in the names: `_s` seconds, `_bytes`, `_tokens`; a share is 0..1. What is unknown is absent (None, or a
 missing key), never a guess.
@@ -268,6 +270,8 @@ class StepRecord:
     seconds: float
     learning_rate: float
     grad_norm: float                         # before clipping
+    parts: Mapping[str, float] = field(default_factory=dict)     # data, copy, forward, backward, optimizer: sum to `seconds`
+    padding_tokens: int = 0
 
 
 @dataclass(frozen=True)

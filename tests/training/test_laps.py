@@ -1,0 +1,52 @@
+"""Where a step's time goes: the parts are all of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from powertrain.training.laps import PARTS, Laps
+from powertrain.training.loop import new_state, train
+from powertrain.training.schedule import Schedule
+from powertrain.training.setup import Setup
+
+
+def test_a_lap_belongs_to_the_part_that_it_ends() -> None:
+    laps = Laps(torch.device("cpu"))
+    time.sleep(0.02)
+    laps.lap("data")
+    laps.lap("forward")
+    time.sleep(0.01)
+    laps.lap("backward")
+    laps.lap("forward")
+    found = laps.parts()
+    assert tuple(found) == PARTS
+    assert found["data"] >= 0.02
+    assert found["backward"] >= 0.01
+    assert found["copy"] == 0
+    assert 0 < found["forward"] < 0.01
+
+
+def test_the_parts_of_a_step_are_all_of_its_time(make_setup: Callable[..., Setup]) -> None:
+    setup = make_setup()
+    began = time.perf_counter()
+    results = list(train(setup, new_state(setup, 0.1), Schedule("constant", 1e-3, 3), 1.0))
+    seconds = time.perf_counter() - began
+    parts = [result.laps.parts() for result in results]
+    assert all(value > 0 for part in parts for name, value in part.items() if name != "copy")
+    assert 0.9 * seconds < sum(sum(part.values()) for part in parts) < seconds
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="events of a GPU's stream need a GPU")
+def test_on_a_gpu_laps_are_the_devices_time() -> None:
+    device = torch.device("cuda")
+    laps = Laps(device)
+    weights = torch.ones(4096, 4096, device=device)
+    for _ in range(20):
+        weights = weights @ weights * 1e-4
+    laps.lap("forward")
+    torch.cuda.synchronize()
+    assert laps.parts()["forward"] > 1e-3
