@@ -10,6 +10,11 @@ events.jsonl. The first steps of each run are left out of the timing. The result
 from __future__ import annotations
 
 import argparse
+import datetime
+import json
+import os
+import platform
+import random
 import re
 import shutil
 import statistics
@@ -20,8 +25,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from arms import WARM_UP_STEPS, machine, ratio, run_powertrain, store, summary
-
+ROOT = Path(__file__).resolve().parent.parent
+WARM_UP_STEPS = 3
+LONG_RUN_STEPS = 300
 ITERATION = re.compile(r"iter (\d+): loss ([\d.]+), time ([\d.]+)ms")
 EVALUATION = re.compile(r"step (\d+): train loss [\d.]+, val loss ([\d.]+)")
 # recipe here, and what nanoGPT's README gives for a CPU; dropout and length come from this script's own options
@@ -113,6 +119,79 @@ def compare(options: argparse.Namespace, arms: dict[str, list[dict[str, Any]]]) 
 
 def mean_curve(curves: Sequence[Sequence[float]]) -> list[float]:
     return [statistics.mean(at) for at in zip(*curves, strict=True)]
+
+
+def run_powertrain(words: Sequence[str], steps: int | None, folder: Path) -> dict[str, Any]:
+    """The first `steps` steps of a run that would be longer (a shorter one has another schedule); None = the whole run."""
+    quiet = ["logging_steps=1", "save_steps=0", "sample.tokens=0", "eval_steps=0"]
+    command = [sys.executable, "-m", "powertrain", "train", *words, *quiet, "--output", str(folder), "--quiet"]
+    events: list[dict[str, Any]] = []
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        while steps is None or sum(event["event"] == "step" for event in events) < steps:
+            try:
+                process.wait(timeout=1)
+            except subprocess.TimeoutExpired:
+                pass
+            else:
+                events = read(folder)
+                if process.returncode:
+                    assert process.stderr
+                    raise RuntimeError(f"powertrain {' '.join(words)}: {process.stderr.read()}")
+                break
+            events = read(folder)
+        process.kill()
+    taken = [event for event in events if event["event"] == "step"][:steps]
+    shown = [f"data={Path(word).name}" if word.startswith("data=") else word for word in words]   # no path of this machine
+    return {"words": shown, "losses": [event["loss"] for event in taken], "step_s": [event["seconds"] for event in taken],
+            "techniques": next(event["techniques"] for event in events if event["event"] == "start"),
+            "final": next((event["loss"] for event in reversed(events) if event["event"] == "evaluation"), None)}
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "events.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def summary(times: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(times), "lowest": min(times), "highest": max(times), "steps": len(times)}
+
+
+def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> dict[str, float]:
+    """Ratio of medians with a bootstrap 95 % interval."""
+    draw = random.Random(0)
+
+    def drawn(times: Sequence[float]) -> float:
+        return statistics.median(draw.choices(times, k=len(times)))
+
+    found = sorted(drawn(numerator) / drawn(denominator) for _ in range(2000))
+    return {"ratio": statistics.median(numerator) / statistics.median(denominator), "low": found[50], "high": found[-50]}
+
+
+def machine() -> dict[str, Any]:
+    import torch
+
+    with open("/proc/cpuinfo") as file:
+        name = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), platform.processor())
+    return {"name": name, "cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
+
+
+def thinned(run: dict[str, Any]) -> dict[str, Any]:
+    """A run's curves as they are stored: rounded, and of a long run every tenth step. Medians are of all steps."""
+    every = 10 if len(run["losses"]) > LONG_RUN_STEPS else 1
+    curves = {key: [round(value, 5) for value in run[key][::every]] for key in ("losses", "step_s")}
+    return {**run, **curves, "curves_every_steps": every}
+
+
+def store(study: str, evidence: dict[str, Any]) -> None:
+    folder = ROOT / "studies" / study
+    folder.mkdir(parents=True, exist_ok=True)
+    arms = {arm: [thinned(run) for run in runs] for arm, runs in evidence["arms"].items()}
+    text = json.dumps({"study": study, "date": f"{datetime.date.today()}", **evidence, "arms": arms}, indent=1)
+    text = re.sub(r"(-?[\d.e-]+),\n\s+(?=-?\d)", r"\1, ", text)      # numbers of a curve side by side
+    (folder / "evidence.json").write_text(text + "\n")
+    print(json.dumps({key: value for key, value in evidence.items() if key != "arms"}, indent=1))
 
 
 if __name__ == "__main__":

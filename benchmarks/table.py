@@ -1,39 +1,50 @@
-"""The README's table of measured figures, made from studies/: `python benchmarks/table.py` writes it into the README."""
+"""The pages' tables, made from studies/: `python benchmarks/table.py` writes them between their marks.
+
+A mark is `<!-- NAME -->` ... `<!-- /NAME -->` in the page. docs/claims.md has none: all of it is generated.
+"""
 
 from __future__ import annotations
 
-import json
 import re
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MARKED = re.compile(r"<!-- studies -->\n(.*?)<!-- /studies -->", re.DOTALL)
-NAMES = {"large": "6 layers x 384, block 256, batch 64", "small": "4 layers x 128, block 64, batch 12"}
+if str(ROOT / "benchmarks") not in sys.path:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from tables import claims, nanogpt, techniques  # noqa: E402
+
+Make = Callable[[Path], str]                 # the folder of studies -> Markdown
+PAGES: Mapping[str, Mapping[str, Make] | Make] = {
+    "README.md": {"studies": nanogpt.rows, "techniques": techniques.short},
+    "docs/techniques.md": {"techniques": techniques.in_full},
+    "docs/claims.md": claims.page,
+}
 
 
-def rows() -> str:
-    """The table as Markdown, one row per study that compares with nanoGPT."""
-    lines = ["| model | machine | nanoGPT as shipped | powertrain | times as fast (95 %) | loss apart | study |",
-             "|---|---|---|---|---|---|---|"]
-    for path in sorted((ROOT / "studies").glob("*_nanogpt-*/evidence.json")):
-        found = json.loads(path.read_text())
-        step_s, speed, loss = found["step_s"], found["speedup"], found["loss_difference"]
-        machine = f"{found['machine']['name']}, {found['machine']['cores']} cores"
-        lines.append(
-            f"| {NAMES[found['model']]}, dropout {found['dropout']:g} | {machine} "
-            f"| {step_s['nanogpt']['median'] * 1e3:,.0f} ms | {step_s['powertrain']['median'] * 1e3:,.0f} ms "
-            f"| {speed['ratio']:.2f} ({speed['low']:.2f} to {speed['high']:.2f}) "
-            f"| {loss['mean']:+.3f} | `studies/{path.parent.name}` |")
-    return "\n".join(lines) + "\n"
+def made(root: Path = ROOT) -> dict[str, str]:
+    """Page -> its text as the studies in root/studies make it."""
+    studies = root / "studies"
+    return {page: _filled(page, (root / page).read_text(encoding="utf-8"), tables, studies) if isinstance(tables, Mapping)
+            else tables(studies) for page, tables in PAGES.items()}
 
 
-def in_text(text: str) -> str:
-    """The table that stands between the marks in `text`."""
-    found = MARKED.search(text)
-    assert found, "the marks <!-- studies --> and <!-- /studies --> are missing"
-    return found.group(1)
+def _filled(page: str, text: str, tables: Mapping[str, Make], studies: Path) -> str:
+    for mark, make in tables.items():
+        between = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)", re.DOTALL)
+        if not between.search(text):
+            raise ValueError(f"{page} lacks the marks <!-- {mark} --> and <!-- /{mark} -->, where a table belongs")
+        table = make(studies)
+        text = between.sub(lambda found, table=table: f"{found[1]}{table}{found[2]}", text, count=1)
+    return text
+
+
+def main() -> None:
+    for page, text in made().items():
+        (ROOT / page).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(MARKED.sub(lambda _: f"<!-- studies -->\n{rows()}<!-- /studies -->", readme.read_text()))
+    main()

@@ -6,6 +6,7 @@ A fault is a place and a number:
   ("signal", 5)   sends SIGTERM to itself after step 5
   ("full", 2)     makes the system refuse the 2nd and all later writes of a checkpoint's tensors, as a full disk does
   ("model", 0)    does so while the final model is written
+  ("memory", 90)  lets the process have 90 MiB more than it has when the first step begins
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ def _plant(place: str, number: int) -> None:
                 yield result
 
         session.train = train
+    elif place == "memory":
+        session.train = _in_little_memory(session.train, number << 20)
     elif place == "save":
         count = itertools.count(1)
 
@@ -117,5 +120,21 @@ def _on_a_full_disk(function: Callable[..., Any], from_call: int) -> Callable[..
             return function(*arguments, **named)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return call
+
+
+def _in_little_memory(function: Callable[..., Any], more_bytes: int) -> Callable[..., Any]:
+    """`function`, from whose first call on the system gives the process no more than `more_bytes` besides what it has."""
+    import resource
+
+    calls = itertools.count()
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if next(calls) == 0:
+            status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+            limit = int(status["VmData"].split()[0]) * 1024 + more_bytes
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+        return function(*arguments, **named)
 
     return call

@@ -8,8 +8,9 @@ from typing import Any
 from powertrain.facts.model import model_facts
 from powertrain.models.adapters import AdapterConfig
 from powertrain.models.config import make_config
-from powertrain.records import DataFacts, Facts, ModelFacts
-from powertrain.report.plan import data_row, expected_rows, facts_rows, model_row, run_row
+from powertrain.records import DataFacts, Estimate, Facts, ModelFacts, to_plain
+from powertrain.report.plan import data_row, expected_rows, facts_rows, fitting_rows, model_row, run_row
+from powertrain.report.result import result_rows
 
 EXAMPLES = DataFacts(
     "a.jsonl", "0" * 64, documents=60, characters=0, text_bytes=0, tokenizer="folder", vocabulary=32000, train_tokens=5000,
@@ -49,8 +50,10 @@ def test_a_run_over_examples_counts_examples() -> None:
 
 
 def test_an_absent_estimate_says_why(facts: Facts) -> None:
-    assert "is not measured" in expected_rows(None, facts.hardware, facts.model)[0][1]
     assert "what transformers does" in expected_rows(None, facts.hardware, replace(tuned(), provider="transformers"))[0][1]
+    unmeasured = replace(facts.hardware, peak_flops_per_s={})
+    for model in (facts.model, replace(tuned(), provider="transformers")):
+        assert "is not measured" in expected_rows(None, unmeasured, model)[0][1]
 
 
 def test_facts_of_fine_tuning_are_listed_with_their_sources(facts: Facts) -> None:
@@ -59,3 +62,46 @@ def test_facts_of_fine_tuning_are_listed_with_their_sources(facts: Facts) -> Non
     assert rows["blocks with adapters"] == ("2 of 2", "0, 1")
     assert rows["blocks.0.qkv.adapters.q_proj.A"][0] == "2 x 64"
     assert rows["training tokens"] == ("5,000", "50 examples, 25.0% are learned")
+
+
+ESTIMATE = Estimate(
+    step_s=(0.5, 2.0), floor_s=0.25, bound_by="compute", flops_per_step=1e9, flops_per_token=1e6, dtype="fp32",
+    peak_flops_per_s=4e9, tokens_per_step=1000, steps=100,
+    memory_bytes={"weights": 1 << 30, "activations": 2 << 30, "loss": 0},
+    basis="floor: formula, at measured peaks; step: 3 runs on this machine; memory: formula", padding_share=0.125,
+    largest_pass={"examples": 24, "tokens": 6144, "bytes": 5 << 30})
+
+
+def test_a_plan_shows_speed_floor_memory_by_component_and_the_largest_pass(facts: Facts) -> None:
+    hardware = replace(facts.hardware, free_memory_bytes=6 << 30, memory_bytes=8 << 30)
+    rows = dict(expected_rows(ESTIMATE, hardware, facts.model))
+    assert rows["Expected"] == ("50 s to 3 min 20 s for 100 steps, 500 to 2,000 tokens/s: 12% to 50% of the measured fp32 "
+                                "limit; 12.5% of what is computed is padding")
+    assert rows["Floor"] == "250 ms a step, set by compute: 1.0 MFLOP a token at 0.004 TFLOP/s"
+    assert rows["Memory"] == "3 GiB at the peak: weights 1 GiB, activations 2 GiB"
+    assert rows["Largest pass"] == "24 examples, 6,144 tokens: that would take 5 GiB of the 6 GiB that are free"
+    assert rows["Basis"].endswith("3 runs on this machine; memory: formula")
+    full = dict(expected_rows(replace(ESTIMATE, largest_pass={"examples": 0}), replace(hardware, free_memory_bytes=1 << 30)))
+    assert "MORE than the 1 GiB that are free" in full["Memory"]
+    assert full["Largest pass"] == "not even one example fits in the 1 GiB that are free"
+
+
+def test_what_does_not_fit_is_shown_with_what_would_help() -> None:
+    assert fitting_rows(100, 100, [("never=said", 1, True)]) == []
+    rows = fitting_rows(3 << 30, 1 << 30, [("a=1", 5 << 29, True), ("b=2", 1 << 30, False)])
+    assert rows[0][0] == "Too large"
+    assert "a step needs 3 GiB, and 1 GiB are left for it" in rows[0][1]
+    assert rows[1:] == [("Would help", "a=1: saves 2.5 GiB, which is enough"), ("Would help", "b=2: saves 1 GiB")]
+
+
+def test_a_result_shows_what_was_expected_beside_what_was_measured() -> None:
+    step = {"event": "step", "seconds": 1.0, "real_tokens": 1000, "tokens": 1000}
+    start = {"event": "start", "estimate": to_plain(ESTIMATE), "method": "scratch", "task": "causal"}
+    measured = {"event": "memory", "step": 2, "allocated_bytes": 3 << 30, "predicted": {"weights": 3 << 29, "loss": 3 << 29}}
+    end = {"event": "end", "reason": "finished", "step": 2, "peak_memory_bytes": 4 << 30}
+    rows = dict(result_rows([start, step, measured, step, end], "run", None)[:4])
+    assert rows["Speed"].endswith("the plan expected 500 to 2,000 (3 runs on this machine)")
+    assert rows["Memory"] == ("3 GiB of tensors at the peak of step 2; the plan expected 3 GiB (+0.0%); the process: 4 GiB at "
+                              "the peak")
+    without = dict(result_rows([start, step, end], "run", None)[:4])
+    assert without["Memory"] == "4 GiB at the peak"

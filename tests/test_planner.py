@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
 
-from powertrain.planner import from_json, make_plan, to_json, workload_of
+from powertrain.planner import Tuned, from_json, make_plan, to_json, with_steps, workload_of
 from powertrain.recipe import Recipe
-from powertrain.records import Facts, Plan, WrongUse
+from powertrain.records import Facts, Plan, Proposal, WrongUse
+from powertrain.records.evidence import Interval
 from powertrain.techniques import CATALOGUE
+from powertrain.techniques.packing import Packing
 
 
 def names(plan: Plan) -> set[str]:
@@ -104,3 +106,72 @@ def test_a_plan_without_one_technique_is_its_ablation(facts: Facts) -> None:
 def test_a_plan_of_another_version_names_what_is_missing() -> None:
     with pytest.raises(WrongUse, match="warp_drive"):
         from_json({"steps": [{"technique": "warp_drive", "settings": {}, "because": "", "claim": {}}], "refused": []})
+
+
+SPEED = Interval(1.12, 1.08, 1.15)
+
+
+def tuned(least_steps: Mapping[str, int] | None = None, **pins: object) -> Tuned:
+    return Tuned(pins, SPEED, "2026-11-21", "2026-11-21_tuning", least_steps or {})
+
+
+def step_of(plan: Plan, name: str) -> Proposal:
+    return next(step for step in plan.steps if step.technique.name == name)
+
+
+def test_what_was_measured_goes_before_a_techniques_own_answer(facts: Facts) -> None:
+    plan = make_plan(facts, Recipe(), 100, tuned(loader={"workers": 2}, fused_adamw="off"))
+    because = "measured on 2026-11-21: 1.12 times as fast as without this tuning (1.08 to 1.15), study 2026-11-21_tuning"
+    step = step_of(plan, "loader")
+    assert step.technique.workers == 2  # type: ignore[attr-defined]
+    assert step.because == because
+    assert step.claim.step_time == pytest.approx((1 / 1.15, 1 / 1.08))
+    assert step.claim.basis.startswith("study: 2026-11-21_tuning")
+    assert next(refusal.because for refusal in plan.refused if refusal.technique == "fused_adamw") == because
+    untouched = make_plan(facts, Recipe(), 100)
+    assert step_of(plan, "attention_kernel") == step_of(untouched, "attention_kernel")
+
+
+def test_a_users_pin_wins_over_what_was_measured(facts: Facts) -> None:
+    plan = make_plan(facts, pinned(loader={"workers": 1}, fused_adamw="on"), 100, tuned(loader="off", fused_adamw="off"))
+    assert {"loader", "fused_adamw"} <= names(plan)
+    assert "measured on" not in step_of(plan, "loader").because
+
+
+def test_a_tuned_technique_that_cannot_be_any_more_leaves_the_plans_own_answer(facts: Facts) -> None:
+    cpu = replace(facts, hardware=replace(facts.hardware, device="cpu"))
+    plan = make_plan(cpu, Recipe(), 100, tuned(tf32={}, gone={}, loader={"workers": 2}, activation_checkpointing={"evry": 2}))
+    assert "tf32" not in names(plan)
+    assert "no TF32 units" in next(refusal.because for refusal in plan.refused if refusal.technique == "tf32")
+    assert "activation_checkpointing" not in names(plan)
+    assert "which this run leaves out" in step_of(plan, "loader").because
+
+
+def test_a_tuned_technique_wins_its_slot_unless_the_user_wants_another(gpu_facts: Callable[..., Facts]) -> None:
+    assert "tf32" in names(make_plan(gpu_facts((9, 0)), Recipe(), 100, tuned(tf32={})))
+    plan = make_plan(gpu_facts((9, 0)), pinned(bf16="on"), 100, tuned(tf32={}))
+    assert "bf16" in names(plan)
+    assert "tf32" not in names(plan)
+
+
+def test_what_has_to_earn_back_its_start_is_for_long_runs(facts: Facts) -> None:
+    short, long = (make_plan(facts, Recipe(), steps, tuned({"loader": 500}, loader={})) for steps in (499, 500))
+    assert "loader" not in names(short)
+    assert "loader" in names(long)
+
+
+def test_a_tuned_plan_that_does_not_fit_any_more_is_not_used(facts: Facts) -> None:
+    found = tuned(micro_batch={"examples": 14}, loader={})
+    needed = make_plan(facts, Recipe(), 100, found).estimate
+    assert needed is not None
+    less = replace(facts, hardware=replace(facts.hardware, free_memory_bytes=needed.total_memory_bytes - 1))
+    assert "loader" in names(make_plan(facts, Recipe(), 100, found))
+    assert "loader" not in names(make_plan(less, Recipe(), 100, found))
+
+
+def test_steps_are_put_in_their_place_of_the_catalogue_and_of_their_slot(facts: Facts) -> None:
+    plan = make_plan(facts, pinned(micro_batch={"examples": 2}), 100)
+    moved = with_steps(plan.without("fused_adamw"), [step_of(plan, "fused_adamw")])
+    assert [step.technique for step in moved.steps] == [step.technique for step in plan.steps]
+    other = replace(step_of(plan, "micro_batch"), technique=Packing())
+    assert "micro_batch" not in names(with_steps(plan, [other]))

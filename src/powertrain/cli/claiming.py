@@ -2,16 +2,165 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from powertrain.cli import output
+from powertrain.cli.budget import budget_s
+from powertrain.cli.surroundings import cache_folder, say
+from powertrain.cli.training import train_base
+from powertrain.evidence import claim_studies, studies
+from powertrain.evidence.claim import VERDICTS, Catalogue, Claim, Experiment, catalogue
+from powertrain.evidence.claim_studies import Known
+from powertrain.evidence.clock import Arena
+from powertrain.evidence.experiments import Bench
+from powertrain.evidence.hearing import Hearing, conditions_of
+from powertrain.evidence.needs import why_not
+from powertrain.evidence.verdicts import claimed_range
+from powertrain.facts.hardware import read_hardware
+from powertrain.facts.software import read_software
+from powertrain.recipe import resolve_words
+from powertrain.records import Hardware, Software, WrongUse
+from powertrain.records.evidence import NOT_HERE
+from powertrain.run.folder import missing_base
 
 
 def show_list(*, as_json: bool) -> None:
-    raise NotImplementedError
+    known, hardware, software = catalogue(), read_hardware(cache_folder(), measure=False), read_software()
+    reasons = [why_not(claim.needs, hardware, software) for claim in known.claims]
+    if as_json:
+        for claim, reason in zip(known.claims, reasons, strict=True):
+            output.print_json({"event": "claim", **_plain(known, claim), "decidable": reason is None, "because": reason})
+        return
+    for document, setting in known.documents.items():
+        rows = [(claim.id, _here(known, claim, reason), f"{claim.what}. Claimed: {claim.claimed}. {_how(known, claim, reason)}")
+                for claim, reason in zip(known.claims, reasons, strict=True) if claim.document == document]
+        output.print_rows([(document, "", setting), *rows])
+    here = sum(reason is None for reason in reasons)
+    output.print_rows([("Claims", f"{len(reasons)}, of which {here} can be decided here: powertrain claims run")])
+
+
+def _here(known: Catalogue, claim: Claim, reason: str | None) -> str:
+    """How it can be decided on this machine, in a word."""
+    kind = known.experiment_of(claim).kind
+    return "not here" if reason is not None else "without measuring" if kind == "reasoned" else "measurable"
+
+
+def _how(known: Catalogue, claim: Claim, reason: str | None) -> str:
+    """What would confirm the claim and on which conditions, or why it cannot be decided here."""
+    conditions = conditions_of(known, claim)
+    wanted = f"Confirmed by {claimed_range(claim)} {claim.unit}"
+    return f"{wanted}; {reason}" if reason is not None else f"{wanted}; {conditions}" if conditions else wanted
+
+
+def _plain(known: Catalogue, claim: Claim) -> dict[str, Any]:
+    experiment = known.experiment_of(claim)
+    return {"id": claim.id, "document": claim.document, "what": claim.what, "claimed": claim.claimed, "range": claim.range,
+            "unit": claim.unit, "better": claim.better, "prior": claim.prior, "needs": claim.needs,
+            "experiment": experiment.name, "kind": experiment.kind, "conditions": conditions_of(known, claim)}
 
 
 def run(ids: Sequence[str], *, budget: str, study: str | None, as_json: bool) -> None:
-    raise NotImplementedError
+    deadline = time.monotonic() + budget_s(budget)
+    known, hardware, software = catalogue(), read_hardware(cache_folder()), read_software()
+    before = claim_studies.known(studies.STUDIES, hardware.fingerprint)
+    chosen = _chosen(known, ids, before)
+    folder = studies.new_folder("claims", study)
+    _train_bases(known, [claim for claim in chosen if why_not(claim.needs, hardware, software) is None])
+    began, circumstances = time.monotonic(), claim_studies.describe(hardware, software)
+
+    def keep(hearing: Hearing) -> None:
+        found = claim_studies.study_of(hearing, folder.name, circumstances, time.monotonic() - began)
+        claim_studies.keep(folder, found, hardware, software)
+
+    with ExitStack() as open_things:
+        scratch = Path(open_things.enter_context(tempfile.TemporaryDirectory(prefix="powertrain-claims-")))
+        arena = open_things.enter_context(Arena(cache_folder()))
+        hearing = Hearing(known, arena, Bench(arena, cache_folder(), scratch, deadline), say, keep)
+        try:
+            hearing.hear(chosen, hardware, software)
+        except KeyboardInterrupt:
+            say(f"stopped; what was found is in {folder}/. Go on by: powertrain claims run")
+            raise
+    _print_hearing(hearing, folder, as_json=as_json)
+
+
+def _chosen(known: Catalogue, ids: Sequence[str], before: dict[str, Known]) -> tuple[Claim, ...]:
+    """The claims asked for; else those that have no verdict on this machine yet, or all again if every one has."""
+    if not ids:
+        by_id = {claim.id: claim for claim in known.claims}
+        return tuple(by_id[name] for name in claim_studies.in_turn(list(by_id), before))
+    try:
+        return known.find(ids)
+    except KeyError as error:
+        raise WrongUse(f"there is no claim {error.args[0]!r}; `powertrain claims list` shows them all") from None
+
+
+def _train_bases(known: Catalogue, claims: Sequence[Claim]) -> None:
+    """The runs whose models the experiments start from, where there is none yet."""
+    for experiment in {claim.experiment: known.experiment_of(claim) for claim in claims}.values():
+        for words in _recipes(experiment):
+            base = missing_base(resolve_words(words).recipe)
+            if base is not None:
+                train_base(base, say)
+
+
+def _recipes(experiment: Experiment) -> list[list[str]]:
+    if experiment.kind == "arms":
+        return [[*experiment.words, *experiment.a], [*experiment.words, *experiment.b]]
+    words = experiment.settings.get("words")
+    return [words] if isinstance(words, list) else []
+
+
+def _print_hearing(hearing: Hearing, folder: Path, *, as_json: bool) -> None:
+    rows = hearing.to_json()["claims"]
+    if as_json:
+        for row in rows:
+            output.print_json({"event": "finding", **row})
+        output.print_json({"event": "study", "folder": str(folder), "noise_floor": hearing.noise_floor, "left": hearing.left})
+        return
+    output.print_rows([_shown({**row, "study": None}) for row in rows])
+    if hearing.noise_floor is not None:
+        output.print_rows([("Noise", f"equal arms differ by up to {hearing.noise_floor:.1%} here")])
+    if hearing.left:
+        output.print_rows([("Left", f"no time for {len(hearing.left)} experiments ({', '.join(hearing.left)}); go on by: "
+                                    "powertrain claims run")])
+    output.print_rows([("Study", f"{folder}/")])
 
 
 def report(*, as_json: bool) -> None:
-    raise NotImplementedError
+    known, hardware, software = catalogue(), read_hardware(cache_folder(), measure=False), read_software()
+    found = claim_studies.known(studies.STUDIES, hardware.fingerprint)
+    rows = [_report_row(known, claim, found.get(claim.id), hardware, software) for claim in known.claims]
+    if as_json:
+        for row in rows:
+            output.print_json({"event": "claim", **row})
+        return
+    for document, setting in known.documents.items():
+        output.print_rows([(document, "", setting), *(_shown(row) for row in rows if row["document"] == document)])
+    counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in (*VERDICTS, None)}
+    output.print_rows([(verdict or "not measured yet", str(count)) for verdict, count in counts.items() if count])
+
+
+def _shown(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    where = f" ({row['study']})" if row["study"] else ""
+    said = f"{row['what']}. Claimed: {row['claimed']}. "
+    if row["verdict"] is None:
+        return row["id"], "-", said + row["because"]
+    found = f"Measured: {row['because']}" if row["measured"] else row["because"]
+    return row["id"], row["verdict"], f"{said}{found}{where}"
+
+
+def _report_row(known: Catalogue, claim: Claim, last: Known | None, hardware: Hardware, software: Software) -> dict[str, Any]:
+    """A claim with its newest verdict here. What this machine lacks is said without a study."""
+    row = {**_plain(known, claim), "measured": None, "verdict": None, "parity": None, "study": None,
+           "because": f"not measured yet: powertrain claims run {claim.id}"}
+    if last is not None:
+        row |= {name: last.finding[name] for name in ("measured", "verdict", "because", "parity", "conditions")}
+        return row | {"study": last.study}
+    reason = why_not(claim.needs, hardware, software)
+    return row if reason is None else row | {"verdict": NOT_HERE, "because": reason}

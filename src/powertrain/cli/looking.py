@@ -11,6 +11,7 @@ from powertrain.cli.training import printable
 from powertrain.recipe import resolve_words
 from powertrain.records import WrongUse, to_plain
 from powertrain.report.figures import count
+from powertrain.report.parts import step_time_row
 from powertrain.report.plan import facts_rows
 from powertrain.report.result import result_rows
 
@@ -72,8 +73,10 @@ def show_run(path: Path, *, as_json: bool) -> None:
     if sample:
         output.print_rows([("Sample" if i == 0 else "", line) for i, line in enumerate(printable(sample["text"]).splitlines())])
     if any(event["event"] == "end" for event in events):
-        output.print_rows(result_rows(events, str(path), None))
+        rows = result_rows(events, str(path), None)
+        place = 1 + next((number for number, (title, _) in enumerate(rows) if title == "Speed"), 0)
+        output.print_rows([*rows[:place], step_time_row(events), *rows[place:]])
     else:
         run = run_folder.summarise(folder)
-        output.print_rows([("State", f"{run.state}, at step {run.step:,} of {run.total_steps:,}"),
+        output.print_rows([("State", f"{run.state}, at step {run.step:,} of {run.total_steps:,}"), step_time_row(events),
                            ("Go on", f"powertrain train --resume {path}")])

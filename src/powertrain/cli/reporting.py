@@ -1,9 +1,96 @@
-"""`powertrain report`."""
+"""`powertrain report`: reads the files of a run or a study, and writes its page as HTML, Markdown and JSON."""
 
 from __future__ import annotations
 
+import datetime
+import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import yaml
+
+from powertrain import __version__
+from powertrain.cli import output as screen
+from powertrain.records import WrongUse
+from powertrain.report import html, markdown, run_page, study_page
+from powertrain.report import page as pages
+from powertrain.report.page import Page
+from powertrain.report.run_page import RunFiles
+from powertrain.training.events import read_events
 
 
 def report(target: Path, *, output: Path | None, as_json: bool) -> None:
-    raise NotImplementedError
+    page = read_page(target)
+    written = write_page(page, output or target)
+    if as_json:
+        screen.print_json({"event": "report", "what": page.what, "verdict": page.verdict, "cautions": list(page.cautions),
+                           **{path.suffix[1:]: str(path) for path in written}})
+        return
+    screen.print_rows([("Verdict", page.verdict),
+                       *(("Care" if number == 0 else "", caution) for number, caution in enumerate(page.cautions)),
+                       *(("Report" if number == 0 else "", str(path)) for number, path in enumerate(written))])
+
+
+def read_page(target: Path) -> Page:
+    """The page of a run's or a study's folder. Raises WrongUse if it is neither."""
+    if (target / "evidence.json").is_file():
+        return study_page.page(_object(target / "evidence.json"), str(target), _made())
+    if (target / "recipe.yaml").is_file():
+        return run_page.page(_run_files(target))
+    there = "holds neither a run (recipe.yaml) nor a study (evidence.json)" if target.is_dir() else "is no folder"
+    raise WrongUse(f"{target} {there}; `powertrain runs list` shows the runs, and studies are in studies/")
+
+
+def write_page(page: Page, folder: Path) -> list[Path]:
+    """report.html, report.md and report.json in `folder`, each whole or not at all."""
+    if folder.exists() and not folder.is_dir():
+        raise WrongUse(f"{folder} is a file; --output names the folder that the report is written to")
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {"report.html": html.write(page), "report.md": markdown.write(page),
+             "report.json": json.dumps(pages.as_json(page), indent=1, ensure_ascii=False, allow_nan=False) + "\n"}
+    return [_write(folder / name, text) for name, text in texts.items()]
+
+
+def _write(path: Path, text: str) -> Path:
+    draft = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        # what no file can hold (half a surrogate pair in a sample) becomes a question mark
+        draft.write_bytes(text.encode("utf-8", errors="replace"))
+        os.replace(draft, path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise WrongUse(f"{path} cannot be written ({error.strerror or error}); name another folder with --output") from None
+    return path
+
+
+def _run_files(folder: Path) -> RunFiles:
+    text = (folder / "recipe.yaml").read_text(encoding="utf-8")
+    events = folder / "events.jsonl"
+    return RunFiles(
+        folder=str(folder), recipe=yaml.safe_load(text) or {}, recipe_text=text,
+        facts=_object(folder / "facts.json") if (folder / "facts.json").is_file() else {},
+        plan=_object(folder / "plan.json") if (folder / "plan.json").is_file() else {},
+        events=read_events(events) if events.is_file() else [], all_events=_lines(events) if events.is_file() else [],
+        made=_made())
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Every event that was written, those that a continuation went back behind too."""
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.endswith("\n")]
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise WrongUse(f"{path} is not whole JSON ({error}); it was cut off or changed by hand") from None
+    if not isinstance(found, dict):
+        raise WrongUse(f"{path} holds no JSON object, so it is not what powertrain wrote there")
+    return found
+
+
+def _made() -> str:
+    return f"Written by powertrain {__version__} on {datetime.datetime.now():%Y-%m-%d %H:%M}. Numbers in full: report.json."

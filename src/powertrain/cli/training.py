@@ -18,6 +18,7 @@ from powertrain.records import RunFailed, WrongUse, to_plain
 from powertrain.report import plan as plan_report
 from powertrain.report.live import Live, Pace
 from powertrain.report.result import result_rows
+from powertrain.run.fits import needed_bytes, room_bytes, savings_of
 from powertrain.run.folder import RUNS, continued, existing, missing_base
 from powertrain.run.prepare import Prepared, prepare, with_stored_plan
 from powertrain.run.session import resume_run, start_run
@@ -40,7 +41,7 @@ def train(words: list[str], *, output: Path | None, resume: Path | None, dry_run
         return _resume(resume, words, output=output, dry_run=dry_run, as_json=as_json, quiet=quiet)
     resolved = resolve_words([*words, *([f"output_dir={json.dumps(str(output))}"] if output else [])])
     if not dry_run and (base := missing_base(resolved.recipe)) is not None:
-        _train_base(base, _quiet if quiet else say)
+        train_base(base, _quiet if quiet else say)
     prepared = prepare(resolved, cache_folder(), _quiet if quiet else say)
     if dry_run:
         _print_plan(prepared, as_json=as_json)
@@ -70,7 +71,7 @@ def _resume(path: Path, words: list[str], *, output: Path | None, dry_run: bool,
     return code
 
 
-def _train_base(recipe: str, say: Callable[[str], None]) -> None:
+def train_base(recipe: str, say: Callable[[str], None]) -> None:
     """The run that `model.path=recipe:NAME` asks for, in a process of its own: settings hold for a whole process."""
     say(f"no finished run of the recipe {recipe} is in {RUNS}/: training it first, in about {BASE_TIME_S} s")
     done = subprocess.run([sys.executable, "-m", "powertrain", "train", recipe, f"train_time_s={BASE_TIME_S}", "--quiet"],
@@ -87,10 +88,21 @@ def _print_plan(prepared: Prepared, *, as_json: bool) -> None:
     if as_json:
         output.print_json({"event": "plan", "recipe": prepared.recipe.model_dump(), "origins": dict(prepared.resolved.origins),
                            "notes": prepared.resolved.notes, "total_steps": prepared.total_steps,
-                           "facts": to_plain(prepared.facts), "plan": planner.to_json(prepared.plan)})
+                           "facts": to_plain(prepared.facts), "plan": planner.to_json(prepared.plan),
+                           "memory": _memory(prepared)})
         return
     output.print_rows([("Recipe", line) for line in prepared.resolved.to_yaml().splitlines()])
     _print_overview(prepared, stderr=False)
+    found = _memory(prepared)
+    savings = [(saving["words"], saving["bytes"], saving["enough"]) for saving in found["savings"]]
+    output.print_rows(plan_report.fitting_rows(found["needed_bytes"], found["room_bytes"], savings))
+
+
+def _memory(prepared: Prepared) -> dict[str, Any]:
+    """What a step needs and has, and where that is not enough every change that would save some."""
+    needed, room = needed_bytes(prepared.facts, prepared.plan), room_bytes(prepared.facts)
+    return {"needed_bytes": needed, "room_bytes": room,
+            "savings": [to_plain(saving) for saving in savings_of(prepared)] if needed > room else []}
 
 
 def _print_overview(prepared: Prepared, *, stderr: bool) -> None:

@@ -3,46 +3,116 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
-from powertrain.cost.gradients import checkpointed_layers
+from powertrain.cost.fitting import largest_pass
 from powertrain.cost.memory import peak_memory
-from powertrain.cost.roofline import efficiency, expected_step_s, step_floor
+from powertrain.cost.padding import length_at
+from powertrain.cost.roofline import Efficiency, efficiency, expected_step_s, size_class, step_floor
 from powertrain.cost.stored import as_held
-from powertrain.cost.work import Work, step_work
+from powertrain.cost.work import Work, step_work, training_flops
 from powertrain.cost.workload import Workload
 from powertrain.records import Estimate, Hardware, ModelFacts, UnknownFact
 
 FUSED_SHARE = 1 / 3                          # guess: chains of about three elementwise operators become one
+BRIDGED_SHARE = 0.5                          # guess: modules of other libraries start more operators, and fuse no projections
 
 
 def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: int) -> Estimate:
     """The expectation for `steps` optimizer steps of `workload`.
 
     Raises UnknownFact if `hardware` has no measured peak for the workload's dtype, or no measured bandwidth, and for a
-    model whose operations are another library's.
+    model whose shape is not known well enough.
     """
-    if model.provider != "native":
-        raise UnknownFact(f"what {model.provider} does in a step is not counted here")
     work = workload_work(model, workload)
     floor_s, bound_by = step_floor(work, hardware)
+    expect = expected_efficiency(model, workload, hardware)
+    of_decoder = "" if model.provider == "native" else ", as our decoder of the same shape would take"
     return Estimate(
-        step_s=expected_step_s(work, hardware, micro_batch_tokens=workload.micro_batch_tokens, width=model.width),
-        floor_s=floor_s, bound_by=bound_by, flops_per_step=work.flops, flops_per_token=work.flops_per_token,
+        step_s=expected_step_s(work, hardware, expect), floor_s=floor_s, bound_by=bound_by,
+        flops_per_step=work.flops, flops_per_token=work.flops_per_token,
         dtype=work.dtype, peak_flops_per_s=hardware.peak(work.dtype), tokens_per_step=work.tokens, steps=steps,
-        memory_bytes=peak_memory(model, workload),
-        basis=f"floor: formula, at measured peaks; step: {efficiency(hardware).basis}; memory: formula",
+        memory_bytes=peak_memory(model, workload), padding_share=workload.padding_share,
+        largest_pass=largest_pass(model, workload, hardware.free_memory_bytes),
+        basis=f"floor: formula, at measured peaks; step: {expect.basis}; memory: formula{of_decoder}",
     )
 
 
+def expected_efficiency(model: ModelFacts, workload: Workload, hardware: Hardware) -> Efficiency:
+    """The share of the ideal step that this work is expected to reach here."""
+    kind = kind_of_work(model, workload)
+    found = efficiency(hardware, workload.dtype, size_class(workload.pass_slots, model.width), kind)
+    if model.provider == "native" or kind in hardware.speeds:
+        return found
+    return Efficiency(BRIDGED_SHARE * found.low, found.high, f"{found.basis}; guess: {model.provider} may take twice as long")
+
+
+def kind_of_work(model: ModelFacts, workload: Workload) -> str:
+    """What runs have in common that reach about the same share of the ideal step."""
+    trained = model.method if model.adapter_parameters else "full"
+    passes = "packed" if workload.packed_tokens is not None else "padded" if workload.lengths else "blocks"
+    size = f"width {_rounded(model.width, 2)}+, {_rounded(workload.pass_slots, 4)}+ tokens a pass"
+    marks = {"compiled": workload.compiled, "checkpointed": bool(workload.checkpoint_every), "dropout": bool(model.dropout),
+             "plain attention": workload.attention_saves_scores, "chunked loss": workload.loss_chunk_rows is not None}
+    return ", ".join([model.provider, trained, workload.dtype, size, passes, *(name for name, on in marks.items() if on)])
+
+
+def _rounded(value: int, base: int) -> int:
+    """The largest power of `base` up to `value`."""
+    return int(base ** math.floor(math.log(max(1, value), base) + 1e-9))
+
+
 def workload_work(model: ModelFacts, workload: Workload) -> Work:
-    """The work of one optimizer step of `workload`: every document has `block` tokens."""
+    """The work of one optimizer step of `workload`: what its tokens need, and on top what is computed for padding.
+
+    Raises UnknownFact for a model of another library whose shape is not known, or whose halves read different tokens.
+    """
+    _check_shape(model)
     model = as_held(model, workload.base_dtype)
-    full, rest = divmod(workload.examples, workload.micro_batch)
-    sizes = [workload.micro_batch] * full + ([rest] if rest else [])
-    work = step_work(model, [[workload.block] * size for size in sizes], workload.dtype,
-                     checkpointed_layers=checkpointed_layers(model, workload.checkpoint_every),
-                     head_share=workload.head_share, moment_bytes=workload.moment_bytes)
+    real, slots = _real_lengths(workload), _slot_lengths(workload)
+    reaching = workload.head_share * (1.0 if workload.loss_chunk_rows is None else 1 - workload.padding_share)
+    keeps_attention = workload.checkpoint_keeps_attention and not model.dropout and not workload.attention_saves_scores
+    work = step_work(model, slots, workload.dtype, checkpoint_every=workload.checkpoint_every,
+                     checkpoint_keeps_attention=keeps_attention, head_share=reaching, moment_bytes=workload.moment_bytes)
+    needed = training_flops(model, real, workload.head_share, passes=len(slots))
+    work = dataclasses.replace(work, tokens=workload.tokens, flops=needed, padding_flops=max(0.0, work.flops - needed))
     return _compiled(work) if workload.compiled else work
+
+
+def _check_shape(model: ModelFacts) -> None:
+    if model.provider == "native":
+        return
+    if model.task == "seq2seq":
+        raise UnknownFact(f"the two halves of {model.family} read different tokens, and how many each reads is not known")
+    if not min(model.width, model.heads, model.head_width, model.mlp_width, model.matmul_parameters):
+        raise UnknownFact(f"the shape of {model.family} is not known well enough to count what {model.provider} does in a step")
+
+
+def _real_lengths(workload: Workload) -> list[int]:
+    """Tokens of each example of a step: all of one length, or spread as their quantiles say."""
+    if not workload.lengths:
+        return [workload.block] * workload.examples
+    drawn = [length_at(workload.lengths, (place + 0.5) / workload.examples) for place in range(workload.examples)]
+    scale = workload.tokens / sum(drawn)
+    return [max(1, round(scale * length)) for length in drawn]
+
+
+def _slot_lengths(workload: Workload) -> list[list[int]]:
+    """For each pass of a step the slots of its documents: with what pads them, or what fills the pass up."""
+    if workload.packed_tokens is not None:
+        return _packed_lengths(workload)
+    padded = round(workload.block / (1 - workload.padding_share))
+    full, rest = divmod(workload.examples, workload.micro_batch)
+    return [[padded] * size for size in [workload.micro_batch] * full + ([rest] if rest else [])]
+
+
+def _packed_lengths(workload: Workload) -> list[list[int]]:
+    assert workload.packed_tokens is not None
+    passes = -(-workload.tokens // workload.packed_tokens)
+    documents = _real_lengths(workload)
+    filled = round(workload.tokens * workload.padding_share / (1 - workload.padding_share) / passes)
+    dealt = [documents[first::passes] for first in range(passes)]
+    return [part + ([filled] if filled else []) for part in dealt if part]
 
 
 def _compiled(work: Work) -> Work:

@@ -2,8 +2,7 @@
 
 A linear that is trained saves its input, for the gradient of its weight or of its adapters. A frozen one saves nothing
 but its weight, and passes the gradient on, if anything below wants it. Below the first adapter nothing does: those
-blocks, and the part of the first adapted block before its first adapter, have no backward pass and save nothing. (Where
-attention and MLP read the same residual, as in gpt_neox, that part is counted as if they followed each other.)
+blocks, and the part of the first adapted block before its first adapter, have no backward pass and save nothing.
 """
 
 from __future__ import annotations
@@ -112,8 +111,9 @@ def backward_of(model: ModelFacts, layer: int) -> Backward:
     block = layer > lowest_layer(model)
     attention = block or "qkv" in trained
     middle = attention or "attention_out" in trained
-    mlp = middle or "mlp_in" in trained
-    flows = {"qkv": block, "attention_out": attention, "mlp_in": middle, "mlp_out": mlp}
+    read = block if model.parallel_residual else middle      # what the MLP's norm reads
+    mlp = read or "mlp_in" in trained
+    flows = {"qkv": block, "attention_out": attention, "mlp_in": read, "mlp_out": mlp}
     kept = frozenset() if adapter_dropout(model) else trained
     return Backward(frozenset(name for name, needed in flows.items() if needed), trained, kept, block, attention, middle, mlp)
 

@@ -1,4 +1,4 @@
-"""How much of a padded batch is padding, estimated from the quantiles of the examples' lengths."""
+"""How much of a padded batch is padding, and how much fills a packed pass up, estimated from the examples' lengths."""
 
 from __future__ import annotations
 
@@ -46,3 +46,13 @@ def padding_share(quantiles: Mapping[str, int], documents: int, *, grouped_from:
                 for start, end in zip(starts, ends, strict=True))
     real = sum(length_at(quantiles, (k + 1) / (grouped_from + 1)) for k in range(grouped_from))
     return max(0.0, 1 - real / slots) if slots else 0.0
+
+
+def fill_share(tokens: int, pass_tokens: int, multiple: int) -> float:
+    """The share of slots (0..1) that fills passes up to a `multiple`, where a step's `tokens` are dealt to packed passes.
+
+    What is missing to the next multiple is as likely to be any number from 0 to `multiple` - 1.
+    """
+    passes = -(-tokens // pass_tokens)
+    filled = passes * (multiple - 1) / 2
+    return filled / (tokens + filled)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from powertrain.cost.padding import fill_share, padding_share
+from powertrain.records import Hardware
+
+HOPPER = (9, 0)                              # compute capability
+HOPPER_WORKSPACE = 32 << 20                  # source: getChosenWorkspaceSize in torch's CublasHandlePool.cpp
+CUBLAS_WORKSPACE = (2 * 4096 + 8 * 16) << 10     # ":4096:2:16:8", its default on older GPUs
 
 
 @dataclass(frozen=True)
@@ -10,16 +18,27 @@ class Workload:
     """Starts plain; each technique of a plan returns it changed (`Technique.reckon`)."""
 
     examples: int                            # per optimizer step
-    block: int                               # tokens of an example
+    block: int                               # tokens of an example; their mean where they differ
     micro_batch: int                         # examples per forward pass
     dtype: str = "fp32"                      # of the matrix products
     checkpoint_every: int = 0                # blocks; 0 = nothing is recomputed
+    checkpoint_keeps_attention: bool = False # what attention gave is not recomputed, if there is no dropout
     loss_chunk_rows: int | None = None       # None = all logits at once
     attention_saves_scores: bool = True      # False where attention recomputes its weights in the backward pass
+    kernel: str = ""                         # of attention: "math", "bmm", "sdpa" or "varlen"; "" = see attention_kernel
     compiled: bool = False
     trained_share: float = 1.0               # of the tokens: those that are targets
     base_dtype: str | None = None            # what frozen matrices of the blocks are held in; None = as their files have them
     moment_bytes: float = 8.0                # of the optimizer's state per trained weight: two fp32 moments
+    lengths: Mapping[str, int] = field(default_factory=dict)     # quantiles of the examples' tokens; empty: all have `block`
+    grouped: bool = False                    # a step's examples are sorted by length before they are cut into passes
+    packed_tokens: int | None = None         # of a pass, at most, where examples lie end to end; None = padded passes
+    fill_multiple: int = 1                   # a packed pass is filled up to a multiple of so many tokens
+    fused_optimizer: bool = False            # the update makes no temporary tensors
+    documents: tuple[tuple[int, ...], ...] = ()      # the lengths in each pass of a step, where they are known
+    device: str = "cpu"                      # torch device type
+    threads: int = 1                         # of a CPU
+    library_workspace_bytes: int = 0         # what a GPU's matrix library takes from torch's allocator
 
     @property
     def head_share(self) -> float:
@@ -28,12 +47,64 @@ class Workload:
 
     @property
     def tokens(self) -> int:
+        """Of a step, without padding."""
         return self.examples * self.block
 
     @property
     def micro_batch_tokens(self) -> int:
+        """Of a pass, without padding."""
         return self.micro_batch * self.block
 
     @property
     def micro_batches(self) -> int:
         return -(-self.examples // self.micro_batch)
+
+    @property
+    def padding_share(self) -> float:
+        """The share of a step's slots (0..1) that is expected to be padding, or to fill packed passes up."""
+        if self.packed_tokens is not None:
+            return fill_share(self.tokens, self.packed_tokens, self.fill_multiple)
+        if not self.lengths:
+            return 0.0
+        return padding_share(self.lengths, self.micro_batch, grouped_from=self.examples if self.grouped else None)
+
+    @property
+    def pass_slots(self) -> int:
+        """Of a pass as it usually comes, padding included."""
+        tokens = self.micro_batch_tokens if self.packed_tokens is None else min(self.packed_tokens, self.tokens)
+        return round(min(tokens, self.tokens) / (1 - self.padding_share))
+
+    @property
+    def fullest_pass_tokens(self) -> int:
+        """Slots of the largest pass that can come: padded to the longest example, or packed and filled up."""
+        longest = max(self.lengths.get("max", 0), self.block)
+        if self.packed_tokens is None:
+            return min(self.micro_batch, self.examples) * longest
+        most = max(longest, min(self.packed_tokens, self.examples * longest))
+        return -(-most // self.fill_multiple) * self.fill_multiple
+
+    @property
+    def attention_kernel(self) -> str:
+        """The kernel, or where none is named one that saves scores, or not."""
+        return self.kernel or ("math" if self.attention_saves_scores else "sdpa")
+
+    @property
+    def passes(self) -> tuple[tuple[int, ...], ...]:
+        """The lengths of the documents in each pass: as given, or as many of the fullest as the step has passes."""
+        if self.documents:
+            return self.documents
+        longest = max(self.lengths.get("max", 0), self.block)
+        whole, rest = divmod(self.fullest_pass_tokens, longest)
+        return ((longest,) * whole + ((rest,) if rest else ()),) * self.micro_batches
+
+    @property
+    def updates_in_place(self) -> bool:
+        """Whether the optimizer makes no temporary tensors: the fused one, and libraries' with a smaller state."""
+        return self.fused_optimizer or self.moment_bytes < 8
+
+
+def library_workspace_bytes(hardware: Hardware) -> int:
+    """What cuBLAS works in, which torch takes from its own allocator once for each stream."""
+    if hardware.device != "cuda":
+        return 0
+    return HOPPER_WORKSPACE if (hardware.compute_capability or (0, 0)) >= HOPPER else CUBLAS_WORKSPACE

@@ -37,7 +37,7 @@ def model_facts(config: ModelConfig, *, method: str = "scratch", path: str = "",
         matmul_parameters=config.layers * _elements(linear), head_parameters=config.vocabulary * config.width,
         shapes={**outside, **block, **adapted}, path=path, method=method, adapter_parameters=adapter_parameters,
         adapted_layers=layers, frozen_dtype=frozen_dtype, window=config.window, adapter_dropout=dropout,
-        unquantised_dtype=unquantised_dtype,
+        unquantised_dtype=unquantised_dtype, parallel_residual=config.parallel_residual, rotary_width=config.rotary_width,
     )
 
 

@@ -153,6 +153,8 @@ class Recipe(Strict):
     logging_steps: Positive = 10
     sample: SampleRecipe = SampleRecipe()
 
+    memory_check: Annotated[Literal["on", "off"], BeforeValidator(_word_for_switch)] = "on"  # off: train what may not fit
+
     techniques: dict[str, Annotated[Pin, BeforeValidator(_word_for_switch)]] = {}  # on, off, or settings
 
     @model_validator(mode="after")

@@ -43,6 +43,16 @@ class UnknownFact(LookupError):
 
 
 @dataclass(frozen=True)
+class Reached:
+    """What finished runs of one kind of work reached of the ideal step's speed (cost/roofline.py): 10 %, median, 90 %."""
+
+    low: float
+    median: float
+    high: float
+    runs: int
+
+
+@dataclass(frozen=True)
 class Hardware:
     """The machine, as far as it is known. `sources` says for each field where its value comes from."""
 
@@ -59,6 +69,7 @@ class Hardware:
     bandwidth_bytes_per_s: float | None = None            # measured copy, bytes read + bytes written
     fingerprint: str = ""                    # changes when a measurement made here no longer holds
     sources: Mapping[str, str] = field(default_factory=dict)
+    speeds: Mapping[str, Reached] = field(default_factory=dict)  # by kind of work, of the runs that have finished here
 
     def peak(self, dtype: str) -> float:
         """Measured dense FLOP/s of `dtype`. Raises UnknownFact when it was not measured."""
@@ -106,6 +117,8 @@ class ModelFacts:
     unquantised_dtype: str = ""              # of the frozen weights beside 4-bit ones; "" = frozen_dtype
     frozen_dtype: str = "fp32"               # of the weights that are not trained, as they are stored: fp32, bf16, fp16, nf4
     window: int | None = None                # tokens a token sees, itself included; None = its whole document
+    parallel_residual: bool = False          # attention and MLP read the same residual (gpt_neox)
+    rotary_width: int | None = None          # of a head's dimensions, those that are rotated; None = all, unless positions are learned
 
 
 @dataclass(frozen=True)
@@ -192,6 +205,8 @@ class Estimate:
     steps: int
     memory_bytes: Mapping[str, int]          # component -> bytes at the peak: weights, gradients, optimizer, ...
     basis: str
+    padding_share: float = 0.0               # of the slots that are computed
+    largest_pass: Mapping[str, int] = field(default_factory=dict)  # that fits: examples, tokens, bytes at the peak
 
     @property
     def tokens_per_s(self) -> tuple[float, float]:

@@ -35,4 +35,4 @@ def duration(seconds: float) -> str:
 def interval(low: str, high: str) -> str:
     """'3 s to 5 s' as '3 to 5 s' where both have one unit."""
     number, _, unit = low.partition(" ")
-    return f"{number} to {high}" if unit and high.endswith(f" {unit}") else f"{low} to {high}" if low != high else low
+    return f"{number} to {high}" if unit and high.partition(" ")[2] == unit else f"{low} to {high}" if low != high else low

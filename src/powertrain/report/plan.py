@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from powertrain.records import DataFacts, Effect, Estimate, Facts, Hardware, ModelFacts, Plan, Software
 from powertrain.report.figures import count, duration, flops, interval, memory
 
 Row = tuple[str, str]
+SHOWN_PADDING = 0.005        # share of the slots: less is not worth a word
 
 
 def machine_row(hardware: Hardware) -> Row:
@@ -92,24 +93,53 @@ def claim(effect: Effect) -> str:
 
 
 def expected_rows(estimate: Estimate | None, hardware: Hardware, model: ModelFacts | None = None) -> list[Row]:
-    if estimate is None and model is not None and model.provider != "native":
-        return [("Expected", f"unknown: what {model.provider} does in a step is not counted here; watch the run's own figures")]
+    if estimate is None and hardware.peak_flops_per_s and model is not None and model.provider != "native":
+        return [("Expected", f"unknown: what {model.provider} does in a step of {model.family} is not counted here; watch the "
+                             "run's own figures")]
     if estimate is None:
         return [("Expected", "unknown: the speed of this machine is not measured (`powertrain facts --measure`)")]
     low_s, high_s = estimate.step_s
     slow, fast = estimate.tokens_per_s
     share = estimate.flops_per_step / estimate.peak_flops_per_s
-    parts = ", ".join(f"{name.replace('_', ' ')} {memory(size)}" for name, size in estimate.memory_bytes.items() if size)
+    parts = component_list(estimate.memory_bytes)
+    padded = f"; {estimate.padding_share:.1%} of what is computed is padding" if estimate.padding_share >= SHOWN_PADDING else ""
     fits = "" if estimate.total_memory_bytes <= hardware.free_memory_bytes else \
         f"; MORE than the {memory(hardware.free_memory_bytes)} that are free"
     total = interval(duration(low_s * estimate.steps), duration(high_s * estimate.steps))
     return [
         ("Expected", f"{total} for {estimate.steps:,} steps, {count(slow)} to {count(fast)} tokens/s: "
-                     f"{share / high_s:.0%} to {share / low_s:.0%} of the measured {estimate.dtype} limit"),
+                     f"{share / high_s:.0%} to {share / low_s:.0%} of the measured {estimate.dtype} limit{padded}"),
         ("Floor", f"{duration(estimate.floor_s)} a step, set by {estimate.bound_by}: "
                   f"{estimate.flops_per_token / 1e6:,.1f} MFLOP a token at {flops(estimate.peak_flops_per_s)}"),
         ("Memory", f"{memory(estimate.total_memory_bytes)} at the peak: {parts}{fits}"),
+        *_largest_pass_rows(estimate, hardware),
         ("Basis", estimate.basis)]
+
+
+def component_list(memory_bytes: Mapping[str, int]) -> str:
+    """'weights 1.2 GiB, activations 340 MiB'"""
+    return ", ".join(f"{name.replace('_', ' ')} {memory(size)}" for name, size in memory_bytes.items() if size)
+
+
+def _largest_pass_rows(estimate: Estimate, hardware: Hardware) -> list[Row]:
+    largest, free = estimate.largest_pass, memory(hardware.free_memory_bytes)
+    if not largest:
+        return []
+    if not largest["examples"]:
+        return [("Largest pass", f"not even one example fits in the {free} that are free")]
+    plural = "s" if largest["examples"] > 1 else ""
+    return [("Largest pass", f"{largest['examples']:,} example{plural}, {largest['tokens']:,} tokens: that would take "
+                             f"{memory(largest['bytes'])} of the {free} that are free")]
+
+
+def fitting_rows(needed_bytes: int, room_bytes: int, savings: Sequence[tuple[str, int, bool]]) -> list[Row]:
+    """What does not fit, and what would help: (words for the recipe, bytes that they save, whether that is enough)."""
+    if needed_bytes <= room_bytes:
+        return []
+    rows = [("Too large", f"a step needs {memory(needed_bytes)}, and {memory(room_bytes)} are left for it; `powertrain train` "
+                          "refuses that (memory_check=off trains all the same)")]
+    return rows + [("Would help", f"{words}: saves {memory(size)}{', which is enough' if enough else ''}")
+                   for words, size, enough in savings]
 
 
 def facts_rows(facts: Facts) -> list[tuple[str, str, str]]:

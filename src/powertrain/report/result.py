@@ -24,8 +24,7 @@ def result_rows(events: Sequence[Mapping[str, Any]], folder: str, gzip_bits_per_
         rows.append(("Adapters", _adapters(last["adapters"]["modules"])))
     if end.get("clipped_steps"):
         rows.append(("Clipped", f"{end['clipped_steps']:,} of {end['step']:,} steps had a gradient over max_grad_norm"))
-    if end.get("peak_memory_bytes"):
-        rows.append(("Memory", f"{memory(end['peak_memory_bytes'])} at the peak"))
+    rows += _memory_rows(last.get("memory"), end.get("peak_memory_bytes"))
     return rows + _next_rows(end["reason"], folder, last.get("resume") or last["start"])
 
 
@@ -58,9 +57,23 @@ def _speed_rows(steps: Sequence[Mapping[str, Any]], estimate: Mapping[str, Any] 
     if estimate:
         share = tokens / seconds * estimate["flops_per_token"] / estimate["peak_flops_per_s"]
         low_s, high_s = estimate["step_s"]
+        basis = estimate["basis"].partition("; step: ")[2].partition("; ")[0]
         text += (f", {share:.0%} of the measured {flops(estimate['peak_flops_per_s'])} in {estimate['dtype']}; the plan "
-                 f"expected {count(estimate['tokens_per_step'] / high_s)} to {count(estimate['tokens_per_step'] / low_s)}")
+                 f"expected {count(estimate['tokens_per_step'] / high_s)} to {count(estimate['tokens_per_step'] / low_s)}"
+                 + (f" ({basis})" if basis else ""))
     return [("Speed", text)]
+
+
+def _memory_rows(measured: Mapping[str, Any] | None, peak_bytes: int | None) -> list[Row]:
+    process = f"{memory(peak_bytes)} at the peak" if peak_bytes else ""
+    if measured is None:
+        return [("Memory", process)] if process else []
+    allocated, predicted = measured["allocated_bytes"], sum(measured["predicted"].values())
+    text = f"{memory(allocated)} of tensors at the peak of step {measured['step']:,}; the plan expected {memory(predicted)}"
+    text += f" ({predicted / allocated - 1:+.1%})" if allocated else ""
+    if measured.get("reserved_bytes"):
+        text += f"; {memory(measured['reserved_bytes'])} reserved"
+    return [("Memory", text + (f"; the process: {process}" if process else ""))]
 
 
 def _next_rows(reason: str, folder: str, start: Mapping[str, Any]) -> list[Row]:

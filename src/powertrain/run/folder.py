@@ -24,7 +24,7 @@ RUNS = Path("runs")
 NEWEST = "recipe:"           # model.path=recipe:NAME: the newest finished run of that recipe
 # what may change between a run and its continuation: it decides when something is written, not what is learned
 FREE_ON_RESUME = ("name", "description", "output_dir", "logging_steps", "save_steps", "save_total_limit", "eval_steps",
-                  "max_eval_samples", "sample")
+                  "max_eval_samples", "sample", "memory_check")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from powertrain.recipe import Recipe, Resolved
 from powertrain.records import Facts, Plan
 from powertrain.run.material import Material
 from powertrain.run.scratch import scratch_material
+from powertrain.run.speeds import with_speeds
+from powertrain.run.tuned import read_tuned
 from powertrain.training.loop import apply_plan, new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup, plain_adamw, plain_setup
@@ -35,6 +37,7 @@ class Prepared:
     material: Material
     plan: Plan
     total_steps: int
+    cache: Path | None = None                # where what a run teaches is kept; None: nowhere
 
     @property
     def resolved(self) -> Resolved:
@@ -52,7 +55,7 @@ class Prepared:
 def prepare(resolved: Resolved, cache: Path, say: Say) -> Prepared:
     """Read machine, data and model, and make the plan. Raises WrongUse for whatever cannot be trained."""
     say("looking at the machine (measured once, then cached)")
-    hardware, software = read_hardware(cache), read_software()
+    hardware, software = with_speeds(read_hardware(cache), cache), read_software()
     if resolved.recipe.method == "scratch":
         say(f"reading {resolved.recipe.data.source}")
         material = scratch_material(resolved, cache)
@@ -63,11 +66,12 @@ def prepare(resolved: Resolved, cache: Path, say: Say) -> Prepared:
     recipe = material.resolved.recipe
     facts = Facts(hardware, software, material.model, material.data)
     total_steps = _total_steps(recipe, facts)
-    plan = planner.make_plan(facts, recipe, total_steps)
+    tuned = read_tuned(cache, facts, recipe)
+    plan = planner.make_plan(facts, recipe, total_steps, tuned)
     if recipe.train_time_s is not None and plan.estimate is not None:
         total_steps = max(1, round(recipe.train_time_s * 2 / sum(plan.estimate.step_s)))
-        plan = planner.make_plan(facts, recipe, total_steps)
-    return Prepared(facts, material, plan, total_steps)
+        plan = planner.make_plan(facts, recipe, total_steps, tuned)
+    return Prepared(facts, material, plan, total_steps, cache)
 
 
 def build_setup(prepared: Prepared) -> Setup:

@@ -11,21 +11,26 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from powertrain import planner
+from powertrain.cost.memory import peak_memory
+from powertrain.data.example import Example
 from powertrain.data.publishing import sync
 from powertrain.generation import generate
 from powertrain.recipe import in_steps
 from powertrain.records import Evaluation, RunFailed, StepRecord, to_plain
 from powertrain.run import folder as run_folder
+from powertrain.run.fits import cures, refuse_what_does_not_fit
 from powertrain.run.folder import RunFolder
+from powertrain.run.out_of_memory import UpdateWatch, clear_step, is_out_of_memory, largest_pass, said_by, with_smaller_passes
 from powertrain.run.prepare import Prepared, build_setup, schedule_of, with_measured_length
+from powertrain.run.speeds import keep_speed
 from powertrain.training.checkpoint import (
     clear_leftovers,
     disk_is_full,
@@ -37,13 +42,16 @@ from powertrain.training.checkpoint import (
 from powertrain.training.evaluation import evaluate, spread
 from powertrain.training.events import EventLog
 from powertrain.training.interrupt import Interrupt, listen
+from powertrain.training.ledger import MemoryLedger, standing_bytes
 from powertrain.training.loop import State, StepResult, new_state, train
+from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
 
 Listener = Callable[[Mapping[str, Any]], None]
 
 DONE, STOPPED_AND_SAVED = 0, 75
 EVENTS_EVERY_S = 5.0         # steps reach the disk at least this often
+WATCHED, WATCHED_RUN = 2, 20 # the step whose memory is watched, and steps of a run on a CPU from which that is worth its time
 
 
 @dataclass
@@ -59,6 +67,12 @@ class Session:
     pending: list[StepResult]
     flushed_at: float = 0.0
     checkpoint_failed: str | None = None
+    step_s: list[float] = field(default_factory=list)    # of the steps that the plan in force has made
+    taken: int = 0               # steps that the plan in force has begun in this process
+    watch: UpdateWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watch = UpdateWatch(self.state.optimizer)
 
     def emit(self, event: str, *, durable: bool = False, **fields: Any) -> None:
         self.log.write(event, **fields)
@@ -85,6 +99,7 @@ class Session:
                 raise RunFailed(f"the loss of step {result.step} is not finite ({loss}); the checkpoints before it are "
                                 "untouched. Start a new run with a lower learning_rate, or with max_grad_norm=1")
             parts = result.laps.parts()
+            self.step_s.append(sum(parts.values()))
             self.emit("step", **to_plain(StepRecord(
                 result.step, loss, result.trained_tokens, result.real_tokens, sum(parts.values()), result.learning_rate, norm,
                 {name: round(seconds, 6) for name, seconds in parts.items()}, result.padding_tokens)))
@@ -95,6 +110,7 @@ class Session:
 
 def start_run(prepared: Prepared, listener: Listener) -> tuple[RunFolder, int]:
     """Train a new run; returns its folder and the exit code (0 done, 75 stopped and saved)."""
+    refuse_what_does_not_fit(prepared)
     folder = run_folder.create(prepared.recipe)
     with run_folder.locked(folder), listen() as interrupt:
         listener({"event": "folder", "path": str(folder.path)})
@@ -146,6 +162,8 @@ def _run(session: Session, interrupt: Interrupt) -> int:
         stopped_by = _steps(session, interrupt)
         if stopped_by is None:
             _finish(session)
+            if session.prepared.cache is not None:
+                keep_speed(session.prepared.cache, session.prepared.facts, session.prepared.plan, session.step_s)
         reason = "finished" if stopped_by is None else f"stopped ({stopped_by})"
     except BaseException as error:
         session.emit("end", durable=True, reason="failed", step=session.state.step, message=str(error),
@@ -163,7 +181,7 @@ def _steps(session: Session, interrupt: Interrupt) -> str | None:
     eval_every, save_every = in_steps(recipe.eval_steps, per_epoch), in_steps(recipe.save_steps, per_epoch)
     gc.collect()
     gc.freeze()                              # what exists now stays; the collector need not look at it each time
-    for result in train(session.setup, state, schedule_of(recipe, total_steps), recipe.max_grad_norm):
+    for result in _results(session, schedule_of(recipe, total_steps)):
         session.pending.append(result)
         last, stop = state.step == total_steps, interrupt.requested is not None
         evaluating = eval_every > 0 and state.step % eval_every == 0 and not last
@@ -181,12 +199,69 @@ def _steps(session: Session, interrupt: Interrupt) -> str | None:
     return None
 
 
+def _results(session: Session, schedule: Schedule) -> Iterator[StepResult]:
+    """The steps that are left. One that does not fit the memory is taken again in smaller passes."""
+    while True:
+        setup = session.setup
+        steps = train(setup, session.state, schedule, session.prepared.recipe.max_grad_norm)
+        try:
+            while session.setup is setup:    # else an evaluation has needed smaller passes
+                if (result := _next_step(session, steps)) is None:
+                    return
+                yield result
+            continue
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            why = said_by(error)
+        go_on_smaller(session, why)          # here, where the error holds no activations any more
+
+
+def _next_step(session: Session, steps: Iterator[StepResult]) -> StepResult | None:
+    """The next step, or None after the last. The second one of a run that is long enough is watched for its memory."""
+    device, total = session.setup.device, session.prepared.total_steps
+    session.taken += 1
+    if session.taken != WATCHED or (device.type != "cuda" and total < WATCHED_RUN):
+        return next(steps, None)
+    standing = None if device.type == "cuda" else standing_bytes(session.setup.model, session.state.optimizer)
+    with MemoryLedger(device, standing) as ledger:
+        result = next(steps, None)
+    if result is not None:
+        prepared = session.prepared
+        predicted = peak_memory(prepared.facts.model, planner.workload_of(prepared.facts, prepared.plan))
+        reserved: dict[str, Any] = {"reserved_bytes": ledger.reserved_bytes} if ledger.reserved_bytes else {}
+        session.emit("memory", step=result.step, allocated_bytes=ledger.peak_bytes, predicted=dict(predicted), **reserved)
+    return result
+
+
+def go_on_smaller(session: Session, why: str) -> None:
+    """Halve the passes of the plan, in force and on disk. Raises RunFailed where that cannot be done."""
+    step = session.state.step
+    if session.watch.updating:
+        raise RunFailed(f"the optimizer's update of step {step + 1:,} ran out of memory ({why}), and half an update cannot be "
+                        "repeated; go on from the last checkpoint with more memory free, or start again: "
+                        f"{cures(session.prepared)}")
+    before = largest_pass(session.setup, step)
+    clear_step(session.state)
+    smaller = with_smaller_passes(session.prepared, session.setup, step)
+    if smaller is None:
+        raise RunFailed(f"step {step + 1:,} does not fit the memory ({why}), and its largest pass, of {before:,} tokens, "
+                        f"cannot be halved; {cures(session.prepared)}")
+    session.prepared, session.setup = smaller
+    session.step_s.clear()
+    session.taken = 0
+    run_folder.write_json(session.folder.plan, planner.to_json(session.prepared.plan))
+    session.emit("warning", step=step, message=(
+        f"step {step + 1:,} ran out of memory ({why}): it is taken again in passes of at most "
+        f"{largest_pass(session.setup, step):,} tokens instead of {before:,}, at the same batch of "
+        f"{session.setup.train_batch_size}; plan.json says so, and a continuation starts with it"))
+
+
 def _evaluate(session: Session, *, final: bool) -> None:
     material, recipe = session.prepared.material, session.prepared.recipe
     if not len(material.held_out):
         return
-    found: Evaluation = evaluate(session.setup, spread(material.held_out, None if final else recipe.max_eval_samples),
-                                 tokens_per_byte=material.tokens_per_byte)
+    found = _evaluated(session, spread(material.held_out, None if final else recipe.max_eval_samples))
     session.state.evaluations[session.state.step] = found.loss
     session.emit("evaluation", step=session.state.step, final=final, **to_plain(found))
     if final and (told := session.setup.model.diagnose()):
@@ -195,6 +270,18 @@ def _evaluate(session: Session, *, final: bool) -> None:
         began = time.perf_counter()
         text = _sample(session)
         session.emit("sample", step=session.state.step, text=text, seconds=time.perf_counter() - began)
+
+
+def _evaluated(session: Session, examples: Sequence[Example]) -> Evaluation:
+    while True:
+        try:
+            return evaluate(session.setup, examples, tokens_per_byte=session.prepared.material.tokens_per_byte)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            why = said_by(error)
+        session.setup.model.train()
+        go_on_smaller(session, why)
 
 
 def _sample(session: Session) -> str:

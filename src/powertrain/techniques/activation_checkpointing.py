@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,7 @@ class ActivationCheckpointing(Technique):
     name = "activation_checkpointing"
     exactness = Exactness.BITWISE
     touches = frozenset({"run_block"})
+    acts_on = frozenset({"products", "attention", "elementwise"})
     source = "Chen et al. 2016, arXiv:1604.06174; torch.utils.checkpoint, selective and with early stop"
 
     def __post_init__(self) -> None:
@@ -85,6 +87,13 @@ class ActivationCheckpointing(Technique):
                         claim=Effect((1 + 0.7 * again, 1 + again), -saving_bytes,
                                      basis="formula: a forward pass once more, without head and down projections"))
 
+    @classmethod
+    def variants(cls, facts: Facts, recipe: Recipe) -> Sequence[Technique | None]:
+        answer = cls.propose(facts, recipe)
+        if isinstance(answer, Refusal) and answer.possible is None:
+            return ()
+        return None, *(cls(every) for every in (1, 2) if every <= facts.model.layers)
+
     def apply(self, setup: Setup) -> Setup:
         return replace(setup, run_block=CheckpointedBlocks(setup.run_block, self.every, self.keep_attention))
 
@@ -98,7 +107,7 @@ class ActivationCheckpointing(Technique):
                              "recomputed")
 
     def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, checkpoint_every=self.every)
+        return replace(workload, checkpoint_every=self.every, checkpoint_keeps_attention=self.keep_attention)
 
 
 def _has_gradient(block: nn.Module, x: Tensor) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from powertrain.records import Effect, Facts, Proposal, Refusal
-from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.techniques.base import EVERYTHING, Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
     from powertrain.recipe import Recipe
@@ -35,6 +35,7 @@ class Allocator(Technique):
     name = "allocator"
     exactness = Exactness.BITWISE
     touches = frozenset({"runtime"})
+    acts_on = EVERYTHING
     source = "glibc manual, mallopt; PyTorch notes on CUDA memory management (expandable_segments)"
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,7 @@ class AttentionKernel(Technique):
     name = "attention_kernel"
     exactness = Exactness.ROUNDING
     touches = frozenset({"attention"})
+    acts_on = frozenset({"attention"})
     slot = "attention"
     source = "Dao et al. 2022, arXiv:2205.14135 (flash attention); torch.nn.functional.scaled_dot_product_attention"
 
@@ -75,6 +76,14 @@ class AttentionKernel(Technique):
                                                  f"once, because {reason}", claim=claim)
         return Proposal(cls("varlen"), because=f"{shown}: one FlashAttention call for all lengths, without a mask", claim=claim)
 
+    @classmethod
+    def variants(cls, facts: Facts, recipe: Recipe) -> Sequence[Technique | None]:
+        """`math` is what runs without it."""
+        if facts.model.provider != "native":
+            return ()
+        here = [name for name in KERNELS if name != "math" and (name != "varlen" or _why_no_varlen(facts, recipe) is None)]
+        return None, *(cls(name) for name in here)
+
     def apply(self, setup: Setup) -> Setup:
         return replace(setup, attention=KERNELS[self.kernel])
 
@@ -85,7 +94,7 @@ class AttentionKernel(Technique):
             raise NotApplied("attention_kernel: varlen attention needs bf16 or fp16, and the setup computes in fp32")
 
     def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, attention_saves_scores=self.kernel in SAVE_SCORES)
+        return replace(workload, attention_saves_scores=self.kernel in SAVE_SCORES, kernel=self.kernel)
 
 
 def _why_no_varlen(facts: Facts, recipe: Recipe) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from powertrain.records import Facts, Proposal, Refusal
@@ -11,6 +12,10 @@ if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
+
+
+# the classes of work that a step's time is divided into (evidence/profile.py measures them)
+EVERYTHING = frozenset({"products", "attention", "loss", "elementwise", "optimizer", "data", "copy"})
 
 
 class Exactness(enum.Enum):
@@ -31,6 +36,7 @@ class Technique:
     name: ClassVar[str]
     exactness: ClassVar[Exactness]
     touches: ClassVar[frozenset[str]]        # the fields of Setup that apply() may change
+    acts_on: ClassVar[frozenset[str]] = EVERYTHING       # the work whose time it can change: bounds what it can gain
     slot: ClassVar[str | None] = None        # at most one technique per slot
     source: ClassVar[str]
 
@@ -50,6 +56,18 @@ class Technique:
     def reckon(self, workload: Workload) -> Workload:
         """The step's arithmetic with this technique in force; unchanged where it changes neither work nor memory."""
         return workload
+
+    def halved(self) -> Self | None:
+        """The technique with half as much in each forward pass; None where it does not decide that, or cannot halve it."""
+        return None
+
+    @classmethod
+    def variants(cls, facts: Facts, recipe: Recipe) -> Sequence[Technique | None]:
+        """The ways in which it can be here, None being without it, for measuring to choose from; not all may fit the memory."""
+        answer = cls.propose(facts, recipe)
+        if isinstance(answer, Proposal):
+            return answer.technique, None
+        return () if answer.possible is None else (answer.possible,)
 
     @classmethod
     def refuse(cls, because: str, possible: Self | None = None) -> Refusal:

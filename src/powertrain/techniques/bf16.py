@@ -29,6 +29,7 @@ class Bf16(Technique):
     name = "bf16"
     exactness = Exactness.ROUNDING
     touches = frozenset({"precision"})
+    acts_on = frozenset({"products", "attention", "loss", "elementwise"})
     slot = "precision"
     source = "Micikevicius et al. 2018, arXiv:1710.03740 (mixed precision); Kalamkar et al. 2019, arXiv:1905.12322 (bf16)"
 

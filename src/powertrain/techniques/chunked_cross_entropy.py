@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ class ChunkedCrossEntropy(Technique):
     name = "chunked_cross_entropy"
     exactness = Exactness.ROUNDING
     touches = frozenset({"loss"})
+    acts_on = frozenset({"loss"})
     slot = "loss"
     source = "Liger kernel's fused linear cross-entropy (Hsu et al. 2024, arXiv:2410.10989); here in plain torch"
 
@@ -61,6 +63,14 @@ class ChunkedCrossEntropy(Technique):
             "guess: what rows without a target save by formula, the rest not measured yet"
         return Proposal(cls(rows), because=f"{shown}; {rows:,} rows at a time take {chunk_bytes / 2**20:,.0f} MiB",
                         claim=Effect((0.9 * (1 - skipped), 1.02 * (1 - skipped / 2)), chunk_bytes - whole_bytes, basis=basis))
+
+    @classmethod
+    def variants(cls, facts: Facts, recipe: Recipe) -> Sequence[Technique | None]:
+        answer = cls.propose(facts, recipe)
+        found = answer.technique if isinstance(answer, Proposal) else answer.possible
+        if not isinstance(found, cls):
+            return ()
+        return None, *(cls(max(1, rows)) for rows in (found.rows // 4, found.rows, 4 * found.rows))
 
     def __post_init__(self) -> None:
         if self.rows < 1:

@@ -31,6 +31,7 @@ class EightBitAdamW(Technique):
     name = "eight_bit_adamw"
     exactness = Exactness.LOSSY
     touches = frozenset({"optimizer"})
+    acts_on = frozenset({"optimizer"})
     slot = "optimizer"
     source = "Dettmers et al. 2022, arXiv:2110.02861 (8-bit optimizers); bitsandbytes"
 

@@ -34,6 +34,7 @@ class FourBitBase(Technique):
     name = "four_bit_base"
     exactness = Exactness.LOSSY
     touches = frozenset()                    # the model comes with it
+    acts_on = frozenset({"products", "elementwise"})
     source = "Dettmers et al. 2023, arXiv:2305.14314 (QLoRA); bitsandbytes"
 
     @classmethod

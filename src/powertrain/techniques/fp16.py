@@ -30,6 +30,7 @@ class Fp16(Technique):
     name = "fp16"
     exactness = Exactness.ROUNDING
     touches = frozenset({"precision"})
+    acts_on = frozenset({"products", "attention", "loss", "elementwise", "optimizer"})
     slot = "precision"
     source = "Micikevicius et al. 2018, arXiv:1710.03740; torch.amp.GradScaler"
 

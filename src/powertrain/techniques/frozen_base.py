@@ -38,6 +38,7 @@ class FrozenBase(Technique):
     name = "frozen_base"
     exactness = Exactness.ROUNDING
     touches = frozenset({"runtime"})
+    acts_on = frozenset({"products", "elementwise"})
     source = "performance.md section 2.5: frozen weights need no fp32 master copy (Micikevicius et al. 2018)"
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from powertrain.techniques.base import Exactness, NotApplied, Technique
 from powertrain.training.loop import parameter_groups
 
 if TYPE_CHECKING:
+    from powertrain.cost.workload import Workload
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
@@ -28,6 +29,7 @@ class FusedAdamW(Technique):
     name = "fused_adamw"
     exactness = Exactness.ROUNDING
     touches = frozenset({"optimizer"})
+    acts_on = frozenset({"optimizer"})
     slot = "optimizer"
     source = "torch.optim.AdamW(fused=True); Loshchilov & Hutter 2019, arXiv:1711.05101"
 
@@ -51,3 +53,6 @@ class FusedAdamW(Technique):
         plain = [i for i, group in enumerate(groups) if not group.get("fused")]
         if plain:
             raise NotApplied(f"fused_adamw: parameter groups {plain} of {len(groups)} are not fused")
+
+    def reckon(self, workload: Workload) -> Workload:
+        return replace(workload, fused_optimizer=True)

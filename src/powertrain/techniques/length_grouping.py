@@ -10,10 +10,11 @@ from powertrain.cost.padding import padding_share
 from powertrain.cost.passes import padded_examples, will_pack
 from powertrain.data.example import Example
 from powertrain.records import Effect, Facts, Proposal, Refusal
-from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.techniques.base import EVERYTHING, Exactness, NotApplied, Technique
 from powertrain.training.setup import in_order
 
 if TYPE_CHECKING:
+    from powertrain.cost.workload import Workload
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
@@ -31,6 +32,7 @@ class LengthGrouping(Technique):
     name = "length_grouping"
     exactness = Exactness.ROUNDING
     touches = frozenset({"arrange"})
+    acts_on = EVERYTHING - {"optimizer"}
     source = "transformers' group_by_length, within the step; Khomenko et al. 2016, arXiv:1708.05604 (bucketing)"
 
     @classmethod
@@ -62,6 +64,9 @@ class LengthGrouping(Technique):
         found = [example.tokens for part in setup.arrange(examples, setup.micro_batch) for example in part]
         if found != sorted(found, reverse=True) or getattr(setup.arrange, "__self__", None) != self:
             raise NotApplied(f"length_grouping: examples are not sorted by length; passes are arranged by {setup.arrange!r}")
+
+    def reckon(self, workload: Workload) -> Workload:
+        return replace(workload, grouped=True)
 
     def arrange(self, examples: Sequence[Example], micro_batch: int) -> list[list[Example]]:
         """Passes of `micro_batch` examples, the longest examples first: memory is at its fullest at once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -37,6 +37,7 @@ class Loader(Technique):
     name = "loader"
     exactness = Exactness.BITWISE
     touches = frozenset({"loader"})
+    acts_on = frozenset({"data", "copy"})
     source = "PyTorch notes on pinned memory and asynchronous copies"
 
     def __post_init__(self) -> None:
@@ -53,6 +54,11 @@ class Loader(Technique):
                             claim=Effect((0.95, 1.0), 0, basis="guess: not measured yet"))
         return cls.refuse(f"a batch of {tokens:,} token ids is ready in about {prepare_s * 1e3:.1f} ms, and a thread that "
                           "makes it ahead would take a core from the computation", possible=cls())
+
+    @classmethod
+    def variants(cls, facts: Facts, recipe: Recipe) -> Sequence[Technique | None]:
+        pinned = facts.hardware.device == "cuda"
+        return None, cls(1, 2, pinned), cls(2, 4, pinned)
 
     def apply(self, setup: Setup) -> Setup:
         return setup if self.workers == 0 else replace(setup, loader=self.load)

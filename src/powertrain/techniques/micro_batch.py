@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,12 +16,15 @@ from powertrain.cost.passes import (
     will_pack,
 )
 from powertrain.records import Effect, Facts, Proposal, Refusal
-from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.techniques.base import EVERYTHING, Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
+
+
+TRIED = 3                    # sizes, when measuring has to choose
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class MicroBatch(Technique):
     name = "micro_batch"
     exactness = Exactness.ROUNDING
     touches = frozenset({"micro_batch"})
+    acts_on = EVERYTHING - {"optimizer"}
     slot = "passes"
     source = "performance.md section 8 (CPU: 2048-4096 tokens); gradient accumulation with token-weighted loss"
 
@@ -62,6 +68,14 @@ class MicroBatch(Technique):
                                 f"tokens) suit {limit} better than one of {batch * data.block:,} tokens",
                         claim=Effect((0.8, 1.02), -saved_bytes, basis="guess: memory by formula, time not measured yet"))
 
+    @classmethod
+    def variants(cls, facts: Facts, recipe: Recipe) -> Sequence[Technique | None]:
+        """Halves of the batch, around what the plan would take; None is the whole batch in one pass."""
+        batch, suit = facts.data.train_batch_size, padded_examples(facts.model, facts.data, facts.hardware)
+        sizes = [-(-batch // parts) for parts in (2, 4, 8, 16, 32, 64) if parts <= batch]
+        near = sorted(sizes, key=lambda size: abs(math.log2(size / suit)))[:TRIED]
+        return None, *(cls(size) for size in sorted(near, reverse=True))
+
     def apply(self, setup: Setup) -> Setup:
         return replace(setup, micro_batch=min(self.examples, setup.train_batch_size))
 
@@ -72,7 +86,10 @@ class MicroBatch(Technique):
             raise NotApplied(f"micro_batch: a pass has {found} examples, not {expected}")
 
     def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, micro_batch=min(self.examples, workload.examples))
+        return replace(workload, micro_batch=min(self.examples, workload.examples), packed_tokens=None)
+
+    def halved(self) -> MicroBatch | None:
+        return None if self.examples == 1 else replace(self, examples=-(-self.examples // 2))
 
 
 def _even_split(batch: int, most: int) -> int:

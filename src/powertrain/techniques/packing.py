@@ -12,7 +12,7 @@ from powertrain.data.collate import collate_filled
 from powertrain.data.example import Example
 from powertrain.data.packing import pack
 from powertrain.records import Batch, Effect, Facts, ModelFacts, Proposal, Refusal
-from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.techniques.base import EVERYTHING, Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
@@ -40,6 +40,7 @@ class Packing(Technique):
     name = "packing"
     exactness = Exactness.ROUNDING
     touches = frozenset({"collate", "arrange"})
+    acts_on = EVERYTHING - {"optimizer"}
     slot = "passes"
     source = "Krell et al. 2021, arXiv:2107.02027 (packing); Kundu et al. 2024, arXiv:2407.09105 (padding-free)"
 
@@ -70,6 +71,15 @@ class Packing(Technique):
             claim=Effect((1 - share, 1 - share / 2), 0, basis="formula: the share of padding, estimated from the lengths' "
                          "quantiles; the high end if half the step does not depend on it"))
 
+    @classmethod
+    def variants(cls, facts: Facts, recipe: Recipe) -> Sequence[Technique | None]:
+        """Passes of half and double the tokens, and such that are not filled up; None pads."""
+        answer = cls.propose(facts, recipe)
+        if not isinstance(answer, Proposal) or not isinstance(found := answer.technique, cls):
+            return ()
+        others = (replace(found, tokens=2 * found.tokens), found.halved(), replace(found, multiple=1))
+        return found, *(other for other in others if other is not None), None
+
     def apply(self, setup: Setup) -> Setup:
         return replace(setup, collate=self.collate, arrange=self.arrange)
 
@@ -87,7 +97,15 @@ class Packing(Technique):
             raise NotApplied(f"packing: the passes of a step have {sum(documents)} examples, not {setup.train_batch_size}")
 
     def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, micro_batch=max(1, min(workload.examples, self.tokens // workload.block)))
+        micro_batch = max(1, min(workload.examples, self.tokens // workload.block))
+        return replace(workload, micro_batch=micro_batch, packed_tokens=self.tokens, fill_multiple=self.multiple)
+
+    def halved(self) -> Packing | None:
+        if self.tokens <= LEAST_TOKENS:
+            return None
+        tokens = max(LEAST_TOKENS, self.tokens // 2)
+        multiple = self.multiple if tokens >= self.multiple else 1
+        return replace(self, tokens=tokens - tokens % multiple, multiple=multiple)
 
     def collate(self, examples: Sequence[Example]) -> Batch:
         """The examples end to end, and what fills the pass up."""

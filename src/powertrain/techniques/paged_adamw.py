@@ -34,6 +34,7 @@ class PagedAdamW(Technique):
     name = "paged_adamw"
     exactness = Exactness.ROUNDING
     touches = frozenset({"optimizer"})
+    acts_on = frozenset({"optimizer"})
     slot = "optimizer"
     source = "Dettmers et al. 2023, arXiv:2305.14314, section 3 (paged optimizers); bitsandbytes"
 

@@ -24,6 +24,7 @@ class Tf32(Technique):
     name = "tf32"
     exactness = Exactness.ROUNDING
     touches = frozenset({"runtime"})
+    acts_on = frozenset({"products", "attention", "loss"})
     slot = "precision"
     source = "PyTorch notes on CUDA semantics, TensorFloat-32; torch.backends.cuda.matmul.fp32_precision"
 

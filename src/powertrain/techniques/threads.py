@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -9,11 +10,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from powertrain.records import Effect, Facts, Proposal, Refusal
-from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.techniques.base import EVERYTHING, Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
+    from powertrain.cost.workload import Workload
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
+
+
+FEW_CORES = 4                # up to here every number of threads is worth a try
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Threads(Technique):
     name = "threads"
     exactness = Exactness.ROUNDING
     touches = frozenset({"runtime"})
+    acts_on = EVERYTHING
     source = "PyTorch performance tuning guide, CPU: torch.set_num_threads = physical cores"
 
     def __post_init__(self) -> None:
@@ -45,6 +51,14 @@ class Threads(Technique):
         return Proposal(cls(cores), because=f"this process has {cores} cores, and torch would use {now} threads",
                         claim=Effect((0.6, 1.0), 0, basis="guess: not measured yet"))
 
+    @classmethod
+    def variants(cls, facts: Facts, recipe: Recipe) -> Sequence[Technique | None]:
+        cores = facts.hardware.cores
+        if facts.hardware.device != "cpu":
+            return ()
+        counts = range(1, cores + 1) if cores <= FEW_CORES else (cores // 4, cores // 2, 3 * cores // 4, cores)
+        return None, *(cls(count) for count in counts if count != torch.get_num_threads())
+
     def apply(self, setup: Setup) -> Setup:
         return replace(setup, runtime=setup.runtime.also(partial(torch.set_num_threads, self.threads)))
 
@@ -54,3 +68,6 @@ class Threads(Technique):
                   if getattr(setting, "func", None) is torch.set_num_threads]
         if found != self.threads or not wanted:
             raise NotApplied(f"threads: torch uses {found}, and the run sets {len(wanted)} thread counts")
+
+    def reckon(self, workload: Workload) -> Workload:
+        return replace(workload, threads=self.threads)

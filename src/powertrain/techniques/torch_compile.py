@@ -61,6 +61,7 @@ class TorchCompile(Technique):
     name = "torch_compile"
     exactness = Exactness.ROUNDING
     touches = frozenset({"run_block"})
+    acts_on = frozenset({"products", "attention", "elementwise"})
     source = "torch.compile (Ansel et al. 2024, ASPLOS); regional compilation recipe of PyTorch"
 
     def __post_init__(self) -> None:

@@ -1,0 +1,322 @@
+"""The attention kernels of models/attention.py and models/bmm.py, in sizes; see operators.py.
+
+Legend: T tokens, H heads, K kv heads, D head width, N documents of a group, all of length L.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from powertrain.cost.operators import (
+    FP32,
+    batched,
+    convert,
+    copied,
+    copied_back,
+    dropout,
+    gather,
+    join,
+    take,
+    unary,
+)
+from powertrain.cost.replay import Block, Gradients, Saved, Tape, Value
+from powertrain.cost.tiles import Chunk, Tile, chunks_of
+
+KEYS_AT_ONCE = 512                           # of torch's flash attention on a CPU, and by the length: the rows at once
+ROWS_AT_ONCE = ((768, 256), (192, 64), (0, 32))
+LAST_TILES = 3                               # that are replayed: keys only grow, and the last tile may have fewer rows
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a kernel is called with besides q, k and v."""
+
+    heads: int
+    kv_heads: int
+    head_width: int
+    lengths: tuple[int, ...]                 # of the documents
+    window: int | None
+    dropout: float
+    threads: int = 1
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def repeats(self) -> int:
+        return self.heads // self.kv_heads
+
+
+Group = tuple[int, int]                      # documents, their length
+Attend = Callable[[Tape, Value, Value, Value, Shape, Group], Value]
+
+
+def over_groups(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, attend: Attend) -> Value:
+    """`attend` on each group of equally long documents, in the order of their lengths."""
+    ordered = sorted(length for length in shape.lengths if length)
+    in_order = tuple(ordered) == shape.lengths
+    if not in_order:
+        q, k, v = gather(tape, q), gather(tape, k), gather(tape, v)
+    outputs = []
+    for length in dict.fromkeys(ordered):
+        group = (ordered.count(length), length)
+        rows = group[0] * length
+        own, shared = rows * shape.heads * shape.head_width, rows * shape.kv_heads * shape.head_width
+        outputs.append(attend(tape, take(tape, q, own), take(tape, k, shared), take(tape, v, shared), shape, group))
+    out = join(tape, outputs)
+    del outputs
+    return out if in_order else gather(tape, out)
+
+
+def math_attention(tape: Tape, q: Value, k: Value, v: Value, shape: Shape) -> Value:
+    """All weights of all pairs, in fp32."""
+    return convert(tape, over_groups(tape, q, k, v, shape, _attend_plainly), q.item)
+
+
+def _attend_plainly(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, group: Group) -> Value:
+    documents, length = group
+    pairs = documents * shape.heads * length * length
+    k, v = (convert(tape, _repeated(tape, x, shape.repeats), FP32) for x in (k, v))
+    wide = convert(tape, copied_back(tape, q), FP32)
+    product = batched(tape, copied(tape, wide) if documents > 1 else wide, k, pairs)
+    del wide
+    scores = unary(tape, product)
+    del product
+    hidden = _mask(tape, length, 1, shape.window)
+    masked = _masked(tape, scores, hidden)
+    weights = unary(tape, masked, saves_result=True)
+    del masked
+    dropped = dropout(tape, weights, shape.dropout)
+    mixed = batched(tape, dropped, v, q.count)
+    del dropped, scores, weights, hidden
+    return copied(tape, copied_back(tape, mixed))
+
+
+def _repeated(tape: Tape, x: Value, repeats: int) -> Value:
+    """Each kv head as often as it serves; laid out anew either way."""
+    nbytes = x.nbytes
+    node = tape.node((x,), (), lambda saved, gradients: [tape.new(nbytes)])
+    return Value(tape.new(x.nbytes * repeats), x.count * repeats, x.item, node)
+
+
+def _mask(tape: Tape, length: int, item: int, window: int | None) -> Block:
+    """(L, L), by way of one or two others."""
+    made = tape.new(length * length)
+    seen = tape.new(length * length)
+    if window is not None:
+        made, seen = seen, tape.new(length * length)
+    del made
+    out = tape.new(length * length * item)
+    del seen
+    return out
+
+
+def _masked(tape: Tape, scores: Value, hidden: Block) -> Value:
+    nbytes = scores.nbytes
+    node = tape.node((scores,), (hidden,), lambda saved, gradients: [tape.new(nbytes)])
+    return Value(tape.new(nbytes), scores.count, scores.item, node)
+
+
+def sdpa_attention(tape: Tape, q: Value, k: Value, v: Value, shape: Shape) -> Value:
+    """torch's fused attention; on a CPU its own plain one where weights are dropped."""
+    return over_groups(tape, q, k, v, shape, _attend_dropping if shape.dropout and not tape.is_cuda else _attend_fused)
+
+
+def _attend_fused(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, group: Group) -> Value:
+    documents, length = group
+    seen = mask = None
+    if shape.window is not None and shape.window < length:
+        seen = _mask(tape, length, 1, shape.window)
+        mask = tape.new(length * length * q.item)
+    sizes, item = [x.nbytes for x in (q, k, v)], q.item
+
+    def back(saved: Saved, gradients: Gradients) -> Gradients:
+        made: Gradients = [tape.new(nbytes) for nbytes in sizes]
+        scratch = tape.new(_flash_scratch(shape, group, item, backward=True, is_cuda=tape.is_cuda))
+        del scratch
+        return made
+
+    def make() -> tuple[Block, Block]:
+        out, sums = tape.new(sizes[0]), tape.new(documents * shape.heads * length * FP32)
+        scratch = tape.new(_flash_scratch(shape, group, item, backward=False, is_cuda=tape.is_cuda))
+        del scratch
+        return out, sums
+
+    out, sums = tape.keep(make)
+    saved = (q.block, k.block, v.block, out, sums) if mask is None else (q.block, k.block, v.block, mask, out, sums)
+    node = tape.node((q, k, v), saved, back)
+    del seen
+    return Value(out, q.count, q.item, node)
+
+
+def _flash_scratch(shape: Shape, group: Group, item: int, *, backward: bool, is_cuda: bool) -> int:
+    """What the kernel works in.
+
+    On a CPU each thread has scores, their maxima and sums, and a piece of the result. On a GPU the backward pass sums the
+    queries' gradient in fp32, has a number a row, and gradients of keys and values for every query head.
+    """
+    documents, length = group
+    if is_cuda:
+        rows = documents * length * shape.heads
+        repeated = 2 * item * rows * shape.head_width if shape.repeats > 1 else 0
+        return FP32 * rows * (shape.head_width + 1) + repeated if backward else 0
+    rows = min(length, next(rows for least, rows in ROWS_AT_ONCE if length >= least))
+    keys = min(length, KEYS_AT_ONCE)
+    if backward:
+        numbers, halves = 2 * rows * keys, 2 * rows * keys
+    else:
+        numbers, halves = rows * keys + 2 * rows + rows * shape.head_width, rows * keys
+    return shape.threads * (FP32 * numbers + (item * halves if item < FP32 else 0))
+
+
+def _attend_dropping(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, group: Group) -> Value:
+    """torch's plain attention; in fp32 whatever the type of q."""
+    documents, length = group
+    item, pairs = q.item, documents * shape.heads * length * length
+    wide_q, wide_k, wide_v = (convert(tape, copied_back(tape, x), FP32) for x in (q, k, v))
+    scaled_q = unary(tape, wide_q)
+    mask = _mask(tape, length, FP32, shape.window)
+    scaled_k = unary(tape, wide_k)
+    scores = batched(tape, copied(tape, scaled_q), copied(tape, scaled_k), pairs)
+    del scaled_k
+    weights = unary(tape, scores, saves_result=True)
+    is_hidden = tape.new(pairs)
+    del is_hidden, scores
+    dropped = dropout(tape, weights, shape.dropout)
+    if item < FP32:
+        weights = convert(tape, weights, item)               # the second thing it gives, which nobody asked for
+    mixed = batched(tape, dropped, copied(tape, wide_v), q.count)
+    del scaled_q, mask, dropped, wide_q, wide_k, wide_v
+    out = copied_back(tape, convert(tape, mixed, item))
+    del mixed, weights
+    return copied(tape, out)
+
+
+# ------------------------------------------------------------------------------------------------ tiles
+
+
+def bmm_attention(tape: Tape, q: Value, k: Value, v: Value, shape: Shape) -> Value:
+    """Batched products over tiles; one operator, which keeps q, k, v and which weights were not dropped."""
+    sizes, item = [x.nbytes for x in (q, k, v)], q.item
+    chunks = chunks_of(shape.lengths, shape.heads, shape.window, item)
+    kept_bytes = sum(chunk.weights for chunk in chunks) * shape.heads if shape.dropout else 0
+
+    def back(saved: Saved, gradients: Gradients) -> Gradients:
+        made: Gradients = [tape.new(nbytes) for nbytes in sizes]
+        _run_chunks(tape, chunks, shape, item, _chunk_backward)
+        return made
+
+    def make() -> tuple[Block, Block]:
+        out = tape.new(sizes[0])
+        kept = _draw(tape, kept_bytes)
+        _run_chunks(tape, chunks, shape, item, _chunk_forward)
+        if shape.dropout:
+            out = tape.new(sizes[0])         # divided by what is left
+        return out, kept
+
+    out, kept = tape.keep(make)
+    node = tape.node((q, k, v), (q.block, k.block, v.block, kept), back)
+    return Value(out, q.count, item, node)
+
+
+def _draw(tape: Tape, kept: int) -> Block:
+    """A byte a weight, from 16 random bits for each."""
+    bits = tape.new(2 * kept)
+    del bits
+    return tape.new(kept)
+
+
+Held = list[Block | None]
+
+
+def _run_chunks(tape: Tape, chunks: tuple[Chunk, ...], shape: Shape, item: int,
+                run: Callable[[Tape, Chunk, Shape, int, Held], None]) -> None:
+    """One after the other; equal ones behind each other twice, since the second meets what the first still holds."""
+    held: Held = []
+    before: list[Chunk] = []
+    for chunk in chunks:
+        if before[-2:] == [chunk, chunk]:
+            continue
+        run(tape, chunk, shape, item, held)
+        before.append(chunk)
+
+
+def _chunk_inputs(tape: Tape, chunk: Chunk, shape: Shape, item: int, held: Held, *, outer: bool) -> Held:
+    """Queries, keys, values (and the gradient) in the layout of the products, each in place of the last chunk's."""
+    rows = chunk.documents * chunk.length * shape.head_width * item
+    found: Held = []
+    for place, heads in enumerate((shape.heads, shape.kv_heads, shape.kv_heads, *((shape.heads,) if outer else ()))):
+        filled = tape.new(rows * heads) if chunk.copies else None
+        found.append(tape.new(rows * heads))
+        del filled
+        if place < len(held):
+            held[place] = None
+    return found
+
+
+def _chunk_forward(tape: Tape, chunk: Chunk, shape: Shape, item: int, held: Held) -> None:
+    found = _chunk_inputs(tape, chunk, shape, item, held, outer=False)
+    mixed = tape.new(chunk.documents * chunk.length * shape.heads * shape.head_width * item)
+    weights, rows = held[4:] or (None, None)
+    held[:] = [*found, mixed]
+    for tile in chunk.tiles[-LAST_TILES:]:
+        weights = _weights(tape, chunk, tile, shape, item)
+        rows = tape.new(chunk.documents * shape.heads * tile.rows * shape.head_width * item)
+    held += [weights, rows]
+
+
+def _weights(tape: Tape, chunk: Chunk, tile: Tile, shape: Shape, item: int) -> Block:
+    """The scores of a tile, then the weights made of them."""
+    grouped = _grouped(tape, chunk, tile, shape, item)
+    size = chunk.documents * shape.heads * tile.rows * tile.keys * item
+    scores = tape.new(size)
+    out = tape.new(size)
+    del scores, grouped
+    return out
+
+
+def _grouped(tape: Tape, chunk: Chunk, tile: Tile, shape: Shape, item: int) -> Block | None:
+    """The tile's rows of the query heads that share a key: a copy, unless there is one of them."""
+    if shape.repeats == 1:
+        return None
+    return tape.new(chunk.documents * shape.heads * tile.rows * shape.head_width * item)
+
+
+def _chunk_backward(tape: Tape, chunk: Chunk, shape: Shape, item: int, held: Held) -> None:
+    found = _chunk_inputs(tape, chunk, shape, item, held, outer=True)
+    tokens = chunk.documents * chunk.length * shape.head_width
+    sums = [tape.new(tokens * shape.heads * item), *(tape.new(tokens * shape.kv_heads * FP32) for _ in range(2))]
+    weights: Block | None = None
+    dweights: Block | None = None
+    dscores: Block | None = None
+    rows: Block | None = None
+    for tile in chunk.tiles[-LAST_TILES:]:
+        size = chunk.documents * shape.heads * tile.rows * tile.keys * item
+        weights = _weights(tape, chunk, tile, shape, item)
+        rows = _grouped(tape, chunk, tile, shape, item)
+        queries = _grouped(tape, chunk, tile, shape, item)
+        dweights = tape.new(size)
+        thinned = tape.new(size) if shape.dropout else None
+        _add_product(tape, chunk, tile, shape, item)
+        dscores = tape.new(size)
+        product = tape.new(chunk.documents * shape.heads * tile.rows * shape.head_width * item)
+        del product
+        _add_product(tape, chunk, tile, shape, item)
+        del thinned, queries
+    del weights, dweights, dscores, rows
+    held[:] = [*found, *sums]
+
+
+def _add_product(tape: Tape, chunk: Chunk, tile: Tile, shape: Shape, item: int) -> None:
+    """Onto an fp32 sum: in half precision by way of the product."""
+    if item < FP32:
+        count = chunk.documents * shape.kv_heads * tile.keys * shape.head_width
+        product = tape.new(count * item)
+        wide = tape.new(count * FP32)
+        del product, wide
+
+
+KERNELS: dict[str, Callable[[Tape, Value, Value, Value, Shape], Value]] = {
+    "math": math_attention, "bmm": bmm_attention, "sdpa": sdpa_attention, "varlen": sdpa_attention}

@@ -1,0 +1,242 @@
+"""The operators of a step as eager PyTorch computes them: what each makes, saves, and makes in the backward pass.
+
+Each takes a tape and values and gives a value. Views are the same block. Where an operator is several in PyTorch (RMS
+norm on a CPU), it is the same several here. A backward function may know sizes, and no block but those it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from powertrain.cost.replay import COPIES, Block, Gradients, Saved, Tape, Value
+
+FP32 = 4
+BOOL = 1
+
+
+def unary(tape: Tape, x: Value, *, saves_input: bool = False, saves_result: bool = False) -> Value:
+    """An element-by-element function, whose gradient is one more tensor of that size."""
+    nbytes = x.nbytes
+    if saves_result:                         # made first, since it is saved
+        out = tape.new(nbytes)
+        return Value(out, x.count, x.item, tape.node((x,), (out,), lambda saved, gradients: [tape.new(nbytes)]))
+    node = tape.node((x,), (x.block,) if saves_input else (), lambda saved, gradients: [tape.new(nbytes)])
+    return Value(tape.new(nbytes), x.count, x.item, node)
+
+
+def multiply(tape: Tape, a: Value, b: Value) -> Value:
+    """a * b, the smaller of them repeated. Each is saved for the gradient of the other."""
+    count, item = max(a.count, b.count), _promoted(a, b)
+    whole = count * item
+    sizes = [(value.node is not None, value.count, value.item) for value in (a, b)]
+
+    def back(saved: Saved, gradients: Gradients) -> Gradients:
+        made: Gradients = []
+        for needed, own, own_item in sizes:
+            made.append(_summed(tape, tape.new(whole), own, count, item, own_item) if needed else None)
+        return made
+
+    node = tape.node((a, b), (b.block if a.node else None, a.block if b.node else None), back)
+    return Value(tape.new(whole), count, item, node)
+
+
+def add(tape: Tape, a: Value, b: Value) -> Value:
+    """a + b, the smaller of them repeated. Operands of another type are converted first, and so are their gradients."""
+    count, item = max(a.count, b.count), _promoted(a, b)
+    sizes = [(value.node is not None, value.count, value.item) for value in (a, b)]
+
+    def back(saved: Saved, gradients: Gradients) -> Gradients:
+        return [_summed(tape, gradients[0], own, count, item, own_item) if needed else None for needed, own, own_item in sizes]
+
+    node = tape.node((a, b), (), back)
+    converted = [tape.new(value.count * item) for value in (a, b) if value.item != item]
+    out = Value(tape.new(count * item), count, item, node)
+    del converted
+    return out
+
+
+def _promoted(a: Value, b: Value) -> int:
+    """Bytes of the wider of two types; a single number does not widen."""
+    return max(value.item for value in (a, b) if value.count > 1 or max(a.count, b.count) == 1)
+
+
+def _summed(tape: Tape, gradient: Block | None, own: int, count: int, item: int, own_item: int) -> Block:
+    """A gradient of `count` elements as that of an operand which has `own`, in the operand's type."""
+    assert gradient is not None
+    if own < count:
+        gradient = tape.new(own * item)
+    return tape.new(own * own_item) if own_item != item else gradient
+
+
+def convert(tape: Tape, x: Value, item: int) -> Value:
+    """x in another type; x itself where it has that."""
+    if x.item == item:
+        return x
+    nbytes = x.nbytes
+    node = tape.node((x,), (), lambda saved, gradients: [tape.new(nbytes)])
+    return Value(tape.new(x.count * item), x.count, item, node)
+
+
+def cast_weight(tape: Tape, weight: Value, item: int) -> Value:
+    """A weight as autocast converts it: of trained ones the copy is kept until its context ends."""
+    if weight.item == item:
+        return weight
+    if weight.node is not None and id(weight.node) in tape.casts:
+        return tape.casts[id(weight.node)]
+    with tape.counting_as(COPIES):
+        cast = convert(tape, weight, item)
+    if weight.node is not None:
+        tape.casts[id(weight.node)] = cast
+    return cast
+
+
+def linear(tape: Tape, x: Value, weight: Value, bias: Value | None, inputs: int) -> Value:
+    """x (T, inputs) times a matrix whose type it has."""
+    rows, item = x.count // inputs, x.item
+    outputs = weight.count // inputs
+    needs_x, needs_weight = x.node is not None, weight.node is not None
+    needs_bias = bias is not None and bias.node is not None
+    sizes = (x.nbytes, weight.nbytes)
+
+    def back(saved: Saved, gradients: Gradients) -> Gradients:
+        made: Gradients = [tape.new(outputs * item)] if needs_bias else []
+        matrix = tape.new(sizes[1]) if needs_weight else None
+        if matrix is not None:
+            matrix.is_viewed = True          # it is made transposed, and turned
+        return [tape.new(sizes[0]) if needs_x else None, matrix, *made]
+
+    read = (x, weight) if bias is None or not needs_bias else (x, weight, bias)
+    node = tape.node(read, (x.block if needs_weight else None, weight.block if needs_x else None), back)
+    return Value(tape.new(rows * outputs * item), rows * outputs, item, node)
+
+
+def rms_norm(tape: Tape, x: Value, weight: Value, width: int) -> Value:
+    """One operator on a GPU. On a CPU those that it is made of: x * rsqrt(mean(x^2) + epsilon) * weight."""
+    if tape.is_cuda:
+        return _fused_norm(tape, x, (weight,), width, statistics=1)
+    rows, nbytes, small = x.count // width, x.nbytes, x.count // width * FP32
+
+    def back_of_square(saved: Saved, gradients: Gradients) -> Gradients:
+        power, product = tape.new(nbytes), tape.new(nbytes)
+        out = tape.new(nbytes)
+        del power, product
+        return [out]
+
+    squared = tape.node((x,), (x.block,), back_of_square)
+    square = Value(tape.new(nbytes), x.count, FP32, squared)
+    averaged = tape.node((square,), (), lambda saved, gradients: [tape.new(nbytes)])
+    mean = Value(tape.new(small), rows, FP32, averaged)
+    del square
+    shifted = unary(tape, mean)
+    root = unary(tape, shifted, saves_result=True)
+    del mean, shifted
+    normalised = multiply(tape, x, root)
+    del root
+    return multiply(tape, normalised, weight)
+
+
+def layer_norm(tape: Tape, x: Value, weight: Value, bias: Value | None, width: int) -> Value:
+    """One operator, which keeps its input, means and deviations."""
+    return _fused_norm(tape, x, (weight,) if bias is None else (weight, bias), width, statistics=2)
+
+
+def _fused_norm(tape: Tape, x: Value, weights: tuple[Value, ...], width: int, statistics: int) -> Value:
+    nbytes, small = x.nbytes, x.count // width * FP32
+    sizes = [value.nbytes if value.node is not None else None for value in (x, *weights)]
+
+    def back(saved: Saved, gradients: Gradients) -> Gradients:
+        return [None if size is None else tape.new(size) for size in sizes]
+
+    kept = [tape.new(small) for _ in range(statistics)]
+    out = tape.new(nbytes)
+    return Value(out, x.count, FP32, tape.node((x, *weights), (x.block, *kept), back))
+
+
+def dropout(tape: Tape, x: Value, share: float) -> Value:
+    """The mask is saved, and x is not; it has the type of x on a CPU, and is a byte an element on a GPU."""
+    if not share:
+        return x
+    nbytes = x.nbytes
+    mask = tape.new(x.count * BOOL if tape.is_cuda else nbytes)
+    node = tape.node((x,), (mask,), lambda saved, gradients: [tape.new(nbytes)])
+    return Value(tape.new(nbytes), x.count, x.item, node)
+
+
+def split(tape: Tape, x: Value, counts: Sequence[int]) -> list[Value]:
+    """Views of x, whose gradients are joined into one of x."""
+    nbytes, item = x.nbytes, x.item
+
+    def back(saved: Saved, gradients: Gradients) -> Gradients:
+        there = [gradient is not None for gradient in gradients] + [False] * (len(counts) - len(gradients))
+        missing = [tape.new(count * item) for found, count in zip(there, counts, strict=True) if not found]
+        out = tape.new(nbytes)
+        del missing
+        return [out]
+
+    node = tape.node((x,), (), back)
+    return [Value(x.block, count, item, node, slot) for slot, count in enumerate(counts)]
+
+
+def take(tape: Tape, x: Value, count: int) -> Value:
+    """A slice of x: a view, whose gradient is one of all of x with zeros elsewhere."""
+    nbytes = x.nbytes
+    node = tape.node((x,), (), lambda saved, gradients: [tape.new(nbytes)])
+    return Value(x.block, count, x.item, node)
+
+
+def join(tape: Tape, values: Sequence[Value]) -> Value:
+    """Values end to end. Their gradients are views of the result's."""
+    if len(values) == 1:
+        return values[0]
+    needed = [value.node is not None for value in values]
+    node = tape.node(tuple(values), (), lambda saved, gradients: [gradients[0] if need else None for need in needed])
+    count, item = sum(value.count for value in values), max(value.item for value in values)
+    return Value(tape.new(count * item), count, item, node)
+
+
+def copied_back(tape: Tape, x: Value) -> Value:
+    """A view of x whose gradient has to be copied to lie as x does."""
+    nbytes = x.nbytes
+    node = tape.node((x,), (), lambda saved, gradients: [tape.new(nbytes)])
+    return Value(x.block, x.count, x.item, node)
+
+
+def copied(tape: Tape, x: Value) -> Value:
+    """x laid out anew. Its gradient is the same as a view."""
+    node = tape.node((x,), (), lambda saved, gradients: gradients)
+    return Value(tape.new(x.nbytes), x.count, x.item, node)
+
+
+def batched(tape: Tape, a: Value, b: Value, count: int) -> Value:
+    """A batched product with `count` elements."""
+    sizes = [(value.node is not None, value.nbytes) for value in (a, b)]
+    node = tape.node((a, b), (b.block if a.node else None, a.block if b.node else None),
+                     lambda saved, gradients: [tape.new(nbytes) if needed else None for needed, nbytes in sizes])
+    return Value(tape.new(count * a.item), count, a.item, node)
+
+
+def gather(tape: Tape, x: Value) -> Value:
+    """The rows of x in another order."""
+    return unary(tape, x)
+
+
+def rotate(tape: Tape, x: Value, tables: tuple[Value, Value], heads: int, head_width: int) -> Value:
+    """Rotary positions on the first dimensions of each head, in fp32."""
+    cosines, sines = tables
+    rows = x.count // (heads * head_width)
+    width = cosines.count // rows
+    whole = width == head_width
+    part = x if whole else take(tape, x, rows * heads * width)
+    turned = convert(tape, part, FP32)
+    del part
+    left, right = split(tape, turned, (turned.count // 2,) * 2)
+    by_cosines = multiply(tape, turned, cosines)
+    other = unary(tape, right)
+    joined = join(tape, (other, left))
+    del other
+    by_sines = multiply(tape, joined, sines)
+    del joined
+    out = add(tape, by_cosines, by_sines)
+    del by_cosines, by_sines
+    out = convert(tape, out, x.item)
+    return out if whole else join(tape, (out, take(tape, x, x.count - out.count)))

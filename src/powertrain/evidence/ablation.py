@@ -1,0 +1,302 @@
+"""Ablation: what each technique of a plan does here, to speed, memory and what is learned.
+
+Its verdict is that of leaving it out: the full plan against the strictly same plan without it. The ladder shows how the
+techniques add up, from none to all of them, in the order of the catalogue. Before any of that a profile says what a
+technique can change at most, and what cannot matter is not timed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from powertrain import planner
+from powertrain.evidence.clock import CannotRun
+from powertrain.evidence.notebook import Notebook, shares, why_no_room
+from powertrain.evidence.profile import Profile, bound
+from powertrain.evidence.stats import TOO_NOISY, noise_floor
+from powertrain.records import Effect, Facts, Plan, Proposal, Refusal, RunFailed, WrongUse, to_plain
+from powertrain.records.evidence import INCONCLUSIVE, INVALID, NO_EFFECT, NOT_HERE, Arm, Interval, Parity
+from powertrain.run.prepare import Prepared
+
+LEFT_OUT, TOTAL, RUNG = 2.0, 1.0, 1.0        # weights of comparisons when they share the time: leaving out decides
+FOR_TIMING = 0.5             # of the budget: memory and losses are looked at while more than that is left
+LATER = "not reached within the budget: a larger one, or --technique with this one alone, measures it"
+
+
+@dataclass
+class Subject:
+    """A technique, the two plans that differ by it, and what was found of it so far."""
+
+    step: Proposal
+    with_it: Plan
+    without: Plan
+    forced: bool = False                     # the plan leaves it off, and it was asked for
+    remarks: list[str] = field(default_factory=list)
+    bound: float | None = None               # None: unknown or without limit
+    ladder: int | None = None
+    left_out: int | None = None
+    memory_bytes: int | None = None
+    parity: Parity | None = None
+    verdict: str = INCONCLUSIVE
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.step.technique.name
+
+    @property
+    def without_name(self) -> str:
+        kept = {step.technique.name for step in self.without.steps}
+        return "without " + " and ".join(step.technique.name for step in self.with_it.steps if step.technique.name not in kept)
+
+    @property
+    def is_of_the_method(self) -> bool:
+        """It comes with the model that the user asked for; without it something else would be trained."""
+        return not self.step.technique.touches
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """What was found; `findings` as a study holds it."""
+
+    subjects: tuple[Subject, ...]
+    findings: Mapping[str, Any]
+    noise_floor: float | None
+
+
+def subjects_of(prepared: Prepared, names: Sequence[str] = ()) -> list[Subject]:
+    """The techniques that are to be measured: those in force, or the named ones. Raises WrongUse for what cannot be here."""
+    planner.check_names(names)
+    plan = prepared.plan
+    by_name = {step.technique.name: step for step in plan.steps}
+    found = [Subject(step, plan, plan.without(step.technique.name)) for step in plan.steps
+             if not names or step.technique.name in names]
+    found += [_forced(prepared, name) for name in dict.fromkeys(names) if name not in by_name]
+    if not [subject for subject in found if not subject.is_of_the_method]:
+        raise WrongUse("the plan has no technique in force that could be left out; take pins out, or name one with --technique")
+    return found
+
+
+def _forced(prepared: Prepared, name: str) -> Subject:
+    """A technique that the plan leaves off, put in its place in the plan."""
+    answer = planner.ask_anew(name, prepared.facts, prepared.recipe)
+    if isinstance(answer, Refusal):
+        if answer.possible is None:
+            raise WrongUse(f"{name} cannot be measured here: {answer.because}")
+        answer = Proposal(answer.possible, f"the plan leaves it off: {answer.because}",
+                          Effect((0.5, 2.0), 0, basis="guess: the plan does not expect it to pay"))
+    plan, slot = prepared.plan, answer.technique.slot
+    rivals = [step.technique.name for step in plan.steps if slot and step.technique.slot == slot]
+    remarks = [f"it takes the place of {rivals[0]}"] if rivals else []
+    return Subject(answer, planner.with_steps(plan, [answer]), plan, forced=True, remarks=remarks)
+
+
+def plain_plan(plan: Plan) -> Plan:
+    """The plan without any technique but those that the method itself means."""
+    return dataclasses.replace(plan, steps=tuple(step for step in plan.steps if not step.technique.touches), estimate=None)
+
+
+def ablate(prepared: Prepared, subjects: Sequence[Subject], notebook: Notebook) -> Ablation:
+    """Profile, bounds, control, memory and parity, leaving out, ladder. Raises RunFailed where the plan cannot run."""
+    measured = [subject for subject in subjects if not subject.is_of_the_method]
+    none = plain_plan(prepared.plan)
+    full, plain, budget_s = notebook.arm(prepared.plan, "full plan"), notebook.arm(none, "no technique"), notebook.left_s()
+    _check_that_it_runs(full, measured, notebook)
+    profiles = _profile(plain, full, measured, notebook)
+    control, floor = _control(full, notebook)
+    for subject in measured:
+        _examine(subject, prepared, notebook, until_s=FOR_TIMING * budget_s)
+    timed = [subject for subject in measured if not subject.why and _can_matter(subject, notebook)]
+    whole = none.steps + tuple(subject.step for subject in measured if not subject.forced)
+    weights = [*[LEFT_OUT] * len(timed), TOTAL, *[RUNG] * len(measured)]
+    for number, subject in enumerate(timed):
+        _leave_out(subject, notebook, weights[number:])
+    total = _total(plain, full, notebook, weights[len(timed):]) if len(whole) == len(prepared.plan.steps) else None
+    _climb(measured, none, prepared.facts, notebook)
+    for subject in subjects:
+        _judge(subject, notebook)
+    found = {"recipe": list(notebook.words), "profile": {name: to_plain(profile) for name, profile in profiles.items()},
+             "control": control, "total": total, "techniques": [_row(subject, notebook) for subject in subjects]}
+    return Ablation(tuple(subjects), found, floor)
+
+
+# ------------------------------------------------------------------------------------------------ before timing
+
+
+def _check_that_it_runs(full: Arm, measured: Sequence[Subject], notebook: Notebook) -> None:
+    """What a technique that is not in force says of itself ends everything: there is no plan to measure."""
+    notebook.say("trying the full plan, and the memory that it takes")
+    if (error := notebook.probe(full).error) is not None:
+        raise RunFailed(error)
+    for subject in measured:
+        arm = notebook.arm(subject.with_it, f"with {subject.name}")
+        if subject.forced and (error := notebook.probe(arm).error) is not None:
+            raise RunFailed(error)
+
+
+def _profile(plain: Arm, full: Arm, measured: Sequence[Subject], notebook: Notebook) -> dict[str, Profile]:
+    """Where the time goes, and what each technique can change at most. Without a profile nobody knows a bound."""
+    notebook.say("profiling a step without any technique, and one of the full plan")
+    try:
+        profiles = {"plain": notebook.arena.profile(plain), "plan": notebook.arena.profile(full)}
+    except CannotRun as error:
+        notebook.say(f"no profile: {error}")
+        return {}
+    for subject in measured:
+        limit = bound(profiles["plain"], profiles["plan"], subject.step.technique.acts_on)
+        subject.bound = limit if math.isfinite(limit) else None
+        acts_on = ", ".join(sorted(subject.step.technique.acts_on))
+        notebook.say(f"{subject.name}: at most {limit:.2f} times as fast or as slow (it acts on {acts_on})" if subject.bound
+                     else f"{subject.name}: no bound, it acts on all of a step")
+    return profiles
+
+
+def _control(full: Arm, notebook: Notebook) -> tuple[int | None, float | None]:
+    """The plan against itself: what this machine cannot tell apart is nobody's effect."""
+    notebook.say("the full plan against itself, for the noise of this machine")
+    try:
+        index = notebook.control(full, shares(notebook.left_s(), [1.0, 9.0]))
+    except CannotRun as error:
+        raise RunFailed(str(error)) from None
+    if not notebook.has_speed(index):
+        raise RunFailed(f"the full plan has no speed: {notebook.comparisons[index].because}")
+    floor = noise_floor(notebook.comparisons[index])
+    notebook.margin = max(notebook.margin, floor)
+    notebook.say(f"equal plans differ by up to {floor:.1%} here; below {notebook.margin:.1%} nothing is called an effect")
+    return index, floor
+
+
+def _examine(subject: Subject, prepared: Prepared, notebook: Notebook, *, until_s: float) -> None:
+    """Which plan can do without it, what memory that takes, and whether both learn the same."""
+    if notebook.left_s() < until_s:
+        subject.remarks.append("memory and losses were not looked at within the budget")
+        return
+    notebook.say(f"{subject.name}: memory and losses with and without it")
+    if not _separate(subject, prepared.facts, notebook):
+        return
+    with_it = notebook.probe(notebook.arm(subject.with_it, f"with {subject.name}"))
+    without = notebook.probe(notebook.arm(subject.without, subject.without_name))
+    if with_it.allocated_bytes is not None and without.allocated_bytes is not None:
+        subject.memory_bytes = with_it.allocated_bytes - without.allocated_bytes
+    technique, none = subject.step.technique, plain_plan(prepared.plan)
+    alone, both = (none, planner.with_steps(none, [subject.step])), (subject.without, subject.with_it)
+    attempts: list[tuple[Plan, Plan, str | None]] = [(*alone, None), (*both, None)]
+    if technique.slot != "precision":        # rounding would hide what else is different
+        attempts = [(*alone, "fp32"), (*both, "fp32"), (*both, None)]
+    subject.parity, why = notebook.parity(technique.exactness.name, attempts, prepared.facts, prepared.recipe.seed)
+    if why:
+        subject.remarks.append(f"losses could not be compared: {why}")
+
+
+def _separate(subject: Subject, facts: Facts, notebook: Notebook) -> bool:
+    """Finds the plan without it that can run: what cannot stand without it goes with it."""
+    while (why := why_no_room(subject.without, facts)) is None:
+        why = notebook.probe(notebook.arm(subject.without, subject.without_name)).error
+        if why is None:
+            return True
+        named = [step.technique.name for step in subject.without.steps
+                 if step.technique.touches and why.startswith(f"{step.technique.name}:")]
+        if not named or subject.forced:
+            break
+        subject.without = subject.without.without(named[0])
+        subject.remarks.append(f"{named[0]} was left out with it, which cannot stand without it")
+    subject.why = f"the plan does not run without it: {why}"
+    return False
+
+
+# ------------------------------------------------------------------------------------------------ timing
+
+
+def _leave_out(subject: Subject, notebook: Notebook, weights: Sequence[float]) -> None:
+    if not notebook.reaches():
+        subject.why = LATER
+        return
+    notebook.say(f"{subject.name}: the plan without it against the plan with it")
+    a, b = notebook.arm(subject.without, subject.without_name), notebook.arm(subject.with_it, f"with {subject.name}")
+    try:
+        subject.left_out = notebook.compare(a, b, shares(notebook.left_s(), weights))
+    except CannotRun as error:
+        subject.why = f"it could not be timed: {error}"
+        return
+    notebook.say(f"{subject.name}: {notebook.comparisons[subject.left_out].because}")
+
+
+def _can_matter(subject: Subject, notebook: Notebook) -> bool:
+    """Whether the bound allows an effect that this study would call one."""
+    return subject.bound is None or subject.bound >= 1 + min(notebook.margin, TOO_NOISY)
+
+
+def _total(plain: Arm, full: Arm, notebook: Notebook, weights: Sequence[float]) -> int | None:
+    if not notebook.reaches():
+        notebook.say("no technique against the full plan: not reached within the budget")
+        return None
+    notebook.say("no technique against the full plan")
+    try:
+        index = notebook.compare(plain, full, shares(notebook.left_s(), weights))
+    except CannotRun as error:
+        notebook.say(f"no technique at all: {error}")
+        return None
+    notebook.say(f"the full plan: {notebook.comparisons[index].because}")
+    return index
+
+
+def _climb(measured: Sequence[Subject], below: Plan, facts: Facts, notebook: Notebook) -> None:
+    """From no technique up, one more at each rung; what cannot stand there yet, or cannot matter, is joined with the next."""
+    joined: list[Subject] = []
+    here, foot_name = below, "no technique"
+    for number, subject in enumerate(measured):
+        joined.append(subject)
+        if not any(_can_matter(one, notebook) for one in joined):
+            continue
+        above, top_name = planner.with_steps(here, [one.step for one in joined]), f"ladder up to {subject.name}"
+        if not notebook.reaches():
+            notebook.say(f"the ladder from {joined[0].name} on: not reached within the budget")
+            return
+        notebook.say(f"ladder: {' and '.join(one.name for one in joined)} on top of {foot_name}")
+        try:
+            if (why := why_no_room(here, facts) or why_no_room(above, facts)) is not None:
+                raise CannotRun(why)
+            index = notebook.compare(notebook.arm(here, foot_name), notebook.arm(above, top_name),
+                                     shares(notebook.left_s(), [RUNG] * (len(measured) - number)))
+        except CannotRun as error:
+            notebook.say(f"ladder: {subject.name} cannot stand there and is joined with the next one ({error})")
+            subject.remarks.append(f"in the ladder it is joined with the next one, as it cannot stand there alone: {error}")
+            continue
+        for one in joined:
+            one.ladder = index
+        here, foot_name, joined = above, top_name, []
+
+
+# ------------------------------------------------------------------------------------------------ verdicts
+
+
+def _judge(subject: Subject, notebook: Notebook) -> None:
+    """One word, and one sentence why. Something else that is learned is no gain, however fast."""
+    if subject.is_of_the_method:
+        subject.verdict, subject.why = NOT_HERE, "it is part of the method that the recipe asks for: without it something " \
+                                                 "else would be trained"
+        return
+    if subject.parity is not None and not subject.parity.holds:
+        subject.verdict, subject.why = INVALID, f"it changes what is learned: {subject.parity.because}"
+    elif subject.left_out is not None:
+        comparison = notebook.comparisons[subject.left_out]
+        subject.verdict, subject.why = comparison.verdict, comparison.because
+    elif not subject.why and subject.bound is not None:  # it could run, and was left untimed
+        subject.verdict = NO_EFFECT
+        subject.why = f"at most {subject.bound:.3f} times as fast or as slow by its share of a step, which is within the " \
+                      f"margin of {notebook.margin:.1%}: not timed"
+    subject.why = "; ".join([subject.why, *subject.remarks])
+
+
+def _row(subject: Subject, notebook: Notebook) -> dict[str, Any]:
+    technique = subject.step.technique
+    speed: Interval | None = None if subject.left_out is None else notebook.comparisons[subject.left_out].speed
+    return {"name": subject.name, "settings": to_plain(technique), "exactness": technique.exactness.name,
+            "because": subject.step.because, "claim": to_plain(subject.step.claim), "acts_on": sorted(technique.acts_on),
+            "bound": subject.bound, "ladder": subject.ladder, "left_out": subject.left_out, "speed": to_plain(speed),
+            "memory_bytes": subject.memory_bytes, "parity": to_plain(subject.parity), "verdict": subject.verdict,
+            "why": subject.why}

@@ -1,0 +1,98 @@
+"""The parent's side of an arm's process: start it, ask it, end it.
+
+Processes are forked from a server that has imported what every arm needs and done nothing else, so that a start is
+cheap and still a process, an allocator and a pool of threads of its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from powertrain.evidence.worker import Failure, Order, Ready, serve
+
+# torch's optimizers import its compiler; where there is CUDA nobody promises that importing that leaves CUDA alone, and a
+# process forked after CUDA was looked at can never use it
+PRELOADED = ["powertrain.evidence.worker", *([] if torch.version.cuda else ["torch._dynamo"])]
+GRACE_S = 2.0                                # for a process that is told to end; then it is made to
+
+
+class CannotRun(Exception):
+    """An arm's process failed. The message is one sentence: that of the child's NotApplied or WrongUse, for example."""
+
+    def __init__(self, sentence: str, *, arm: str = "", out_of_memory: bool = False, details: str = ""):
+        super().__init__(sentence)
+        self.arm, self.out_of_memory, self.details = arm, out_of_memory, details
+
+
+class ArmProcess:
+    """An arm that is ready to take steps. Raises CannotRun, from its start on, when its process fails."""
+
+    def __init__(self, order: Order):
+        self.arm = order.arm
+        self.first_step_s = 0.0              # set by whoever has it take its very first one
+        context = _context()
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, order), name=f"arm {order.arm.name}")
+        began = time.perf_counter()
+        self._process.start()
+        theirs.close()
+        try:
+            self.ready: Ready = self._answer()
+        except BaseException:
+            self.close()
+            raise
+        self.ready_s = time.perf_counter() - began
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        try:
+            self._pipe.send((method, arguments))
+        except OSError:
+            raise self._gone() from None
+        return self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            answer = self._pipe.recv()
+        except (EOFError, OSError):
+            raise self._gone() from None
+        if isinstance(answer, Failure):
+            raise CannotRun(answer.sentence, arm=self.arm.name, out_of_memory=answer.out_of_memory, details=answer.details)
+        return answer
+
+    def _gone(self) -> CannotRun:
+        self._process.join(GRACE_S)
+        code = self._process.exitcode
+        killed = code is not None and code < 0
+        how = f"was ended by {signal.Signals(-code).name}" if killed and code is not None else f"ended with code {code}"
+        memory = code == -signal.SIGKILL
+        why = ", as Linux does when the memory is used up" if memory else ""
+        return CannotRun(f"the process of the arm {self.arm.name!r} {how}{why}", arm=self.arm.name, out_of_memory=memory)
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        self._pipe.close()
+        self._process.join(GRACE_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._process.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _context() -> Any:
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context

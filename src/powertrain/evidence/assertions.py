@@ -1,0 +1,130 @@
+"""What has to hold of a bench's settings: each a sentence that holds or fails, with its numbers.
+
+Only what must be true of a correct program is here: memory and losses. Speed is measured and reported, and fails nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from powertrain.evidence.parity import compare_losses
+from powertrain.records.evidence import Parity
+
+MIB = 2**20
+PREDICTION = 0.05            # of the measured peak: as exact as the prediction of memory promises to be
+SLACK_BYTES = MIB            # less decides nothing: models so small are mostly what the arithmetic leaves out
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One setting and what its first steps showed, in a fresh process."""
+
+    name: str                                # of its arm: "4 examples", "2 passes", "bf16", "2 workers"
+    amount: int | str                        # what is varied: examples of the micro-batch, passes, workers; the precision
+    losses: tuple[float, ...] = ()
+    grad_norms: tuple[float, ...] = ()
+    measured_bytes: int | None = None        # allocated peak of a step; None: not counted on this device
+    predicted_bytes: int | None = None       # None: another library computes the model
+    dtype: str = "fp32"                      # of the matrix products
+    error: str | None = None
+
+    @property
+    def error_share(self) -> float | None:
+        """Predicted over measured, less 1."""
+        if not self.measured_bytes or self.predicted_bytes is None:
+            return None
+        return self.predicted_bytes / self.measured_bytes - 1
+
+
+@dataclass(frozen=True)
+class Assertion:
+    what: str                                # has to be so
+    holds: bool
+    because: str                             # the numbers
+
+
+Agree = Callable[..., Parity]                # compare_losses, or something like it
+
+
+def trains(table: str, tried: Sequence[Tried]) -> Assertion:
+    """Every setting runs, its losses are finite and its gradients are not all zero."""
+    wrong = [f"{setting.name}: {why}" for setting in tried if (why := _why_it_does_not(setting)) is not None]
+    return Assertion(f"{table}: every setting trains", not wrong,
+                     "; ".join(wrong) or f"{', '.join(setting.name for setting in tried)}: losses finite, gradients not zero")
+
+
+def _why_it_does_not(setting: Tried) -> str | None:
+    if setting.error is not None:
+        return setting.error
+    if not setting.losses or not all(math.isfinite(loss) for loss in setting.losses):
+        return f"the losses are not finite ({', '.join(f'{loss:g}' for loss in setting.losses)})"
+    return None if any(setting.grad_norms) else "all gradients are zero"
+
+
+def memory_grows(tried: Sequence[Tried]) -> Assertion | None:
+    """More examples in a pass take more memory. None where fewer than two settings were measured."""
+    counted = sorted(_measured(tried), key=lambda setting: setting.amount)
+    if len(counted) < 2:
+        return None
+    wrong = [f"{larger.name} take {_mib(larger)} where {smaller.name} take {_mib(smaller)}"
+             for smaller, larger in itertools.pairwise(counted)
+             if (larger.measured_bytes or 0) <= (smaller.measured_bytes or 0)]
+    return Assertion("micro-batch: memory grows with it", not wrong,
+                     "; ".join(wrong) or ", ".join(f"{setting.name} {_mib(setting)}" for setting in counted))
+
+
+def memory_is_as_predicted(table: str, tried: Sequence[Tried]) -> Assertion | None:
+    """Measured peaks are those that were predicted, within 5 % or 1 MiB. None where there is nothing to compare."""
+    known = sorted(((setting, share) for setting in tried if (share := setting.error_share) is not None),
+                   key=lambda found: -abs(found[1]))
+    if not known:
+        return None
+    wrong = [(setting, share) for setting, share in known if abs(share) * (setting.measured_bytes or 0) > max(
+        SLACK_BYTES, PREDICTION * (setting.measured_bytes or 0))]
+    told = "; ".join(f"{setting.name} {_mib(setting)}, predicted {(setting.predicted_bytes or 0) / MIB:,.1f} ({share:+.1%})"
+                     for setting, share in wrong or known[:1])
+    return Assertion(f"{table}: peak memory is what was predicted, within {PREDICTION:.0%}", not wrong,
+                     f"{len(wrong)} of {len(known)} are further apart: {told}" if wrong else
+                     f"at most {abs(known[0][1]):.1%} apart: {told}")
+
+
+def accumulation_takes_no_more(tried: Sequence[Tried]) -> Assertion | None:
+    """More passes for the same batch never take more memory than one, unless that is what the arithmetic says.
+
+    Where weights outweigh activations it does: from the second pass on all gradients stand beside the activations.
+    """
+    counted = sorted(_measured(tried), key=lambda setting: setting.amount)
+    if len(counted) < 2:
+        return None
+    one = counted[0]
+    more = [setting for setting in counted[1:] if (setting.measured_bytes or 0) > (one.measured_bytes or 0)]
+    wrong = [setting for setting in more if not (one.predicted_bytes and setting.predicted_bytes
+                                                 and setting.predicted_bytes > one.predicted_bytes)]
+    expected = [setting for setting in more if setting not in wrong]
+    because = f"{one.name} {_mib(one)}; " + ", ".join(f"{setting.name} {_mib(setting)}" for setting in counted[1:])
+    if expected:
+        because += (f"; {', '.join(setting.name for setting in expected)} take more, as predicted: from the second pass on all "
+                    "gradients stand beside the activations")
+    return Assertion(f"accumulation: more passes take no more memory than {one.name}", not wrong, because)
+
+
+def losses_agree(what: str, exactness: str, reference: Tried, others: Sequence[Tried],
+                 agree: Agree = compare_losses) -> tuple[Assertion, dict[str, Parity]] | None:
+    """`others` learn what `reference` does, as `exactness` demands; with the parity of each. None where none ran."""
+    if reference.error is not None or not (ran := [setting for setting in others if setting.error is None]):
+        return None
+    found = {setting.name: agree(exactness, reference, setting, dtype=setting.dtype) for setting in ran}
+    wrong = [f"{name}: {parity.because}" for name, parity in found.items() if not parity.holds]
+    widest = max(found.values(), key=lambda parity: (parity.loss_difference, parity.grad_norm_difference))
+    return Assertion(what, not wrong, "; ".join(wrong) or f"{', '.join(found)}: {widest.because}"), found
+
+
+def _measured(tried: Sequence[Tried]) -> list[Tried]:
+    return [setting for setting in tried if setting.error is None and setting.measured_bytes is not None]
+
+
+def _mib(setting: Tried) -> str:
+    return f"{(setting.measured_bytes or 0) / MIB:,.1f} MiB"

@@ -1,0 +1,307 @@
+"""The performance suite of document 004, done properly: memory by micro-batch, loader, precision, accumulation.
+
+Each setting runs a few steps in a fresh process, untimed, with its losses and the allocated peak of a step (which so
+begins at zero): what has to hold is asserted of those (assertions.py). Then each is timed against the first of its
+table, in turns over the same steps. Speed is reported with its interval, and fails nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from powertrain import planner
+from powertrain.evidence.arms import CannotRun
+from powertrain.evidence.assertions import (
+    MIB,
+    Assertion,
+    Tried,
+    accumulation_takes_no_more,
+    losses_agree,
+    memory_grows,
+    memory_is_as_predicted,
+    trains,
+)
+from powertrain.evidence.loading import Rounds, loader_rates, predicted_bytes
+from powertrain.evidence.notebook import Notebook, shares
+from powertrain.evidence.stats import noise_floor
+from powertrain.recipe import Recipe
+from powertrain.records import Effect, Plan, Proposal, RunFailed, WrongUse
+from powertrain.records.evidence import Arm, Parity
+from powertrain.run.prepare import Prepared
+
+TABLES = ("micro-batch", "loader", "precision", "accumulation")
+WORKERS = (0, 1, 2, 4)
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+MOST_SIZES, MOST_PASSES = 5, 8
+STEPS = 4                                    # of a probe; memory is that of the step after them
+GUESS = Effect((0.5, 2.0), 0, basis="guess: it is what this bench measures")
+CONTROL_WEIGHT = 1.5                         # of the time of a comparison: every verdict rests on it
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of a table: a recipe with a complete plan."""
+
+    amount: int | str                        # what is varied
+    arm: Arm
+    prepared: Prepared                       # of its batch
+    plan: Plan
+
+    @property
+    def dtype(self) -> str:
+        return planner.workload_of(self.prepared.facts, self.plan).dtype
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The tables with their settings; the first of a table is what its others are held against."""
+
+    base: Setting                            # the recipe's own plan
+    tables: Mapping[str, Sequence[Setting]]
+    not_here: Mapping[str, Mapping[str, str]]    # table -> setting -> why it cannot be tried on this machine
+    notes: tuple[str, ...]
+
+
+@dataclass
+class Found:
+    """What has been seen of a suite so far."""
+
+    tried: dict[str, list[Tried]] = field(default_factory=dict)
+    parities: dict[str, Parity] = field(default_factory=dict)    # by the arm's name
+    assertions: list[Assertion] = field(default_factory=list)
+    compared: dict[str, int] = field(default_factory=dict)       # arm's name -> index of its comparison
+    failed: dict[str, str] = field(default_factory=dict)         # arm's name -> why it has no speed
+    rates: Rounds = field(default_factory=list)                  # batches a second of the loaders, by turns
+    not_reached: list[str] = field(default_factory=list)
+    noise_floor: float | None = None
+    control: int | None = None
+
+
+# ------------------------------------------------------------------------------------------------ what is tried
+
+
+def without_dropout(words: Sequence[str], prepared: Prepared) -> tuple[str, ...]:
+    """The words with dropout off: it draws other numbers for every split of a batch, and losses could not be compared."""
+    model = prepared.facts.model
+    return (*words, *(["model.dropout=0"] if model.dropout else []), *(["lora.dropout=0"] if model.adapter_dropout else []))
+
+
+def make_suite(words: Sequence[str], prepared: Prepared) -> Suite:
+    """The settings to try, from the recipe's own plan, less what would be compiled for each of them."""
+    notes, plan = [], prepared.plan
+    if _is_on(plan, "torch_compile") and "torch_compile" not in prepared.recipe.techniques:
+        plan = plan.without("torch_compile")
+        notes.append("torch_compile is off in all settings, since each would be compiled anew; "
+                     "`powertrain ablate --technique torch_compile` measures it")
+    if any(word.endswith("dropout=0") for word in words):
+        notes.append("dropout is off in all settings, so that their losses can be compared")
+    base = Setting("", Arm("the plan", tuple(words), planner.to_json(plan)), prepared, plan)
+    not_here: dict[str, dict[str, str]] = {table: {} for table in TABLES}
+    tables = {"micro-batch": _micro_batches(base), "loader": _loaders(base),
+              "precision": _precisions(base, not_here["precision"]), "accumulation": _accumulations(base)}
+    for table in ("micro-batch", "accumulation"):
+        tables[table] = _fitting(tables[table], not_here[table])
+    return Suite(base, tables, not_here, tuple(notes))
+
+
+def micro_batch_sizes(batch: int) -> list[int]:
+    """1, 2, 4, ... and the batch itself; of many, some, evenly."""
+    sizes = [1 << power for power in range(batch.bit_length()) if 1 << power < batch] + [batch]
+    if len(sizes) <= MOST_SIZES:
+        return sizes
+    return [sizes[round(place * (len(sizes) - 1) / (MOST_SIZES - 1))] for place in range(MOST_SIZES)]
+
+
+def numbers_of_passes(batch: int) -> list[int]:
+    """1, 2, 4, ..., with at least one example in each."""
+    return [1 << power for power in range(batch.bit_length()) if 1 << power <= min(batch, MOST_PASSES)]
+
+
+def _micro_batches(base: Setting) -> list[Setting]:
+    """A batch of so many examples, in one pass."""
+    return [_setting(base, counted(size, "example"), size, _with(base.plan, "micro_batch", examples=size), size)
+            for size in micro_batch_sizes(base.prepared.recipe.train_batch_size)]
+
+
+def _accumulations(base: Setting) -> list[Setting]:
+    """The recipe's batch, in so many passes."""
+    batch = base.prepared.recipe.train_batch_size
+    return [_setting(base, "one pass" if passes == 1 else f"{passes} passes", passes,
+                     _with(base.plan, "micro_batch", examples=-(-batch // passes))) for passes in numbers_of_passes(batch)]
+
+
+def _loaders(base: Setting) -> list[Setting]:
+    pinned = base.prepared.facts.hardware.device == "cuda"
+    bare = base.plan.without("loader") if _is_on(base.plan, "loader") else base.plan
+    return [_setting(base, counted(workers, "worker"), workers,
+                     _with(bare, "loader", workers=workers, pinned=pinned) if workers else bare) for workers in WORKERS]
+
+
+def _precisions(base: Setting, not_here: dict[str, str]) -> list[Setting]:
+    """The plan that the planner makes around each type of product; fp32 first."""
+    found = []
+    for name in PRECISIONS:
+        pins: dict[str, Any] = {other: "on" if other == name else "off" for other in PRECISIONS if other != "fp32"}
+        if not _is_on(base.plan, "torch_compile"):
+            pins["torch_compile"] = "off"
+        recipe: Recipe = base.prepared.recipe
+        recipe = recipe.model_copy(update={"techniques": {**recipe.techniques, **pins}})
+        try:
+            plan = planner.make_plan(base.prepared.facts, recipe, base.prepared.total_steps)
+        except WrongUse as error:
+            not_here[name] = str(error).partition("it cannot be: ")[2].partition("; take the pin out")[0] or str(error)
+            continue
+        found.append(_setting(base, name, name, plan))
+    return found
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _setting(base: Setting, name: str, amount: int | str, plan: Plan, batch: int | None = None) -> Setting:
+    words, prepared = base.arm.words, base.prepared
+    if batch is not None:
+        words, prepared = (*words, f"train_batch_size={batch}"), _with_batch(prepared, batch)
+    return Setting(amount, Arm(name, words, planner.to_json(plan)), prepared, plan)
+
+
+def _with_batch(prepared: Prepared, batch: int) -> Prepared:
+    resolved = prepared.resolved.with_planned({"train_batch_size": (batch, "what this bench varies")})
+    data = replace(prepared.facts.data, train_batch_size=batch)
+    return replace(prepared, facts=replace(prepared.facts, data=data), material=replace(prepared.material, resolved=resolved))
+
+
+def _with(plan: Plan, technique: str, **settings: Any) -> Plan:
+    return planner.with_steps(plan, [Proposal(planner.BY_NAME[technique](**settings), "set by this bench", GUESS)])
+
+
+def _is_on(plan: Plan, technique: str) -> bool:
+    return any(step.technique.name == technique for step in plan.steps)
+
+
+def _fitting(settings: Sequence[Setting], not_here: dict[str, str]) -> list[Setting]:
+    """Those whose predicted peak is free on this machine; the others are said, and not tried."""
+    found = []
+    for setting in settings:
+        needed, free = predicted_bytes(setting.prepared, setting.plan, STEPS), setting.prepared.facts.hardware.free_memory_bytes
+        if needed is None or needed <= free:
+            found.append(setting)
+        else:
+            not_here[setting.arm.name] = f"it would take {needed / MIB:,.0f} MiB, and {free / MIB:,.0f} are free"
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ trying and timing
+
+
+def bench(suite: Suite, notebook: Notebook) -> Found:
+    """All tables, as far as the notebook's time reaches: first what is asserted, then what is timed."""
+    found = Found()
+    for table in TABLES:
+        notebook.say(f"{table}: memory and losses of {len(suite.tables[table])} settings")
+        found.tried[table] = [tried for setting in suite.tables[table] if (tried := _try(table, setting, notebook, found))]
+    _assert(suite, notebook, found)
+    _load(suite, notebook, found)
+    _time(suite, notebook, found)
+    return found
+
+
+def _try(table: str, setting: Setting, notebook: Notebook, found: Found) -> Tried | None:
+    if notebook.left_s() <= 0:
+        found.not_reached.append(f"{table}: {setting.arm.name}")
+        return None
+    probe = notebook.probe(setting.arm, steps=STEPS)
+    predicted = predicted_bytes(setting.prepared, setting.plan, STEPS)
+    return Tried(setting.arm.name, setting.amount, probe.losses, probe.grad_norms, probe.allocated_bytes, predicted,
+                 setting.dtype, probe.error)
+
+
+def _assert(suite: Suite, notebook: Notebook, found: Found) -> None:
+    made: list[Assertion | None] = [trains(table, tried) for table, tried in found.tried.items() if tried]
+    made.append(memory_grows(found.tried["micro-batch"]))
+    made += [memory_is_as_predicted(table, tried) for table, tried in found.tried.items() if table != "loader"]
+    made.append(accumulation_takes_no_more(found.tried["accumulation"]))
+    for what, exactness, tried in (
+            ("loader: it does not change the losses", "BITWISE", found.tried["loader"]),
+            ("precision: losses stay within rounding of fp32", "ROUNDING", found.tried["precision"]),
+            ("accumulation: losses stay within rounding of one pass", "ROUNDING", _in_fp32(suite, notebook, found))):
+        if len(tried) > 1 and (agreed := losses_agree(what, exactness, tried[0], tried[1:])) is not None:
+            made.append(agreed[0])
+            found.parities |= agreed[1]
+    found.assertions = [assertion for assertion in made if assertion is not None]
+
+
+def _in_fp32(suite: Suite, notebook: Notebook, found: Found) -> list[Tried]:
+    """The accumulating settings in the fp32 plan, whose rounding hides nothing; as they are where that cannot be."""
+    own = found.tried["accumulation"]
+    if not own or own[0].dtype == "fp32" or notebook.left_s() <= 0 or not suite.tables["precision"]:
+        return own
+    exact = suite.tables["precision"][0].plan
+    passes = {setting.arm.name: [step for step in setting.plan.steps if step.technique.name == "micro_batch"]
+              for setting in suite.tables["accumulation"]}
+    arms = [Arm(f"{tried.name} in fp32", suite.base.arm.words, planner.to_json(planner.with_steps(exact, passes[tried.name])))
+            for tried in own]
+    probes = [notebook.probe(arm, steps=STEPS) for arm in arms]
+    if any(probe.error for probe in probes):
+        return own
+    return [replace(tried, losses=probe.losses, grad_norms=probe.grad_norms, dtype="fp32")
+            for tried, probe in zip(own, probes, strict=True)]
+
+
+def _load(suite: Suite, notebook: Notebook, found: Found) -> None:
+    """What the loaders make when nothing else is done."""
+    if len(found.tried["loader"]) < len(suite.tables["loader"]):
+        return
+    notebook.say("loader: batches without training")
+    try:
+        found.rates = loader_rates(suite.base.prepared, [setting.plan for setting in suite.tables["loader"]], notebook.ends_at)
+    except RunFailed as error:
+        found.not_reached.append(f"loader: batches without training ({error})")
+
+
+def _time(suite: Suite, notebook: Notebook, found: Found) -> None:
+    """Each setting against the first of its table, the tables in turn; the control before all."""
+    jobs = _jobs(suite, found)
+    if jobs:
+        _control(suite.base.arm, notebook, found, len(jobs))
+    for number, (table, first, other) in enumerate(jobs):
+        if not notebook.reaches():
+            found.not_reached += [f"{left}: speed of {setting.arm.name}" for left, _, setting in jobs[number:]]
+            return
+        notebook.say(f"{table}: {other.arm.name} against {first.arm.name}")
+        try:
+            index = notebook.compare(first.arm, other.arm, shares(notebook.left_s(), [1.0] * (len(jobs) - number)))
+        except CannotRun as error:
+            found.failed[other.arm.name] = str(error)
+            continue
+        found.compared[other.arm.name] = index
+        notebook.say(f"{table}: {other.arm.name} is {notebook.comparisons[index].because}")
+
+
+def _jobs(suite: Suite, found: Found) -> list[tuple[str, Setting, Setting]]:
+    """(table, A, B), one of each table after the other: a short budget then shows something of each."""
+    rows: list[list[tuple[str, Setting, Setting]]] = []
+    for table in TABLES:
+        runs = {tried.name for tried in found.tried[table] if tried.error is None}
+        settings = [setting for setting in suite.tables[table] if setting.arm.name in runs]
+        rows.append([(table, settings[0], other) for other in settings[1:]])
+    return [row[place] for place in range(max(map(len, rows), default=0)) for row in rows if place < len(row)]
+
+
+def _control(arm: Arm, notebook: Notebook, found: Found, jobs: int) -> None:
+    if not notebook.reaches():
+        found.not_reached.append("the plan against itself, for the noise of this machine")
+        return
+    notebook.say("the plan against itself, for the noise of this machine")
+    try:
+        found.control = notebook.control(arm, shares(notebook.left_s(), [CONTROL_WEIGHT, *[1.0] * jobs]))
+    except CannotRun as error:
+        found.failed[arm.name] = str(error)
+        return
+    if notebook.has_speed(found.control):
+        found.noise_floor = noise_floor(notebook.comparisons[found.control])
+        notebook.margin = max(notebook.margin, found.noise_floor)
+        notebook.say(f"equal arms differ by up to {found.noise_floor:.1%} here, so {notebook.margin:.1%} is the least effect")

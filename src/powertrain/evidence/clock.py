@@ -1,0 +1,311 @@
+"""Two arms against each other: each in a process of its own, in turns A B B A, over the same optimizer steps.
+
+Both arms warm up until their speed is steady, and by the same number of steps. Then they take windows of equally many
+steps, one after the other; the two windows of a pair lie side by side in time, so what slows the machine for longer than
+that slows both. Each pair gives one ratio of speeds; their median with its bootstrap interval is the result.
+An arm that was measured keeps its process, and is wound back to its first step for the next comparison.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from powertrain.evidence.arms import ArmProcess, CannotRun
+from powertrain.evidence.profile import Profile
+from powertrain.evidence.stats import MARGIN, half_width, interval, noise_floor, speed_verdict
+from powertrain.evidence.worker import Order, Probe, Taken
+from powertrain.records import Facts
+from powertrain.records.evidence import FASTER, INCONCLUSIVE, INVALID, Arm, ArmRun, Comparison, Interval, Window
+
+__all__ = ["Arena", "CannotRun", "Pace", "Probe"]
+
+LEAST_PAIRS = 5
+STEADY = 0.10                                # two parts of a warm-up whose speeds differ by less
+LEAST_PARTS, MOST_PARTS = 3, 13              # of a warm-up: the first step and two more; data of changing lengths stay unsteady
+PART = 0.1                                   # of a window: what one part of a warm-up takes
+LEAD_IN_FROM = 5                             # steps in a window, from which one more before it, untimed, is cheap
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long is measured, and how sure is sure enough."""
+
+    window_s: float = 1.0                    # of the two arms on average
+    pairs: int = 6                           # of windows, at least; never fewer than 5
+    most_pairs: int = 24
+    enough: float = 0.02                     # half-width of the interval at which a verdict is believed
+    warm_up_s: float = 20.0
+
+
+@dataclass
+class Track:
+    """What one arm has done in one comparison."""
+
+    process: ArmProcess
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    warm_up: list[Window] = field(default_factory=list)
+    windows: list[Window] = field(default_factory=list)
+
+    def first_step(self) -> None:
+        self.warm_up.append(self.take(1))
+        self.process.first_step_s = self.process.first_step_s or self.step_s      # a process has one first step
+
+    def take(self, steps: int, untimed: int = 0) -> Window:
+        """Some steps, and before them some untimed ones, in which loader, caches and clock rate come back from a pause."""
+        taken: Taken = self.process.ask("window", untimed, steps)
+        self.losses += taken.losses
+        self.grad_norms += taken.grad_norms
+        return taken.window
+
+    @property
+    def step_s(self) -> float:
+        last = (self.windows or self.warm_up)[-1]
+        return last.seconds / last.steps
+
+    @property
+    def warm_up_steps(self) -> int:
+        return sum(window.steps for window in self.warm_up)
+
+    @property
+    def why_invalid(self) -> str | None:
+        """Why this run has no speed, if it has none."""
+        name = self.process.arm.name
+        if not all(math.isfinite(loss) for loss in self.losses):
+            return f"{name}: the loss is not finite"
+        if not any(self.grad_norms):
+            return f"{name}: all gradients are zero, so nothing is trained"
+        if not all(math.isfinite(norm) for norm in self.grad_norms) and not self.process.ready.loss_scaling:
+            return f"{name}: the gradients are not finite"
+        return None
+
+    def run(self) -> ArmRun:
+        process = self.process
+        return ArmRun(process.arm.name, process.ready_s, process.first_step_s, self.warm_up_steps, tuple(self.windows),
+                      tuple(self.losses), tuple(self.grad_norms), process.ask("peak"), process.ready.techniques)
+
+
+class Arena:
+    """Where arms meet: keeps their processes, two at a time at most. Use it as a context manager.
+
+    `preload`: modules that an arm's process imports first, which may add techniques. `together=False`: two arms do not
+    fit the memory at once, so whole runs are taken one after the other; so is a pair that turns out not to fit.
+    `plans` (arm's name -> plan.json) and `facts` are what the arms' processes have told.
+    """
+
+    def __init__(self, cache: Path, *, preload: Sequence[str] = (), together: bool = True):
+        self.plans: dict[str, Mapping[str, Any]] = {}
+        self.facts: Facts | None = None
+        self.dtypes: dict[str, str] = {}     # of the arms' matrix products
+        self._cache, self._preload, self._together = cache, tuple(preload), together
+        self._processes: list[ArmProcess] = []
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._scratch = Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="powertrain-")))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._close_all()
+        self._open.close()
+
+    def compare(self, a: Arm, b: Arm, pace: Pace | None = None, *, margin: float = MARGIN,
+                deadline: float | None = None) -> tuple[Comparison, ArmRun, ArmRun]:
+        """B against A. From `deadline` (of time.monotonic()) on it stops as soon as there are 5 pairs.
+
+        Raises CannotRun where an arm's process fails.
+        """
+        pace = pace or Pace()
+        if a.name == b.name:
+            raise ValueError(f"both arms are called {a.name!r}")
+        if self._together:
+            try:
+                return self._interleaved(a, b, pace, margin, deadline)
+            except CannotRun as error:
+                self._close_all()
+                if not error.out_of_memory:
+                    raise
+        return self._one_after_the_other(a, b, pace, margin)
+
+    def control(self, arm: Arm, pace: Pace | None = None,
+                deadline: float | None = None) -> tuple[Comparison, ArmRun, ArmRun]:
+        """The arm against itself: what differs is noise, and up to the noise it is no effect."""
+        found, first, second = self.compare(arm, replace(arm, name=f"{arm.name} again"), pace, deadline=deadline)
+        if found.speed is not None and found.verdict == INCONCLUSIVE:
+            verdict, because = speed_verdict(found.speed, max(MARGIN, noise_floor(found)))
+            found = replace(found, verdict=verdict, because=because)
+        return found, first, second
+
+    def probe(self, arm: Arm, *, steps: int = 4, precision: str | None = None, seed: int | None = None) -> Probe:
+        """The first steps in a fresh process, untimed, and the allocated peak of one more. It does not raise CannotRun."""
+        try:
+            with self._start(arm, precision, seed) as process:
+                found: Probe = process.ask("probe", steps)
+                return found
+        except CannotRun as error:
+            return Probe((), (), None, str(error))
+
+    def profile(self, arm: Arm, *, steps: int = 3) -> Profile:
+        """Seconds of a step by class of work, in a fresh process. Raises CannotRun where that fails."""
+        with self._start(arm) as process:
+            found: Profile = process.ask("profile", steps)
+            return found
+
+    def _start(self, arm: Arm, precision: str | None = None, seed: int | None = None) -> ArmProcess:
+        """A fresh process beside those that are kept; where two of them are, the older makes room."""
+        while len(self._processes) > 1:
+            self._processes.pop(0).close()
+        order = Order(arm, str(self._cache), str(Path.cwd()), str(self._scratch), self._preload, precision, seed)
+        process = ArmProcess(order)
+        if precision is None and seed is None:
+            self.plans[arm.name], self.dtypes[arm.name] = process.ready.plan, process.ready.dtype
+            self.facts = self.facts or process.ready.facts
+        return process
+
+    def _at_first_step(self, arm: Arm, beside: Arm) -> ArmProcess:
+        """The arm's process, wound back or fresh, making room without ending that of `beside`."""
+        kept = next((process for process in self._processes if _same(process.arm, arm)), None)
+        if kept is not None:
+            kept.ask("rewind")
+            return kept
+        for process in [process for process in self._processes if not _same(process.arm, beside)]:
+            self._processes.remove(process)
+            process.close()
+        process = self._start(arm)
+        self._processes.append(process)
+        return process
+
+    def _close_all(self) -> None:
+        while self._processes:
+            self._processes.pop().close()
+
+    def _interleaved(self, a: Arm, b: Arm, pace: Pace, margin: float,
+                     deadline: float | None) -> tuple[Comparison, ArmRun, ArmRun]:
+        tracks = [Track(self._at_first_step(a, beside=b)), Track(self._at_first_step(b, beside=a))]
+        for track in tracks:
+            warm_up(track, pace)
+        longest = max(track.warm_up_steps for track in tracks)
+        for track in tracks:
+            if track.warm_up_steps < longest:
+                track.warm_up.append(track.take(longest - track.warm_up_steps))
+        if not any(track.why_invalid for track in tracks):
+            steps = steps_per_window(pace, [track.step_s for track in tracks])
+            while not enough_pairs(tracks[0].windows, tracks[1].windows, pace, margin, deadline):
+                pair = tracks if len(tracks[0].windows) % 2 == 0 else tracks[::-1]     # A B B A
+                for track in pair:
+                    track.windows.append(track.take(steps, untimed=steps >= LEAD_IN_FROM))
+        return judge(tracks[0], tracks[1], tracks[0].run(), tracks[1].run(), margin)
+
+    def _one_after_the_other(self, a: Arm, b: Arm, pace: Pace, margin: float) -> tuple[Comparison, ArmRun, ArmRun]:
+        """Whole runs A B B A, each in a fresh process, of as many windows as two of them need."""
+        each = math.ceil(max(LEAST_PAIRS, pace.pairs) / 2)
+        tracks: dict[str, Track] = {}
+        runs: dict[str, ArmRun] = {}
+        warm, steps = 0, 0
+        for arm in (a, b, b, a):
+            self._close_all()
+            with self._start(arm) as process:
+                track = Track(process)
+                if warm:
+                    track.first_step()
+                    track.warm_up.append(track.take(warm - 1))
+                else:
+                    warm_up(track, pace)
+                    warm, steps = track.warm_up_steps, steps_per_window(pace, [track.step_s])
+                if track.why_invalid is None:
+                    track.windows += [track.take(steps, untimed=steps >= LEAD_IN_FROM) for _ in range(each)]
+                run = track.run()
+            earlier = runs.get(arm.name)
+            tracks.setdefault(arm.name, track)
+            runs[arm.name] = run if earlier is None else replace(earlier, windows=earlier.windows + run.windows)
+        return judge(tracks[a.name], tracks[b.name], runs[a.name], runs[b.name], margin)
+
+
+def _same(one: Arm, other: Arm) -> bool:
+    return one.name == other.name and one.words == other.words and _text(one.plan) == _text(other.plan)
+
+
+def _text(plan: Mapping[str, Any] | None) -> str:
+    return json.dumps(plan, sort_keys=True)
+
+
+def warm_up(track: Track, pace: Pace, now: Callable[[], float] = time.monotonic) -> None:
+    """Steps until two parts in a row run at the same speed, within 10 %; at least 2 besides the first step."""
+    track.first_step()
+    began, steps = now(), 1                  # compiling is no warming up
+    while not is_steady(track.warm_up) and (len(track.warm_up) < LEAST_PARTS or now() - began < pace.warm_up_s):
+        track.warm_up.append(track.take(steps))
+        steps = max(1, math.ceil(PART * pace.window_s / track.step_s))
+
+
+def is_steady(parts: Sequence[Window]) -> bool:
+    """Whether a warm-up may end. The first part is the first step, which is not looked at."""
+    if len(parts) < LEAST_PARTS:
+        return False
+    before, last = parts[-2].tokens_per_s, parts[-1].tokens_per_s
+    return abs(last - before) <= STEADY * max(before, last) or len(parts) >= MOST_PARTS
+
+
+def steps_per_window(pace: Pace, step_s: Sequence[float]) -> int:
+    """So that the arms' windows take `window_s` on average."""
+    return max(1, math.ceil(pace.window_s / statistics.mean(step_s)))
+
+
+def ratios(a: Sequence[Window], b: Sequence[Window]) -> list[float]:
+    """Speed of B over A, for each pair of windows."""
+    return [second.tokens_per_s / first.tokens_per_s for first, second in zip(a, b, strict=True)]
+
+
+def enough_pairs(a: Sequence[Window], b: Sequence[Window], pace: Pace, margin: float, deadline: float | None) -> bool:
+    """Whether what has been seen is enough for a verdict, or all that there is time for."""
+    pairs = len(a)
+    if pairs < LEAST_PAIRS:
+        return False
+    if pairs >= pace.most_pairs or (deadline is not None and time.monotonic() >= deadline):
+        return True
+    return pairs >= pace.pairs and is_clear(interval(ratios(a, b)), pace, margin)
+
+
+def is_clear(speed: Interval, pace: Pace, margin: float) -> bool:
+    """Whether an early end is no guess: the interval is narrow, and wholly within the margin or wholly beyond it.
+
+    To stop as soon as an interval happens to exclude 1 would call an effect in a twentieth of equal arms, which are looked
+    at many times.
+    """
+    within = 1 - margin <= speed.low and speed.high <= 1 + margin
+    return half_width(speed) <= pace.enough and (within or speed.low > 1 + margin or speed.high < 1 - margin)
+
+
+def judge(first: Track, second: Track, a: ArmRun, b: ArmRun, margin: float) -> tuple[Comparison, ArmRun, ArmRun]:
+    speed: Interval | None = None
+    why = first.why_invalid or second.why_invalid
+    if why is not None:
+        verdict, because = INVALID, why
+    else:
+        speed = interval(ratios(a.windows, b.windows))
+        verdict, because = speed_verdict(speed, margin)
+    step_s = (_median_step_s(a), _median_step_s(b))
+    starts_s = [track.process.ready.apply_s + track.process.first_step_s - steady_s
+                for track, steady_s in zip((first, second), step_s, strict=True)]
+    compile_s = max(0.0, starts_s[1] - starts_s[0])
+    even = math.ceil(compile_s / (step_s[0] - step_s[1])) if verdict == FASTER and compile_s > 0 else None
+    return Comparison(a.arm, b.arm, speed, min(len(a.windows), len(b.windows)), verdict, because,
+                      (_median_speed(a), _median_speed(b)), (a.peak_memory_bytes, b.peak_memory_bytes), compile_s, even), a, b
+
+
+def _median_step_s(run: ArmRun) -> float:
+    return statistics.median(window.seconds / window.steps for window in run.windows) if run.windows else run.first_step_s
+
+
+def _median_speed(run: ArmRun) -> float:
+    return statistics.median(window.tokens_per_s for window in run.windows) if run.windows else 0.0

@@ -1,0 +1,110 @@
+"""Batches without training: what a plan's passes are, and how many batches a second its loader can make."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from powertrain import planner
+from powertrain.cost.memory import peak_memory
+from powertrain.models.model import Model
+from powertrain.records import Plan, RunFailed
+from powertrain.run.prepare import Prepared
+from powertrain.training.setup import MicroBatches, Setup, plain_adamw, plain_setup
+
+ABOUT_DATA = frozenset({"collate", "arrange", "micro_batch", "loader"})      # of Setup: what makes batches, and no model
+WINDOW_S = 0.25              # of making batches
+LEAST_BATCHES = 4
+ENDLESS = 1 << 30            # optimizer steps
+REPEATS = 6                  # of each loader's turn
+FEWEST = 5                   # repeats that a median is made of
+
+Rounds = list[tuple[float, ...]]             # for each repeat a rate of each loader
+
+
+def data_side(prepared: Prepared, plan: Plan) -> Setup:
+    """A setup that makes the batches that a run of `plan` would, around a model that is none."""
+    model, recipe = Model(), prepared.recipe
+    model.register_parameter("nothing", nn.Parameter(torch.zeros(0)))
+    setup = plain_setup(model.to(prepared.facts.hardware.device), prepared.material.training, prepared.material.collate,
+                        train_batch_size=recipe.train_batch_size, seed=recipe.seed,
+                        optimizer=plain_adamw(recipe.learning_rate, (0.9, 0.999), 1e-8))
+    for step in plan.steps:
+        if step.technique.touches and step.technique.touches <= ABOUT_DATA:
+            setup = step.technique.apply(setup)
+    return setup
+
+
+def predicted_bytes(prepared: Prepared, plan: Plan, step: int) -> int | None:
+    """The peak memory that the arithmetic gives for optimizer step `step` (from 0); None where it cannot count the model.
+
+    Where examples differ in length the arithmetic is given the passes of that very step, not the fullest there can be: as if
+    all were as one of them, each in turn, because a pass may be full of tokens or of targets.
+    """
+    facts = prepared.facts
+    if facts.model.provider != "native":
+        return None
+    workload = planner.workload_of(facts, plan)
+    if facts.data.kind == "blocks":
+        return sum(peak_memory(facts.model, workload).values())
+    passes = data_side(prepared, plan).prepare(step)
+    alike = [replace(workload, documents=(tuple(batch.lengths),) * len(passes),
+                     trained_share=batch.trained_tokens / sum(batch.lengths)) for batch in passes]
+    return max(sum(peak_memory(facts.model, one).values()) for one in alike)
+
+
+def loader_rates(prepared: Prepared, plans: Sequence[Plan], deadline: float) -> Rounds:
+    """Batches a second that the loaders of `plans` make: in order, then in reverse, so that drift favours none.
+
+    After `deadline` (of time.monotonic()) no repeat is begun. Raises RunFailed where there were too few by then.
+    """
+    feeds = [Feed(data_side(prepared, plan), plan) for plan in plans]
+    rounds: Rounds = []
+    try:
+        count = max(LEAST_BATCHES, math.ceil(WINDOW_S / max(feeds[0].seconds_of(1), 1e-9)))
+        while len(rounds) < REPEATS and time.monotonic() < deadline:
+            forward = len(rounds) % 2 == 0
+            rates = [count / feed.seconds_of(count) for feed in (feeds if forward else feeds[::-1])]
+            rounds.append(tuple(rates if forward else rates[::-1]))
+    finally:
+        for feed in feeds:
+            feed.close()
+    if len(rounds) < FEWEST:
+        raise RunFailed(f"there was time for {len(rounds)} repeats, and {FEWEST} are the fewest that say anything")
+    return rounds
+
+
+class Feed:
+    """A loader that goes on where it was: its threads start once."""
+
+    def __init__(self, setup: Setup, plan: Plan):
+        self._device = setup.device
+        self._batches: Iterator[MicroBatches] = setup.loader(setup.prepare, range(ENDLESS), setup.device)
+        # what was made ahead while others had their turn is used up before the clock starts
+        self._ahead = max((int(getattr(step.technique, "ahead", 0)) for step in plan.steps), default=0)
+
+    def seconds_of(self, count: int) -> float:
+        for _ in range(self._ahead + 1):
+            self._take()
+        self._wait()
+        began = time.perf_counter()
+        for _ in range(count):
+            self._take()
+        self._wait()
+        return time.perf_counter() - began
+
+    def _take(self) -> None:
+        for batch in next(self._batches):
+            batch.to(self._device)
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def close(self) -> None:
+        self._batches.close()  # type: ignore[attr-defined]

@@ -1,0 +1,159 @@
+"""What a study has measured so far, and the time that is left for the rest.
+
+Arms are measured by an arena (clock.py); the notebook keeps what came out, in order, measures nothing twice, and gives
+each comparison its share of the time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from powertrain import planner
+from powertrain.evidence.clock import LEAST_PAIRS, CannotRun, Pace, Probe
+from powertrain.evidence.parity import compare_losses
+from powertrain.evidence.profile import Profile
+from powertrain.records import Facts, Plan
+from powertrain.records.evidence import INVALID, Arm, ArmRun, Comparison, Parity
+from powertrain.run.fits import needed_bytes, room_bytes
+
+Say = Callable[[str], None]
+
+LEAST_MARGIN = 0.02          # a smaller difference is not called an effect, however sure it is
+SEEDS, LOSSY_STEPS = 3, 20   # of runs that show whether other mathematics learns as well
+COARSEST = ("bf16", "fp16", "tf32", "fp32")
+
+
+class Measures(Protocol):
+    """What a study asks of an arena."""
+
+    def compare(self, a: Arm, b: Arm, pace: Pace = ..., *, margin: float = ..., deadline: float | None = ...
+                ) -> tuple[Comparison, ArmRun, ArmRun]: ...
+
+    def control(self, arm: Arm, pace: Pace = ..., deadline: float | None = ...) -> tuple[Comparison, ArmRun, ArmRun]: ...
+
+    def probe(self, arm: Arm, *, steps: int = ..., precision: str | None = ..., seed: int | None = ...) -> Probe: ...
+
+    def profile(self, arm: Arm, *, steps: int = ...) -> Profile: ...
+
+
+@dataclass
+class Notebook:
+    arena: Measures
+    words: tuple[str, ...]                   # of the recipe
+    say: Say
+    ends_at: float                           # by `now`
+    margin: float = LEAST_MARGIN
+    now: Callable[[], float] = time.monotonic
+    arms: dict[str, Arm] = field(default_factory=dict)           # what each plan was called, by its steps
+    comparisons: list[Comparison] = field(default_factory=list)
+    runs: list[ArmRun] = field(default_factory=list)
+    _found: dict[tuple[str, str], int] = field(default_factory=dict)
+    _probes: dict[tuple[Any, ...], Probe] = field(default_factory=dict)
+    _took_s: list[float] = field(default_factory=list)           # of comparisons, each
+
+    def left_s(self) -> float:
+        return self.ends_at - self.now()
+
+    def reaches(self, leave_s: float = 0.0) -> bool:
+        """Whether there is time for another comparison, if it takes as long as the shortest so far."""
+        return self.left_s() - leave_s > min(self._took_s, default=0.0)
+
+    def arm(self, plan: Plan, name: str = "") -> Arm:
+        """One arm per plan: a plan that comes up again under another name keeps its first one."""
+        name = name or " + ".join(step.technique.name for step in plan.steps) or "no technique"
+        taken = {arm.name for arm in self.arms.values()}
+        others = (f"{name} ({number})" for number in itertools.count(2))
+        free = next(each for each in itertools.chain([name], others) if each not in taken)
+        return self.arms.setdefault(key_of(plan), Arm(free, self.words, planner.to_json(plan)))
+
+    def probe(self, arm: Arm, *, steps: int = 4, precision: str | None = None, seed: int | None = None) -> Probe:
+        """The same probe is made once. A process that fails is a probe with an error."""
+        asked = (arm.name, steps, precision, seed)
+        if asked not in self._probes:
+            try:
+                self._probes[asked] = self.arena.probe(arm, steps=steps, precision=precision, seed=seed)
+            except CannotRun as error:
+                self._probes[asked] = Probe((), (), None, str(error))
+        return self._probes[asked]
+
+    def parity(self, exactness: str, attempts: Sequence[tuple[Plan, Plan, str | None]], facts: Facts, seed: int
+               ) -> tuple[Parity | None, str]:
+        """Whether two plans learn the same, by the first of the attempts (A, B, precision) that both can run, or why none can.
+
+        Other mathematics is held to what it learns with several seeds, everything else to the first steps of one.
+        """
+        why = ""
+        steps, seeds = (LOSSY_STEPS, range(seed, seed + SEEDS)) if exactness == "LOSSY" else (4, [None])
+        for a, b, precision in attempts:
+            why = why_no_room(a, facts) or why_no_room(b, facts) or ""
+            if why:
+                continue
+            arms = self.arm(a), self.arm(b)
+            dtype = precision or min((planner.workload_of(facts, plan).dtype for plan in (a, b)), key=COARSEST.index)
+            found = [[self.probe(arm, steps=steps, precision=precision, seed=one) for one in seeds] for arm in arms]
+            why = next((probe.error for probes in found for probe in probes if probe.error is not None), "")
+            if not why:
+                return compare_losses(exactness, *found, dtype=dtype), ""
+        return None, why
+
+    def compare(self, a: Arm, b: Arm, share_s: float, *, pairs: int | None = None, anew: bool = False) -> int:
+        """The index of the comparison of B against A, in about `share_s`. Raises CannotRun.
+
+        Without `pairs` there are as many as the time allows, and at least LEAST_PAIRS. What was compared before is taken
+        from there, unless it has to be measured `anew`.
+        """
+        known = self._found.get((a.name, b.name))
+        if known is not None and not anew:
+            return known
+        began = self.now()
+        found = self.arena.compare(a, b, pace_for(share_s, pairs), margin=self.margin, deadline=began + share_s)
+        self._took_s.append(self.now() - began)
+        self._found[a.name, b.name] = self._write(*found)
+        return self._found[a.name, b.name]
+
+    def control(self, arm: Arm, share_s: float) -> int:
+        """The index of an arm's comparison with itself."""
+        began = self.now()
+        found = self.arena.control(arm, pace_for(share_s), began + share_s)
+        self._took_s.append(self.now() - began)
+        return self._write(*found)
+
+    def has_speed(self, index: int) -> bool:
+        return self.comparisons[index].speed is not None and self.comparisons[index].verdict != INVALID
+
+    def _write(self, comparison: Comparison, *runs: ArmRun) -> int:
+        self.comparisons.append(comparison)
+        self.runs.extend(runs)
+        return len(self.comparisons) - 1
+
+
+def pace_for(share_s: float, pairs: int | None = None) -> Pace:
+    """A pace that keeps to the time: short windows and warm-up where there is little."""
+    usual = Pace()
+    warm_up_s, window_s = min(usual.warm_up_s, share_s / 4), min(usual.window_s, share_s / (4 * LEAST_PAIRS))
+    least, most = (LEAST_PAIRS, usual.most_pairs) if pairs is None else (pairs, pairs)
+    return Pace(window_s=window_s, pairs=least, most_pairs=most, enough=usual.enough, warm_up_s=warm_up_s)
+
+
+def shares(left_s: float, weights: Sequence[float]) -> float:
+    """Seconds for the first of several things that share the time that is left by these weights."""
+    return max(0.0, left_s) * weights[0] / sum(weights)
+
+
+def key_of(plan: Plan) -> str:
+    """The same for plans that do the same."""
+    steps: list[Mapping[str, Any]] = planner.to_json(plan)["steps"]
+    return json.dumps([(step["technique"], step["settings"]) for step in steps], sort_keys=True)
+
+
+def why_no_room(plan: Plan, facts: Facts) -> str | None:
+    """Why a plan is not even tried on this machine, by the arithmetic of its memory."""
+    if facts.model.provider != "native":     # what another library computes is not counted
+        return None
+    needed, room = needed_bytes(facts, plan), room_bytes(facts)
+    return None if needed <= room else f"a step would take {needed / 2**30:.1f} GiB, and {room / 2**30:.1f} are free"

@@ -1,0 +1,142 @@
+"""Where a step's time goes by class of work, and what a technique that acts on some classes could change at most.
+
+torch's profiler says what each operator took itself. Its class is that of the region it ran in (the loss, attention, the
+update), else of its kind. An operator of the backward pass belongs where the forward operator belongs whose gradient it
+computes: both carry the same sequence number. The profiler slows a step, so its figures are shares only; the seconds are
+those of steps without it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from powertrain.records.evidence import Window
+from powertrain.training.loop import State, backward, update
+from powertrain.training.setup import Setup
+
+CLASSES = ("products", "attention", "loss", "elementwise", "optimizer", "data", "copy")
+REGIONS = {"powertrain: loss": "loss", "powertrain: attention": "attention", "powertrain: update": "optimizer"}
+# batched products are attention's: linear layers multiply all of a pass's tokens at once
+ATTENTION = re.compile(r"bmm|softmax|scaled_dot_product|attention|attn|flash")
+PRODUCTS = re.compile(r"aten::(mm|addmm|_addmm_activation|mv|_scaled_mm|mkldnn_linear)\b|linear_pointwise|gemm|4bit")
+BACKWARD = "autograd::engine::evaluate_function"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Seconds of an optimizer step, and of its classes, which sum to it."""
+
+    step_s: float
+    classes: Mapping[str, float]
+
+
+def bound(plain: Profile, full: Profile, acts_on: frozenset[str]) -> float:
+    """At most this many times as fast or as slow does a technique make the step that acts on these classes of work.
+
+    What the technique does not touch takes T_rest: the full plan's step less the classes it acts on. What it touches
+    takes between nothing and the most that it was seen to take, in the plain step (without any technique) or in the full
+    one. So the step lies between T_rest and T_rest + most, with the technique and without it, and the ratio of the two is
+    at most (T_rest + most) / T_rest, either way. 1 where it acts on nothing, infinite where nothing is left untouched.
+    Source: Amdahl 1967.
+    """
+    if not acts_on:
+        return 1.0
+    acted_s = sum(full.classes.get(name, 0.0) for name in acts_on)
+    most_s = sum(max(plain.classes.get(name, 0.0), full.classes.get(name, 0.0)) for name in acts_on)
+    rest_s = full.step_s - acted_s
+    return (rest_s + most_s) / rest_s if rest_s > 1e-9 * full.step_s else math.inf
+
+
+def profile_steps(setup: Setup, state: State, first_step: int, steps: int, max_grad_norm: float, *,
+                  compiled: bool) -> Mapping[str, float]:
+    """Shares of the work of some optimizer steps, from `first_step` (from 0), by class.
+
+    Compiled blocks would be compiled anew for a marked attention, so there its kernels are known by their names.
+    """
+    marked = replace(setup, loss=_marked(setup.loss, "powertrain: loss"))
+    if not compiled:
+        marked = replace(marked, attention=_marked(setup.attention, "powertrain: attention"))
+    on_gpu = setup.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    batches = [[batch.to(setup.device) for batch in setup.prepare(first_step + number)] for number in range(steps)]
+    with profile(activities=activities) as found:
+        for micro_batches in batches:
+            backward(marked, state.scaler, micro_batches, sum(batch.trained_tokens for batch in micro_batches))
+            with record_function("powertrain: update"):
+                update(state, max_grad_norm)
+        if on_gpu:
+            torch.cuda.synchronize(setup.device)
+    return shares(found.events() or (), on_gpu=on_gpu)
+
+
+def from_shares(found: Mapping[str, float], window: Window) -> Profile:
+    """The shares as seconds of a step in `window`, which ran without the profiler.
+
+    The update and what comes before the forward pass are known by the clock; forward and backward are shared out.
+    """
+    parts = {name: seconds / window.steps for name, seconds in window.parts.items()}
+    compute = {name: found.get(name, 0.0) for name in ("products", "attention", "loss", "elementwise")}
+    whole = sum(compute.values())
+    step_s = window.seconds / window.steps
+    known = {name: parts.get(name, 0.0) for name in ("data", "copy", "optimizer")}
+    rest_s = max(0.0, step_s - sum(known.values()))
+    classes = {name: rest_s * share / whole if whole else rest_s * (name == "elementwise") for name, share in compute.items()}
+    return Profile(step_s, {name: (classes | known)[name] for name in CLASSES})
+
+
+def shares(events: Iterable[FunctionEvent], *, on_gpu: bool) -> Mapping[str, float]:
+    """Time of each class, in the profiler's unit: the device's time on a GPU, else the processor's."""
+    known = [event for event in events if event.device_type.name == "CPU"]
+    roots = [event for event in known if event.cpu_parent is None]
+    owners: dict[int, str] = {}              # sequence number -> region of the forward operator that made the node
+    for event in sorted((e for e in known if e.sequence_nr >= 0 and not _is_backward(e)), key=lambda e: e.time_range.start):
+        owners[event.sequence_nr] = _region_around(event)        # the last to bear a number is the one that made the node
+    found = dict.fromkeys(CLASSES, 0.0)
+    for root in roots:
+        _add(root, "", owners, found, on_gpu=on_gpu)
+    return found
+
+
+def _add(event: FunctionEvent, region: str, owners: Mapping[int, str], found: dict[str, float], *, on_gpu: bool) -> None:
+    if not region:
+        region = REGIONS.get(event.name, "")
+        if not region and event.name.startswith(BACKWARD):
+            region = owners.get(event.sequence_nr, "")
+        if not region and ATTENTION.search(event.name):
+            region = "attention"
+    taken = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+    found[region or ("products" if PRODUCTS.search(event.name) else "elementwise")] += taken
+    for child in event.cpu_children:
+        _add(child, region, owners, found, on_gpu=on_gpu)
+
+
+def _region_around(event: FunctionEvent | None) -> str:
+    while event is not None:
+        if event.name in REGIONS:
+            return REGIONS[event.name]
+        event = event.cpu_parent
+    return ""
+
+
+def _is_backward(event: FunctionEvent | None) -> bool:
+    while event is not None:
+        if event.name.startswith(BACKWARD):
+            return True
+        event = event.cpu_parent
+    return False
+
+
+def _marked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def call(*arguments: Any, **named: Any) -> Any:
+        with record_function(name):
+            return function(*arguments, **named)
+
+    return call

@@ -1,0 +1,59 @@
+"""What repeated measurements say: a median with its interval, the noise of the machine, and the verdict in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from powertrain.records.evidence import FASTER, HARMFUL, INCONCLUSIVE, NO_EFFECT, Comparison, Interval
+
+DRAWS = 4000                                 # of the bootstrap; its error is then well below the intervals' width
+MARGIN = 0.02                                # a smaller effect is nobody's reason for anything
+TOO_NOISY = 0.05                             # with a margin above this, "no effect" would be a claim that nobody checked
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """The median of `values`, and the 95 % of medians of samples drawn from them with replacement.
+
+    The same values give the same interval. Raises ValueError for none.
+    Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, percentile intervals.
+    """
+    if not values:
+        raise ValueError("an interval needs at least one value, and there is none")
+    found = np.asarray(values, dtype=np.float64)
+    drawn = np.random.default_rng(0).choice(found, (DRAWS, len(found)))
+    low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
+    return Interval(float(np.median(found)), float(low), float(high))
+
+
+def half_width(found: Interval) -> float:
+    return (found.high - found.low) / 2
+
+
+def noise_floor(control: Comparison) -> float:
+    """How far from 1 the speed ratio of two equal arms may lie, as a share. Raises ValueError where they had no speed."""
+    if control.speed is None:
+        raise ValueError(f"the control has no speed: {control.because}")
+    return max(abs(control.speed.low - 1), abs(control.speed.high - 1))
+
+
+def speed_verdict(speed: Interval, margin: float) -> tuple[str, str]:
+    """(verdict, because) of a ratio of speeds, where effects up to `margin` do not count.
+
+    Faster or harmful: the interval excludes 1 and the median lies beyond the margin. No effect: the interval lies within
+    the margin, or it excludes 1 and the effect is smaller than the margin; a machine so noisy that the margin is above
+    5 % cannot say so. Everything else is inconclusive.
+    """
+    shown = f"{speed.median:.3f} times as fast ({speed.low:.3f} to {speed.high:.3f})"
+    excludes_one = speed.low > 1 or speed.high < 1
+    if excludes_one and speed.median > 1 + margin:
+        return FASTER, f"{shown}: more than the margin of {margin:.1%}"
+    if excludes_one and speed.median < 1 - margin:
+        return HARMFUL, f"{shown}: slower by more than the margin of {margin:.1%}"
+    within = speed.low >= 1 - margin and speed.high <= 1 + margin
+    if not (within or excludes_one):
+        return INCONCLUSIVE, f"{shown}: the interval holds 1 and reaches beyond the margin of {margin:.1%}"
+    if margin > TOO_NOISY:
+        return INCONCLUSIVE, f"{shown}: this machine cannot tell apart what differs by less than {margin:.1%}"
+    return NO_EFFECT, f"{shown}: {'within' if within else 'an effect smaller than'} the margin of {margin:.1%}"

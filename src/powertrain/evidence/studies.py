@@ -1,0 +1,192 @@
+"""Studies: what was measured, kept so that it can be read, checked and made again.
+
+A study is a folder, `studies/<date>_<what>`: evidence.json (the Study, curves thinned), facts.json, and plans.json with
+each arm's plan. Nothing is written over, and no path of this machine is written down.
+
+`findings` holds what the kind of study adds to runs and comparisons, as plain JSON:
+  ablation    recipe, profile, control, total, techniques       (evidence/ablation.py)
+  tuning      recipe, candidates, chosen, total, control, key   (evidence/tuning.py)
+  claims      claims                                            (evidence/claim.py)
+  bench       tables, assertions                                (evidence/bench.py)
+  speed       rows: expected and measured seconds of a step
+  memory      rows: predicted and measured bytes by component
+  comparison  nothing
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from powertrain.records import Facts, WrongUse, to_plain
+from powertrain.records.evidence import Arm, ArmRun, Comparison, Interval, Parity, Study, Window
+
+STUDIES = Path("studies")
+PACKAGE = Path(__file__).resolve().parent.parent
+EVIDENCE, FACTS, PLANS = "evidence.json", "facts.json", "plans.json"
+CURVE = 60                                   # points of a curve that are kept, evenly spaced from the first step
+LINE = 240                                   # characters, up to which a value of a JSON file stays on one line: a window does
+ABSOLUTE = re.compile(r"(?<![\w.~:/\\])(?:[A-Za-z]:)?[/\\](?:[\w.+@~-]+[/\\])+([\w.+@~-]*)")
+
+
+def new_folder(what: str, named: str | None = None) -> Path:
+    """studies/<date>_<what> in the current directory, or studies/<named>; it is made when the study is saved.
+
+    Raises WrongUse where `named` is there already; without a name another number is found.
+    """
+    if named is not None:
+        folder = STUDIES / named
+        if Path(named).name != named or named in ("", ".", ".."):
+            raise WrongUse(f"--study {named} is not the name of a folder in {STUDIES}/; write for example --study {what}")
+        if folder.exists():
+            raise WrongUse(f"there is a study {folder} already, and none is written over; take another name")
+        return folder
+    plain = STUDIES / f"{datetime.date.today()}_{what}"
+    numbered = (plain.with_name(f"{plain.name}-{number}") for number in range(2, 10**6))
+    return plain if not plain.exists() else next(folder for folder in numbered if not folder.exists())
+
+
+def describe(facts: Facts) -> dict[str, Any]:
+    """What Study says of the circumstances: date, command, commit, machine, versions."""
+    return {"date": f"{datetime.date.today()}", "command": command(), "commit": commit(), "machine": machine(facts),
+            "versions": dict(facts.software.versions)}
+
+
+def machine(facts: Facts) -> dict[str, Any]:
+    hardware = facts.hardware
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return {"name": hardware.name, "device": hardware.device, "cores": hardware.cores,
+            "memory_bytes": hardware.memory_bytes, "fingerprint": hardware.fingerprint, "load": load}
+
+
+def command() -> str:
+    """What was typed, with the program's name for its path."""
+    program, *words = sys.argv
+    name = Path(program).name
+    typed = "powertrain" if name == "__main__.py" else name
+    return shlex.join([*(["python"] if typed.endswith(".py") else []), typed, *words])
+
+
+def commit() -> str | None:
+    """Of powertrain's checkout, with "+" behind it where its source was changed; None outside a checkout."""
+    if _git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return None                          # this may be a checkout, and of something else
+    head = _git("rev-parse", "--short=12", "HEAD")
+    return head and head + ("+" if _git("status", "--porcelain", "--", ".") else "")
+
+
+def _git(*words: str) -> str | None:
+    """What git says in the package's folder; None where it has nothing to say."""
+    try:
+        done = subprocess.run(["git", "-C", str(PACKAGE), *words], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def save(folder: Path, study: Study, facts: Facts | Mapping[str, Any]) -> None:
+    """Write the study. Raises WrongUse where one is there already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    evidence = to_plain(replace(study, name=folder.name))
+    evidence["arms"] = [{"name": arm["name"], "words": arm["words"]} for arm in evidence["arms"]]
+    evidence["runs"] = [thinned(run) for run in evidence["runs"]]
+    plans = {arm.name: arm.plan for arm in study.arms if arm.plan is not None}
+    for name, value in ((FACTS, to_plain(facts)), (PLANS, to_plain(plans)), (EVIDENCE, evidence)):
+        try:
+            with (folder / name).open("x", encoding="utf-8") as file:
+                file.write(as_text(without_paths(value)) + "\n")
+        except FileExistsError:
+            raise WrongUse(f"there is a study in {folder} already, and none is written over; take another name") from None
+
+
+def load(folder: Path) -> Study:
+    """The study of a folder. Raises WrongUse where there is none, or one of another form."""
+    path = folder / EVIDENCE
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        plans = json.loads((folder / PLANS).read_text(encoding="utf-8")) if (folder / PLANS).exists() else {}
+        return _study(found, plans)
+    except FileNotFoundError:
+        raise WrongUse(f"{folder} is no study: it has no {EVIDENCE}") from None
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise WrongUse(f"{path} is no study as this version writes them ({type(error).__name__}: {error})") from None
+
+
+def thinned(run: dict[str, Any]) -> dict[str, Any]:
+    """A run's curves as they are stored: rounded, and of a long run every so many steps. Medians are of all windows."""
+    every = max(1, math.ceil(len(run["losses"]) / CURVE))
+    curves = {name: [rounded(value) for value in run[name][::every]] for name in ("losses", "grad_norms")}
+    windows = [{**window, "seconds": rounded(window["seconds"]),
+                "parts": {part: rounded(seconds, 4) for part, seconds in window["parts"].items()}} for window in run["windows"]]
+    return {**run, **curves, "windows": windows, "curves_every_steps": every}
+
+
+def rounded(value: float, digits: int = 6) -> float:
+    return float(f"{value:.{digits}g}")
+
+
+def without_paths(value: Any) -> Any:
+    """`value` with the last part of each absolute path for the path, and None for what is not a finite number."""
+    if isinstance(value, str):
+        return ABSOLUTE.sub(lambda found: found[1] or "…", value)
+    if isinstance(value, Mapping):
+        return {key: without_paths(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_paths(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def as_text(value: Any, indent: int = 0) -> str:
+    """JSON in which short values, and lists of numbers, take one line."""
+    line = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    numbers = isinstance(value, list) and all(isinstance(item, (int, float, type(None))) for item in value)
+    if not isinstance(value, (dict, list)) or numbers or (indent and indent + len(line) <= LINE):
+        return line
+    inner = " " * (indent + 1)
+    if isinstance(value, list):
+        parts = [inner + as_text(item, indent + 1) for item in value]
+    else:
+        parts = [f"{inner}{json.dumps(key, ensure_ascii=False)}: {as_text(item, indent + 1)}" for key, item in value.items()]
+    opening, closing = "[]" if isinstance(value, list) else "{}"
+    return opening + "\n" + ",\n".join(parts) + "\n" + " " * indent + closing
+
+
+def _study(found: Mapping[str, Any], plans: Mapping[str, Any]) -> Study:
+    arms = tuple(Arm(arm["name"], tuple(arm["words"]), plans.get(arm["name"])) for arm in found["arms"])
+    return Study(**{**_known(Study, found), "arms": arms, "runs": tuple(map(_run, found["runs"])),
+                    "comparisons": tuple(map(_comparison, found["comparisons"]))})
+
+
+def _run(found: Mapping[str, Any]) -> ArmRun:
+    curves = {name: tuple(math.nan if value is None else value for value in found[name]) for name in ("losses", "grad_norms")}
+    return ArmRun(**{**_known(ArmRun, found), **curves, "techniques": tuple(found["techniques"]),
+                     "windows": tuple(Window(**_known(Window, window)) for window in found["windows"])})
+
+
+def _comparison(found: Mapping[str, Any]) -> Comparison:
+    speed, parity = found["speed"], found["parity"]
+    return Comparison(**{**_known(Comparison, found), "speed": speed and Interval(**speed),
+                         "tokens_per_s": tuple(found["tokens_per_s"]),
+                         "peak_memory_bytes": tuple(found["peak_memory_bytes"]), "parity": parity and _parity(parity)})
+
+
+def _parity(found: Mapping[str, Any]) -> Parity:
+    names = ("loss_difference", "grad_norm_difference")
+    differences = {name: math.inf if found[name] is None else found[name] for name in names}
+    return Parity(**{**_known(Parity, found), **differences})
+
+
+def _known(kind: type, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that are fields of `kind`: what only readers of the file look at stays in the file."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in found.items() if name in names}

@@ -1,0 +1,268 @@
+"""An arm's process: it prepares its recipe, puts its plan in force, and takes optimizer steps when it is told to.
+
+Between two requests it sleeps. It waits for the device at the ends of windows only, and reads losses there. What goes
+wrong is an answer (`Failure`), in one sentence; the process ends when its pipe closes or its parent is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from multiprocessing import connection, parent_process
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from powertrain import planner
+from powertrain.evidence.profile import Profile, from_shares, profile_steps
+from powertrain.recipe import resolve_words
+from powertrain.records import Facts, Plan, UserError, WrongUse
+from powertrain.records.evidence import Arm, Window
+from powertrain.run.prepare import Prepared, build_setup, prepare, with_stored_plan
+from powertrain.run.session import peak_memory_bytes
+from powertrain.training.ledger import measured_step_bytes
+from powertrain.training.loop import StepResult, new_state, train
+from powertrain.training.schedule import Schedule
+
+FOREVER = 10**9                              # steps: the parent says when it is enough
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a process is started with."""
+
+    arm: Arm
+    cache: str
+    folder: str                              # to work in: where runs/ is looked for
+    scratch: str                             # for files that the parent clears away
+    preload: tuple[str, ...] = ()            # modules that may add techniques
+    precision: str | None = None             # "fp32": the plan less its technique of precision
+    seed: int | None = None                  # instead of the recipe's
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The plan is in force."""
+
+    apply_s: float                           # of applying and confirming it, with whatever that compiles
+    techniques: tuple[str, ...]
+    plan: Mapping[str, Any]                  # as plan.json
+    facts: Facts
+    dtype: str                               # of the matrix products
+    loss_scaling: bool                       # then a step now and then has gradients that are not finite, and is skipped
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Some steps that were taken: `window` is the timed part, at the end."""
+
+    window: Window
+    losses: tuple[float, ...]                # of all, the untimed ones included
+    grad_norms: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The first steps of a run in a fresh process, untimed."""
+
+    losses: tuple[float, ...]
+    grad_norms: tuple[float, ...]
+    allocated_bytes: int | None              # the real peak of a step, of all tensors alive in it; None where it did not run
+    error: str | None = None                 # why there is nothing else
+
+
+@dataclass(frozen=True)
+class Failure:
+    sentence: str
+    out_of_memory: bool
+    details: str                             # the traceback, for developers
+
+
+def serve(pipe: connection.Connection, order: Order) -> None:
+    """Answer requests, each (method of Runner, arguments), until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)         # it is the parent that is interrupted, and then closes the pipe
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    _be_silent()
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        try:
+            os.chdir(order.folder)
+            runner = Runner(order)
+            pipe.send(runner.ready)
+            while True:
+                method, arguments = pipe.recv()
+                pipe.send(getattr(runner, method)(*arguments))
+        except Exception as error:
+            if isinstance(error, (EOFError, BrokenPipeError, ConnectionResetError)):
+                raise
+            pipe.send(failure(error))
+
+
+def failure(error: Exception) -> Failure:
+    """`error` as one sentence: its own words where it was written for a user, else with its kind."""
+    lines = str(error).strip().splitlines() or [""]
+    out_of_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+    if out_of_memory:
+        sentence = f"there is not enough memory: {lines[0]}"
+    elif isinstance(error, UserError) or type(error).__name__ == "NotApplied":
+        sentence = " ".join(lines)
+    else:
+        sentence = f"{type(error).__name__}: {lines[0]}"
+    return Failure(sentence, out_of_memory, "".join(traceback.format_exception(error)))
+
+
+class Runner:
+    """One arm's setup and state, and the steps that it takes under a constant learning rate."""
+
+    def __init__(self, order: Order):
+        for module in ("torch._dynamo", *order.preload):         # the first optimizer would import it, at the plan's expense
+            importlib.import_module(module)
+        prepared, building_s = _timed_building(_prepare(order))
+        began = time.perf_counter()
+        self.prepared, self.setup = prepared, build_setup(prepared)
+        apply_s = time.perf_counter() - began - sum(building_s)
+        names = tuple(step.technique.name for step in prepared.plan.steps)
+        self.ready = Ready(apply_s, names, planner.to_json(prepared.plan), prepared.facts,
+                           planner.workload_of(prepared.facts, prepared.plan).dtype, self.setup.precision.loss_scaling)
+        self._trained = {name: value for name, value in self.setup.model.named_parameters() if value.requires_grad}
+        # on disk: a copy in memory would be counted as the arm's
+        self._first = Path(order.scratch, f"{os.getpid()}.safetensors")
+        save_file({name: value.detach().contiguous() for name, value in self._trained.items()}, self._first)
+        self._random = _random_state()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.state = new_state(self.setup, self.prepared.recipe.weight_decay)
+        schedule = Schedule("constant", self.prepared.recipe.learning_rate, FOREVER)
+        self._steps: Iterator[StepResult] = train(self.setup, self.state, schedule, self.prepared.recipe.max_grad_norm)
+        gc.collect()
+        gc.freeze()                          # as a run does
+
+    def rewind(self) -> None:
+        """Before the first step again: weights, optimizer, order of the data, and chance."""
+        self._steps.close()  # type: ignore[attr-defined]
+        del self._steps, self.state
+        with torch.no_grad(), safe_open(self._first, framework="pt") as first:
+            for name, value in self._trained.items():
+                value.copy_(first.get_tensor(name))
+        _set_random_state(self._random)
+        self._begin()
+
+    def window(self, untimed: int, steps: int) -> Taken:
+        """`untimed` steps, then `steps` that are timed from one wait for the device to the next."""
+        before = [next(self._steps) for _ in range(untimed)]
+        wait_for(self.setup.device)
+        began = time.perf_counter()
+        timed = [next(self._steps) for _ in range(steps)]
+        wait_for(self.setup.device)
+        seconds = time.perf_counter() - began
+        parts: dict[str, float] = {}
+        for result in timed:
+            for part, part_s in result.laps.parts().items():
+                parts[part] = parts.get(part, 0.0) + part_s
+        window = Window(timed[0].step, steps, seconds, sum(result.trained_tokens for result in timed),
+                        sum(result.real_tokens for result in timed), sum(result.padding_tokens for result in timed), parts)
+        return Taken(window, _floats([result.loss for result in before + timed]),
+                     _floats([result.grad_norm for result in before + timed]))
+
+    def peak(self) -> int:
+        return peak_memory_bytes(self.setup.device)
+
+    def probe(self, steps: int) -> Probe:
+        taken = self.window(0, steps)
+        return Probe(taken.losses, taken.grad_norms, self._allocated_bytes())
+
+    def profile(self, steps: int) -> Profile:
+        """Of some steps after the first two, which allocate and compile."""
+        window = self.window(2, steps).window
+        self._steps.close()  # type: ignore[attr-defined]
+        compiled = planner.workload_of(self.prepared.facts, self.prepared.plan).compiled
+        return from_shares(profile_steps(self.setup, self.state, self.state.step, steps, self.prepared.recipe.max_grad_norm,
+                                         compiled=compiled), window)
+
+    def _allocated_bytes(self) -> int:
+        self._steps.close()  # type: ignore[attr-defined]
+        return measured_step_bytes(self.setup, self.state, self.prepared.recipe.max_grad_norm)["allocated"]
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def _prepare(order: Order) -> Prepared:
+    words = [*order.arm.words, *([] if order.seed is None else [f"seed={order.seed}"])]
+    prepared = prepare(resolve_words(words), Path(order.cache), _say_nothing)
+    if order.arm.plan is not None:
+        prepared = with_stored_plan(prepared, order.arm.plan)
+    if order.precision is None:
+        return prepared
+    if order.precision != "fp32":
+        raise WrongUse(f"a probe in {order.precision!r} is not possible: it is as the plan says (None), or in fp32")
+    return replace(prepared, plan=in_fp32(prepared.plan))
+
+
+def in_fp32(plan: Plan) -> Plan:
+    """The plan less whatever makes products in another type."""
+    return replace(plan, steps=tuple(step for step in plan.steps if step.technique.slot != "precision"))
+
+
+def _timed_building(prepared: Prepared) -> tuple[Prepared, list[float]]:
+    """`prepared` whose model building adds its seconds to the list: they are the disk's, not the plan's."""
+    seconds: list[float] = []
+    build = prepared.material.build
+
+    def timed() -> Any:
+        began = time.perf_counter()
+        try:
+            return build()
+        finally:
+            seconds.append(time.perf_counter() - began)
+
+    return replace(prepared, material=replace(prepared.material, build=timed)), seconds
+
+
+def _floats(values: list[torch.Tensor]) -> tuple[float, ...]:
+    return tuple(torch.stack([value.detach().float() for value in values]).tolist()) if values else ()
+
+
+def _random_state() -> tuple[torch.Tensor, list[torch.Tensor]]:
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+
+def _set_random_state(state: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
+    torch.set_rng_state(state[0])
+    if state[1]:
+        torch.cuda.set_rng_state_all(state[1])
+
+
+def _say_nothing(text: str) -> None:
+    """The parent speaks to the user."""
+
+
+def _be_silent() -> None:
+    """Nothing of an arm is to appear between the lines of its parent."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+
+
+def _leave_with_parent(leave: Callable[[int], Any] = os._exit) -> None:
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])   # type: ignore[list-item,unused-ignore]
+        leave(1)

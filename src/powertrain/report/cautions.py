@@ -1,0 +1,106 @@
+"""What a reader should distrust in a run, by rules and with the numbers; the weightiest first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from powertrain.report.figures import count, duration
+from powertrain.report.figures_loss import still_falling
+from powertrain.report.page import several
+from powertrain.report.timeline import OTHER, History, estimate_of, quantile, steady
+
+MOST = 5
+UNSTEADY = 0.3               # spread of eight steps in ten over the median, where all steps have as many tokens
+LARGE_SHARE = 0.1            # of the wall time, for what is not training
+
+
+def of_run(history: History, plan: Mapping[str, Any]) -> list[str]:
+    found = [*_unfinished(history), *_not_finite(history), *_lost(history), *_time(history), *_learning(history),
+             *_speed(history, plan), *_always(plan)]
+    return found[:MOST]
+
+
+def _unfinished(history: History) -> Iterator[str]:
+    reason = (history.ends or {}).get("reason")
+    if reason == "failed":
+        yield f"The run failed: {(history.ends or {}).get('message', 'no reason was written')}."
+    elif reason != "finished":
+        done = history.steps[-1]["step"] if history.steps else 0
+        why = reason or "no end was written: it runs still, or was killed"
+        yield (f"The run is not finished: {done:,} of {history.start.get('total_steps', 0):,} steps; {why}. "
+               "The learning rate's schedule was not run to its end either.")
+
+
+def _not_finite(history: History) -> Iterator[str]:
+    broken = [step["step"] for step in history.steps
+              if not all(value is not None and math.isfinite(value) for value in (step["loss"], step["grad_norm"]))]
+    if broken:
+        yield (f"A loss or gradient norm is not finite in {several(len(broken), 'step')}, first in step {broken[0]:,}; the "
+               "curves have gaps there.")
+    warnings = history.of("warning")
+    if warnings:
+        more = f", and {len(warnings) - 1} more" if len(warnings) > 1 else ""
+        yield f"The run warned: {warnings[0].event.get('message', '')}{more}."
+
+
+def _lost(history: History) -> Iterator[str]:
+    if history.repeated_steps:
+        yield (f"{several(history.repeated_steps, 'step')} ({duration(history.repeated_s)}) were done, lost when the run "
+               "was killed, and done again from its checkpoint; times and curves here count them once.")
+    if len(history.sessions) > 1:
+        yield (f"The run was continued {several(len(history.sessions) - 1, 'time')}; the clock "
+               "here stands still in between, and start-up is not in it.")
+
+
+def _time(history: History) -> Iterator[str]:
+    parts, wall_s = history.parts, history.wall_s
+    if not wall_s:
+        return
+    if parts.get(OTHER, 0.0) > LARGE_SHARE * wall_s:
+        yield f"{parts[OTHER] / wall_s:.0%} of the wall time is claimed by no part of a step (other)."
+    if parts.get("data wait", 0.0) > LARGE_SHARE * wall_s:
+        yield f"{parts['data wait'] / wall_s:.0%} of the wall time went into waiting for data."
+    beside = sum(parts.get(part, 0.0) for part in ("evaluation", "samples", "checkpoint"))
+    if beside > LARGE_SHARE * wall_s:
+        yield (f"{beside / wall_s:.0%} of the wall time went into evaluating, sampling and saving; tokens/s here are of the "
+               "steps alone, without that.")
+    if history.overrun_s > 0.01 * wall_s:
+        yield (f"The parts exceed the wall time that the run measured by {duration(history.overrun_s)}; the wall time shown is "
+               "their sum.")
+
+
+def _learning(history: History) -> Iterator[str]:
+    if (trend := still_falling(history)) is not None:
+        yield trend
+    if history.steps and not history.of("evaluation"):
+        yield "Nothing held out was evaluated, so nothing here says how well the model does on text it has not seen."
+
+
+def _speed(history: History, plan: Mapping[str, Any]) -> Iterator[str]:
+    places = steady(history)
+    if len(places) < 10:
+        yield f"Only {several(len(places), 'step')} could be timed: no speed can be read off so few."
+        return
+    found = [history.speeds[place] or 0.0 for place in places]
+    low, middle, high = (quantile(found, share) for share in (0.1, 0.5, 0.9))
+    even = len({history.steps[place]["real_tokens"] for place in places}) == 1
+    if (high - low) / middle > UNSTEADY:
+        why = "the machine was not quiet, or its clock changed" if even else \
+            "steps have different numbers of tokens, and the machine may not have been quiet"
+        yield f"The speed varied: eight steps in ten lie between {count(low)} and {count(high)} tokens/s ({why})."
+    estimate = estimate_of(history, plan)
+    if estimate and not estimate["step_s"][0] <= quantile([history.steps[place]["seconds"] for place in places], 0.5) \
+            <= estimate["step_s"][1]:
+        yield "The measured step time lies outside the interval that the plan expected."
+
+
+def _always(plan: Mapping[str, Any]) -> Iterator[str]:
+    steps = plan.get("steps") or []
+    guessed = [step["technique"] for step in steps if step["claim"]["basis"].startswith("guess")]
+    if guessed:
+        yield (f"{len(guessed)} of the {len(steps)} techniques in force rest on guesses of their gain ({', '.join(guessed)}); "
+               "`powertrain ablate` measures them here.")
+    yield "One run with one seed: the losses have no interval, and another seed gives other ones."
+    yield "The load of the machine by others was not recorded; a speed is of that time on that machine."

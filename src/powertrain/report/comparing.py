@@ -1,0 +1,338 @@
+"""How two runs differ: recipes, plans, machine and data, results; and whether they can be compared at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from powertrain.records import WrongUse, to_plain
+from powertrain.report import timeline
+from powertrain.report.figures import count, duration, memory
+
+ABSENT = "(no such key)"
+UNPINNED = ("(not pinned)", "the plan decides")
+PROSE = ("description", "corrections", "output_dir")     # of a recipe: says nothing of what is trained
+# keys that change nothing that is learned
+UNLEARNED = ("name", "logging_steps", "save_", "eval_steps", "max_eval_samples", "sample.", "techniques.")
+RECENT_STEPS = 10            # a training loss is the mean of so many steps: one step's is mostly its examples
+PLACES = 4                   # of the shorter run, evenly spaced, at which losses are compared
+ARMS_OF_ONE_RUN = "one run of each says nothing sure about speed: another run of the same plan differs too"
+
+# facts that must agree, with how they are called: what they decide
+SAME_DATA = {"digest": "text or rows", "tokenizer": "tokenizer", "vocabulary": "vocabulary", "train_tokens": "training tokens",
+             "block": "tokens of an example", "stride": "stride", "examples": "examples", "max_length": "longest example",
+             "trained_share": "share that is learned"}
+SAME_MODEL = ("family", "layers", "width", "heads", "kv_heads", "mlp_width", "gated_mlp", "vocabulary", "context", "dropout",
+              "tied_head", "parameters", "trainable", "path", "method", "task", "adapter_dropout", "frozen_dtype",
+              "unquantised_dtype", "window")
+SAME_MACHINE = ("name", "device", "cores", "devices", "memory_bytes", "instructions", "compute_capability", "fingerprint")
+SHOWN_FACTS = {"hardware": SAME_MACHINE, "data": ("source", *SAME_DATA), "model": ("provider", *SAME_MODEL)}
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """A run as its folder tells it. What the folder lacks is empty, and `missing` says so."""
+
+    path: str
+    recipe: Mapping[str, tuple[Any, str]]    # dotted key -> (value, where it came from)
+    facts: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    events: Sequence[Mapping[str, Any]]
+    missing: tuple[str, ...] = ()            # sentences
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Something that differs: a key of the recipe, a technique, a fact."""
+
+    name: str
+    a: Any
+    b: Any
+    why_a: str = ""                          # where the value comes from, or why the technique is on or off
+    why_b: str = ""
+
+
+@dataclass(frozen=True)
+class LossAt:
+    """Training losses, each the mean of the last few steps, after the same steps or the same trained tokens."""
+
+    steps: int | None
+    tokens: int | None
+    a: float
+    b: float
+
+
+@dataclass(frozen=True)
+class RunResult:
+    state: str                               # "finished", "stopped (SIGINT)", "failed", "running or killed"
+    step: int
+    total_steps: int
+    trained_tokens: int
+    tokens_per_s: float | None               # real tokens over the time of the steps
+    wall_s: float | None                     # from the first step to the last event; None without any
+    peak_memory_bytes: int | None
+    evaluation: Mapping[str, Any] | None     # the last one
+    parts: Mapping[str, float] = field(default_factory=dict)     # seconds by part
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Run B beside run A."""
+
+    a: str
+    b: str
+    recipe: tuple[Changed, ...]
+    plan: tuple[Changed, ...]
+    facts: tuple[Changed, ...]
+    results: tuple[RunResult, RunResult]
+    losses: tuple[LossAt, ...]
+    comparable: bool                         # same data, batch and model
+    because: str                             # one sentence
+    speed: str                               # what the two speeds do and do not show, and the command that measures
+    missing: tuple[str, ...] = ()
+
+
+def read_recipe(text: str) -> dict[str, tuple[Any, str]]:
+    """Dotted key -> (value, origin) of a run's recipe.yaml, of this version or another. Raises WrongUse.
+
+    It reads the lines as Resolved.to_yaml writes them: the origins are comments, which a YAML reader would drop.
+    """
+    found: dict[str, tuple[Any, str]] = {}
+    section = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not (stripped := line.strip()) or stripped.startswith("#"):
+            continue
+        key, colon, rest = stripped.partition(":")
+        try:
+            if not colon or not key.isidentifier():
+                raise ValueError(key)
+            if not rest:
+                section = f"{key}."
+                continue
+            value, mark, origin = rest.rpartition("  # ")
+            found[f"{section if line.startswith(' ') else ''}{key}"] = json.loads(value if mark else rest), origin or "unknown"
+        except ValueError:
+            raise WrongUse(f"line {number} of recipe.yaml was not written by powertrain: {stripped!r}; only recipes as runs "
+                           "write them can be compared") from None
+    if not found:
+        raise WrongUse("recipe.yaml is empty; only recipes as runs write them can be compared")
+    return found
+
+
+def difference(a: RunFiles, b: RunFiles) -> Difference:
+    """What `powertrain runs compare A B` says."""
+    results = result_of(a), result_of(b)
+    recipe, facts = tuple(changed_keys(a.recipe, b.recipe)), tuple(changed_facts(a.facts, b.facts))
+    plan = tuple(changed_techniques(a.plan, b.plan))
+    comparable, because = can_be_compared(a, b)
+    return Difference(a.path, b.path, recipe, plan, facts, results, tuple(equal_losses(a.events, b.events)), comparable,
+                      because, about_speed(a, b, plan, facts, results, comparable), (*a.missing, *b.missing))
+
+
+# ---------------------------------------------------------------------------------------- what differs
+
+
+def changed_keys(a: Mapping[str, tuple[Any, str]], b: Mapping[str, tuple[Any, str]]) -> Iterator[Changed]:
+    """Keys of the recipe with other values; one that another version does not have is ABSENT."""
+    for key in dict.fromkeys((*a, *b)):
+        gone = UNPINNED if key.startswith("techniques.") else (ABSENT, "another version")
+        (value_a, why_a), (value_b, why_b) = a.get(key, gone), b.get(key, gone)
+        if value_a != value_b and key not in (*PROSE, "techniques"):
+            yield Changed(key, value_a, value_b, why_a, why_b)
+
+
+def changed_techniques(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Changed]:
+    """Techniques that are on in one plan only, with both reasons, and those with other settings."""
+    on_a, on_b = _on(a), _on(b)
+    for name in dict.fromkeys((*on_a, *on_b)):
+        if name not in on_a or name not in on_b:
+            yield Changed(name, on_a.get(name, "off"), on_b.get(name, "off"), _why(a, name), _why(b, name))
+        elif on_a[name] != on_b[name]:
+            yield Changed(name, on_a[name], on_b[name])
+
+
+def _on(plan: Mapping[str, Any]) -> dict[str, Any]:
+    return {step["technique"]: step["settings"] for step in plan.get("steps", ())}
+
+
+def _why(plan: Mapping[str, Any], name: str) -> str:
+    answers = [*plan.get("steps", ()), *plan.get("refused", ())]
+    return next((answer["because"] for answer in answers if answer["technique"] == name), "not a technique of that version")
+
+
+def changed_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Changed]:
+    """Of machine, software, data and model; measured speeds and free memory are left out: they never agree."""
+    if not a or not b:
+        return
+    for part, names in SHOWN_FACTS.items():
+        for name in names:
+            if (one := a[part].get(name)) != (other := b[part].get(name)):
+                yield Changed(f"{part}: {name}", one, other)
+    versions_a, versions_b = a["software"]["versions"], b["software"]["versions"]
+    for name in dict.fromkeys((*versions_a, *versions_b)):
+        if versions_a.get(name) != versions_b.get(name):
+            yield Changed(f"software: {name}", versions_a.get(name, "not usable"), versions_b.get(name, "not usable"))
+
+
+# ---------------------------------------------------------------------------------------- results
+
+
+def result_of(run: RunFiles) -> RunResult:
+    last = {event["event"]: event for event in run.events}
+    history = timeline.read(run.events)
+    steps = [event for event in run.events if event["event"] == "step"]
+    seconds = sum(step["seconds"] for step in steps)
+    start, end = last.get("resume") or last.get("start") or {}, last.get("end", {})
+    state = end.get("reason") or ("running or killed" if run.events else "without events: killed before its first step")
+    return RunResult(state, steps[-1]["step"] if steps else 0, start.get("total_steps", 0),
+                     sum(step["tokens"] for step in steps),
+                     sum(step["real_tokens"] for step in steps) / seconds if seconds else None, history.wall_s or None,
+                     end.get("peak_memory_bytes"), last.get("evaluation"), history.parts)
+
+
+def equal_losses(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> Iterator[LossAt]:
+    """Losses after the same steps and after the same trained tokens, at a few places of the shorter run."""
+    steps_a, steps_b = ([event for event in events if event["event"] == "step"] for events in (a, b))
+    if not steps_a or not steps_b:
+        return
+    shorter = min(len(steps_a), len(steps_b))
+    for place in _places(shorter):
+        yield LossAt(place, None, _recent(steps_a, place), _recent(steps_b, place))
+    counts_a, counts_b = _summed(steps_a), _summed(steps_b)
+    if counts_a[:shorter] == counts_b[:shorter]:
+        return                               # the same tokens at the same steps: it would be said twice
+    for tokens in _places(min(counts_a[-1], counts_b[-1])):
+        at_a, at_b = (sum(1 for count in counts if count <= tokens) for counts in (counts_a, counts_b))
+        if at_a and at_b:
+            yield LossAt(None, tokens, _recent(steps_a, at_a), _recent(steps_b, at_b))
+
+
+def _places(last: int) -> list[int]:
+    return sorted({max(1, round(last * place / PLACES)) for place in range(1, PLACES + 1)})
+
+
+def _recent(steps: Sequence[Mapping[str, Any]], end: int) -> float:
+    recent = [float(step["loss"]) for step in steps[max(0, end - RECENT_STEPS):end]]
+    return sum(recent) / len(recent)
+
+
+def _summed(steps: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Trained tokens up to each step."""
+    total, counts = 0, []
+    for step in steps:
+        total += step["tokens"]
+        counts.append(total)
+    return counts
+
+
+# ---------------------------------------------------------------------------------------- what it shows
+
+
+def can_be_compared(a: RunFiles, b: RunFiles) -> tuple[bool, str]:
+    """Whether data, batch and model are the same, in one sentence that names what is not."""
+    if not a.facts or not b.facts:
+        return False, "whether they learned the same cannot be said: what a run knew of data and model is missing"
+    data = [called for name, called in SAME_DATA.items() if a.facts["data"].get(name) != b.facts["data"].get(name)]
+    batches = tuple(run.facts["data"]["train_batch_size"] for run in (a, b))
+    model = [name for name in SAME_MODEL if a.facts["model"].get(name) != b.facts["model"].get(name)]
+    different = [f"the data ({', '.join(data)})"] if data else []
+    different += [f"the batch ({batches[0]:,} and {batches[1]:,} examples a step)"] if batches[0] != batches[1] else []
+    different += [f"the model ({', '.join(name.replace('_', ' ') for name in model)})"] if model else []
+    if different:
+        return False, f"they cannot be compared one to one: they differ in {_listed(different)}"
+    seeds = {run.recipe.get("seed", (None, ""))[0] for run in (a, b)}
+    order = "the same examples in the same order" if len(seeds) == 1 else "the same examples in another order (other seeds)"
+    learned = [change.name for change in changed_keys(a.recipe, b.recipe)
+               if change.name != "seed" and not change.name.startswith(UNLEARNED)]
+    shown = f"; the recipes differ in {_listed(learned)}, and the losses show what that does" if learned else ""
+    return True, f"they can be compared: same data, same batch, same model, {order}{shown}"
+
+
+def about_speed(a: RunFiles, b: RunFiles, plan: Sequence[Changed], facts: Sequence[Changed],
+                results: tuple[RunResult, RunResult], comparable: bool) -> str:
+    """What the two speeds show, and the command that would measure the difference."""
+    machines = [change.name for change in facts if change.name.startswith(("hardware", "software"))]
+    where = f" and they were made under other conditions ({', '.join(machines)})" if machines else ""
+    one, other = (result.tokens_per_s for result in results)
+    said = f"B's steps were {other / one:.2f} times as fast as A's, but " if one and other else ""
+    what = "" if comparable else ", and they did not do the same work"
+    switched = [change for change in plan if "off" in (change.a, change.b)]
+    on = b if switched and switched[0].a == "off" else a         # a technique can be left out only where it is on
+    named = "".join(f" --technique {change.name}" for change in switched if (change.a == "off") == (on is b))
+    return (f"{said}{ARMS_OF_ONE_RUN}{where}{what}; `powertrain ablate {on.path}/recipe.yaml{named}` measures it in "
+            "interleaved runs")
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
+
+
+# ---------------------------------------------------------------------------------------- as text
+
+
+def comparison_rows(found: Difference) -> list[tuple[str, str, str, str]]:
+    """(title, what, A, B): the columns of `powertrain runs compare`; sentences stand in a row of their own, see `sentences`."""
+    rows = [("", "", f"A  {found.a}", f"B  {found.b}")]
+    rows += [("Recipe", change.name, f"{_value(change.a)}  ({change.why_a})", f"{_value(change.b)}  ({change.why_b})")
+             for change in found.recipe]
+    rows += [("Plan", change.name, _answer(change.a), _answer(change.b)) for change in found.plan]
+    rows += [("Facts", change.name, _value(change.a), _value(change.b)) for change in found.facts]
+    rows += [("Loss", f"after {at.steps:,} steps" if at.steps is not None else f"after {count(at.tokens or 0)} tokens",
+              f"{at.a:.4f}", f"{at.b:.4f}  ({at.b - at.a:+.4f})") for at in found.losses]
+    texts = [_result_texts(result) for result in found.results]
+    rows += [("Result", name, texts[0].get(name, "unknown"), texts[1].get(name, "unknown"))
+             for name in dict.fromkeys((*texts[0], *texts[1]))]
+    parts = [_part_texts(result.parts) for result in found.results]
+    rows += [("Time", part, parts[0].get(part, ""), parts[1].get(part, "")) for part in dict.fromkeys((*parts[0], *parts[1]))]
+    titles = ["", *[row[0] for row in rows]]
+    return [("" if before == title else title, what, a, b) for before, (title, what, a, b) in zip(titles, rows, strict=False)]
+
+
+def sentences(found: Difference) -> list[tuple[str, str]]:
+    """What the comparison shows and does not show."""
+    same = [(title, f"no difference in {what}") for title, changes, what in
+            (("Recipe", found.recipe, "any key"), ("Plan", found.plan, "any technique or setting"),
+             ("Facts", found.facts, "machine, versions, data or model")) if not changes]
+    whys = [("Why", f"{change.name} is {_answer(change.a)} in A: {change.why_a}; {_answer(change.b)} in B: {change.why_b}")
+            for change in found.plan if change.why_a or change.why_b]
+    return [*same, *whys, *[("Missing", text) for text in found.missing], ("Compared", found.because), ("Speed", found.speed)]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        return value[:16] if len(value) == 64 and value.isalnum() else value    # a sha256: its beginning tells it apart
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _answer(settings: Any) -> str:
+    if settings == "off":
+        return "off"
+    listed = ", ".join(f"{name}={value}" for name, value in settings.items())
+    return f"on ({listed})" if listed else "on"
+
+
+def _part_texts(parts: Mapping[str, float]) -> dict[str, str]:
+    total_s = sum(parts.values())
+    return {part: f"{duration(seconds)}, {seconds / total_s:.1%}" for part, seconds in parts.items() if total_s}
+
+
+def _result_texts(result: RunResult) -> dict[str, str]:
+    texts = {"state": f"{result.state} at step {result.step:,} of {result.total_steps:,}",
+             "trained tokens": count(result.trained_tokens)}
+    if result.evaluation:
+        bits = result.evaluation.get("bits_per_byte")
+        texts["last evaluation"] = f"loss {result.evaluation['loss']:.4f} at step {result.evaluation['step']:,}" + (
+            f", {bits:.3f} bits per byte" if bits is not None else "")
+    if result.tokens_per_s:
+        texts["tokens/s"] = count(result.tokens_per_s)
+    if result.wall_s is not None:
+        texts["time"] = duration(result.wall_s)
+    if result.peak_memory_bytes:
+        texts["peak memory"] = memory(result.peak_memory_bytes)
+    return texts
+
+
+def to_json(found: Difference) -> dict[str, Any]:
+    return {"event": "comparison", **to_plain(found)}

@@ -1,0 +1,133 @@
+"""A run against its machine: the roofline, and memory by component."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from powertrain.report.chart import Axis, Dots, Line, Note, Plot, Point, Row, Rows, Segment
+from powertrain.report.figures import flops, memory
+from powertrain.report.page import Cell, Figure, Missing, Table
+from powertrain.report.timeline import History, quantile, steady
+
+PEAK_COLOURS = {"fp32": "green", "tf32": "orange", "bf16": "blue", "fp16": "purple"}
+COMPONENT_COLOURS = ("blue", "green", "sky", "orange", "purple", "yellow", "red", "ink")
+GIB = 2**30
+
+
+def achieved_flops_per_s(history: History, estimate: Mapping[str, Any]) -> tuple[float, float, float] | None:
+    """Model FLOPs per second of the steady steps: median, and the range of eight steps in ten."""
+    places = steady(history)
+    found = [speed * estimate["flops_per_token"] for place in places if (speed := history.speeds[place]) is not None]
+    return (quantile(found, 0.5), quantile(found, 0.1), quantile(found, 0.9)) if found else None
+
+
+def roofline(history: History, estimate: Mapping[str, Any] | None, hardware: Mapping[str, Any]) -> Figure | Missing:
+    """Achieved FLOP/s against arithmetic intensity, under the limits that were measured on this machine."""
+    peaks, bandwidth = hardware.get("peak_flops_per_s") or {}, hardware.get("bandwidth_bytes_per_s")
+    if not peaks or not bandwidth:
+        return Missing("roofline", "This machine's peaks were not measured (`powertrain facts --measure`).")
+    if not estimate or (reached := achieved_flops_per_s(history, estimate)) is None:
+        return Missing("roofline", "The FLOPs of a step are not known for this run.")
+    peak, ridge = estimate["peak_flops_per_s"], estimate["peak_flops_per_s"] / bandwidth
+    intensity, known = _intensity(estimate, bandwidth)
+    low, high = min(ridge, intensity) / 30, max(max(peaks.values()) / bandwidth, intensity) * 30
+    marks: list[Any] = []
+    for dtype, limit in sorted(peaks.items(), key=lambda found: found[1]):
+        marks.append(Line(f"{dtype}, measured {flops(limit)}", _roof(limit, bandwidth, low, high),
+                          PEAK_COLOURS.get(dtype, "grey")))
+    for dtype, limit in (hardware.get("datasheet_flops_per_s") or {}).items():
+        marks.append(Line(f"{dtype}, datasheet {flops(limit)}", ((limit / bandwidth, limit), (high, limit)),
+                          PEAK_COLOURS.get(dtype, "grey"), dashed=True))
+    share = reached[0] / peak
+    marks += [Dots(f"this run, {flops(reached[0])}", ((intensity, reached[0]),), "red", "circle" if known else "ring"),
+              Note(intensity, reached[0], f"{share:.0%} of the {estimate['dtype']} peak", "red")]
+    title = (f"The run reached {flops(reached[0])}: {share:.0%} of the {estimate['dtype']} peak measured on this machine")
+    rows: list[tuple[Cell, ...]] = [(f"{dtype} GEMM peak, measured", limit, limit / bandwidth)
+                                    for dtype, limit in peaks.items()]
+    rows += [(f"{dtype}, datasheet (dense)", limit, limit / bandwidth)
+             for dtype, limit in (hardware.get("datasheet_flops_per_s") or {}).items()]
+    rows += [("this run, median step", reached[0], intensity), ("this run, 10% of the steps are below", reached[1], intensity),
+             ("this run, 10% of the steps are above", reached[2], intensity)]
+    return Figure(
+        "roofline", title, (Plot(Axis("arithmetic intensity, FLOP per byte moved", log=True),
+                                 Axis("FLOP per second", log=True), tuple(marks)),),
+        f"Lines: the limits of this machine, measured here: matrix products, and a copy ({bandwidth / 1e9:.3g} GB/s, the "
+        "slope). Dashed: the vendor's datasheet, where it is known. The run's FLOPs are those that the mathematics needs (2 "
+        "for each multiplication and addition, causal attention counted exactly, recomputation left out), over the time of its "
+        "steps. "
+        + ("Its bytes are operands and results of the matrix products and the optimizer's state, each moved once."
+           if known else "Ring: its bytes are not recorded; the plan found compute to be the wall, so its intensity is the "
+                         "ridge drawn here or more, and only the height is measured."),
+        title, (Table(("", "FLOP/s", "FLOP per byte (of a limit: its ridge)"), tuple(rows)),))
+
+
+def _intensity(estimate: Mapping[str, Any], bandwidth: float) -> tuple[float, bool]:
+    """FLOP per byte of a step, and whether that is known or only the least it can be."""
+    if estimate.get("bytes_per_step"):
+        return estimate["flops_per_step"] / estimate["bytes_per_step"], True
+    if estimate["bound_by"] != "compute":    # then the floor is the time that its bytes take
+        return estimate["flops_per_step"] / (estimate["floor_s"] * bandwidth), True
+    return estimate["peak_flops_per_s"] / bandwidth, False
+
+
+def _roof(limit: float, bandwidth: float, low: float, high: float) -> tuple[tuple[float, float], ...]:
+    return (low, low * bandwidth), (limit / bandwidth, limit), (high, limit)
+
+
+def memory_by_component(history: History, estimate: Mapping[str, Any] | None, device: str) -> Figure | Missing:
+    """Predicted memory stacked by component, beside what was allocated, and what the process held."""
+    event = history.of("memory")[-1].event if history.of("memory") else None
+    predicted = dict((event or {}).get("predicted") or (estimate or {}).get("memory_bytes") or {})
+    allocated = (event or {}).get("allocated_bytes")
+    resident = (history.ends or {}).get("peak_memory_bytes")
+    if not predicted and not allocated and not resident:
+        return Missing("memory", "Neither a prediction nor a measurement was recorded.")
+    process = "allocated by torch, at the run's end" if device == "cuda" else "resident: the whole process with its libraries"
+    rows = [Row("predicted", _stacked(predicted), says=memory(sum(predicted.values())))] if predicted else []
+    rows += [Row("measured, allocated", (Segment(0.0, allocated / GIB, "grey", "allocated"),), says=memory(allocated))
+             ] if allocated else []
+    rows += [Row("process peak", (), (Point(resident / GIB, "red", label=process, shape="bar"),), memory(resident))
+             ] if resident else []
+    return Figure(
+        "memory", _memory_title(sum(predicted.values()), allocated, resident),
+        (Rows(Axis("GiB", low=0.0), tuple(rows)),),
+        "Predicted: what is allocated at the fullest moment of a step, by formula, before the run. "
+        + ("Allocated: the most that torch held within a step after the first, by its ledger. " if allocated else
+           "What was allocated was not measured in this run, so the prediction stands alone here. ")
+        + (f"Process peak: {process}; it is another quantity than allocated bytes." if resident else ""),
+        _memory_title(sum(predicted.values()), allocated, resident),
+        (_memory_table(predicted, event or {}, resident, process),))
+
+
+def _stacked(components: Mapping[str, float]) -> tuple[Segment, ...]:
+    at, segments = 0.0, []
+    for (name, size), colour in zip(((n, s) for n, s in components.items() if s),
+                                    COMPONENT_COLOURS * (1 + len(components) // len(COMPONENT_COLOURS)), strict=False):
+        segments.append(Segment(at / GIB, (at + size) / GIB, colour, name.replace("_", " ")))
+        at += size
+    return tuple(segments)
+
+
+def _memory_title(predicted: float, allocated: float | None, resident: float | None) -> str:
+    if predicted and allocated:
+        return (f"{memory(allocated)} were allocated at the peak; the prediction of {memory(predicted)} is "
+                f"{_off(predicted / allocated - 1)}")
+    if predicted:
+        held = f"; the process held {memory(resident)} with its libraries" if resident else ""
+        return f"{memory(predicted)} were predicted to be allocated at the peak{held}"
+    return f"The most memory in use was {memory(allocated or resident or 0)}"
+
+
+def _off(error: float) -> str:
+    return "the same" if abs(error) < 0.0005 else f"{abs(error):.1%} too {'high' if error > 0 else 'low'}"
+
+
+def _memory_table(predicted: Mapping[str, float], event: Mapping[str, Any], resident: float | None, process: str) -> Table:
+    rows: list[tuple[Cell, ...]] = [(f"predicted: {name.replace('_', ' ')}", size, size / 2**20)
+                                    for name, size in predicted.items()]
+    rows += [("predicted: all", sum(predicted.values()), sum(predicted.values()) / 2**20)] if predicted else []
+    rows += [(f"measured: {name.removesuffix('_bytes')}", event[name], event[name] / 2**20)
+             for name in ("allocated_bytes", "reserved_bytes") if event.get(name)]
+    rows += [(f"measured: {process}", resident, resident / 2**20)] if resident else []
+    return Table(("", "bytes", "MiB"), tuple(rows))

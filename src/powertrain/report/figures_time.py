@@ -1,0 +1,159 @@
+"""Where a run's time went, and how fast it was: parts of the wall time, throughput, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from powertrain.report.chart import Axis, Band, Level, Line, Mark, Moments, Plot, Point, Row, Rows, Segment, Span, Stack
+from powertrain.report.figures import count, duration
+from powertrain.report.page import Figure, Missing, Table, several
+from powertrain.report.timeline import NOT_SPLIT, OTHER, History, bins, quantile, rolling_median, steady, warm_ups
+
+COLOUR_OF: Mapping[str, str] = {
+    "data wait": "orange", "copy": "ink", "forward": "blue", "backward": "sky", "optimizer": "green", NOT_SPLIT: "blue",
+    "evaluation": "purple", "samples": "yellow", "checkpoint": "red", OTHER: "grey"}
+MOST_BINS = 60
+ROLLING_SHARE = 1 / 30
+
+
+def breakdown(history: History) -> Figure | Missing:
+    """The wall time by part, as one bar and over the run. The parts sum to the wall time."""
+    if not history.wall_s or not history.steps:
+        return Missing("step-time breakdown", "No step was done.")
+    parts, wall_s, steps = history.parts, history.wall_s, len(history.steps)
+    at, segments = 0.0, []
+    for part, seconds in parts.items():
+        segments.append(Segment(at / wall_s * 100, (at + seconds) / wall_s * 100, COLOUR_OF[part], part, hatched=part == OTHER))
+        at += seconds
+    bar = Rows(Axis("% of the wall time", low=0.0, high=100.0), (Row("all of the run", tuple(segments)),))
+    table = Table(("part", "seconds", "% of the wall time", "ms a step"),
+                  (*((part, seconds, 100 * seconds / wall_s, 1e3 * seconds / steps) for part, seconds in parts.items()),
+                   ("all (the wall time)", wall_s, 100.0, 1e3 * wall_s / steps)), "time by part")
+    area, over_run = _over_run(history, list(parts))
+    largest = max(parts, key=lambda part: parts[part])
+    model = sum(parts.get(part, 0.0) for part in ("forward", "backward", "optimizer", NOT_SPLIT))
+    title = (f"{model / wall_s:.0%} of the {duration(wall_s)} went into the model and its optimizer; the largest part is "
+             f"{largest} ({parts[largest] / wall_s:.0%})")
+    return Figure(
+        "step-time", title, (bar, area),
+        "The parts sum to the wall time from the first step's beginning to the end of the last event. data wait: until the "
+        "examples of a step were there; copy: to the device; forward, backward, optimizer: "
+        + ("time between two events on the device's stream, so what the host does meanwhile is not in them"
+           if history.start.get("device") == "cuda" else "the host's time, which on a CPU is the work itself")
+        + "; checkpoint: with the final model; other: what nothing claims (logging, freeing memory, waiting). "
+          "Below: the same over the run, in "
+          f"{len(over_run.rows)} groups of steps, each with what came between its steps.",
+        f"A stacked bar and stacked areas of the wall time by part. {title}.", (table, over_run))
+
+
+def _over_run(history: History, parts: list[str]) -> tuple[Plot, Table]:
+    groups = bins(len(history.spent), MOST_BINS)
+    first = history.steps[0]["step"]
+    sums = [{part: sum(spent.get(part, 0.0) for spent in history.spent[low:high]) for part in parts} for low, high in groups]
+    totals = [sum(found.values()) or 1.0 for found in sums]
+    edges = tuple(float(first + low) for low, _ in groups) + (float(first + groups[-1][1]),)
+    layers = tuple((part, COLOUR_OF[part], tuple(100 * found[part] / total for found, total in zip(sums, totals, strict=True)))
+                   for part in parts)
+    plot = Plot(Axis("step"), Axis("% of the time", low=0.0, high=100.0), (Stack(edges, layers),), "Over the run",
+                height=190, legend=False)
+    table = Table(("from step", "to step", *(f"{part} (ms a step)" for part in parts)),
+                  tuple((first + low, first + high - 1, *(1e3 * found[part] / (high - low) for part in parts))
+                        for (low, high), found in zip(groups, sums, strict=True)), "time by part over the run")
+    return plot, table
+
+
+def throughput(history: History) -> Figure | Missing:
+    """Tokens per second of each step, with what happened beside it."""
+    places = steady(history)
+    if not places:
+        return Missing("throughput", "No step has a time.")
+    speeds, xs = history.speeds, [step["step"] for step in history.steps]
+    found = [speed for place in places if (speed := speeds[place]) is not None]
+    middle, low, high = (quantile(found, share) for share in (0.5, 0.1, 0.9))
+    over = max(5, round(len(speeds) * ROLLING_SHARE)) | 1
+    warm = warm_ups(history)
+    happened = [(kind, colour, tuple(float(one.after_step) for one in history.of(kind))) for kind, colour in
+                (("evaluation", "purple"), ("checkpoint", "red"), ("warning", "orange"))]
+    happened.append(("continued", "green", tuple(float(step) for step in history.sessions[1:])))
+    marks: tuple[Mark, ...] = (
+        Band("10 to 90% of the steps", low, high, "blue"),
+        *(Span("warm-up", xs[places[0]] - 0.5, xs[places[-1]] + 0.5) for places in warm),
+        Line("each step", tuple(zip(xs, speeds, strict=True)), "blue", faint=True),
+        Line(f"median of {over} steps around", tuple(zip(xs, rolling_median(speeds, over), strict=True)), "blue"),
+        Level(f"median {count(middle)}", middle),
+        *(Moments(kind, at, colour) for kind, colour, at in happened if at))
+    plot = Plot(Axis("step"), Axis("real tokens per second", low=0.0), marks)
+    warm_count = sum(map(len, warm))
+    together = sum(step["real_tokens"] for step in history.steps) / sum(step["seconds"] for step in history.steps)
+    title = (f"{count(middle)} tokens/s in the median step, {count(together)} over all steps together"
+             if len(found) > 1 else f"{count(middle)} tokens/s in the one step that counts")
+    table = Table(("step", "ends at (s)", "seconds", "real tokens", "real tokens/s", "warm-up"),
+                  tuple((step["step"], round(end, 4), step["seconds"], step["real_tokens"], speed,
+                         "yes" if any(place in places for places in warm) else "no")
+                        for place, (step, end, speed) in enumerate(zip(history.steps, history.ends_s, speeds, strict=True))),
+                  "speed of each step")
+    events = Table(("after step", "at (s)", "what", "seconds", "said"),
+                   tuple((one.after_step, round(one.at_s, 4), one.event["event"], one.event.get("seconds"),
+                          str(one.event.get("message", ""))) for one in history.happened
+                         if one.event["event"] in ("evaluation", "checkpoint", "warning", "resume", "sample", "model", "end")),
+                   "what happened beside the steps")
+    return Figure(
+        "throughput", title, (plot,),
+        "Tokens that are read and are not padding, over the seconds of their step; evaluations and checkpoints are not in it. "
+        + (f"Warm-up ({several(warm_count, 'step')}: the first of a session until one reaches 80% of the "
+           "median speed) is drawn, and is not in the median or the band" if warm_count else "No step was left out as warm-up")
+        + ". Upright marks: what happened after that step.", f"Tokens per second over the steps. {title}.", (table, events))
+
+
+def tokens(history: History) -> Figure | Missing:
+    """What was computed on: trained, read without being trained, padding."""
+    steps = history.steps
+    if not steps:
+        return Missing("padding", "No step was done.")
+    trained, real = sum(step["tokens"] for step in steps), sum(step["real_tokens"] for step in steps)
+    if "padding_tokens" not in steps[0]:
+        return Missing("padding", "The run was written before steps recorded their padding.")
+    padding = sum(step["padding_tokens"] for step in steps)
+    computed = real + padding
+    shares = (("trained", trained, "green"), ("read, not trained", real - trained, "sky"), ("padding", padding, "grey"))
+    at, segments = 0.0, []
+    for name, number, colour in shares:
+        segments.append(Segment(at, at + 100 * number / computed, colour, name, hatched=colour == "grey"))
+        at += 100 * number / computed
+    seconds = sum(step["seconds"] for step in steps)
+    title = (f"{padding / computed:.1%} of the computed tokens were padding" if padding else "No token was padding") + (
+        f"; {trained / computed:.0%} were trained" if trained != computed else ", and every token was trained")
+    table = Table(("tokens", "number", "% of the computed", "per second of training"),
+                  tuple((name, number, 100 * number / computed, number / seconds if seconds else None)
+                        for name, number, _ in shares), "tokens of all steps")
+    return Figure("tokens", title, (Rows(Axis("% of the computed tokens", low=0.0, high=100.0),
+                                         (Row("all steps", tuple(segments)),)),),
+                  "Counted on the host for each step, not estimated. Trained: a target that the loss counts. Read, not "
+                  "trained: prompts and templates. Padding: computed for nothing, to make documents equally long. Tokens per "
+                  "second elsewhere in this report are the first two together.", title, (table,))
+
+
+def prediction(history: History, estimate: Mapping[str, Any] | None) -> Figure | Missing:
+    """The plan's expectation beside the measured speed."""
+    places = steady(history)
+    if not estimate or not places:
+        return Missing("expected against measured speed", "The plan expected no speed, because a fact it needs was unknown."
+                       if not estimate else "No step has a time.")
+    found = [speed for place in places if (speed := history.speeds[place]) is not None]
+    slow, fast = (estimate["tokens_per_step"] / seconds for seconds in reversed(estimate["step_s"]))
+    ceiling = estimate["tokens_per_step"] / estimate["floor_s"]
+    middle, low, high = (quantile(found, share) for share in (0.5, 0.1, 0.9))
+    verdict = "inside" if slow <= middle <= fast else "faster than expected" if middle > fast else "slower than expected"
+    row = Row("tokens per second", (Segment(slow, fast, "grey", "expected", thin=True),),
+              (Point(middle, "blue", low, high, "measured, median and 10 to 90%"),
+               Point(ceiling, "red", label=f"ceiling: {estimate['bound_by']} at the measured peak", shape="bar")), verdict,
+              "good" if verdict == "inside" else "open")
+    table = Table(("", "low", "median", "high"), (("expected (tokens/s)", slow, None, fast),
+                                                  ("measured (tokens/s)", low, middle, high),
+                                                  ("ceiling (tokens/s)", None, ceiling, None)))
+    title = {"inside": f"The measured {count(middle)} tokens/s lie inside the plan's {count(slow)} to {count(fast)}",
+             }.get(verdict, f"At {count(middle)} tokens/s the run was {verdict}: the plan said {count(slow)} to {count(fast)}")
+    return Figure("prediction", title, (Rows(Axis("real tokens per second", log=True), (row,)),),
+                  f"Expected before the first step; its basis: {estimate.get('basis', 'not said')}. The ceiling is what "
+                  f"{estimate['bound_by']} alone allows at the peak measured on this machine.", title, (table,))

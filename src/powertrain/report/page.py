@@ -1,0 +1,147 @@
+"""A report as a value: a headline, sections, figures with the numbers they plot. html.py, markdown.py and `as_json` say it.
+
+Every figure carries its numbers in tables, so that each way of saying it says the same, and nobody has to measure a
+picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from powertrain.report.chart import Drawing
+
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Table:
+    columns: tuple[str, ...]                 # with units
+    rows: tuple[tuple[Cell, ...], ...]
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    key: str                                 # its own on the page: "loss", "step-time"
+    title: str                               # what it shows, as a finding
+    drawings: tuple[Drawing, ...]
+    caption: str                             # what is shown and how it was measured
+    description: str                         # for who cannot see it
+    tables: tuple[Table, ...]                # every plotted number
+    beside: bool = False                     # two drawings a line, where there is room
+
+
+@dataclass(frozen=True)
+class Text:
+    words: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """To be copied, or text that a model wrote."""
+
+    words: str
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A figure that was left out, and why."""
+
+    what: str
+    because: str
+
+
+Block = Figure | Table | Text | Code | Missing
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Number:
+    value: str
+    label: str
+    note: str                                # how it was measured, or its interval
+
+
+@dataclass(frozen=True)
+class Page:
+    what: str                                # "run" or a study's kind
+    title: str
+    about: str                               # what was done, where the title does not say it; may be empty
+    verdict: str                             # one sentence
+    tone: str                                # "good", "bad" or "open": the colour beside the words
+    numbers: tuple[Number, ...]
+    cautions: tuple[str, ...]                # what to distrust, the weightiest first
+    sections: tuple[Section, ...]
+    made: str                                # by which version, when
+
+
+def said(value: Cell) -> str:
+    """A cell as people read it: five digits, and a gap for what is not there or not finite."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "-"
+    if isinstance(value, (bool, str)):
+        return str(value)
+    if isinstance(value, int) or (abs(value) >= 1e5 and value == round(value)):
+        return f"{value:,.0f}"
+    return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.5g}"
+
+
+def is_number(value: Cell) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def several(number: int, noun: str) -> str:
+    """'1 step', '1,200 steps'"""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def as_json(page: Page) -> dict[str, Any]:
+    """report.json: everything on the page, and every plotted number in full. Not finite is null."""
+    return {"event": "report", "what": page.what, "title": page.title, "about": page.about, "verdict": page.verdict,
+            "numbers": [{"value": number.value, "label": number.label, "note": number.note} for number in page.numbers],
+            "cautions": list(page.cautions),
+            "sections": [{"title": section.title, "blocks": [_block(block) for block in section.blocks]}
+                         for section in page.sections],
+            "made": page.made}
+
+
+def _block(block: Block) -> dict[str, Any]:
+    if isinstance(block, Figure):
+        return {"figure": block.key, "title": block.title, "caption": block.caption,
+                "tables": [_table(table) for table in block.tables]}
+    if isinstance(block, Table):
+        return _table(block)
+    if isinstance(block, Missing):
+        return {"left_out": block.what, "because": block.because}
+    if isinstance(block, Code):
+        return {"code": block.words, "title": block.title}
+    return {"text": block.words}
+
+
+def _table(table: Table) -> dict[str, Any]:
+    return {"table": table.title, "columns": list(table.columns),
+            "rows": [[_finite(cell) for cell in row] for row in table.rows]}
+
+
+def _finite(cell: Cell) -> Cell:
+    return None if isinstance(cell, float) and not math.isfinite(cell) else cell
+
+
+def figures(page: Page) -> list[Figure]:
+    return [block for section in page.sections for block in section.blocks if isinstance(block, Figure)]
+
+
+def facts(title: str, rows: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Table:
+    """A table of names and what is known of them; what is empty is left out."""
+    pairs = rows.items() if isinstance(rows, Mapping) else rows
+    return Table(("", ""), tuple((name, said(value) if is_number(value) else str(value)) for name, value in pairs
+                                 if value not in (None, "", [], {})), title)

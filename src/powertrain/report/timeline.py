@@ -1,0 +1,198 @@
+"""A run's events on one clock: when each step ended, and where every second of the wall time went.
+
+The clock shows seconds since the training began. It stands still between a stop and its continuation. An event carries
+the time of day at which it was written, and steps are written several at a time; a step therefore ends when its own
+seconds have passed, and the clock is set by the other events. What lies between is nobody's: it is `other`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Event = Mapping[str, Any]
+
+OTHER = "other"
+NOT_SPLIT = "step, not split"                # of runs that were written before steps had parts
+PARTS = ("data wait", "copy", "forward", "backward", "optimizer", NOT_SPLIT, "evaluation", "samples", "checkpoint", OTHER)
+_STEP_PARTS = {"data": "data wait"}          # what a step's event calls them
+_EVENT_PARTS = {"evaluation": "evaluation", "sample": "samples", "checkpoint": "checkpoint", "model": "checkpoint"}
+WARM_SHARE = 0.8             # of the median speed: warm-up lasts until the speed first reaches this ...
+MOST_WARM_UP = 0.25          # ... and for a quarter of a session's steps at most
+
+
+@dataclass(frozen=True)
+class Happened:
+    """An event that is no step, and the clock when it was over."""
+
+    at_s: float
+    after_step: int
+    event: Event
+
+
+@dataclass(frozen=True)
+class History:
+    start: Event                             # of the last session: "start" or "resume"
+    steps: tuple[Event, ...]
+    ends_s: tuple[float, ...]                # the clock at the end of each step
+    happened: tuple[Happened, ...]
+    spent: tuple[Mapping[str, float], ...]   # for each step: seconds by part, of it and of what came until the next one
+    wall_s: float
+    sessions: tuple[int, ...]                # the steps that each one began after: (0,), or (0, 60) once continued
+    ends: Event | None                       # the `end` event of the last session
+    first_time: float | None                 # when the run began, as the time of day
+    repeated_steps: int = 0                  # done, lost with a killed session, and done again
+    repeated_s: float = 0.0
+    overrun_s: float = 0.0                   # by which the parts exceed the wall time that the run measured of itself
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds of each part; they sum to `wall_s`."""
+        return {part: sum(spent.get(part, 0.0) for spent in self.spent) for part in PARTS
+                if any(spent.get(part) for spent in self.spent)}
+
+    @property
+    def speeds(self) -> tuple[float | None, ...]:
+        """Real tokens per second of each step."""
+        return tuple(step["real_tokens"] / step["seconds"] if step["seconds"] > 0 else None for step in self.steps)
+
+    def of(self, kind: str) -> tuple[Happened, ...]:
+        return tuple(one for one in self.happened if one.event["event"] == kind)
+
+
+@dataclass
+class _Clock:
+    now_s: float = 0.0
+    began_s: float = 0.0                     # where on this clock the session began
+    began_time: float = 0.0
+    spent: list[dict[str, float]] = field(default_factory=list)
+    waiting: dict[str, float] = field(default_factory=dict)      # spent before the first step
+
+    def spend(self, part: str, seconds: float) -> None:
+        where = self.spent[-1] if self.spent else self.waiting
+        where[part] = where.get(part, 0.0) + seconds
+        self.now_s += seconds
+
+    def set_to(self, at_s: float) -> None:
+        """What has passed unseen until then is `other`; a clock of the day that was set back moves nothing."""
+        if at_s > self.now_s:
+            self.spend(OTHER, at_s - self.now_s)
+
+
+def read(events: Sequence[Event], all_events: Sequence[Event] = ()) -> History:
+    """`events`: the history as it counts. `all_events`: every line that was written, to tell what was done twice."""
+    clock, steps, ends, happened, sessions = _Clock(), [], [], [], []
+    start: Event = {}
+    last_end: Event | None = None
+    overrun_s = 0.0
+    for event in events:
+        kind = event["event"]
+        if kind in ("start", "resume"):
+            clock.began_s, clock.began_time, start, last_end = clock.now_s, event["time"], event, None
+            sessions.append(event.get("step", 0))
+        elif kind == "step":
+            _step(clock, event)
+            steps.append(event)
+            ends.append(clock.now_s)
+            continue
+        elif kind == "end":
+            last_end, wall_s = event, clock.began_s + event.get("seconds", 0.0)
+            overrun_s += max(0.0, clock.now_s - wall_s)
+            clock.set_to(wall_s)
+        else:
+            clock.spend(_EVENT_PARTS.get(kind, OTHER), float(event.get("seconds") or 0.0))
+            clock.set_to(clock.began_s + event["time"] - clock.began_time)
+        happened.append(Happened(clock.now_s, steps[-1]["step"] if steps else 0, event))
+    if steps and events[-1]["event"] == "step":          # killed: the last steps were written when they had ended
+        clock.set_to(clock.began_s + events[-1]["time"] - clock.began_time)
+    done_twice = [event for event in all_events if event["event"] == "step"]
+    again = _repeated(done_twice, steps)
+    return History(start, tuple(steps), tuple(ends), tuple(happened), tuple(clock.spent) or (clock.waiting,), clock.now_s,
+                   tuple(sessions), last_end, events[0]["time"] if events else None, len(again),
+                   sum(event["seconds"] for event in again), overrun_s)
+
+
+def _step(clock: _Clock, event: Event) -> None:
+    if not clock.spent:
+        clock.spent.append(clock.waiting)
+    else:
+        clock.spent.append({})
+    parts = {_STEP_PARTS.get(name, name): seconds for name, seconds in (event.get("parts") or {}).items()}
+    known = {name: seconds for name, seconds in parts.items() if name in PARTS}
+    for name, seconds in known.items():
+        clock.spend(name, seconds)
+    rest = event["seconds"] - sum(known.values())
+    if not known:
+        clock.spend(NOT_SPLIT, rest)
+    elif rest > 0:                           # parts are written with six digits behind the point
+        clock.spend(OTHER, rest)
+
+
+def _repeated(written: Sequence[Event], kept: Sequence[Event]) -> list[Event]:
+    """Steps that were written and do not count: a continuation went back behind them."""
+    counting = {(event["step"], event["time"]) for event in kept}
+    return [event for event in written if (event["step"], event["time"]) not in counting]
+
+
+def warm_ups(history: History) -> list[range]:
+    """The steps, by place, at each session's beginning before the speed first reaches most of its median."""
+    speeds = history.speeds
+    known = sorted(speed for speed in speeds if speed is not None)
+    if len(known) < 4:
+        return []
+    enough = WARM_SHARE * known[len(known) // 2]
+    numbers = [step["step"] for step in history.steps]
+    firsts = sorted({sum(number <= began for number in numbers) for began in history.sessions} - {len(numbers)})
+    found = []
+    for first, until in zip(firsts, [*firsts[1:], len(numbers)], strict=True):
+        warm = next((place for place in range(first, until) if (speeds[place] or 0.0) >= enough), until)
+        found.append(range(first, min(warm, first + int((until - first) * MOST_WARM_UP))))
+    return [places for places in found if places]
+
+
+def steady(history: History) -> list[int]:
+    """The places of the steps that are no warm-up and have a speed; where that leaves none, of all that have one."""
+    warm = {place for places in warm_ups(history) for place in places}
+    have = [place for place, speed in enumerate(history.speeds) if speed is not None]
+    return [place for place in have if place not in warm] or have
+
+
+def estimate_of(history: History, plan: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What was expected when the run, or its last continuation, began; a plan that changed since has another one."""
+    found: Mapping[str, Any] | None = history.start.get("estimate") or plan.get("estimate")
+    return found
+
+
+def quantile(found: Sequence[float], share: float) -> float:
+    """By linear interpolation between the two nearest."""
+    ordered = sorted(found)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def smoothed(found: Sequence[float | None], steps: int) -> list[float | None]:
+    """The mean of the values around each, so many together, fewer at the ends; a gap stays a gap."""
+    return [None if here is None else sum(near) / len(near) for here, near in _around(found, steps)]
+
+
+def rolling_median(found: Sequence[float | None], steps: int) -> list[float | None]:
+    """As `smoothed`, but one slow step moves it little."""
+    return [None if here is None else quantile(near, 0.5) for here, near in _around(found, steps)]
+
+
+def _around(found: Sequence[float | None], steps: int) -> Iterator[tuple[float | None, list[float]]]:
+    """Each value, or None where it is no finite number, with the finite ones around it."""
+    known = [value if value is not None and math.isfinite(value) else None for value in found]
+    half = steps // 2
+    for place, value in enumerate(known):
+        yield value, [near for near in known[max(0, place - half):place + half + 1] if near is not None]
+
+
+def bins(count: int, most: int) -> list[tuple[int, int]]:
+    """Ranges that divide `count` things into at most `most` groups of nearly equal size."""
+    groups = min(count, most)
+    return [(round(i * count / groups), round((i + 1) * count / groups)) for i in range(groups)]

@@ -1,0 +1,182 @@
+"""Whether a run fits the memory, and which words for the recipe would make it fit: each tried by planning again with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from powertrain import planner
+from powertrain.cost.fitting import Change, Saving, largest_micro_batch, own_bytes, total_bytes, ways_to_save
+from powertrain.cost.precision import bf16_unit
+from powertrain.facts.model import model_facts
+from powertrain.models.config import make_config
+from powertrain.recipe import Recipe
+from powertrain.records import DataFacts, Facts, ModelFacts, Plan, WrongUse
+from powertrain.run.prepare import Prepared
+
+NAMED = 3                    # changes that are named, of those that save the most
+LEAST_BLOCK = 64             # tokens: shorter examples are no cure any more
+LEAST_LAYERS, LEAST_WIDTH = 2, 64
+OPTIONAL = ("activation_checkpointing", "chunked_cross_entropy", "attention_kernel", "eight_bit_adamw")
+DRAWN = ("layers", "width", "heads", "kv_heads", "mlp_width", "dropout", "activation", "bias", "tied_head")
+OVERRIDE = "memory_check=off"
+
+
+def room_bytes(facts: Facts) -> int:
+    """What is free for the tensors of a step, on the device; of what the process takes besides them its share is off."""
+    return max(0, facts.hardware.free_memory_bytes - own_bytes(facts.hardware.device))
+
+
+def needed_bytes(facts: Facts, plan: Plan) -> int:
+    return total_bytes(facts.model, planner.workload_of(facts, plan))
+
+
+def refuse_what_does_not_fit(prepared: Prepared) -> None:
+    """Raises WrongUse with what would make the run fit. What another library computes is not refused: it is not counted."""
+    facts, recipe = prepared.facts, prepared.recipe
+    if recipe.memory_check == "off" or facts.model.provider != "native":
+        return
+    needed, room = needed_bytes(facts, prepared.plan), room_bytes(facts)
+    if needed > room:
+        raise WrongUse(f"a step needs {_gib(needed)} of memory at its peak, and {_gib(room)} are free on this "
+                       f"{'machine' if facts.hardware.device == 'cpu' else 'device'} for it; {cures(prepared)}. "
+                       f"If you know better than this estimate, {OVERRIDE} trains all the same")
+
+
+def cures(prepared: Prepared) -> str:
+    """The changes that save the most, as words for the recipe, each with what it saves and whether it is enough."""
+    savings = savings_of(prepared)[:NAMED]
+    if not savings:
+        return "no change of the recipe that is known here would save much: free some memory, or train a smaller model"
+    told = [f"{saving.words} saves {_gib(saving.bytes)}, {'which is enough' if saving.enough else 'not enough alone'}"
+            for saving in savings]
+    return f"what would help: {'; '.join(told)}"
+
+
+def savings_of(prepared: Prepared) -> list[Saving]:
+    """Every change of the recipe that would save memory, the largest saving first."""
+    facts, room = prepared.facts, room_bytes(prepared.facts)
+    workload = planner.workload_of(facts, prepared.plan)
+    return ways_to_save(facts.model, workload, room, _changes(prepared, room))
+
+
+def _changes(prepared: Prepared, room: int) -> Iterator[Change]:
+    facts, recipe, steps = prepared.facts, prepared.recipe, prepared.total_steps
+    pins: list[tuple[str, Any]] = [*_smaller_passes(facts, prepared.plan, room)]
+    pins += [(name, "on") for name in OPTIONAL]
+    pins += [("bf16", "on")] if bf16_unit(facts.hardware) is not None else []
+    in_force = {step.technique.name for step in prepared.plan.steps}
+    for name, pin in pins:
+        if name in in_force and pin == "on":
+            continue
+        words = " ".join(_words(name, pin))
+        if (change := _planned(words, facts, _with_pin(recipe, name, pin), steps)) is not None:
+            yield change
+    for words, other in (*_other_methods(facts), *_shorter_examples(facts), *_smaller_models(prepared, room)):
+        if (change := _planned(words, other, recipe, steps)) is not None:
+            yield change
+
+
+def _smaller_passes(facts: Facts, plan: Plan, room: int) -> Iterator[tuple[str, dict[str, int]]]:
+    """A pin for the technique that decides what goes into a pass: the largest that fits, or as little as there can be."""
+    workload = planner.workload_of(facts, plan)
+    examples = max(1, largest_micro_batch(facts.model, workload, room))
+    if workload.packed_tokens is not None:
+        yield "packing", {"tokens": max(1, examples * workload.block)}
+    elif examples < workload.micro_batch:
+        yield "micro_batch", {"examples": examples}
+
+
+def _planned(words: str, facts: Facts, recipe: Recipe, steps: int) -> Change | None:
+    """What a run with these facts and this recipe would be, or None where that cannot be."""
+    try:
+        plan = planner.make_plan(facts, recipe, steps)
+    except WrongUse:
+        return None
+    return Change(words, facts.model, planner.workload_of(facts, plan))
+
+
+def _with_pin(recipe: Recipe, name: str, pin: Any) -> Recipe:
+    return recipe.model_copy(update={"techniques": {**recipe.techniques, name: pin}})
+
+
+def _words(name: str, pin: Any) -> Iterator[str]:
+    if not isinstance(pin, Mapping):
+        yield f"techniques.{name}={pin}"
+        return
+    for setting, value in pin.items():
+        yield f"techniques.{name}.{setting}={value}"
+
+
+# ------------------------------------------------------------------------------------------------ changes of what is learned
+
+
+def _other_methods(facts: Facts) -> Iterator[tuple[str, Facts]]:
+    """Of a pretrained model: adapters instead of all weights, and a base in 4 bits where bitsandbytes is there."""
+    model = facts.model
+    lora = _with_adapters(model) if model.method == "full" else model
+    if model.method == "full":
+        yield "method=lora", replace(facts, model=lora)
+    if model.method in ("full", "lora") and "bitsandbytes" not in facts.software.missing:
+        four_bit = replace(lora, method="qlora", frozen_dtype="nf4", unquantised_dtype=lora.frozen_dtype)
+        yield "method=qlora", replace(facts, model=four_bit)
+
+
+def _with_adapters(model: ModelFacts, rank: int = 16) -> ModelFacts:
+    """The model as LoRA trains it by default: adapters of rank 16 on all linears of the blocks."""
+    linear = {name: shape for name, shape in model.shapes.items()
+              if re.fullmatch(r"blocks\.0\.(qkv|attention_out|mlp_in|mlp_out)\.weight", name)}
+    adapters: dict[str, tuple[int, ...]] = {}
+    for name, (outputs, inputs) in linear.items():
+        stem = f"{name.removesuffix('.weight')}.adapters.all"
+        adapters |= {f"{stem}.A": (rank, inputs), f"{stem}.B": (outputs, rank)}
+    count = model.layers * sum(rows * columns for rows, columns in adapters.values())
+    return replace(model, method="lora", adapter_parameters=count, parameters=model.parameters + count, trainable=count,
+                   adapted_layers=tuple(range(model.layers)), shapes={**model.shapes, **adapters})
+
+
+def _shorter_examples(facts: Facts) -> Iterator[tuple[str, Facts]]:
+    """Half the length: of blocks, or the limit of examples."""
+    data = facts.data
+    if data.kind == "blocks":
+        if data.block >= 2 * LEAST_BLOCK:
+            half = replace(data, block=data.block // 2, stride=min(data.stride, data.block // 2))
+            yield f"data.block={data.block // 2}", replace(facts, data=half)
+        return
+    limit = max(data.max_length, data.block) // 2
+    if limit >= LEAST_BLOCK:
+        yield f"data.max_length={limit}", replace(facts, data=_cut(data, limit))
+
+
+def _cut(data: DataFacts, limit: int) -> DataFacts:
+    lengths = {name: min(tokens, limit) for name, tokens in data.length_quantiles.items()}
+    return replace(data, max_length=limit, block=min(data.block, limit), length_quantiles=lengths)
+
+
+def _smaller_models(prepared: Prepared, room: int) -> Iterator[tuple[str, Facts]]:
+    """Of a model that is trained from scratch: fewer layers, or less width, halved until it fits or can be no smaller."""
+    facts, workload = prepared.facts, planner.workload_of(prepared.facts, prepared.plan)
+    if facts.model.method != "scratch":
+        return
+    for key, least in (("layers", LEAST_LAYERS), ("width", LEAST_WIDTH)):
+        size, smaller = getattr(facts.model, key), None
+        while size // 2 >= least and (smaller is None or total_bytes(smaller, workload) > room):
+            size = size // 2
+            smaller = _drawn(prepared, key, size)
+        if smaller is not None:
+            yield f"model.{key}={size}", replace(facts, model=smaller)
+
+
+def _drawn(prepared: Prepared, key: str, size: int) -> ModelFacts:
+    """The model that the recipe would draw with one size changed, and with it all that was derived from it."""
+    wanted, model = prepared.recipe.model.model_dump(), prepared.facts.model
+    derived = {name for name, origin in prepared.resolved.origins.items() if origin.startswith("planner: ")}
+    given: dict[str, Any] = {name: None if f"model.{name}" in derived else wanted[name] for name in DRAWN}
+    config, _ = make_config(model.family, vocabulary=model.vocabulary, context=model.context, **{**given, key: size})
+    return model_facts(config)
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.2f} GiB" if size_bytes >= 2**28 else f"{size_bytes / 2**20:.0f} MiB"

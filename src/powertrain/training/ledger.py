@@ -1,0 +1,100 @@
+"""What a step really takes of memory: the largest sum of what torch's allocator has handed out and not got back.
+
+On a CPU that is counted from torch's own record of every allocation, which its profiler keeps; the step takes longer while
+it does, so one or two steps of a run are watched and no more. On CUDA the allocator keeps these figures anyway.
+Memory that a library takes without torch's allocator is in neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
+from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+
+from powertrain.models.quantised import QuantisedLinear
+from powertrain.training.loop import State, backward, update
+from powertrain.training.setup import Setup
+
+ALLOCATION = "memory_alloc"                  # what torch's profiler calls one; freeing is one of negative size
+
+
+class MemoryLedger:
+    """Watches what is allocated between `with MemoryLedger(device) as ledger:` and its end, by this thread.
+
+    `peak_bytes`: the most that was there at once, over what stood at the start, plus `standing` bytes. On CUDA `standing`
+    is by default what the allocator says stands at the start, and `reserved_bytes` is what it reserved; else both are 0.
+    Not reentrant on a CPU, and not inside of torch's profiler: RuntimeError.
+    """
+
+    def __init__(self, device: torch.device, standing: int | None = None) -> None:
+        self.device = device
+        self.standing = standing
+        self.peak_bytes = self.reserved_bytes = 0
+        self._start = 0
+
+    def __enter__(self) -> Self:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._start = torch.cuda.memory_allocated(self.device)
+        else:
+            _enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig()))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            standing = self._start if self.standing is None else self.standing
+            self.peak_bytes = standing + torch.cuda.max_memory_allocated(self.device) - self._start
+            self.reserved_bytes = torch.cuda.max_memory_reserved(self.device)
+            return
+        held = most = 0
+        for nbytes in _allocations():
+            held += nbytes
+            most = max(most, held)
+        self.peak_bytes = most + (self.standing or 0)
+
+
+def _allocations() -> Iterator[int]:
+    """Ends the record. Bytes, negative where they were freed, in order; freeing what stood at the start is not in it."""
+    for thread in _disable_profiler_legacy():
+        for event in thread:
+            if str(event.kind()) == ALLOCATION:
+                yield event.cpu_memory_usage()
+
+
+def measured_step_bytes(setup: Setup, state: State, max_grad_norm: float = 1.0) -> Mapping[str, int]:
+    """"allocated": the real peak of one optimizer step after the first, with weights, moments and all; on CUDA "reserved" too.
+
+    It takes that step, and a first one where the optimizer has no state yet, so `state` moves on by one or two steps.
+    """
+    setup.model.train()
+    if not state.optimizer.state:
+        _take_step(setup, state, max_grad_norm)
+    standing = None if setup.device.type == "cuda" else standing_bytes(setup.model, state.optimizer)
+    with MemoryLedger(setup.device, standing) as ledger:
+        _take_step(setup, state, max_grad_norm)
+    allocated = {"allocated": ledger.peak_bytes}
+    return allocated | {"reserved": ledger.reserved_bytes} if setup.device.type == "cuda" else allocated
+
+
+def standing_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Of the model's weights and buffers, packed ones too, and of the optimizer's state: what stands between two steps."""
+    moments = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+                for tensor in (*model.parameters(), *model.buffers(), *moments)}
+    packed = sum(module.memory_bytes for module in model.modules() if isinstance(module, QuantisedLinear))
+    return sum(storages.values()) + packed
+
+
+def _take_step(setup: Setup, state: State, max_grad_norm: float) -> None:
+    micro_batches = [batch.to(setup.device) for batch in setup.prepare(state.step)]
+    trained_tokens = sum(batch.trained_tokens for batch in micro_batches)
+    backward(setup, state.scaler, micro_batches, trained_tokens)
+    update(state, max_grad_norm)
+    state.step += 1
+    state.trained_tokens += trained_tokens

@@ -1,0 +1,111 @@
+"""Small steps to hold the arithmetic against: a case, its facts and workload, and the very setup that they describe."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from powertrain.cost.workload import Workload
+from powertrain.data.collate import collate
+from powertrain.data.example import Example
+from powertrain.facts.model import model_facts
+from powertrain.models.adapters import AdapterConfig, add_adapters
+from powertrain.models.attention import bmm_attention, math_attention, sdpa_attention
+from powertrain.models.config import ModelConfig, make_config
+from powertrain.models.decoder import Decoder
+from powertrain.models.quantised import quantise_base
+from powertrain.records import IGNORE, ModelFacts
+from powertrain.techniques.activation_checkpointing import CheckpointedBlocks
+from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
+from powertrain.training.ledger import measured_step_bytes
+from powertrain.training.loop import new_state
+from powertrain.training.setup import Precision, Setup, plain_adamw, plain_setup
+
+KERNELS = {"math": math_attention, "bmm": bmm_attention, "sdpa": sdpa_attention}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One step: of which model, trained how, in which passes."""
+
+    family: str = "llama"
+    kernel: str = "sdpa"
+    dtype: str = "fp32"
+    passes: tuple[tuple[int, ...], ...] = ((40, 40, 40),)     # the lengths of the documents of each
+    adapters: AdapterConfig | None = None
+    stored: str = "fp32"                     # what frozen weights are held in
+    every: int = 0                           # of the blocks that are checkpointed
+    keeps_attention: bool = False
+    chunk_rows: int | None = None
+    fused: bool = False
+    ignored: float = 0.0                     # share of the targets that train nothing
+    model: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def config(self) -> ModelConfig:
+        sizes = {"vocabulary": 300, "layers": 3, "width": 64, "heads": 4, "context": max(map(max, self.passes)), "dropout": 0.0}
+        return make_config(self.family, **(sizes | self.model))[0]
+
+    @property
+    def facts(self) -> ModelFacts:
+        if self.adapters is None:
+            return model_facts(self.config)
+        return model_facts(self.config, method="lora", path="here", adapters=self.adapters, frozen_dtype=self.stored,
+                           unquantised_dtype="fp32" if self.stored == "nf4" else "")
+
+    @property
+    def workload(self) -> Workload:
+        examples = sum(map(len, self.passes))
+        return Workload(examples, max(map(max, self.passes)), micro_batch=len(self.passes[0]), dtype=self.dtype,
+                        checkpoint_every=self.every, checkpoint_keeps_attention=self.keeps_attention,
+                        loss_chunk_rows=self.chunk_rows, kernel=self.kernel, fused_optimizer=self.fused,
+                        documents=self.passes, trained_share=1 - self.ignored, threads=torch.get_num_threads())
+
+    def make_model(self) -> Decoder:
+        torch.manual_seed(0)
+        model = Decoder(self.config)
+        if self.adapters is None:
+            return model
+        if self.stored == "nf4":
+            quantise_base(model, type="nf4", double=True)
+        else:
+            model = model.to(DTYPES[self.stored])
+        add_adapters(model, self.adapters)
+        return model
+
+    def setup(self) -> Setup:
+        lengths = [length for one in self.passes for length in one]
+        optimizer = plain_adamw(1e-3, (0.9, 0.95), 1e-8)
+        plain = plain_setup(self.make_model(), [self._example(length) for length in lengths], collate,
+                            train_batch_size=len(lengths), seed=0,
+                            optimizer=partial(optimizer, fused=True) if self.fused else optimizer)
+        changed = dataclasses.replace(plain, arrange=self._arranged, attention=KERNELS[self.kernel],
+                                      precision=Precision(DTYPES[self.dtype]))
+        if self.every:
+            changed = dataclasses.replace(
+                changed, run_block=CheckpointedBlocks(changed.run_block, self.every, self.keeps_attention))
+        return dataclasses.replace(changed, loss=ChunkedCrossEntropy(self.chunk_rows).loss) if self.chunk_rows else changed
+
+    def measured_bytes(self) -> int:
+        """What torch really allocates at the fullest moment of the second step, with all that stands."""
+        setup = self.setup()
+        return measured_step_bytes(setup, new_state(setup, weight_decay=0.1))["allocated"]
+
+    def _example(self, length: int) -> Example:
+        tokens = np.arange(length, dtype=np.int64) % self.config.vocabulary
+        return Example(tokens, np.where(np.arange(length) < round(self.ignored * length), IGNORE, tokens))
+
+    def _arranged(self, examples: Any, micro_batch: int) -> list[list[Example]]:
+        """The examples, which come in any order, as the case's passes have them."""
+        left = list(examples)
+
+        def next_of(length: int) -> Example:
+            return left.pop(next(i for i, example in enumerate(left) if example.tokens == length))
+
+        return [[next_of(length) for length in one] for one in self.passes]

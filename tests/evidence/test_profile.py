@@ -1,0 +1,72 @@
+"""Classes of a step's work, from real profiles of a tiny model; and the bound that follows from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from powertrain.evidence.profile import CLASSES, Profile, bound, from_shares, profile_steps
+from powertrain.models.attention import bmm_attention, math_attention, sdpa_attention
+from powertrain.records.evidence import Window
+from powertrain.training.loop import new_state
+from powertrain.training.setup import Setup
+
+Make = Callable[..., Setup]
+
+
+def shares(setup: Setup, *, compiled: bool = False) -> dict[str, float]:
+    found = profile_steps(setup, new_state(setup, 0.1), 0, 1, 1.0, compiled=compiled)
+    whole = sum(found.values())
+    return {name: taken / whole for name, taken in found.items()}
+
+
+@pytest.mark.parametrize("attention", [math_attention, bmm_attention, sdpa_attention])
+def test_every_class_of_a_step_is_found(make_setup: Make, attention: object) -> None:
+    found = shares(replace(make_setup(), attention=attention))
+    assert set(found) == set(CLASSES)
+    assert all(found[name] > 0 for name in ("products", "attention", "loss", "elementwise", "optimizer"))
+    assert found["data"] == found["copy"] == 0, "these are known by the clock"
+
+
+def test_attention_is_known_by_its_kernels_where_it_cannot_be_marked(make_setup: Make) -> None:
+    assert shares(replace(make_setup(), attention=bmm_attention), compiled=True)["attention"] > 0
+
+
+def test_what_the_head_and_its_gradient_cost_belongs_to_the_loss(make_setup: Make) -> None:
+    """With a vocabulary of 20,000 nearly all of a tiny model's step is the head, which is a product like others."""
+    found = shares(make_setup(vocabulary=20_000, layers=1))
+    assert found["loss"] > 0.5
+    assert found["products"] < 0.2
+
+
+def test_the_seconds_of_the_classes_sum_to_the_step() -> None:
+    window = Window(1, 2, 4.0, 10, 10, 0, {"data": 0.2, "copy": 0.1, "forward": 1.0, "backward": 2.0, "optimizer": 0.5})
+    found = from_shares({"products": 3.0, "attention": 1.0, "loss": 0.0, "elementwise": 1.0, "optimizer": 9.0}, window)
+    assert found.step_s == 2.0
+    assert sum(found.classes.values()) == pytest.approx(2.0)
+    assert found.classes["optimizer"] == pytest.approx(0.25), "the clock's, not the profiler's"
+    assert found.classes["products"] == pytest.approx(3 * found.classes["attention"])
+
+
+def profile(**seconds: float) -> Profile:
+    return Profile(sum(seconds.values()), seconds)
+
+
+def test_the_bound_is_amdahls() -> None:
+    plain, full = profile(products=6.0, optimizer=3.0, elementwise=1.0), profile(products=2.0, optimizer=0.5, elementwise=1.0)
+    assert bound(plain, full, frozenset({"optimizer"})) == pytest.approx((3.0 + 3.0) / 3.0)
+    assert bound(plain, full, frozenset()) == 1.0
+    assert bound(plain, full, frozenset(CLASSES)) == math.inf
+
+
+@pytest.mark.parametrize("with_it_s", [0.0, 0.1, 0.5, 2.0])
+@pytest.mark.parametrize("without_s", [0.1, 0.5, 2.0])
+def test_no_technique_does_more_than_its_bound_either_way(with_it_s: float, without_s: float) -> None:
+    """Whatever the acted-on class takes with the technique and without it, up to what was seen."""
+    plain, full = profile(optimizer=without_s, products=4.0), profile(optimizer=with_it_s, products=1.0)
+    faster = (1.0 + without_s) / (1.0 + with_it_s)
+    limit = bound(plain, full, frozenset({"optimizer"}))
+    assert 1 / limit - 1e-9 <= faster <= limit + 1e-9

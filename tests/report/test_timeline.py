@@ -1,0 +1,66 @@
+"""A run's events on one clock: nothing is lost and nothing is counted twice."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from made_runs import BEGAN, start, step, whole_run
+
+from powertrain.report import timeline
+
+
+def test_the_parts_sum_to_the_wall_time_that_the_run_measured():
+    events = whole_run()
+    history = timeline.read(events)
+    assert history.wall_s == pytest.approx(events[-1]["seconds"], abs=1e-9)
+    assert sum(history.parts.values()) == pytest.approx(history.wall_s, abs=1e-9)
+    assert history.parts["other"] == pytest.approx(0.25, abs=1e-6)
+    assert history.parts["evaluation"] == pytest.approx(1.0)
+    assert history.overrun_s == 0
+
+
+def test_what_parts_a_step_does_not_name_is_other():
+    history = timeline.read([start(BEGAN), step(1, BEGAN + 1, 1.0, parts={"forward": 0.4})])
+    assert history.parts == pytest.approx({"forward": 0.4, "other": 0.6})
+
+
+def test_steps_without_parts_are_not_split():
+    history = timeline.read([start(BEGAN), step(1, BEGAN + 1, 1.0, parts={})])
+    assert history.parts == pytest.approx({timeline.NOT_SPLIT: 1.0})
+
+
+def test_the_clock_stands_still_between_a_kill_and_its_continuation():
+    first, later = whole_run(10)[:11], BEGAN + 5000
+    rest = [start(later, "resume", step=10, rejected=[]), *(step(n, later + 0.1 * (n - 10)) for n in range(11, 15)),
+            {"event": "end", "time": later + 0.5, "reason": "finished", "step": 14, "seconds": 0.5}]
+    history = timeline.read([*first, *rest])
+    assert history.wall_s == pytest.approx(1.5 + 0.5)
+    assert sum(history.parts.values()) == pytest.approx(history.wall_s)
+    assert history.sessions == (0, 10)
+
+
+def test_a_clock_of_the_day_that_is_set_back_takes_no_time_away():
+    events = [start(BEGAN), step(1, BEGAN - 900), {"event": "evaluation", "time": BEGAN - 899, "step": 1, "final": True,
+                                                   "loss": 4.0, "tokens": 9, "bits_per_byte": None, "seconds": 0.2}]
+    assert timeline.read(events).wall_s == pytest.approx(0.3)
+
+
+def test_steps_that_were_done_twice_count_once_and_are_told():
+    lost = [step(n, BEGAN + n) for n in range(3, 6)]
+    again = [step(n, BEGAN + 100 + n) for n in range(3, 6)]
+    kept = [start(BEGAN), step(1, BEGAN + 1), step(2, BEGAN + 2), start(BEGAN + 100, "resume", step=2), *again]
+    history = timeline.read(kept, [*kept[:3], *lost, *kept[3:]])
+    assert (history.repeated_steps, history.repeated_s) == (3, pytest.approx(0.3))
+    assert len(history.steps) == 5
+
+
+def test_warm_up_ends_where_the_speed_is_reached_and_takes_a_quarter_of_a_session_at_most():
+    assert timeline.warm_ups(timeline.read(whole_run())) == [range(1)]
+    slow = [start(BEGAN), *(step(n, BEGAN + n, 1.0 if n <= 15 else 0.1) for n in range(1, 41))]
+    assert timeline.warm_ups(timeline.read(slow)) == [range(10)]
+
+
+def test_smoothing_leaves_gaps_where_values_are_not_finite():
+    assert timeline.smoothed([1.0, math.nan, 3.0], 3) == [1.0, None, 3.0]
+    assert timeline.rolling_median([1.0, 2.0, 900.0, 3.0, 4.0], 5)[2] == 3.0

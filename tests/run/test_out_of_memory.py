@@ -1,0 +1,163 @@
+"""A run under a real limit on its memory: what does not fit is halved, at the same batch, and learned all the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from driver import run_cli
+from powertrain import planner
+from powertrain.recipe import Recipe
+from powertrain.records import DataFacts, Facts
+from powertrain.run.out_of_memory import UpdateWatch, clear_step, is_out_of_memory, largest_pass, with_smaller_passes
+from powertrain.run.prepare import Prepared
+from powertrain.techniques.micro_batch import MicroBatch
+from powertrain.techniques.packing import Packing
+from powertrain.training.events import read_events
+from powertrain.training.loop import backward, new_state
+from powertrain.training.setup import Setup
+
+Cli = Callable[..., tuple[int, str, str]]
+MODEL = ["model.family=gpt2", "model.layers=2", "model.width=64", "model.heads=2", "data.tokenizer=char", "data.block=64",
+         "learning_rate=1e-3", "save_steps=0", "eval_steps=0", "logging_steps=1", "sample.tokens=0", "sample.prompt=",
+         "max_eval_samples=8", "techniques.threads=off", "techniques.bf16=off"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(f"line {i % 7} says {i % 3}\n" for i in range(4000)), encoding="utf-8")
+    return path
+
+
+def losses(run: Path) -> list[float]:
+    return [event["loss"] for event in read_events(run / "events.jsonl") if event["event"] == "step"]
+
+
+def micro_batch_of(run: Path) -> int | None:
+    steps = json.loads((run / "plan.json").read_text())["steps"]
+    return next((step["settings"]["examples"] for step in steps if step["technique"] == "micro_batch"), None)
+
+
+def test_a_step_that_does_not_fit_is_taken_again_in_smaller_passes_and_learns_the_same(
+        cli: Cli, text: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    words = ["train", f"data={text}", *MODEL, "train_batch_size=512", "max_steps=2"]
+    code, _, err = cli(*words, "techniques.micro_batch=off", "save_steps=1", "--output", "run", fault=("memory", 60))
+    assert code == 0, err
+    assert "step 1 ran out of memory" in err
+    assert "at the same batch of 512" in err
+    run = tmp_path / "run"
+    examples = micro_batch_of(run)
+    assert examples in (256, 128, 64)
+    plain = tmp_path_factory.mktemp("plain")
+    code, _, err = run_cli([*words, f"techniques.micro_batch.examples={examples}", "--output", "run"], cache, plain)
+    assert code == 0, err
+    assert losses(run) == pytest.approx(losses(plain / "run"), rel=1e-5)
+    warning = next(event for event in read_events(run / "events.jsonl") if event["event"] == "warning")
+    assert warning["step"] == 0
+    before = (run / "plan.json").read_bytes()
+    code, _, err = cli("train", "--resume", "run")
+    assert code == 0, err
+    assert (run / "plan.json").read_bytes() == before
+
+
+def test_one_example_that_does_not_fit_ends_the_run_with_the_cure(cli: Cli, text: Path) -> None:
+    words = ["train", f"data={text}", *MODEL, "train_batch_size=1", "data.block=16384", "max_steps=1", "--output", "run"]
+    code, _, err = cli(*words, fault=("memory", 10))
+    assert code == 1, err
+    assert "and its largest pass, of 16,384 tokens, cannot be halved; use " in err
+    assert "techniques.activation_checkpointing=on saves" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("error", "expected"), [
+    (MemoryError(), True), (torch.OutOfMemoryError("CUDA out of memory"), True),
+    (RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"), True),
+    (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 4 bytes"), True),
+    (RuntimeError("std::bad_alloc"), True), (RuntimeError("shapes cannot be multiplied"), False),
+    (ValueError("not enough memory"), False)])
+def test_errors_of_memory_are_told_from_others(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
+
+
+def prepared_for(setup: Setup, facts: Facts, *techniques: Any) -> Prepared:
+    plan = planner.make_plan(facts, Recipe(), 10)
+    kept = tuple(step for step in plan.steps if step.technique.slot != "passes")
+    steps = tuple(replace(plan.steps[0], technique=technique) for technique in techniques)
+    return Prepared(facts, None, replace(plan, steps=kept + steps), 10)     # type: ignore[arg-type]
+
+
+def halved(prepared: Prepared, setup: Setup) -> tuple[Prepared, Setup]:
+    found = with_smaller_passes(prepared, setup, 0)
+    assert found is not None
+    return found
+
+
+def test_where_nothing_splits_the_batch_half_of_it_becomes_the_micro_batch(setup: Setup, facts: Facts) -> None:
+    prepared, smaller = halved(prepared_for(setup, facts), setup)
+    assert (setup.micro_batch, smaller.micro_batch) == (14, 7)
+    found = next(step for step in prepared.plan.steps if step.technique.name == "micro_batch")
+    assert found.technique == MicroBatch(7)
+    assert found.because == "passes of 168 tokens ran out of memory at step 1"
+    assert [step.technique.name for step in prepared.plan.steps] == [
+        name for name in planner.BY_NAME if name in {step.technique.name for step in prepared.plan.steps}]
+    assert "micro_batch" not in {refusal.technique for refusal in prepared.plan.refused}
+    assert planner.from_json(planner.to_json(prepared.plan)).steps == prepared.plan.steps
+
+
+def test_a_micro_batch_is_halved_down_to_one_example(setup: Setup, facts: Facts) -> None:
+    prepared, seen = prepared_for(setup, facts, MicroBatch(14)), [14]
+    while seen[-1] > 1:
+        prepared, setup = halved(prepared, setup)
+        seen.append(setup.micro_batch)
+    assert seen == [14, 7, 4, 2, 1]
+    assert with_smaller_passes(prepared, setup, 0) is None
+
+
+def test_packed_passes_are_halved_until_they_are_smaller(setup: Setup, facts: Facts) -> None:
+    """Of 4,096 tokens, of which a step of 168 uses few, to 128, which are two passes of 84."""
+    data: DataFacts = replace(facts.data, kind="conversation", length_quantiles={"min": 12, "p50": 12, "max": 12})
+    packing = Packing(4096, 8192, 256)
+    packed = packing.apply(setup)
+    prepared, smaller = halved(prepared_for(packed, replace(facts, data=data), packing), packed)
+    assert (largest_pass(packed, 0), largest_pass(smaller, 0)) == (256, 84)
+    assert [step.technique for step in prepared.plan.steps if step.technique.slot == "passes"] == [
+        Packing(128, 8192, 1)]
+    prepared, smaller = halved(prepared, smaller)
+    assert largest_pass(smaller, 0) <= 64
+    assert with_smaller_passes(prepared, smaller, 0) is None
+
+
+def test_a_failed_pass_leaves_nothing_behind(setup: Setup) -> None:
+    state = new_state(setup, 0.1)
+    before = [parameter.detach().clone() for parameter in setup.model.parameters()]
+    batches = setup.prepare(0)
+    backward(setup, state.scaler, batches, batches[0].trained_tokens)
+    assert any(parameter.grad is not None for parameter in setup.model.parameters())
+    clear_step(state)
+    assert all(parameter.grad is None for parameter in setup.model.parameters())
+    assert all(torch.equal(old, new) for old, new in zip(before, setup.model.parameters(), strict=True))
+
+
+class Failing(torch.optim.Optimizer):
+    """Runs out of memory in the middle of an update."""
+
+    def step(self, closure: Any = None) -> Any:
+        raise MemoryError
+
+
+def test_an_update_that_breaks_off_is_known_to_have_begun(setup: Setup) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    whole, torn = torch.optim.SGD([weight], lr=0.1), Failing([weight], {})
+    watches = UpdateWatch(whole), UpdateWatch(torn)
+    whole.step()
+    with pytest.raises(MemoryError):
+        torn.step()
+    assert [watch.updating for watch in watches] == [False, True]
