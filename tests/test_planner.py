@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from powertrain.planner import Tuned, from_json, make_plan, to_json, with_steps, workload_of
+from powertrain.planner import Tuned, from_json, make_plan, to_json, with_pins, with_steps, workload_of
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Plan, Proposal, WrongUse
 from powertrain.records.evidence import Interval
@@ -175,3 +175,7 @@ def test_steps_are_put_in_their_place_of_the_catalogue_and_of_their_slot(facts: 
     assert [step.technique for step in moved.steps] == [step.technique for step in plan.steps]
     other = replace(step_of(plan, "micro_batch"), technique=Packing())
     assert "micro_batch" not in names(with_steps(plan, [other]))
+
+
+def test_further_pins_leave_the_recipes_own() -> None:
+    assert with_pins(pinned(loader="off"), {"loader": {}, "bf16": "off"}).techniques == {"loader": "off", "bf16": "off"}

@@ -20,7 +20,17 @@ import pytest
 
 from driver import TINY
 from powertrain.evidence.arms import PRELOADED, ArmProcess
-from powertrain.evidence.clock import LEAST_PAIRS, Arena, CannotRun, Pace, Track, is_steady, steps_per_window, warm_up
+from powertrain.evidence.clock import (
+    LEAST_PAIRS,
+    Arena,
+    CannotRun,
+    Pace,
+    Track,
+    check_room,
+    is_steady,
+    steps_per_window,
+    warm_up,
+)
 from powertrain.evidence.parity import compare_losses
 from powertrain.evidence.worker import Order
 from powertrain.records.evidence import INVALID, Arm, Comparison, Window
@@ -105,6 +115,25 @@ def test_arms_that_do_not_fit_together_take_whole_runs_in_turns(cache: Path, wor
     assert a.windows[0].first_step == a.windows[3].first_step, "of the first run, and of the last"
     assert [window.first_step for window in a.windows] == [window.first_step for window in b.windows]
     assert min(a.first_step_s, b.first_step_s) > 0
+
+
+def test_arms_that_turn_out_too_large_for_the_memory_together_take_turns_too(
+        arena: Arena, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    beside: list[int] = []
+    ask = ArmProcess.ask
+    monkeypatch.setattr(ArmProcess, "ask", lambda process, method, *arguments: (
+        beside.append(len(multiprocessing.active_children())) if method == "window" else None,
+        ask(process, method, *arguments))[1])
+    with ArmProcess(Order(Arm("plan", words), str(arena._cache), ".", ".")) as process:
+        free_bytes = process.ready.facts.hardware.free_memory_bytes
+        assert 0 < process.ready.needed_bytes < free_bytes
+        large = replace(process.ready, needed_bytes=free_bytes // 2 + 1)
+    with pytest.raises(CannotRun, match="GiB together"):
+        check_room([large, large])
+    monkeypatch.setattr("powertrain.evidence.clock.check_room", lambda arms: check_room([large, large]))
+    comparison, _, _ = arena.compare(Arm("a", words), Arm("b", words), QUICK)
+    assert comparison.pairs == 6
+    assert set(beside) == {1}, "never two at a time"
 
 
 def test_a_technique_that_does_nothing_is_found_out_by_its_confirm(arena: Arena, words: tuple[str, ...]) -> None:

@@ -94,6 +94,11 @@ def test_a_gradient_that_stays_zero_is_caught_where_the_losses_are_close() -> No
     assert not compare_losses("ROUNDING", a, b, dtype="bf16").holds
 
 
+def test_gradients_that_only_balance_out_are_caught() -> None:
+    a, b = Run((5.0, 4.0, 3.0, 2.0)), Run((5.0, 4.0, 3.0, 2.0), (1.2, 0.8, 1.2, 0.8))
+    assert not compare_losses("ROUNDING", a, b, dtype="bf16").holds
+
+
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_what_is_not_finite_is_nothing_that_rounding_explains(broken: float) -> None:
     a, b = Run((5.0, 4.0, 3.0)), Run((5.0, 4.0, broken))

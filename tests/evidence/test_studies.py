@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -106,6 +107,17 @@ def test_the_commit_is_that_of_this_checkout_or_unknown(tmp_path: Path, monkeypa
     assert found is None or len(found.rstrip("+")) == 12
     monkeypatch.setattr(studies, "PACKAGE", tmp_path)
     assert studies.commit() is None
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "a"], check=True)
+    (tmp_path / "__init__.py").touch()
+    assert studies.commit() is None, "that checkout is of something else, in which this was installed"
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "b"], check=True)
+    clean = studies.commit()
+    (tmp_path / "__init__.py").write_text("changed")
+    assert clean is not None
+    assert studies.commit() == f"{clean}+"
 
 
 @pytest.mark.parametrize("text", [None, "{", "{}", "[]", '{"arms": 3}'])

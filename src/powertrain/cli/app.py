@@ -202,7 +202,7 @@ def bench(words: Words = None, budget: Budget = "10m", study: StudyName = None, 
 
 @app.command()
 def report(target: Annotated[Path, typer.Argument(help="A run's or a study's folder.")],
-           output: Annotated[Path | None, typer.Option(help="Where report.html, .md and .json go (default: into TARGET).")] = None,
+           output: Annotated[Path | None, typer.Option(help="Where report.html, .md and .json go (default: TARGET).")] = None,
            json: Json = False) -> None:
     """Write what a run or a study came to as one HTML file, with Markdown and JSON beside it."""
     from powertrain.cli import reporting

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from powertrain.cost.bridged import as_decoder
 from powertrain.cost.fitting import largest_pass
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.padding import length_at
@@ -68,7 +69,7 @@ def workload_work(model: ModelFacts, workload: Workload) -> Work:
     Raises UnknownFact for a model of another library whose shape is not known, or whose halves read different tokens.
     """
     _check_shape(model)
-    model = as_held(model, workload.base_dtype)
+    model = as_held(as_decoder(model), workload.base_dtype)
     real, slots = _real_lengths(workload), _slot_lengths(workload)
     reaching = workload.head_share * (1.0 if workload.loss_chunk_rows is None else 1 - workload.padding_share)
     keeps_attention = workload.checkpoint_keeps_attention and not model.dropout and not workload.attention_saves_scores

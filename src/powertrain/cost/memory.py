@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping
 
 from powertrain.cost.blocks import Unit, kinds_of, units_of
+from powertrain.cost.bridged import as_decoder
 from powertrain.cost.forward import StepFacts
 from powertrain.cost.gradients import has_frozen_base
 from powertrain.cost.replay import Block, Memory
@@ -40,7 +41,7 @@ def reserved_bytes(model: ModelFacts, workload: Workload) -> int:
     """What torch's CUDA allocator reserves for such a step: segments, and what they waste. Slower: every block is replayed."""
     segments = Segments()
     memory = Memory({}, CUDA_ROUNDING, segments)
-    model = as_held(model, workload.base_dtype)
+    model = as_held(as_decoder(model), workload.base_dtype)
     standing = [Block(memory, nbytes, "weights") for nbytes in _standing_tensors(model, workload)]
     _run(model, workload, memory, leaves_out=False)
     del standing
@@ -49,7 +50,7 @@ def reserved_bytes(model: ModelFacts, workload: Workload) -> int:
 
 def replay(model: ModelFacts, workload: Workload, *, leaves_out: bool = True) -> Memory:
     """One optimizer step. Without `leaves_out` every block is run; the result is the same."""
-    model = as_held(model, workload.base_dtype)
+    model = as_held(as_decoder(model), workload.base_dtype)
     memory = Memory(_standing(model, workload), CUDA_ROUNDING if workload.device == "cuda" else 1)
     _run(model, workload, memory, leaves_out=leaves_out)
     return memory

@@ -34,7 +34,6 @@ from powertrain.cost.gradients import (
     backward_of,
     has_frozen_base,
     linears,
-    lowest_layer,
 )
 from powertrain.cost.recomputing import Recomputed, recomputed_of
 from powertrain.records import ModelFacts
@@ -157,8 +156,7 @@ def _attention_flops_per_token(model: ModelFacts, lengths: Sequence[int]) -> flo
 
 def _adapter_weights(model: ModelFacts) -> int:
     """In A and B of all adapters: what their products multiply by."""
-    weights = sum(adapter.weights for linear in linears(model) for adapter in linear.adapters)
-    return len(model.adapted_layers) * weights if weights else model.adapter_parameters
+    return len(model.adapted_layers) * sum(adapter.weights for linear in linears(model) for adapter in linear.adapters)
 
 
 def has_dora(model: ModelFacts) -> bool:
@@ -182,8 +180,6 @@ def _second_input_weights(linear: Linear) -> int:
 
 
 def _frozen_backward_flops_per_token(model: ModelFacts, lengths: Sequence[int], head_share: float) -> float:
-    if not any(linear.adapters for linear in linears(model)):
-        return _bridged_backward_flops_per_token(model, lengths, head_share)
     total = 2.0 * head_share * model.head_parameters
     attention = BACKWARD_SHARE * _attention_flops_per_token(model, lengths)
     again = has_dora(model) and adapter_dropout(model)
@@ -198,13 +194,6 @@ def _frozen_backward_flops_per_token(model: ModelFacts, lengths: Sequence[int], 
                              for adapter in linear.adapters)
                 total += 2.0 * _second_input_weights(linear) if again and needed else 0.0
     return total
-
-
-def _bridged_backward_flops_per_token(model: ModelFacts, lengths: Sequence[int], head_share: float) -> float:
-    """Where the adapters' shapes are another library's: all of every block that lies above the lowest adapter."""
-    above = 1 - lowest_layer(model) / model.layers
-    blocks = 2.0 * model.matmul_parameters + BACKWARD_SHARE * model.layers * _attention_flops_per_token(model, lengths)
-    return above * blocks + 2.0 * head_share * model.head_parameters + 4.0 * model.adapter_parameters
 
 
 def _linear_flops(model: ModelFacts, linear: Linear, again: Recomputed) -> float:

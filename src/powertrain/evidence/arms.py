@@ -9,12 +9,13 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
-from powertrain.evidence.worker import Failure, Order, Ready, serve
+from powertrain.evidence.worker import FIRST, Failure, Order, Ready, serve
 
 # torch's optimizers import its compiler; where there is CUDA nobody promises that importing that leaves CUDA alone, and a
 # process forked after CUDA was looked at can never use it
@@ -34,7 +35,7 @@ class ArmProcess:
     """An arm that is ready to take steps. Raises CannotRun, from its start on, when its process fails."""
 
     def __init__(self, order: Order):
-        self.arm = order.arm
+        self.arm, self._first = order.arm, Path(order.scratch, FIRST)
         self.first_step_s = 0.0              # set by whoever has it take its very first one
         context = _context()
         self._pipe, theirs = context.Pipe()
@@ -82,6 +83,7 @@ class ArmProcess:
             self._process.kill()
             self._process.join()
         self._process.close()
+        self._first.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self

@@ -23,7 +23,7 @@ from typing import Any, Self
 from powertrain.evidence.arms import ArmProcess, CannotRun
 from powertrain.evidence.profile import Profile
 from powertrain.evidence.stats import MARGIN, half_width, interval, noise_floor, speed_verdict
-from powertrain.evidence.worker import Order, Probe, Taken
+from powertrain.evidence.worker import Order, Probe, Ready, Taken
 from powertrain.records import Facts
 from powertrain.records.evidence import FASTER, INCONCLUSIVE, INVALID, Arm, ArmRun, Comparison, Interval, Window
 
@@ -165,7 +165,8 @@ class Arena:
         """A fresh process beside those that are kept; where two of them are, the older makes room."""
         while len(self._processes) > 1:
             self._processes.pop(0).close()
-        order = Order(arm, str(self._cache), str(Path.cwd()), str(self._scratch), self._preload, precision, seed)
+        scratch = tempfile.mkdtemp(dir=self._scratch)
+        order = Order(arm, str(self._cache), str(Path.cwd()), scratch, self._preload, precision, seed)
         process = ArmProcess(order)
         if precision is None and seed is None:
             self.plans[arm.name], self.dtypes[arm.name] = process.ready.plan, process.ready.dtype
@@ -183,6 +184,7 @@ class Arena:
             process.close()
         process = self._start(arm)
         self._processes.append(process)
+        process.ask("remember")
         return process
 
     def _close_all(self) -> None:
@@ -192,6 +194,7 @@ class Arena:
     def _interleaved(self, a: Arm, b: Arm, pace: Pace, margin: float,
                      deadline: float | None) -> tuple[Comparison, ArmRun, ArmRun]:
         tracks = [Track(self._at_first_step(a, beside=b)), Track(self._at_first_step(b, beside=a))]
+        check_room([track.process.ready for track in tracks])
         for track in tracks:
             warm_up(track, pace)
         longest = max(track.warm_up_steps for track in tracks)
@@ -229,6 +232,14 @@ class Arena:
             tracks.setdefault(arm.name, track)
             runs[arm.name] = run if earlier is None else replace(earlier, windows=earlier.windows + run.windows)
         return judge(tracks[a.name], tracks[b.name], runs[a.name], runs[b.name], margin)
+
+
+def check_room(arms: Sequence[Ready]) -> None:
+    """Raises CannotRun where arms that are ready do not fit the memory together, before Linux ends one of them or worse."""
+    needed_bytes, free_bytes = sum(arm.needed_bytes for arm in arms), arms[0].facts.hardware.free_memory_bytes
+    if needed_bytes > free_bytes:
+        raise CannotRun(f"the arms need {needed_bytes / 2**30:.1f} GiB together, and {free_bytes / 2**30:.1f} were free",
+                        out_of_memory=True)
 
 
 def _same(one: Arm, other: Arm) -> bool:

@@ -25,9 +25,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from powertrain import planner
+from powertrain.cost.memory import peak_memory
+from powertrain.cost.workload import Workload
 from powertrain.evidence.profile import Profile, from_shares, profile_steps
 from powertrain.recipe import resolve_words
-from powertrain.records import Facts, Plan, UserError, WrongUse
+from powertrain.records import Facts, Plan, UnknownFact, UserError, WrongUse
 from powertrain.records.evidence import Arm, Window
 from powertrain.run.prepare import Prepared, build_setup, prepare, with_stored_plan
 from powertrain.run.session import peak_memory_bytes
@@ -35,6 +37,7 @@ from powertrain.training.ledger import measured_step_bytes
 from powertrain.training.loop import StepResult, new_state, train
 from powertrain.training.schedule import Schedule
 
+FIRST = "first.safetensors"                  # weights before the first step
 FOREVER = 10**9                              # steps: the parent says when it is enough
 
 
@@ -45,7 +48,7 @@ class Order:
     arm: Arm
     cache: str
     folder: str                              # to work in: where runs/ is looked for
-    scratch: str                             # for files that the parent clears away
+    scratch: str                             # a folder for files that the parent clears away
     preload: tuple[str, ...] = ()            # modules that may add techniques
     precision: str | None = None             # "fp32": the plan less its technique of precision
     seed: int | None = None                  # instead of the recipe's
@@ -60,6 +63,7 @@ class Ready:
     plan: Mapping[str, Any]                  # as plan.json
     facts: Facts
     dtype: str                               # of the matrix products
+    needed_bytes: int                        # of memory, as it is reckoned; it has taken no step yet
     loss_scaling: bool                       # then a step now and then has gradients that are not finite, and is skipped
 
 
@@ -132,13 +136,12 @@ class Runner:
         self.prepared, self.setup = prepared, build_setup(prepared)
         apply_s = time.perf_counter() - began - sum(building_s)
         names = tuple(step.technique.name for step in prepared.plan.steps)
-        self.ready = Ready(apply_s, names, planner.to_json(prepared.plan), prepared.facts,
-                           planner.workload_of(prepared.facts, prepared.plan).dtype, self.setup.precision.loss_scaling)
+        workload = planner.workload_of(prepared.facts, prepared.plan)
+        self.ready = Ready(apply_s, names, planner.to_json(prepared.plan), prepared.facts, workload.dtype,
+                           _needed_bytes(prepared.facts, workload), self.setup.precision.loss_scaling)
         self._trained = {name: value for name, value in self.setup.model.named_parameters() if value.requires_grad}
-        # on disk: a copy in memory would be counted as the arm's
-        self._first = Path(order.scratch, f"{os.getpid()}.safetensors")
-        save_file({name: value.detach().contiguous() for name, value in self._trained.items()}, self._first)
-        self._random = _random_state()
+        self._first = Path(order.scratch, FIRST)
+        self._random = _random_state(self.setup.device)
         self._begin()
 
     def _begin(self) -> None:
@@ -148,6 +151,10 @@ class Runner:
         gc.collect()
         gc.freeze()                          # as a run does
 
+    def remember(self) -> None:
+        """Before any step: what `rewind` goes back to. On disk: a copy in memory would be counted as the arm's."""
+        save_file({name: value.detach().contiguous() for name, value in self._trained.items()}, self._first)
+
     def rewind(self) -> None:
         """Before the first step again: weights, optimizer, order of the data, and chance."""
         self._steps.close()  # type: ignore[attr-defined]
@@ -155,7 +162,7 @@ class Runner:
         with torch.no_grad(), safe_open(self._first, framework="pt") as first:
             for name, value in self._trained.items():
                 value.copy_(first.get_tensor(name))
-        _set_random_state(self._random)
+        _set_random_state(self._random, self.setup.device)
         self._begin()
 
     def window(self, untimed: int, steps: int) -> Taken:
@@ -220,6 +227,14 @@ def in_fp32(plan: Plan) -> Plan:
     return replace(plan, steps=tuple(step for step in plan.steps if step.technique.slot != "precision"))
 
 
+def _needed_bytes(facts: Facts, workload: Workload) -> int:
+    """0 where it is not known: then the arms find out for themselves."""
+    try:
+        return sum(peak_memory(facts.model, workload).values())
+    except UnknownFact:
+        return 0
+
+
 def _timed_building(prepared: Prepared) -> tuple[Prepared, list[float]]:
     """`prepared` whose model building adds its seconds to the list: they are the disk's, not the plan's."""
     seconds: list[float] = []
@@ -239,14 +254,14 @@ def _floats(values: list[torch.Tensor]) -> tuple[float, ...]:
     return tuple(torch.stack([value.detach().float() for value in values]).tolist()) if values else ()
 
 
-def _random_state() -> tuple[torch.Tensor, list[torch.Tensor]]:
-    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+def _random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
-def _set_random_state(state: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
+def _set_random_state(state: tuple[torch.Tensor, torch.Tensor | None], device: torch.device) -> None:
     torch.set_rng_state(state[0])
-    if state[1]:
-        torch.cuda.set_rng_state_all(state[1])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1], device)
 
 
 def _say_nothing(text: str) -> None:

@@ -118,7 +118,7 @@ class ModelFacts:
     frozen_dtype: str = "fp32"               # of the weights that are not trained, as they are stored: fp32, bf16, fp16, nf4
     window: int | None = None                # tokens a token sees, itself included; None = its whole document
     parallel_residual: bool = False          # attention and MLP read the same residual (gpt_neox)
-    rotary_width: int | None = None          # of a head's dimensions, those that are rotated; None = all, unless positions are learned
+    rotary_width: int | None = None          # of a head's dimensions, that are rotated; None = all, or positions are learned
 
 
 @dataclass(frozen=True)

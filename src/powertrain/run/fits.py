@@ -45,14 +45,17 @@ def refuse_what_does_not_fit(prepared: Prepared) -> None:
                        f"If you know better than this estimate, {OVERRIDE} trains all the same")
 
 
-def cures(prepared: Prepared) -> str:
-    """The changes that save the most, as words for the recipe, each with what it saves and whether it is enough."""
+def cures(prepared: Prepared, *, judged: bool = True) -> str:
+    """The changes that save the most, as words for the recipe, each with what it saves.
+
+    `judged`: and whether that is enough for what is free, which a run that ran out of memory has refuted.
+    """
     savings = savings_of(prepared)[:NAMED]
     if not savings:
         return "no change of the recipe that is known here would save much: free some memory, or train a smaller model"
-    told = [f"{saving.words} saves {_gib(saving.bytes)}, {'which is enough' if saving.enough else 'not enough alone'}"
-            for saving in savings]
-    return f"what would help: {'; '.join(told)}"
+    verdicts = {True: ", which is enough", False: ", not enough alone"} if judged else {True: "", False: ""}
+    return "what would help: " + "; ".join(f"{saving.words} saves {_gib(saving.bytes)}{verdicts[saving.enough]}"
+                                           for saving in savings)
 
 
 def savings_of(prepared: Prepared) -> list[Saving]:

@@ -240,13 +240,13 @@ def go_on_smaller(session: Session, why: str) -> None:
     if session.watch.updating:
         raise RunFailed(f"the optimizer's update of step {step + 1:,} ran out of memory ({why}), and half an update cannot be "
                         "repeated; go on from the last checkpoint with more memory free, or start again: "
-                        f"{cures(session.prepared)}")
+                        f"{cures(session.prepared, judged=False)}")
     before = largest_pass(session.setup, step)
     clear_step(session.state)
     smaller = with_smaller_passes(session.prepared, session.setup, step)
     if smaller is None:
         raise RunFailed(f"step {step + 1:,} does not fit the memory ({why}), and its largest pass, of {before:,} tokens, "
-                        f"cannot be halved; {cures(session.prepared)}")
+                        f"cannot be halved; {cures(session.prepared, judged=False)}")
     session.prepared, session.setup = smaller
     session.step_s.clear()
     session.taken = 0

@@ -70,7 +70,8 @@ class ChunkedCrossEntropy(Technique):
         found = answer.technique if isinstance(answer, Proposal) else answer.possible
         if not isinstance(found, cls):
             return ()
-        return None, *(cls(max(1, rows)) for rows in (found.rows // 4, found.rows, 4 * found.rows))
+        tokens = facts.data.train_batch_size * facts.data.block      # more rows than that are all at once
+        return None, found, *(cls(rows) for rows in (found.rows // 4, 4 * found.rows) if 0 < rows < tokens)
 
     def __post_init__(self) -> None:
         if self.rows < 1:

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from powertrain.evidence.arms import PRELOADED
 from powertrain.records import RunFailed, UserError
 
 T = TypeVar("T")
-PRELOADED = ["powertrain.run.session"]       # by the server that processes are forked from: a start then takes no second
 
 
 def apart(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
