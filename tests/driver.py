@@ -126,8 +126,11 @@ def _on_a_full_disk(function: Callable[..., Any], from_call: int) -> Callable[..
 
 def _in_little_memory(function: Callable[..., Any], more_bytes: int) -> Callable[..., Any]:
     """`function`, from whose first call on the system gives the process no more than `more_bytes` besides what it has."""
+    import ctypes
     import resource
 
+    map_from = -3                            # M_MMAP_THRESHOLD: what was freed before the limit leaves no room in the heap
+    ctypes.CDLL(None).mallopt(map_from, 1 << 16)
     calls = itertools.count()
 
     def call(*arguments: Any, **named: Any) -> Any:
