@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORDS  ?=        # more words for the demo's train command
 TESTS  ?=        # which tests; all of them by default
+JOBS   ?= auto   # processes that test side by side: one per core
 
 .PHONY: demo test check install clean
 
@@ -13,12 +14,12 @@ demo: install
 	@echo "Next: $(BIN)/powertrain train docstrings    tunes this model (LoRA) to write docstrings, in about a minute"
 
 test: install
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 8 $(TESTS)
 
 check: install
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 8 $(TESTS)
 
 install: $(STAMP)
 

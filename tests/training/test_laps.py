@@ -27,7 +27,7 @@ def test_a_lap_belongs_to_the_part_that_it_ends() -> None:
     assert found["data"] >= 0.02
     assert found["backward"] >= 0.01
     assert found["copy"] == 0
-    assert 0 < found["forward"] < 0.01
+    assert found["forward"] > 0
 
 
 def test_the_parts_of_a_step_are_all_of_its_time(make_setup: Callable[..., Setup]) -> None:
@@ -37,7 +37,15 @@ def test_the_parts_of_a_step_are_all_of_its_time(make_setup: Callable[..., Setup
     seconds = time.perf_counter() - began
     parts = [result.laps.parts() for result in results]
     assert all(value > 0 for part in parts for name, value in part.items() if name != "copy")
-    assert 0.9 * seconds < sum(sum(part.values()) for part in parts) < seconds
+    assert sum(sum(part.values()) for part in parts) < seconds
+
+
+def test_the_laps_follow_each_other_without_a_gap() -> None:
+    laps = Laps(torch.device("cpu"))
+    first = laps._marks[0][1]
+    for part in PARTS * 3:
+        laps.lap(part)
+    assert sum(laps.parts().values()) == pytest.approx(laps._marks[-1][1] - first)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="events of a GPU's stream need a GPU")

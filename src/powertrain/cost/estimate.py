@@ -35,6 +35,7 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
         dtype=work.dtype, peak_flops_per_s=hardware.peak(work.dtype), tokens_per_step=work.tokens, steps=steps,
         memory_bytes=peak_memory(model, workload), padding_share=workload.padding_share,
         largest_pass=largest_pass(model, workload, hardware.free_memory_bytes),
+        bytes_per_step=work.gemm_bytes + work.optimizer_bytes,
         basis=f"floor: formula, at measured peaks; step: {expect.basis}; memory: formula{of_decoder}",
     )
 

@@ -21,7 +21,7 @@ from powertrain.evidence.verdicts import MARGIN
 from powertrain.records import RunFailed, WrongUse
 from powertrain.records.evidence import Arm, ArmRun, Comparison, Interval, Parity, Window
 
-PACE = Pace(window_s=1.0, pairs=6, most_pairs=12, warm_up_s=10.0)
+PACE = Pace(window_s=0.5, pairs=6, most_pairs=12, warm_up_s=5.0)
 UNTIMED = frozenset({"peak_memory", "loss"})     # metrics for which no window is timed
 PROBED_STEPS = 4
 

@@ -40,7 +40,7 @@ COMPILERS = ("g++", "clang++")
 
 def read_software() -> Software:
     """The version of each part that is usable here, and for each other part the reason why it is not."""
-    versions, missing = {"python": platform.python_version()}, {}
+    versions, missing = {"powertrain": importlib.metadata.version("powertrain"), "python": platform.python_version()}, {}
     capability = _gpu_capability()
     for part in PARTS:
         reason = _why_not(part, capability)

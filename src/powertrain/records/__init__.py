@@ -207,6 +207,7 @@ class Estimate:
     basis: str
     padding_share: float = 0.0               # of the slots that are computed
     largest_pass: Mapping[str, int] = field(default_factory=dict)  # that fits: examples, tokens, bytes at the peak
+    bytes_per_step: float | None = None      # that the floor counts: products' operands and the optimizer's state
 
     @property
     def tokens_per_s(self) -> tuple[float, float]:

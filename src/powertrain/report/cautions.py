@@ -13,12 +13,13 @@ from powertrain.report.timeline import OTHER, History, estimate_of, quantile, st
 
 MOST = 5
 UNSTEADY = 0.3               # spread of eight steps in ten over the median, where all steps have as many tokens
+BUSY = 0.75                  # load of the machine, of the minute before, from which something else was at work
 LARGE_SHARE = 0.1            # of the wall time, for what is not training
 
 
 def of_run(history: History, plan: Mapping[str, Any]) -> list[str]:
     found = [*_unfinished(history), *_not_finite(history), *_lost(history), *_time(history), *_learning(history),
-             *_speed(history, plan), *_always(plan)]
+             *_load(history), *_speed(history, plan), *_always(plan)]
     return found[:MOST]
 
 
@@ -96,6 +97,12 @@ def _speed(history: History, plan: Mapping[str, Any]) -> Iterator[str]:
         yield "The measured step time lies outside the interval that the plan expected."
 
 
+def _load(history: History) -> Iterator[str]:
+    load = history.start.get("load")
+    if load is not None and load > BUSY:
+        yield f"The machine was not idle when the run began: its load over the last minute was {load:.2g}."
+
+
 def _always(plan: Mapping[str, Any]) -> Iterator[str]:
     steps = plan.get("steps") or []
     guessed = [step["technique"] for step in steps if step["claim"]["basis"].startswith("guess")]
@@ -103,4 +110,4 @@ def _always(plan: Mapping[str, Any]) -> Iterator[str]:
         yield (f"{len(guessed)} of the {len(steps)} techniques in force rest on guesses of their gain ({', '.join(guessed)}); "
                "`powertrain ablate` measures them here.")
     yield "One run with one seed: the losses have no interval, and another seed gives other ones."
-    yield "The load of the machine by others was not recorded; a speed is of that time on that machine."
+    yield "A speed is of that time on that machine."

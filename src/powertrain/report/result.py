@@ -84,7 +84,7 @@ def _next_rows(reason: str, folder: str, start: Mapping[str, Any]) -> list[Row]:
     use = {"causal": f"powertrain generate {folder} --prompt TEXT" if start.get("method") == "scratch"
            else f"powertrain chat {folder}", "seq2seq": f"powertrain generate {folder} --prompt TEXT"}
     commands = [use[task]] if task in use else []
-    commands += [f"powertrain evaluate {folder}", f"powertrain runs show {folder}"]
+    commands += [f"powertrain evaluate {folder}", f"powertrain runs show {folder}", f"powertrain report {folder}"]
     commands += [f"powertrain export {folder} --to merged --output FOLDER"] if has_adapter and opens else []
     return [(what, f"{folder}/model opens in powertrain" + (f" and {opens}" if opens else "")),
             *[("Next" if number == 0 else "", command) for number, command in enumerate(commands)]]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from powertrain import planner
@@ -69,6 +70,7 @@ class Session:
     checkpoint_failed: str | None = None
     step_s: list[float] = field(default_factory=list)    # of the steps that the plan in force has made
     taken: int = 0               # steps that the plan in force has begun in this process
+    memory: dict[str, Any] = field(default_factory=dict)     # of the watched step, until that step is written
     watch: UpdateWatch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,6 +108,11 @@ class Session:
         self.pending.clear()
         if time.perf_counter() - self.flushed_at > EVENTS_EVERY_S:
             self.flush(durable=False)
+
+    def tell_memory(self) -> None:
+        """After the watched step itself, so that the events stand in the order in which things happened."""
+        self.emit("memory", **self.memory)
+        self.memory = {}
 
 
 def start_run(prepared: Prepared, listener: Listener) -> tuple[RunFolder, int]:
@@ -153,7 +160,7 @@ def _start_fields(prepared: Prepared) -> dict[str, Any]:
             "train_batch_size": recipe.train_batch_size,
             "block": data.block, "parameters": model.parameters, "device": prepared.facts.hardware.device,
             "techniques": [step.technique.name for step in prepared.plan.steps],
-            "estimate": to_plain(prepared.plan.estimate)}
+            "estimate": to_plain(prepared.plan.estimate), "load": psutil.getloadavg()[0]}
 
 
 def _run(session: Session, interrupt: Interrupt) -> int:
@@ -186,8 +193,10 @@ def _steps(session: Session, interrupt: Interrupt) -> str | None:
         last, stop = state.step == total_steps, interrupt.requested is not None
         evaluating = eval_every > 0 and state.step % eval_every == 0 and not last
         saving = save_every > 0 and state.step % save_every == 0
-        if last or stop or evaluating or saving or state.step % recipe.logging_steps == 0:
+        if last or stop or evaluating or saving or session.memory or state.step % recipe.logging_steps == 0:
             session.read_steps()
+        if session.memory:
+            session.tell_memory()
         if evaluating and not stop:
             _evaluate(session, final=False)
         if last:
@@ -230,7 +239,7 @@ def _next_step(session: Session, steps: Iterator[StepResult]) -> StepResult | No
         prepared = session.prepared
         predicted = peak_memory(prepared.facts.model, planner.workload_of(prepared.facts, prepared.plan))
         reserved: dict[str, Any] = {"reserved_bytes": ledger.reserved_bytes} if ledger.reserved_bytes else {}
-        session.emit("memory", step=result.step, allocated_bytes=ledger.peak_bytes, predicted=dict(predicted), **reserved)
+        session.memory = {"step": result.step, "allocated_bytes": ledger.peak_bytes, "predicted": dict(predicted), **reserved}
     return result
 
 

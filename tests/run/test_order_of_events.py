@@ -1,0 +1,20 @@
+"""Events stand in the order in which things happened, so that a report can put them on one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from driver import TINY
+from powertrain.report.timeline import read
+from powertrain.training.events import read_events
+
+
+def test_what_was_seen_of_a_step_stands_behind_it_and_the_parts_are_the_wall_time(cli: Callable[..., tuple[int, str, str]],
+                                                                                  tmp_path: Path) -> None:
+    code, _, err = cli("train", *TINY, "max_steps=25", "logging_steps=10", "--output", str(tmp_path / "run"))
+    assert code == 0, err
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    places = {(event["event"], event.get("step")): place for place, event in enumerate(events)}
+    assert places["step", 1] < places["step", 2] < places["memory", 2] < places["step", 3]
+    assert read(events).overrun_s == 0
