@@ -23,6 +23,8 @@ from powertrain.records.evidence import INCONCLUSIVE, INVALID, NO_EFFECT, NOT_HE
 from powertrain.run.prepare import Prepared
 
 LEFT_OUT, TOTAL, RUNG = 2.0, 1.0, 1.0        # weights of comparisons when they share the time: leaving out decides
+MORE_PAIRS = 36              # of windows, at least, when what is undecided is measured again
+PAIR_S = 2.0                 # two windows
 FOR_TIMING = 0.5             # of the budget: memory and losses are looked at while more than that is left
 LATER = "not reached within the budget: a larger one, or --technique with this one alone, measures it"
 
@@ -117,6 +119,7 @@ def ablate(prepared: Prepared, subjects: Sequence[Subject], notebook: Notebook) 
         _leave_out(subject, notebook, weights[number:])
     total = _total(plain, full, notebook, weights[len(timed):]) if len(whole) == len(prepared.plan.steps) else None
     _climb(measured, none, prepared.facts, notebook)
+    _look_again(timed, notebook)
     for subject in subjects:
         _judge(subject, notebook)
     found = {"recipe": list(notebook.words), "profile": {name: to_plain(profile) for name, profile in profiles.items()},
@@ -147,7 +150,10 @@ def _profile(plain: Arm, full: Arm, measured: Sequence[Subject], notebook: Noteb
         notebook.say(f"no profile: {error}")
         return {}
     for subject in measured:
-        limit = bound(profiles["plain"], profiles["plan"], subject.step.technique.acts_on)
+        ours = profiles["plan"]
+        if subject.forced:                   # what it adds is in no other profile
+            ours = notebook.arena.profile(notebook.arm(subject.with_it, f"with {subject.name}"))
+        limit = bound(profiles["plain"], ours, subject.step.technique.acts_on)
         subject.bound = limit if math.isfinite(limit) else None
         acts_on = ", ".join(sorted(subject.step.technique.acts_on))
         notebook.say(f"{subject.name}: at most {limit:.2f} times as fast or as slow (it acts on {acts_on})" if subject.bound
@@ -223,6 +229,26 @@ def _leave_out(subject: Subject, notebook: Notebook, weights: Sequence[float]) -
         subject.why = f"it could not be timed: {error}"
         return
     notebook.say(f"{subject.name}: {notebook.comparisons[subject.left_out].because}")
+
+
+def _look_again(timed: Sequence[Subject], notebook: Notebook) -> None:
+    """What is undecided takes the time that is left, on fresh windows: many more of them, and none of the first ones."""
+    undecided = [subject for subject in timed if subject.left_out is not None
+                 and notebook.comparisons[subject.left_out].verdict == INCONCLUSIVE]
+    for number, subject in enumerate(undecided):
+        share_s = shares(notebook.left_s(), [1.0] * (len(undecided) - number))
+        if share_s < MORE_PAIRS * PAIR_S:
+            return
+        assert subject.left_out is not None
+        pairs = notebook.comparisons[subject.left_out].pairs
+        notebook.say(f"{subject.name}: undecided after {pairs} pairs of windows, so once more with the time that is left")
+        a, b = notebook.arm(subject.without, subject.without_name), notebook.arm(subject.with_it, f"with {subject.name}")
+        try:
+            subject.left_out = notebook.compare(a, b, share_s, pairs=int(share_s / PAIR_S), anew=True)
+        except CannotRun as error:
+            notebook.say(f"{subject.name}: {error}")
+            continue
+        notebook.say(f"{subject.name}: {notebook.comparisons[subject.left_out].because}")
 
 
 def _can_matter(subject: Subject, notebook: Notebook) -> bool:
