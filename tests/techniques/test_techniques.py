@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -360,3 +362,11 @@ def test_compiled_blocks_serve_every_layer_and_run_other_shapes_plainly(make_set
     assert losses == pytest.approx(expected, rel=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
+
+
+def test_every_study_that_a_technique_names_is_stored() -> None:
+    root = Path(__file__).resolve().parents[2]
+    named = {study for file in (root / "src" / "powertrain" / "techniques").glob("*.py")
+             for study in re.findall(r"20\d\d-\d\d-\d\d_[\w-]+", file.read_text(encoding="utf-8"))}
+    assert named
+    assert not [study for study in named if not (root / "studies" / study / "evidence.json").is_file()]
