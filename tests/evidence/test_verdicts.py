@@ -48,8 +48,9 @@ def test_a_claim_smaller_than_the_margin_cannot_be_confirmed():
 
 def test_a_noisy_machine_widens_the_margin_up_to_a_point():
     assert verdict(1.035, 1.03, 1.04) == SMALLER
-    assert verdict(1.035, 1.03, 1.04, floor=0.04) == NO_EFFECT
-    assert verdict(1.035, 1.03, 1.04, floor=0.06) == INCONCLUSIVE
+    assert verdict(1.01, 0.98, 1.04) == INCONCLUSIVE
+    assert verdict(1.01, 0.98, 1.04, floor=0.04) == NO_EFFECT
+    assert verdict(1.01, 0.93, 1.06, floor=0.06) == INCONCLUSIVE
     assert verdict(1.10, 1.09, 1.11, floor=0.06) == CONFIRMED
 
 

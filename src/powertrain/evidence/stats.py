@@ -39,18 +39,18 @@ def noise_floor(control: Comparison) -> float:
 
 
 def speed_verdict(speed: Interval, margin: float) -> tuple[str, str]:
-    """(verdict, because) of a ratio of speeds, where effects up to `margin` do not count.
+    """(verdict, because) of a ratio of speeds on a machine that varies by `margin` between equal arms.
 
-    Faster or harmful: the interval excludes 1 and the median lies beyond the margin. No effect: the interval lies within
-    the margin, or it excludes 1 and the effect is smaller than the margin; a machine so noisy that the margin is above
-    5 % cannot say so. Everything else is inconclusive.
+    Faster or harmful: the interval excludes 1, by more than 2 % in the median; the machine's noise is in the interval
+    already. No effect: the interval lies within the margin, or it excludes 1 by less than 2 %; a machine so noisy that the
+    margin is above 5 % cannot say so. Everything else is inconclusive.
     """
     shown = f"{speed.median:.3f} times as fast ({speed.low:.3f} to {speed.high:.3f})"
     excludes_one = speed.low > 1 or speed.high < 1
-    if excludes_one and speed.median > 1 + margin:
-        return FASTER, f"{shown}: more than the margin of {margin:.1%}"
-    if excludes_one and speed.median < 1 - margin:
-        return HARMFUL, f"{shown}: slower by more than the margin of {margin:.1%}"
+    if excludes_one and speed.median > 1 + MARGIN:
+        return FASTER, f"{shown}: more than {MARGIN:.0%}, and the interval excludes 1"
+    if excludes_one and speed.median < 1 - MARGIN:
+        return HARMFUL, f"{shown}: slower by more than {MARGIN:.0%}, and the interval excludes 1"
     within = speed.low >= 1 - margin and speed.high <= 1 + margin
     if not (within or excludes_one):
         return INCONCLUSIVE, f"{shown}: the interval holds 1 and reaches beyond the margin of {margin:.1%}"

@@ -19,7 +19,7 @@ from powertrain.evidence.claim import Claim
 from powertrain.records.evidence import BETTER, CONFIRMED, HARMFUL, INCONCLUSIVE, NO_EFFECT, SMALLER, Interval
 
 MARGIN = 0.02
-TOO_NOISY = 0.05             # a noise floor above this leaves everything below the floor undecided
+TOO_NOISY = 0.05             # however noisy the machine, an interval wider than this to either side is no "no effect"
 TOO_WIDE = 0.25              # half-width of a plain figure, as a share of it, that no longer says much
 Verdict = tuple[str, str]    # one of the words above, and why
 
@@ -28,10 +28,7 @@ def decide(claim: Claim, measured: Interval, *, noise_floor: float | None) -> Ve
     """The verdict on a claim, with the numbers in words. `noise_floor` is a share; None where nothing was timed."""
     if not claim.is_ratio:
         return _of_figure(claim, measured)
-    if noise_floor is not None and noise_floor > TOO_NOISY and abs(measured.median - 1) <= noise_floor:
-        return INCONCLUSIVE, (f"{shown(claim, measured)}, and with equal arms this machine already varies by "
-                              f"{noise_floor:.1%}")
-    margin = max(MARGIN, noise_floor or 0.0)
+    margin = min(max(MARGIN, noise_floor or 0.0), TOO_NOISY)
     return _of_nothing(claim, measured, margin) if _says_nothing_changes(claim) else _of_change(claim, measured, margin)
 
 
@@ -92,7 +89,7 @@ def _of_change(claim: Claim, measured: Interval, margin: float) -> Verdict:
     (low, high), (worst, best) = _ends(claim, measured), _span(claim)
     one, middle = _oriented(claim, 1.0), _oriented(claim, measured.median)
     said = f"{shown(claim, measured)}, claimed {claimed_range(claim)}"
-    differs = (low > one or high < one) and abs(middle - one) > margin
+    differs = (low > one or high < one) and abs(middle - one) > MARGIN
     if not differs and (high - low) / 2 < margin:
         return NO_EFFECT, f"{said}; less than {margin:.1%} is no effect here"
     if not differs:
