@@ -142,10 +142,17 @@ def _allocated(a: Arm, b: Arm, bench: Bench) -> tuple[int, int]:
 
 
 def _parity(experiment: Experiment, a: Arm, b: Arm, bench: Bench) -> Parity:
-    """In fp32, so that no product's rounding hides a difference in what is computed; unless it is precision that differs."""
+    """In fp32, so that no product's rounding hides a difference in what is computed; in the arms' own precision where it is
+    that which differs, or where a plan cannot stand in fp32.
+    """
     assert experiment.exactness is not None
-    precision, dtype = (None, "bf16") if _differs_in_precision(experiment) else ("fp32", "fp32")
-    return compare_losses(experiment.exactness, _probe(a, bench, precision), _probe(b, bench, precision), dtype=dtype)
+    own = (None, "bf16")
+    for precision, dtype in [own] if _differs_in_precision(experiment) else [("fp32", "fp32"), own]:
+        probes = [bench.arena.probe(arm, steps=PROBED_STEPS, precision=precision) for arm in (a, b)]
+        why = next((probe.error for probe in probes if probe.error is not None), None)
+        if why is None:
+            return compare_losses(experiment.exactness, *probes, dtype=dtype)
+    raise CannotRun(f"the losses cannot be compared: {why}")
 
 
 def _differs_in_precision(experiment: Experiment) -> bool:
