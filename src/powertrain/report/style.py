@@ -40,12 +40,13 @@ svg.drawing{{display:block;width:100%;height:auto;margin:0 0 10px}}
 .narrow{{display:none}}
 details{{margin:.3rem 0}}summary{{cursor:pointer;color:var(--link);font-size:.88rem}}
 .scroll{{overflow-x:auto;margin:.5rem 0 1rem;max-width:100%}}
+@media screen and (min-width:1180px){{figure .scroll,.scroll{{max-width:none;margin-left:-110px;margin-right:-110px}}}}
 table{{border-collapse:collapse;font-size:.86rem;line-height:1.4;width:100%}}
 caption{{text-align:left;font-weight:600;padding:.3rem 0}}
 th,td{{text-align:left;vertical-align:top;padding:5px 12px 5px 0;border-bottom:1px solid var(--rule);overflow-wrap:break-word}}
 th{{font-weight:600;color:var(--quiet);white-space:normal}}
 td.number{{text-align:right;white-space:nowrap}}
-details table{{width:auto}}td.says{{min-width:15rem}}
+details table{{width:auto}}td.says{{min-width:12rem}}
 .word{{font-weight:600;white-space:nowrap}}.short{{white-space:nowrap}}
 .word.good{{color:var(--good)}}.word.bad{{color:var(--bad)}}.word.open{{color:var(--open)}}.word.quiet{{color:var(--quiet)}}
 pre{{background:var(--card);border-radius:6px;padding:10px 12px;font:.85rem/1.5 ui-monospace,"DejaVu Sans Mono",monospace;
