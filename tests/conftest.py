@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from powertrain.records import IGNORE, DataFacts, Facts, Hardware, Software
 from powertrain.training.setup import Setup, plain_adamw, plain_setup
 
 torch.set_num_threads(1)                     # tiny tensors: a second thread would only wait
+os.environ["OMP_NUM_THREADS"] = "1"          # so it would in the processes that tests start, beside those of other tests
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

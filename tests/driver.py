@@ -37,7 +37,7 @@ def run_cli(words: Sequence[str], cache: Path, folder: Path, fault: Fault | None
     out, err = folder / ".stdout", folder / ".stderr"
     process = context.Process(target=_child, args=(list(words), str(cache), str(folder), str(out), str(err), fault))
     process.start()
-    process.join(timeout=120)
+    process.join(timeout=600)           # against what hangs; other tests run beside this one
     if process.is_alive():
         process.kill()
         raise TimeoutError(f"powertrain {' '.join(words)} did not end:\n{err.read_text()}")

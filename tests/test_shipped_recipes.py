@@ -59,7 +59,7 @@ def test_document_003s_batches(cli: Cli, shakespeare: Path, name: str, batch: in
 def test_the_small_character_model_learns_what_nanogpts_readme_says(cli: Cli, shakespeare: Path, tmp_path: Path) -> None:
     """nanoGPT's README gives a validation loss of 1.88 for this model after these 2000 steps."""
     code, _, err = cli("train", "char-shakespeare-cpu", f"data={shakespeare}", "eval_steps=0", "save_steps=0",
-                       "sample.tokens=0", "--quiet", "--output", "run")
+                       "techniques.threads=off", "sample.tokens=0", "--quiet", "--output", "run")
     assert code == 0, err
     evaluations = [e for e in read_events(tmp_path / "run" / "events.jsonl") if e["event"] == "evaluation"]
     assert evaluations[-1]["tokens"] == 111_539

@@ -28,7 +28,7 @@ def test_an_estimate_holds_the_numbers_of_its_parts():
     assert expected.peak_flops_per_s == 2e11
     assert 0 < expected.floor_s <= low_s <= high_s
     assert expected.total_memory_bytes > 16 * MODEL.parameters
-    assert "guess" in expected.basis
+    assert "study: " in expected.basis
 
 
 def test_an_unmeasured_machine_gives_no_estimate():

@@ -68,12 +68,14 @@ def test_the_expectation_is_an_interval_that_starts_at_the_floor_or_above(work):
     assert expected_step_s(work, MACHINE, HALF) == (2 * ideal_step_s(work, MACHINE), 4 * ideal_step_s(work, MACHINE))
 
 
-def test_small_products_reach_a_smaller_share_of_the_ideal():
+def test_small_products_and_large_ones_reach_shares_of_their_own():
     assert size_class(4096, 512) == "large"
     assert size_class(512, 512) == size_class(4096, 128) == "small"
     for device in ("cpu", "cuda"):
         machine = dataclasses.replace(MACHINE, device=device)
-        assert efficiency(machine, "fp32", "small").low < efficiency(machine, "fp32", "large").low
+        small, large = efficiency(machine, "fp32", "small"), efficiency(machine, "fp32", "large")
+        assert 0 < small.low < small.high <= 1 >= large.high > large.low > 0
+        assert small.high < large.high
 
 
 def test_operator_calls_add_up_on_a_cpu_and_hide_behind_the_work_on_a_gpu():

@@ -259,7 +259,7 @@ def test_what_is_undecided_takes_the_time_that_is_left(prepared: Prepared) -> No
     said: list[str] = []
     arena = SyntheticArena(costs(fused_adamw=-0.04), noise=0.04, seed=2)
     subjects, _, notebook = measure(prepared, arena, ["fused_adamw"], said=said)
-    first = next(comparison for comparison in notebook.comparisons if comparison.b == "with fused_adamw")
+    first = next(comparison for comparison in notebook.comparisons if comparison.a == "without fused_adamw")
     assert (first.pairs, first.verdict) == (5, INCONCLUSIVE)
     left_out = subjects["fused_adamw"].left_out
     assert left_out is not None
