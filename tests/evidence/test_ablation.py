@@ -257,7 +257,7 @@ def test_what_the_budget_does_not_reach_is_said(prepared: Prepared) -> None:
 def test_what_is_undecided_takes_the_time_that_is_left(prepared: Prepared) -> None:
     """Five pairs cannot tell 4 % at this noise; the hundreds that the budget has room for can."""
     said: list[str] = []
-    arena = SyntheticArena(costs(fused_adamw=-0.04), noise=0.04, seed=2)
+    arena = SyntheticArena(costs(fused_adamw=-0.04), noise=0.04, seed=3)
     subjects, _, notebook = measure(prepared, arena, ["fused_adamw"], said=said)
     first = next(comparison for comparison in notebook.comparisons if comparison.a == "without fused_adamw")
     assert (first.pairs, first.verdict) == (5, INCONCLUSIVE)
@@ -266,7 +266,7 @@ def test_what_is_undecided_takes_the_time_that_is_left(prepared: Prepared) -> No
     assert notebook.comparisons[left_out].pairs > 100
     assert subjects["fused_adamw"].verdict == FASTER
     assert any("once more with the time that is left" in text for text in said)
-    first_only, _, _ = measure(prepared, SyntheticArena(costs(fused_adamw=-0.04), noise=0.04, seed=2), ["fused_adamw"],
+    first_only, _, _ = measure(prepared, SyntheticArena(costs(fused_adamw=-0.04), noise=0.04, seed=3), ["fused_adamw"],
                                budget_s=60.0)
     assert first_only["fused_adamw"].verdict == INCONCLUSIVE
 

@@ -17,4 +17,4 @@ def test_what_was_seen_of_a_step_stands_behind_it_and_the_parts_are_the_wall_tim
     events = read_events(tmp_path / "run" / "events.jsonl")
     places = {(event["event"], event.get("step")): place for place, event in enumerate(events)}
     assert places["step", 1] < places["step", 2] < places["memory", 2] < places["step", 3]
-    assert read(events).overrun_s == 0
+    assert read(events).overrun_s < 0.01     # the time of day is written in milliseconds
