@@ -137,6 +137,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+NAMES = (IdleAdamW.name, Skewed.name, Slow.name)
 for _saboteur in (IdleAdamW, Skewed, Slow):
     planner.BY_NAME[_saboteur.name] = _saboteur  # type: ignore[index]
 
@@ -147,8 +148,10 @@ def main() -> int:
     folder, began = studies.new_folder("saboteurs", options.study), time.monotonic()
     prepared = prepare(resolve_words([options.recipe, *options.words]), cache, say)
     with Arena(cache, preload=["saboteurs"]) as arena:
-        notebook = Notebook(arena, (options.recipe, *options.words), say, began + options.minutes * 60)
-        rows = [caught(prepared, name, notebook) for name in (IdleAdamW.name, Skewed.name, Slow.name)]
+        notebook, rows, names = Notebook(arena, (options.recipe, *options.words), say, began), [], options.only or NAMES
+        for place, name in enumerate(names, start=1):          # each has its part of the time, and may use all of it
+            notebook.ends_at = began + 60 * options.minutes * place / len(names)
+            rows.append(caught(prepared, name, notebook))
     compared = {run.arm for run in notebook.runs}
     studies.save(folder, Study(
         name=folder.name, kind="saboteurs", what="techniques that do harm on purpose, and who found them out",
@@ -178,6 +181,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("recipe")
     parser.add_argument("words", nargs="*", help="key=value")
     parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--only", nargs="+", choices=NAMES, help="these of them")
     parser.add_argument("--study", required=True, help="folder in studies/")
     return parser.parse_args()
 
