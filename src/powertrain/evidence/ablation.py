@@ -17,7 +17,7 @@ from powertrain import planner
 from powertrain.evidence.clock import CannotRun
 from powertrain.evidence.notebook import Notebook, shares, why_no_room
 from powertrain.evidence.profile import Profile, bound
-from powertrain.evidence.stats import TOO_NOISY, noise_floor
+from powertrain.evidence.stats import TOO_NOISY
 from powertrain.records import Effect, Facts, Plan, Proposal, Refusal, RunFailed, WrongUse, to_plain
 from powertrain.records.evidence import INCONCLUSIVE, INVALID, NO_EFFECT, NOT_HERE, Arm, Interval, Parity
 from powertrain.run.prepare import Prepared
@@ -109,7 +109,7 @@ def ablate(prepared: Prepared, subjects: Sequence[Subject], notebook: Notebook) 
     full, plain, budget_s = notebook.arm(prepared.plan, "full plan"), notebook.arm(none, "no technique"), notebook.left_s()
     _check_that_it_runs(full, measured, notebook)
     profiles = _profile(plain, full, measured, notebook)
-    control, floor = _control(full, notebook)
+    control, floor = notebook.noise(full, shares(notebook.left_s(), [1.0, 9.0]))
     for subject in measured:
         _examine(subject, prepared, notebook, until_s=FOR_TIMING * budget_s)
     timed = [subject for subject in measured if not subject.why and _can_matter(subject, notebook)]
@@ -159,21 +159,6 @@ def _profile(plain: Arm, full: Arm, measured: Sequence[Subject], notebook: Noteb
         notebook.say(f"{subject.name}: at most {limit:.2f} times as fast or as slow (it acts on {acts_on})" if subject.bound
                      else f"{subject.name}: no bound, it acts on all of a step")
     return profiles
-
-
-def _control(full: Arm, notebook: Notebook) -> tuple[int | None, float | None]:
-    """The plan against itself: what this machine cannot tell apart is nobody's effect."""
-    notebook.say("the full plan against itself, for the noise of this machine")
-    try:
-        index = notebook.control(full, shares(notebook.left_s(), [1.0, 9.0]))
-    except CannotRun as error:
-        raise RunFailed(str(error)) from None
-    if not notebook.has_speed(index):
-        raise RunFailed(f"the full plan has no speed: {notebook.comparisons[index].because}")
-    floor = noise_floor(notebook.comparisons[index])
-    notebook.margin = max(notebook.margin, floor)
-    notebook.say(f"equal plans differ by up to {floor:.1%} here; below {notebook.margin:.1%} nothing is called an effect")
-    return index, floor
 
 
 def _examine(subject: Subject, prepared: Prepared, notebook: Notebook, *, until_s: float) -> None:

@@ -17,7 +17,8 @@ from powertrain import planner
 from powertrain.evidence.clock import LEAST_PAIRS, CannotRun, Pace, Probe
 from powertrain.evidence.parity import compare_losses
 from powertrain.evidence.profile import Profile
-from powertrain.records import Facts, Plan
+from powertrain.evidence.stats import TOO_NOISY, noise_floor
+from powertrain.records import Facts, Plan, RunFailed
 from powertrain.records.evidence import INVALID, Arm, ArmRun, Comparison, Parity
 from powertrain.run.fits import needed_bytes, room_bytes
 
@@ -122,6 +123,21 @@ class Notebook:
         found = self.arena.control(arm, pace_for(share_s), began + share_s)
         self._took_s.append(self.now() - began)
         return self._write(*found)
+
+    def noise(self, arm: Arm, share_s: float) -> tuple[int, float]:
+        """(index, noise floor) of the plan against itself; the floor widens the margin. Raises RunFailed without a speed."""
+        self.say(f"the {arm.name} against itself, for the noise of this machine")
+        try:
+            index = self.control(arm, share_s)
+        except CannotRun as error:
+            raise RunFailed(str(error)) from None
+        if not self.has_speed(index):
+            raise RunFailed(f"the {arm.name} has no speed: {self.comparisons[index].because}")
+        floor = noise_floor(self.comparisons[index])
+        self.margin = max(self.margin, floor)
+        within = min(self.margin, TOO_NOISY)
+        self.say(f"equal plans differ by up to {floor:.1%} here: what lies within {within:.1%} is no effect")
+        return index, floor
 
     def has_speed(self, index: int) -> bool:
         return self.comparisons[index].speed is not None and self.comparisons[index].verdict != INVALID

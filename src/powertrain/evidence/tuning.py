@@ -17,9 +17,8 @@ from typing import Any
 
 from powertrain import planner
 from powertrain.evidence.clock import LEAST_PAIRS, CannotRun
-from powertrain.evidence.notebook import Notebook, key_of, why_no_room
+from powertrain.evidence.notebook import LEAST_MARGIN, Notebook, key_of, why_no_room
 from powertrain.evidence.profile import Profile, bound
-from powertrain.evidence.stats import noise_floor
 from powertrain.planner import Tuned
 from powertrain.records import Facts, Plan, RunFailed, WrongUse, to_plain
 from powertrain.records.evidence import FASTER, Arm, Comparison, Interval
@@ -125,7 +124,7 @@ def tune(prepared: Prepared, notebook: Notebook) -> Tuning:
     untuned = untuned_plan(prepared)
     arm, budget_s = notebook.arm(untuned, "untuned plan"), notebook.left_s()
     profile = _profile(arm, notebook)
-    control, floor = _control(arm, notebook, CONTROL * budget_s)
+    control, floor = notebook.noise(arm, CONTROL * budget_s)
     candidates = candidates_of(prepared, untuned)
     notebook.say(f"{len(candidates)} plans with one technique changed: {', '.join(one.name for one in candidates)}")
     worth = [one for one in candidates if _can_matter(one, profile, prepared.facts, notebook)]
@@ -163,27 +162,13 @@ def _profile(arm: Arm, notebook: Notebook) -> Profile | None:
         return None
 
 
-def _control(arm: Arm, notebook: Notebook, share_s: float) -> tuple[int, float]:
-    notebook.say("the untuned plan against itself, for the noise of this machine")
-    try:
-        index = notebook.control(arm, share_s)
-    except CannotRun as error:
-        raise RunFailed(str(error)) from None
-    if not notebook.has_speed(index):
-        raise RunFailed(f"the plan has no speed: {notebook.comparisons[index].because}")
-    floor = noise_floor(notebook.comparisons[index])
-    notebook.margin = max(notebook.margin, floor)
-    notebook.say(f"equal plans differ by up to {floor:.1%} here; a plan has to be faster by {notebook.margin:.1%} to be taken")
-    return index, floor
-
-
 def _can_matter(candidate: Candidate, profile: Profile | None, facts: Facts, notebook: Notebook) -> bool:
     """Whether it fits the memory, and acts on enough of a step to gain more than the margin."""
     if (why := why_no_room(candidate.plan, facts)) is not None:
         candidate.why = why
     elif profile is not None:
         limit = bound(profile, profile, planner.BY_NAME[candidate.technique].acts_on)
-        if limit < 1 + notebook.margin:
+        if limit < 1 + LEAST_MARGIN:
             candidate.why = f"at most {limit:.3f} times as fast by its share of a step: within the margin, so not tried"
     if candidate.why:
         notebook.say(f"{candidate.name}: {candidate.why}")

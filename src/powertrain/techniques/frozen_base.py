@@ -80,7 +80,6 @@ class FrozenBase(Technique):
         if not found or set(found) != {wanted}:
             raise NotApplied(f"frozen_base: of {len(found)} frozen matrices {found.count(wanted)} are kept in {self.dtype}")
 
-
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, base_dtype=self.dtype)
 
