@@ -3,8 +3,8 @@
 Each peer runs in a virtual environment of its own (.peers/, made at the first run) and takes optimizer steps in turns with
 ours, A B B A, as arms do everywhere (evidence/clock.py). A case gives a study in studies/, from which `table.py` makes the
 README's table: speeds, their ratio with its interval, the losses of both sides step by step, the share of this machine's
-measured matrix products that each arm reaches, and where the rest of our time goes. SHARED is where make_model.py, the
-data and, if nanoGPT is to be compared, nothing else is looked for: name a checkout of nanoGPT with --nanogpt.
+measured matrix products that our arm reaches, and where the rest of its time goes. SHARED has benchmarks/make_model.py
+and the data; nanoGPT is compared with where --nanogpt names a checkout of it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / ".peers"
 REQUIREMENTS = ROOT / "benchmarks" / "peers" / "requirements.txt"
 OURS = "powertrain"
+PACE = Pace(pairs=5, most_pairs=12, warm_up_s=10.0)              # a step of a peer can take most of a minute
 
 
 def main() -> None:
@@ -58,7 +59,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=10.0, help="for each case, shared by its peers")
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder with benchmarks/ and data/")
     parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT; without it the character models are left out")
-    parser.add_argument("words", nargs=argparse.REMAINDER, help="after --: more key=value words for our arm")
+    parser.add_argument("--words", nargs="+", default=[], metavar="KEY=VALUE", help="more of them for our arm")
     return parser.parse_args()
 
 
@@ -113,7 +114,7 @@ def run_case(case: Case, materials: Materials, python: Path, options: argparse.N
     each_s = 60 * options.minutes / (len(peers) + 1)
     with Arena(materials.cache) as arena:
         say(f"{case.name}: ours against itself")
-        control, _, _ = arena.control(ours, Pace(pairs=5, most_pairs=8), deadline=time.monotonic() + each_s)
+        control, _, _ = arena.control(ours, PACE, deadline=time.monotonic() + each_s)
         profile = arena.profile(ours)
         facts, plan = arena.facts, arena.plans[OURS]
     assert facts is not None
@@ -140,7 +141,7 @@ def against(ours: Arm, peer: PeerArm, python: Path, materials: Materials, budget
     """Our arm against the peer's, by turns."""
     order = Order(ours, str(materials.cache), str(Path.cwd()), tempfile.mkdtemp(dir=materials.folder))
     with Peer(peer.name, python, peer.script, dict(peer.options), materials.folder) as theirs, ArmProcess(order) as mine:
-        return interleave(Track(theirs), Track(mine), Pace(pairs=5, most_pairs=12), deadline=time.monotonic() + budget_s)
+        return interleave(Track(theirs), Track(mine), PACE, deadline=time.monotonic() + budget_s)
 
 
 def apart(theirs: ArmRun, ours: ArmRun) -> Mapping[str, Any]:
