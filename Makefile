@@ -7,7 +7,10 @@ WORDS  ?=        # more words for the demo's train command
 TESTS  ?=        # which tests; all of them by default
 JOBS   ?= auto   # processes that test side by side: one per core
 
-.PHONY: demo test check install clean
+CASES  ?=        # which benchmarks: lora, full, pre-training, char-large-dropout-0, ...; all of them by default
+BENCH  ?=        # more words for the benchmarks, such as --minutes 20 or --nanogpt CHECKOUT
+
+.PHONY: demo test check bench bench-gpu install clean
 
 demo: install
 	$(BIN)/powertrain train default $(WORDS)
@@ -21,6 +24,13 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 8 $(TESTS)
 
+# the peers get an environment of their own, .peers/
+bench: install
+	$(BIN)/python benchmarks/bench.py $(CASES) $(BENCH)
+
+bench-gpu: install
+	$(BIN)/python benchmarks/gpu.py $(BENCH)
+
 install: $(STAMP)
 
 # torch goes in first, pinned: a range alone would take the newest build with several GB of CUDA packages
@@ -32,4 +42,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .peers .pytest_cache .mypy_cache .ruff_cache

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from arms import machine, store
+from nanogpt import machine, store
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 

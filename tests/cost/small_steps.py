@@ -22,6 +22,7 @@ from powertrain.models.quantised import quantise_base
 from powertrain.records import IGNORE, ModelFacts
 from powertrain.techniques.activation_checkpointing import CheckpointedBlocks
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
+from powertrain.techniques.fused_blocks import FusedBlocks
 from powertrain.training.ledger import measured_step_bytes
 from powertrain.training.loop import new_state
 from powertrain.training.setup import Precision, Setup, plain_adamw, plain_setup
@@ -43,7 +44,8 @@ class Case:
     every: int = 0                           # of the blocks that are checkpointed
     keeps_attention: bool = False
     chunk_rows: int | None = None
-    fused: bool = False
+    fused: bool = False                      # the optimizer
+    by_hand: bool = False                    # the blocks
     ignored: float = 0.0                     # share of the targets that train nothing
     model: dict[str, Any] = field(default_factory=dict)
 
@@ -65,6 +67,7 @@ class Case:
         return Workload(examples, max(map(max, self.passes)), micro_batch=len(self.passes[0]), dtype=self.dtype,
                         checkpoint_every=self.every, checkpoint_keeps_attention=self.keeps_attention,
                         loss_chunk_rows=self.chunk_rows, kernel=self.kernel, fused_optimizer=self.fused,
+                        fused_blocks=self.by_hand,
                         documents=self.passes, trained_share=1 - self.ignored, threads=torch.get_num_threads())
 
     def make_model(self) -> Decoder:
@@ -90,6 +93,8 @@ class Case:
         if self.every:
             changed = dataclasses.replace(
                 changed, run_block=CheckpointedBlocks(changed.run_block, self.every, self.keeps_attention))
+        if self.by_hand:
+            changed = FusedBlocks().apply(changed)
         return dataclasses.replace(changed, loss=ChunkedCrossEntropy(self.chunk_rows).loss) if self.chunk_rows else changed
 
     def measured_bytes(self) -> int:

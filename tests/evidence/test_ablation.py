@@ -29,7 +29,7 @@ from powertrain.techniques.four_bit_base import FourBitBase
 from powertrain.techniques.frozen_base import FrozenBase
 from powertrain.training.setup import Setup, token_loss
 
-OFF = ["allocator", "bf16", "torch_compile", "activation_checkpointing", "loader", "chunked_cross_entropy"]
+OFF = ["allocator", "bf16", "torch_compile", "fused_blocks", "activation_checkpointing", "loader", "chunked_cross_entropy"]
 
 
 @pytest.fixture

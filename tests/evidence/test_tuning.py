@@ -24,7 +24,7 @@ from powertrain.run.tuned import keep_tuned, read_tuned
 from powertrain.techniques.base import Exactness
 from powertrain.techniques.fused_adamw import FusedAdamW
 
-OFF = ["allocator", "bf16", "torch_compile"]     # what a machine has or has not
+OFF = ["allocator", "bf16", "torch_compile", "fused_blocks"]     # what a machine has or has not
 
 
 @pytest.fixture

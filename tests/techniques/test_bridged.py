@@ -93,8 +93,8 @@ def test_four_bits_are_confirmed_in_another_librarys_model(make_bridged: Callabl
 
 def test_every_refusal_inside_it_names_the_library(asked: Facts) -> None:
     plan = make_plan(asked, Recipe(), 100)
-    inside = {"attention_kernel", "chunked_cross_entropy", "packing", "frozen_backward", "frozen_base", "torch_compile",
-              "activation_checkpointing"}
+    inside = {"attention_kernel", "chunked_cross_entropy", "packing", "frozen_backward", "frozen_base", "fused_blocks",
+              "torch_compile", "activation_checkpointing"}
     reasons = {refusal.technique: refusal.because for refusal in plan.refused}
     assert all("transformers" in reasons[name] for name in inside)
     assert dataclasses.replace(plan).estimate is None

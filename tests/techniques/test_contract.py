@@ -146,15 +146,20 @@ class TestContract:
             assert "transformers" in answer.because
 
 
+@pytest.mark.parametrize("without", ["fused_blocks", "activation_checkpointing"])
 @pytest.mark.parametrize("name", ["blocks", "examples", "lora", "padded"])
-def test_the_whole_plan_keeps_the_losses_and_the_gradients(cases: Mapping[str, Any], name: str) -> None:
-    """All exact techniques together, with everything pinned on that can be; precision stays fp32."""
+def test_the_whole_plan_keeps_the_losses_and_the_gradients(cases: Mapping[str, Any], name: str, without: str) -> None:
+    """All exact techniques together, with everything pinned on that can be; precision stays fp32.
+
+    What keeps activations and what computes them again exclude each other.
+    """
     case, taken, steps = cases[name], {"precision"}, []
+    left_out = ("frozen_base", "eight_bit_adamw", without)
     for technique in CATALOGUE:
         answer = technique.propose(case.facts, case.recipe)
         wanted = answer.technique if isinstance(answer, Proposal) else answer.possible
         pinned_off = case.recipe.techniques.get(technique.name) == "off"
-        if wanted is None or pinned_off or technique.slot in taken or technique.name in ("frozen_base", "eight_bit_adamw"):
+        if wanted is None or pinned_off or technique.slot in taken or technique.name in left_out:
             continue
         taken |= {technique.slot} if technique.slot else set()
         steps.append(Proposal(wanted, "test", Effect((1.0, 1.0), 0, "guess: pinned by the test")))

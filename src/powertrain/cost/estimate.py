@@ -54,7 +54,8 @@ def kind_of_work(model: ModelFacts, workload: Workload) -> str:
     trained = model.method if model.adapter_parameters else "full"
     passes = "packed" if workload.packed_tokens is not None else "padded" if workload.lengths else "blocks"
     size = f"width {_rounded(model.width, 2)}+, {_rounded(workload.pass_slots, 4)}+ tokens a pass"
-    marks = {"compiled": workload.compiled, "checkpointed": bool(workload.checkpoint_every), "dropout": bool(model.dropout),
+    marks = {"compiled": workload.compiled, "fused blocks": workload.fused_blocks,
+             "checkpointed": bool(workload.checkpoint_every), "dropout": bool(model.dropout),
              "plain attention": workload.attention_saves_scores, "chunked loss": workload.loss_chunk_rows is not None}
     return ", ".join([model.provider, trained, workload.dtype, size, passes, *(name for name, on in marks.items() if on)])
 
@@ -78,7 +79,7 @@ def workload_work(model: ModelFacts, workload: Workload) -> Work:
                      checkpoint_keeps_attention=keeps_attention, head_share=reaching, moment_bytes=workload.moment_bytes)
     needed = training_flops(model, real, workload.head_share, passes=len(slots))
     work = dataclasses.replace(work, tokens=workload.tokens, flops=needed, padding_flops=max(0.0, work.flops - needed))
-    return _compiled(work) if workload.compiled else work
+    return _compiled(work) if workload.compiled or workload.fused_blocks else work
 
 
 def _check_shape(model: ModelFacts) -> None:

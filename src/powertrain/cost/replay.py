@@ -118,18 +118,18 @@ class Node:
 
 
 class Leaf(Node):
-    """A weight that is trained; `gradient` is its `.grad`."""
+    """A weight that is trained, or what else a gradient is asked for; `gradient` is its `.grad`, counted as `component`."""
 
     __slots__ = ("gradient",)
 
-    def __init__(self) -> None:
-        super().__init__(INFINITE, (), (), _nothing, GRADIENTS)
+    def __init__(self, component: str = GRADIENTS) -> None:
+        super().__init__(INFINITE, (), (), _nothing, component)
         self.gradient: Block | None = None
 
     def run(self, tape: Tape) -> Gradients:
         new = self.slots.pop(0, None)
         if new is not None and self.gradient is None:
-            new.becomes(GRADIENTS)
+            new.becomes(self.component)
             self.gradient = new
         return []
 
@@ -262,14 +262,14 @@ class Tape:
 
     # -------------------------------------------------------------------------------------------- backward
 
-    def backward(self, loss: Value) -> None:
-        """The gradients of all weights that the loss depends on."""
+    def backward(self, loss: Value, gradient: Block | None = None) -> None:
+        """The gradients of all weights that the loss depends on, from its own, which of a loss is a new tensor of ones."""
         assert loss.node is not None
         for node in _reached(loss.node):
             for edge in node.inputs:
                 if edge is not None:
                     edge[0].waiting += 1
-        loss.node.slots[0] = self.new(loss.nbytes)
+        loss.node.slots[0] = self.new(loss.nbytes) if gradient is None else gradient
         ready = [(-loss.node.order, 0, loss.node)]
         while ready:
             node = heapq.heappop(ready)[-1]

@@ -8,6 +8,7 @@ from functools import partial
 
 from powertrain.cost.blocks import Kind, Unit
 from powertrain.cost.forward import StepFacts, Tables, Weights, embed, is_rms, norm, rotary_tables, run_block
+from powertrain.cost.fused import run_fused_block
 from powertrain.cost.kernels import Shape
 from powertrain.cost.loss import loss_of
 from powertrain.cost.replay import WORKSPACE, Block, Gradients, Memory, Saved, Tape, Value
@@ -93,7 +94,8 @@ class Step:
         return tape.checkpoint(run, x, keeps=self.facts.workload.checkpoint_keeps_attention and not self.facts.model.dropout)
 
     def _plainly(self, tape: Tape, weights: Weights, tables: Tables | None, shape: Shape, x: Value) -> Value:
-        return run_block(tape, self.facts, weights, x, tables, shape)
+        run = run_fused_block if self.facts.workload.fused_blocks else run_block
+        return run(tape, self.facts, weights, x, tables, shape)
 
     def _begin_backward(self, replayed: Replayed) -> None:
         replayed.before = dict(self.memory.held)

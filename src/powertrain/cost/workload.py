@@ -27,6 +27,7 @@ class Workload:
     attention_saves_scores: bool = True      # False where attention recomputes its weights in the backward pass
     kernel: str = ""                         # of attention: "math", "bmm", "sdpa" or "varlen"; "" = see attention_kernel
     compiled: bool = False
+    fused_blocks: bool = False               # they are run by functions written by hand, compiled
     trained_share: float = 1.0               # of the tokens: those that are targets
     base_dtype: str | None = None            # what frozen matrices of the blocks are held in; None = as their files have them
     moment_bytes: float = 8.0                # of the optimizer's state per trained weight: two fp32 moments

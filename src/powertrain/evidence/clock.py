@@ -193,21 +193,9 @@ class Arena:
 
     def _interleaved(self, a: Arm, b: Arm, pace: Pace, margin: float,
                      deadline: float | None) -> tuple[Comparison, ArmRun, ArmRun]:
-        tracks = [Track(self._at_first_step(a, beside=b)), Track(self._at_first_step(b, beside=a))]
+        tracks = (Track(self._at_first_step(a, beside=b)), Track(self._at_first_step(b, beside=a)))
         check_room([track.process.ready for track in tracks])
-        for track in tracks:
-            warm_up(track, pace)
-        longest = max(track.warm_up_steps for track in tracks)
-        for track in tracks:
-            if track.warm_up_steps < longest:
-                track.warm_up.append(track.take(longest - track.warm_up_steps))
-        if not any(track.why_invalid for track in tracks):
-            steps = steps_per_window(pace, [track.step_s for track in tracks])
-            while not enough_pairs(tracks[0].windows, tracks[1].windows, pace, margin, deadline):
-                pair = tracks if len(tracks[0].windows) % 2 == 0 else tracks[::-1]     # A B B A
-                for track in pair:
-                    track.windows.append(track.take(steps, untimed=steps >= LEAD_IN_FROM))
-        return judge(tracks[0], tracks[1], tracks[0].run(), tracks[1].run(), margin)
+        return interleave(*tracks, pace, margin=margin, deadline=deadline)
 
     def _one_after_the_other(self, a: Arm, b: Arm, pace: Pace, margin: float) -> tuple[Comparison, ArmRun, ArmRun]:
         """Whole runs A B B A, each in a fresh process, of as many windows as two of them need."""
@@ -232,6 +220,23 @@ class Arena:
             tracks.setdefault(arm.name, track)
             runs[arm.name] = run if earlier is None else replace(earlier, windows=earlier.windows + run.windows)
         return judge(tracks[a.name], tracks[b.name], runs[a.name], runs[b.name], margin)
+
+
+def interleave(a: Track, b: Track, pace: Pace, *, margin: float = MARGIN,
+               deadline: float | None = None) -> tuple[Comparison, ArmRun, ArmRun]:
+    """B against A, two processes that are ready for their first step."""
+    for track in (a, b):
+        warm_up(track, pace)
+    longest = max(a.warm_up_steps, b.warm_up_steps)
+    for track in (a, b):
+        if track.warm_up_steps < longest:
+            track.warm_up.append(track.take(longest - track.warm_up_steps))
+    if not (a.why_invalid or b.why_invalid):
+        steps = steps_per_window(pace, [a.step_s, b.step_s])
+        while not enough_pairs(a.windows, b.windows, pace, margin, deadline):
+            for track in (a, b) if len(a.windows) % 2 == 0 else (b, a):      # A B B A
+                track.windows.append(track.take(steps, untimed=steps >= LEAD_IN_FROM))
+    return judge(a, b, a.run(), b.run(), margin)
 
 
 def check_room(arms: Sequence[Ready]) -> None:

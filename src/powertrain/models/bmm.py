@@ -150,13 +150,18 @@ def count_weights(chunks: Sequence[Chunk], heads: int) -> int:
                for chunk in chunks for tile in chunk.tiles)
 
 
-def draw_kept(count: int, dropout: float) -> Tensor:
+def draw_kept(count: int, dropout: float, device: torch.device | str = "cpu") -> Tensor:
     """(count,) bool, True with probability 1 - dropout, to the nearest 1/65536.
 
     Cuts each 64 random bits in four: `bernoulli_` spends a whole draw on each element.
     """
-    bits = torch.empty(-(-count // 4), dtype=torch.int64).random_(-2**63, None).view(torch.int16)[:count]
+    bits = torch.empty(-(-count // 4), dtype=torch.int64, device=device).random_(-2**63, None).view(torch.int16)[:count]
     return bits >= round(dropout * 65536) - 32768
+
+
+def as_numbers(kept: Tensor) -> Tensor:
+    """bool as uint8, the same memory: a product with it is eight times as fast on a CPU."""
+    return kept.view(torch.uint8)
 
 
 @torch.library.custom_op("powertrain::bmm_attention", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
@@ -175,7 +180,7 @@ def bmm_forward(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], dropout
             for tile in chunk.tiles:
                 weights = attention_weights(queries, keys, tile, window)
                 if dropout:
-                    keep = kept[used:used + weights.numel()].view(weights.shape)
+                    keep = as_numbers(kept[used:used + weights.numel()]).view(weights.shape)
                     used += weights.numel()
                     weights.mul_(keep)
                 rows = torch.bmm(weights, values[:, tile.start:tile.last])
@@ -218,7 +223,7 @@ def chunk_backward(outer: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Tensor,
         dweights = torch.bmm(rows, v[:, seen].transpose(1, 2))
         thinned = weights
         if kept.numel():
-            keep = kept[used:used + weights.numel()].view(weights.shape)
+            keep = as_numbers(kept[used:used + weights.numel()]).view(weights.shape)
             used += weights.numel()
             thinned = weights * keep
             dweights.mul_(keep)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ class CheckpointedBlocks:
     inner: RunBlock
     every: int
     keep_attention: bool
+    recomputes: ClassVar[bool] = True
 
     def __call__(self, block: Block, index: int, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...],
                  attention: Attention) -> Tensor:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from powertrain.cost.estimate import estimate
+from powertrain.cost.compiling import bargain, run_length
 from powertrain.cost.passes import longest_example
 from powertrain.cost.workload import Workload
-from powertrain.records import Effect, Facts, Proposal, Refusal, UnknownFact
+from powertrain.records import Effect, Facts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ COMPILE_S = {"cpu": 20.0, "cuda": 40.0}      # guess: one block, forward and bac
 GAIN = {"cpu": (0.9, 1.0), "cuda": (0.7, 0.95)}
 BASIS = {"cpu": "study: 2026-11-21_cpu-compile", "cuda": "guess: not measured yet"}
 DROPOUT_STUDY = "2026-11-21_cpu-compile-dropout"   # on a CPU the compiled dropout is slower than torch's own
-MICRO_BATCH_TOKENS = 4096
 NEEDED = {"cpu": ("c++ compiler", "python headers"), "cuda": ("triton",)}
-WORTH_IT = 2                                 # times its own cost that compiling has to save
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,7 @@ class TorchCompile(Technique):
     exactness = Exactness.ROUNDING
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "attention", "elementwise"})
+    slot = "blocks"
     source = "torch.compile (Ansel et al. 2024, ASPLOS); regional compilation recipe of PyTorch"
 
     def __post_init__(self) -> None:
@@ -82,19 +81,16 @@ class TorchCompile(Technique):
         for part in NEEDED[device]:
             if part in missing:
                 return cls.refuse(f"it needs the part {part!r}, which is {missing[part]}")
-        steps, step_s = _length(facts, recipe)
-        if step_s is None:
+        length = run_length(facts, train_time_s=recipe.train_time_s, max_steps=recipe.max_steps,
+                            epochs=recipe.num_train_epochs)
+        if length is None:
             return cls.refuse("the speed of this machine is not measured, so nobody can say whether it pays", cls())
         if device == "cpu" and facts.model.dropout:
             return cls.refuse(f"with dropout compiled blocks were slower on a CPU (study: {DROPOUT_STUDY})", possible=cls())
-        low, high = GAIN[device]
-        saved_s = steps * step_s * (1 - (low + high) / 2)
-        cost = f"compiling takes about {COMPILE_S[device]:.0f} s and would save about {saved_s:.0f} of {steps * step_s:,.0f} s"
-        if saved_s < WORTH_IT * COMPILE_S[device]:
-            return cls.refuse(f"{cost}; it has to save {WORTH_IT} times what it costs", possible=cls())
-        even = COMPILE_S[device] / saved_s * steps
-        return Proposal(cls(), because=f"{cost}: earned back after step {even:,.0f} of {steps:,}",
-                        claim=Effect((low, high), 0, basis=BASIS[device]))
+        found = bargain(*length, GAIN[device], COMPILE_S[device])
+        if not found.pays:
+            return cls.refuse(found.shown, possible=cls())
+        return Proposal(cls(), because=found.shown, claim=Effect(GAIN[device], 0, basis=BASIS[device]))
 
     def apply(self, setup: Setup) -> Setup:
         inner = setup.run_block
@@ -122,21 +118,6 @@ class TorchCompile(Technique):
 
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, compiled=True)
-
-
-def _length(facts: Facts, recipe: Recipe) -> tuple[int, float | None]:
-    """(optimizer steps, seconds of one without compiling), from the recipe and the measured peaks."""
-    data, peaks = facts.data, facts.hardware.peak_flops_per_s
-    micro_batch = max(1, min(data.train_batch_size, MICRO_BATCH_TOKENS // data.block))
-    fastest = max(peaks, key=lambda dtype: peaks[dtype], default="fp32")
-    workload = Workload(data.train_batch_size, data.block, micro_batch, dtype=fastest)
-    try:
-        step_s = sum(estimate(facts.model, workload, facts.hardware, 1).step_s) / 2
-    except UnknownFact:
-        return 0, None
-    if recipe.train_time_s is not None:
-        return max(1, round(recipe.train_time_s / step_s)), step_s
-    return recipe.max_steps or max(1, int(recipe.num_train_epochs * data.examples / data.train_batch_size)), step_s
 
 
 def _is_compiled(function: Callable[..., Tensor]) -> bool:

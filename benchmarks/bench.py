@@ -1,0 +1,168 @@
+"""Powertrain against its peers: `make bench`, or `python benchmarks/bench.py [CASE ...] [--minutes 10]`.
+
+Each peer runs in a virtual environment of its own (.peers/, made at the first run) and takes optimizer steps in turns with
+ours, A B B A, as arms do everywhere (evidence/clock.py). A case gives a study in studies/, from which `table.py` makes the
+README's table: speeds, their ratio with its interval, the losses of both sides step by step, the share of this machine's
+measured matrix products that our arm reaches, and where the rest of its time goes. SHARED has benchmarks/make_model.py
+and the data; nanoGPT is compared with where --nanogpt names a checkout of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cases import CASES, Case, Materials, PeerArm
+from peer import Peer
+
+from powertrain.cli.surroundings import cache_folder, say
+from powertrain.cost.work import step_work
+from powertrain.evidence import studies
+from powertrain.evidence.arms import ArmProcess
+from powertrain.evidence.clock import Arena, CannotRun, Pace, Track, interleave
+from powertrain.evidence.stats import noise_floor
+from powertrain.evidence.worker import Order
+from powertrain.records import Facts
+from powertrain.records.evidence import Arm, ArmRun, Comparison, Study
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = ROOT / ".peers"
+REQUIREMENTS = ROOT / "benchmarks" / "peers" / "requirements.txt"
+OURS = "powertrain"
+PACE = Pace(pairs=5, most_pairs=12, warm_up_s=10.0)              # a step of a peer can take most of a minute
+
+
+def main() -> None:
+    options = parse()
+    chosen = [case for case in CASES if not options.cases or case.name in options.cases]
+    python = peers_python()
+    for case in chosen:
+        with tempfile.TemporaryDirectory(prefix="powertrain-bench-") as scratch:
+            materials = gather(options, Path(scratch))
+            try:
+                run_case(case, materials, python, options)
+            except CannotRun as error:
+                say(f"{case.name}: {error}\n{error.details}")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(case.name for case in CASES)}; default: all")
+    parser.add_argument("--minutes", type=float, default=10.0, help="for each case, shared by its peers")
+    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder with benchmarks/ and data/")
+    parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT; without it the character models are left out")
+    parser.add_argument("--words", nargs="+", default=[], metavar="KEY=VALUE", help="more of them for our arm")
+    return parser.parse_args()
+
+
+# ------------------------------------------------------------------------------------------------ what is needed
+
+
+def peers_python() -> Path:
+    """The interpreter of the peers, in an environment of their own."""
+    python = PEERS / "bin" / "python"
+    stamp = PEERS / ".installed"
+    if not stamp.exists() or stamp.stat().st_mtime < REQUIREMENTS.stat().st_mtime:
+        say("installing the peers into .peers/ (once)")
+        subprocess.run([sys.executable, "-m", "venv", str(PEERS)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "--requirement", str(REQUIREMENTS)], check=True)
+        stamp.touch()
+    return python
+
+
+def gather(options: argparse.Namespace, folder: Path) -> Materials:
+    data, model = options.shared / "data", cache_folder() / "benchmarks" / "llama-115m"
+    gsm8k, shakespeare = data / "gsm8k_train.jsonl", data / "tinyshakespeare.txt"
+    for needed in (gsm8k, shakespeare):
+        if not needed.exists():
+            raise SystemExit(f"{needed} is missing; name the folder that has it in data/ with --shared")
+    if not (model / "config.json").exists():
+        say("making the model of 115.6 M parameters (once)")
+        subprocess.run([sys.executable, str(options.shared / "benchmarks" / "make_model.py"), str(model), "--text", str(gsm8k)],
+                       check=True, stdout=subprocess.DEVNULL)
+    nanogpt = None if options.nanogpt is None else prepared_nanogpt(options.nanogpt, shakespeare, folder / "nanogpt")
+    return Materials(folder, model, gsm8k, shakespeare, nanogpt, cache_folder())
+
+
+def prepared_nanogpt(checkout: Path, text: Path, folder: Path) -> Path:
+    """A copy with the data in the place where nanoGPT's own preparation looks before it downloads."""
+    shutil.copytree(checkout, folder, ignore=shutil.ignore_patterns(".git"))
+    data = folder / "data" / "shakespeare_char"
+    shutil.copy(text, data / "input.txt")
+    subprocess.run([str(PEERS / "bin" / "python"), "prepare.py"], cwd=data, check=True, capture_output=True)
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------ one case
+
+
+def run_case(case: Case, materials: Materials, python: Path, options: argparse.Namespace) -> None:
+    folder, began = studies.new_folder(f"bench-{case.name}"), time.monotonic()
+    peers = case.peers(materials)
+    if not peers:
+        say(f"{case.name}: left out, there is no checkout of nanoGPT (--nanogpt)")
+        return
+    ours = Arm(OURS, (*case.words(materials), *options.words))
+    each_s = 60 * options.minutes / (len(peers) + 1)
+    with Arena(materials.cache) as arena:
+        say(f"{case.name}: ours against itself")
+        control, _, _ = arena.control(ours, PACE, deadline=time.monotonic() + each_s)
+        profile = arena.profile(ours)
+        facts, plan = arena.facts, arena.plans[OURS]
+    assert facts is not None
+    comparisons: list[Comparison] = [control]
+    runs: list[ArmRun] = []
+    for peer in peers:
+        say(f"{case.name}: against {peer.name}")
+        comparison, theirs, mine = against(ours, peer, python, materials, each_s)
+        say(f"{case.name}: {comparison.because} than {peer.name}")
+        comparisons.append(comparison)
+        runs += [theirs, mine]
+    study = Study(name=folder.name, kind="peers", what=case.what, arms=(Arm(OURS, ours.words, plan),), runs=tuple(runs),
+                  comparisons=tuple(comparisons), noise_floor=noise_floor(control), seconds=time.monotonic() - began,
+                  findings={"case": case.name, "losses": list(map(apart, runs[::2], runs[1::2])),
+                            "products_share": products_share(facts, runs[1]), "profile": profile.seconds},
+                  **studies.describe(facts))
+    studies.save(folder, study, facts)
+    print(f"{case.name}: " + "; ".join(f"{found.speed.median:.2f} times {peer.name} ({found.speed.low:.2f} to "
+                                       f"{found.speed.high:.2f})" for found, peer in zip(comparisons[1:], peers, strict=True)
+                                       if found.speed is not None) + f" ({folder})")
+
+
+def against(ours: Arm, peer: PeerArm, python: Path, materials: Materials, budget_s: float) -> tuple[Comparison, ArmRun, ArmRun]:
+    """Our arm against the peer's, by turns."""
+    order = Order(ours, str(materials.cache), str(Path.cwd()), tempfile.mkdtemp(dir=materials.folder))
+    with Peer(peer.name, python, peer.script, dict(peer.options), materials.folder) as theirs, ArmProcess(order) as mine:
+        return interleave(Track(theirs), Track(mine), PACE, deadline=time.monotonic() + budget_s)
+
+
+def apart(theirs: ArmRun, ours: ArmRun) -> Mapping[str, Any]:
+    """Their losses and ours, step by step."""
+    steps = min(len(theirs.losses), len(ours.losses))
+    found = [b - a for a, b in zip(theirs.losses[:steps], ours.losses[:steps], strict=True)]
+    return {"peer": theirs.arm, "steps": steps, "first": found[0], "mean": statistics.mean(found),
+            "mean_absolute": statistics.mean(map(abs, found)), "largest": max(map(abs, found))}
+
+
+def products_share(facts: Facts, run: ArmRun) -> float:
+    """Exact FLOPs a second of our arm over what this machine's matrix products were measured at."""
+    dtype = "bf16" if "bf16" in run.techniques else "fp32"
+    work = step_work(facts.model, [typical_step(facts)], dtype)
+    tokens_per_s = statistics.median(window.tokens_per_s for window in run.windows)
+    return work.flops / facts.data.block / facts.data.train_batch_size * tokens_per_s / facts.hardware.peak(dtype)
+
+
+def typical_step(facts: Facts) -> Sequence[int]:
+    return [facts.data.block] * facts.data.train_batch_size
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,351 @@
+"""The two halves of a decoder block, before and after attention, forward and backward, as functions of tensors.
+
+They are what autograd would do with decoder.Block, written out, so that little is saved and nothing is computed that nobody
+needs: no gradient of a frozen weight, and what only scales or adds is made again in the backward pass instead of kept.
+Saved are the normalised inputs n (not the residual, and not n times the norm's weight), what attention needs, its result,
+and what the MLP's first product gave: no product is ever made twice. Statistics, activations and the residual are fp32,
+whatever type products are computed in. Each function is one region to torch.compile, which then reads and writes every
+tensor between two products once.
+
+Legend: T tokens, d width, f MLP width, H heads, K kv heads, D head width, R ranks of a linear's adapters together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from powertrain.models.config import ModelConfig
+
+
+class Linear(NamedTuple):
+    """A linear and its adapters, all in the type that products are computed in: y = x (weight + b a)^T + bias."""
+
+    weight: Tensor                   # (out, in)
+    bias: Tensor | None = None       # (out,)
+    a: Tensor | None = None          # (R, in): the A of all adapters, one below the other
+    b: Tensor | None = None          # (out, R): scale x B of each, in its rows and columns, and zeros
+
+
+class NormWeights(NamedTuple):
+    """fp32. Gemma's 1 + weight is made before."""
+
+    weight: Tensor                   # (d,)
+    bias: Tensor | None = None       # (d,)
+
+
+class Normalised(NamedTuple):
+    """What a norm's backward pass needs of its input."""
+
+    n: Tensor                        # (T, d) in the type of products: the input less its mean, over its deviation
+    rate: Tensor                     # (T, 1) fp32: one over the deviation
+
+
+class LinearGradients(NamedTuple):
+    """None for what is not trained. In the types of the products; a and b as in `Linear`."""
+
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    a: Tensor | None = None
+    b: Tensor | None = None
+
+
+class NormGradients(NamedTuple):
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+
+
+class Wanted(NamedTuple):
+    """Which gradients a block has to make."""
+
+    weights: bool                    # of all its weights; else only those of adapters
+    input: bool                      # of the residual that it was given
+
+
+class Entered(NamedTuple):
+    """What the backward pass of the half before attention needs."""
+
+    normalised: Normalised
+    ranks: Tensor | None             # (T, R) of the adapters of qkv
+    raw: Tensor | None               # (T, H + K, D): queries and keys before their own norm, where they have one
+
+
+class Left(NamedTuple):
+    """What the backward pass of the half after attention needs, and what attention gave."""
+
+    normalised: Normalised
+    inner: Tensor                    # (T, f), or (T, 2 f) if gated: what the MLP's first product gave
+    out_ranks: Tensor | None
+    in_ranks: Tensor | None
+    down_ranks: Tensor | None
+
+
+class LeftBack(NamedTuple):
+    """Gradients made by the half after attention."""
+
+    x: Tensor                        # (T, d) fp32, of the residual that its norm read
+    mixed: Tensor                    # (T, H D), of what attention gave
+    norm: NormGradients
+    out: LinearGradients
+    mlp_in: LinearGradients
+    mlp_out: LinearGradients
+
+
+class EnteredBack(NamedTuple):
+    """Gradients made by the half before attention. None for what nobody needs."""
+
+    x: Tensor | None = None          # (T, d) fp32
+    norm: NormGradients = NormGradients()
+    q_norm: Tensor | None = None     # (D,) fp32
+    k_norm: Tensor | None = None
+    qkv: LinearGradients = LinearGradients()
+
+
+class LeaveWeights(NamedTuple):
+    out: Linear
+    norm: NormWeights
+    mlp_in: Linear
+    mlp_out: Linear
+
+
+class EnterWeights(NamedTuple):
+    norm: NormWeights
+    qkv: Linear
+    q_norm: Tensor | None = None     # (D,) fp32
+    k_norm: Tensor | None = None
+
+
+class Kept(NamedTuple):
+    """Which numbers of the two branches dropout keeps, (T, d) uint8; None without dropout."""
+
+    attention: Tensor | None = None
+    mlp: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The functions, for blocks of one configuration."""
+
+    config: ModelConfig
+
+    # ------------------------------------------------------------------------------------------- forward
+
+    def enter(self, x: Tensor, cosines: Tensor | None, sines: Tensor | None, weights: EnterWeights) -> tuple[Tensor, Entered]:
+        """From the residual x (T, d) fp32 to queries and keys at their positions, then values: (T, H + 2 K, D)."""
+        c, dtype = self.config, weights.qkv.weight.dtype
+        normalised, h = self._normalise(x, weights.norm, dtype)
+        y, ranks = product(h, weights.qkv)
+        heads = torch.unflatten(y, -1, (c.heads + 2 * c.kv_heads, c.head_width))
+        q, k, v = heads[:, :c.heads], heads[:, c.heads:-c.kv_heads], heads[:, -c.kv_heads:]
+        raw = None
+        if weights.q_norm is not None and weights.k_norm is not None:
+            raw = heads[:, :c.heads + c.kv_heads]
+            q = _unit(q, c.norm_epsilon)[0] * weights.q_norm
+            k = _unit(k, c.norm_epsilon)[0] * weights.k_norm
+        if cosines is not None and sines is not None:
+            q, k = _turn(q, cosines, sines, dtype), _turn(k, cosines, sines, dtype)
+        return torch.cat((q.to(dtype), k.to(dtype), v), dim=1), Entered(normalised, ranks, raw)
+
+    def leave(self, x: Tensor, mixed: Tensor, kept: Kept, weights: LeaveWeights) -> tuple[Tensor, Left]:
+        """From the residual and what attention gave, mixed (T, H D), to the next block's residual, (T, d) fp32."""
+        c, dtype = self.config, weights.out.weight.dtype
+        o, out_ranks = product(mixed, weights.out)
+        between = x + self._drop(o, kept.attention)
+        normalised, h = self._normalise(x if c.parallel_residual else between, weights.norm, dtype)
+        inner, in_ranks = product(h, weights.mlp_in)
+        y, down_ranks = product(self._act(inner).to(dtype), weights.mlp_out)
+        return between + self._drop(y, kept.mlp), Left(normalised, inner, out_ranks, in_ranks, down_ranks)
+
+    # ------------------------------------------------------------------------------------------- backward
+
+    def leave_back(self, dx: Tensor, mixed: Tensor, left: Left, kept: Kept, weights: LeaveWeights, wanted: Wanted) -> LeftBack:
+        """Gradients from that of the next block's residual, dx (T, d) fp32."""
+        c, dtype = self.config, weights.out.weight.dtype
+        dy = self._drop(dx, kept.mlp).to(dtype)
+        da, down_dranks = product_back(dy, weights.mlp_out)
+        act, dinner = self._act_back(left.inner, da, dtype)
+        mlp_out = weight_gradients(dy, act, left.down_ranks, down_dranks, weights.mlp_out, None, wanted)
+        dh, in_dranks = product_back(dinner, weights.mlp_in)
+        mlp_in = weight_gradients(dinner, left.normalised.n, left.in_ranks, in_dranks, weights.mlp_in, weights.norm, wanted)
+        norm = _norm_gradients(dh, left.normalised, weights.norm, wanted)
+        dbetween = dx + self._normalise_back(dh, left.normalised, weights.norm)
+        do = self._drop(dx if c.parallel_residual else dbetween, kept.attention).to(dtype)
+        dmixed, out_dranks = product_back(do, weights.out)
+        out = weight_gradients(do, mixed, left.out_ranks, out_dranks, weights.out, None, wanted)
+        return LeftBack(dbetween, dmixed, norm, out, mlp_in, mlp_out)
+
+    def enter_back(self, dx: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, entered: Entered, cosines: Tensor | None,
+                   sines: Tensor | None, weights: EnterWeights, wanted: Wanted) -> EnteredBack:
+        """Gradients from those of queries (T, H, D), keys and values (T, K, D)."""
+        c, dtype = self.config, weights.qkv.weight.dtype
+        if cosines is not None and sines is not None:
+            # in fp32 where more of the chain follows
+            turned = dtype if entered.raw is None else torch.float32
+            dq, dk = _turn(dq, cosines, -sines, turned), _turn(dk, cosines, -sines, turned)
+        q_norm = k_norm = None
+        if entered.raw is not None and weights.q_norm is not None and weights.k_norm is not None:
+            q, k = entered.raw[:, :c.heads], entered.raw[:, c.heads:]
+            dq, q_norm = _unit_back(dq, q, weights.q_norm, c.norm_epsilon)
+            dk, k_norm = _unit_back(dk, k, weights.k_norm, c.norm_epsilon)
+        dy = torch.cat((dq.to(dtype), dk.to(dtype), dv.to(dtype)), dim=1).flatten(1)
+        if not wanted.input and not wanted.weights:
+            dranks = None if weights.qkv.b is None else dy @ weights.qkv.b
+            qkv = weight_gradients(dy, entered.normalised.n, entered.ranks, dranks, weights.qkv, weights.norm, wanted)
+            return EnteredBack(qkv=qkv)
+        dh, dranks = product_back(dy, weights.qkv)
+        qkv = weight_gradients(dy, entered.normalised.n, entered.ranks, dranks, weights.qkv, weights.norm, wanted)
+        norm = _norm_gradients(dh, entered.normalised, weights.norm, wanted)
+        read = dx + self._normalise_back(dh, entered.normalised, weights.norm) if wanted.input else None
+        return EnteredBack(read, norm, q_norm if wanted.weights else None, k_norm if wanted.weights else None, qkv)
+
+    # ------------------------------------------------------------------------------------------- elementwise
+
+    def _drop(self, x: Tensor, kept: Tensor | None) -> Tensor:
+        """(T, d) fp32."""
+        return x.float() if kept is None else x.float() * kept * (1 / (1 - self.config.dropout))
+
+    def _normalise(self, x: Tensor, norm: NormWeights, dtype: torch.dtype) -> tuple[Normalised, Tensor]:
+        """The norm's result h in `dtype`, and what its backward pass needs."""
+        if self.config.norm == "rms":
+            n, rate = _unit(x, self.config.norm_epsilon)
+        else:
+            centred = x - x.mean(-1, keepdim=True)
+            n, rate = _unit(centred, self.config.norm_epsilon)
+        h = n * norm.weight if norm.bias is None else n * norm.weight + norm.bias
+        return Normalised(n.to(dtype), rate), h.to(dtype)
+
+    def _normalise_back(self, dh: Tensor, normalised: Normalised, norm: NormWeights) -> Tensor:
+        """(T, d) fp32: the gradient of the norm's input."""
+        n, dn = normalised.n.float(), dh.float() * norm.weight
+        along = (dn * n).mean(-1, keepdim=True)
+        if self.config.norm == "rms":
+            return normalised.rate * (dn - n * along)
+        return normalised.rate * (dn - dn.mean(-1, keepdim=True) - n * along)
+
+    def _act(self, inner: Tensor) -> Tensor:
+        """(T, f) fp32."""
+        if not self.config.gated_mlp:
+            return _activate(inner.float(), self.config.activation)
+        gate, up = inner.chunk(2, dim=-1)
+        return _activate(gate.float(), self.config.activation) * up.float()
+
+    def _act_back(self, inner: Tensor, dact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What the activation gave (T, f), made again, and the gradient of `inner`; both in `dtype`."""
+        if not self.config.gated_mlp:
+            act, slope = _activate_with_slope(inner.float(), self.config.activation)
+            return act.to(dtype), (dact.float() * slope).to(dtype)
+        gate, up = inner.chunk(2, dim=-1)
+        act, slope = _activate_with_slope(gate.float(), self.config.activation)
+        dact, up = dact.float(), up.float()
+        return (act * up).to(dtype), torch.cat(((dact * up * slope).to(dtype), (dact * act).to(dtype)), dim=-1)
+
+
+# ------------------------------------------------------------------------------------------------ products
+
+
+def product(x: Tensor, linear: Linear) -> tuple[Tensor, Tensor | None]:
+    """x (T, in) -> (T, out), and x a^T (T, R), where there are adapters."""
+    y = F.linear(x, linear.weight, linear.bias)
+    if linear.a is None or linear.b is None:
+        return y, None
+    ranks = x @ linear.a.t()
+    return torch.addmm(y, ranks, linear.b.t()), ranks
+
+
+def product_back(dy: Tensor, linear: Linear) -> tuple[Tensor, Tensor | None]:
+    """The gradients of x (T, in) and of `ranks`, from that of y."""
+    dx = dy @ linear.weight
+    if linear.a is None or linear.b is None:
+        return dx, None
+    dranks = dy @ linear.b
+    return torch.addmm(dx, dranks, linear.a), dranks
+
+
+def weight_gradients(dy: Tensor, x: Tensor, ranks: Tensor | None, dranks: Tensor | None, linear: Linear,
+                     norm: NormWeights | None, wanted: Wanted) -> LinearGradients:
+    """Gradients of a linear's weights. Where its input is a norm's result, x is the n of the norm, and `norm` its weights.
+
+    A product with n w + b is the product with n, its columns times w, and a rank-one term of b; so h need not be made.
+    """
+    weight = bias = a = b = None
+    if wanted.weights:
+        weight = _through_norm(dy.t() @ x, dy, norm)
+        bias = None if linear.bias is None else dy.sum(0, dtype=torch.float32)
+    if ranks is not None and dranks is not None:
+        a = _through_norm(dranks.t() @ x, dranks, norm)
+        b = (ranks.t() @ dy).t()             # this way round a CPU's libraries are faster
+    return LinearGradients(weight, bias, a, b)
+
+
+def _through_norm(gradient: Tensor, dy: Tensor, norm: NormWeights | None) -> Tensor:
+    """(out, in) fp32."""
+    if norm is None:
+        return gradient.float()
+    scaled = gradient.float() * norm.weight
+    return scaled if norm.bias is None else scaled + dy.sum(0, dtype=torch.float32)[:, None] * norm.bias
+
+
+# ------------------------------------------------------------------------------------------------ norms, positions, activations
+
+
+def _norm_gradients(dh: Tensor, normalised: Normalised, norm: NormWeights, wanted: Wanted) -> NormGradients:
+    if not wanted.weights:
+        return NormGradients()
+    return NormGradients((dh.float() * normalised.n.float()).sum(0), None if norm.bias is None else dh.float().sum(0))
+
+
+def _unit(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """x over the root of the mean of its squares along the last dimension, and one over that root; fp32."""
+    x = x.float()
+    rate = torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
+    return x * rate, rate
+
+
+def _unit_back(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Gradients of x (T, heads, D) and of the weight (D,) of y = _unit(x) * weight."""
+    n, rate = _unit(x, epsilon)
+    dn = dy.float() * weight
+    return rate * (dn - n * (dn * n).mean(-1, keepdim=True)), (dy.float() * n).sum((0, 1))
+
+
+def _turn(x: Tensor, cosines: Tensor, sines: Tensor, dtype: torch.dtype) -> Tensor:
+    """decoder.rotate, without a turned copy of x. Each piece is rounded to `dtype` before they are joined, not after."""
+    half = cosines.shape[-1] // 2
+    left, right, rest = x[..., :half].float(), x[..., half:2 * half].float(), x[..., 2 * half:]
+    c, s = cosines[..., :half], sines[..., :half]
+    return torch.cat(((left * c - right * s).to(dtype), (right * c + left * s).to(dtype), rest.to(dtype)), dim=-1)
+
+
+def _normal_share(x: Tensor, bell: Tensor) -> Tensor:
+    """The share of a normal distribution below x, within 8e-8; `bell` is exp(-x^2 / 2), which the slope needs too.
+
+    Half of what torch.erf costs. Source: Abramowitz and Stegun 1964, 7.1.26.
+    """
+    t = 1 / (1 + 0.3275911 * math.sqrt(0.5) * x.abs())
+    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    above = 0.5 * series * bell
+    return torch.where(x < 0, above, 1 - above)
+
+
+def _activate(x: Tensor, activation: str) -> Tensor:
+    return _activate_with_slope(x, activation)[0]
+
+
+def _activate_with_slope(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """One of config.ACTIVATIONS, and its derivative."""
+    if activation == "silu":
+        share = torch.sigmoid(x)
+        return x * share, share * (1 + x * (1 - share))
+    if activation == "gelu":
+        bell = torch.exp(-0.5 * x * x)
+        share = _normal_share(x, bell)
+        return x * share, share + x * bell * (1 / math.sqrt(2 * math.pi))
+    root = math.sqrt(2 / math.pi)
+    bend = torch.tanh(root * (x + 0.044715 * x * x * x))
+    share = 0.5 * (1 + bend)
+    return x * share, share + 0.5 * x * (1 - bend * bend) * root * (1 + 3 * 0.044715 * x * x)

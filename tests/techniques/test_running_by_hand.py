@@ -1,0 +1,150 @@
+"""When blocks are run by hand, that it is noticed if they are not, and that a run with them learns the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from kinds_of_runs import LORA, make_ragged, ragged_facts
+
+from powertrain.models.adapters import AdapterConfig
+from powertrain.planner import make_plan
+from powertrain.recipe import Recipe
+from powertrain.records import Facts, Proposal, Refusal
+from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
+from powertrain.techniques.attention_kernel import AttentionKernel
+from powertrain.techniques.base import NotApplied
+from powertrain.techniques.frozen_backward import FrozenBackward
+from powertrain.techniques.fused_adamw import FusedAdamW
+from powertrain.techniques.fused_blocks import FusedBlocks
+from powertrain.techniques.packing import Packing
+from powertrain.training.evaluation import evaluate
+from powertrain.training.loop import new_state, train
+from powertrain.training.schedule import Schedule
+from powertrain.training.setup import Setup
+
+LONG = Recipe(max_steps=100_000)
+
+
+@pytest.fixture(autouse=True)
+def forgotten_compilations() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def slow(facts: Facts) -> Facts:
+    """A machine that has all that is needed, and a model that keeps it busy."""
+    hardware = replace(facts.hardware, device="cpu", peak_flops_per_s={"fp32": 2e11}, bandwidth_bytes_per_s=4e10)
+    facts = ragged_facts(facts, None)
+    model = replace(facts.model, layers=12, width=512, matmul_parameters=38_000_000)
+    return replace(facts, hardware=hardware, software=replace(facts.software, missing={}), model=model)
+
+
+def refusal(facts: Facts, recipe: Recipe = LONG) -> Refusal:
+    answer = FusedBlocks.propose(facts, recipe)
+    assert isinstance(answer, Refusal)
+    return answer
+
+
+def test_it_is_for_runs_that_earn_the_compilation_back(slow: Facts) -> None:
+    answer = FusedBlocks.propose(slow, LONG)
+    assert isinstance(answer, Proposal)
+    assert "earned back after step" in answer.because
+    short = refusal(slow, Recipe(max_steps=10))
+    assert "has to save" in short.because
+    assert short.possible == FusedBlocks()
+
+
+@pytest.mark.parametrize(("adapters", "why"), [(AdapterConfig(r=4, use_dora=True), "DoRA"),
+                                               (AdapterConfig(r=4, kind="lslora"), "LS-LoRA"),
+                                               (AdapterConfig(r=4, dropout=0.1), "another input")])
+def test_adapters_without_a_pass_by_hand_are_refused(facts: Facts, adapters: AdapterConfig, why: str) -> None:
+    found = refusal(ragged_facts(facts, adapters))
+    assert why in found.because
+    assert found.possible is None
+
+
+def test_it_steps_back_where_activations_are_computed_again(slow: Facts) -> None:
+    pinned = Recipe.model_validate({"max_steps": 100_000, "techniques": {"activation_checkpointing": "on"}})
+    assert "activation_checkpointing" in refusal(slow, pinned).because
+    plan = make_plan(slow, pinned, 100_000)
+    assert {"activation_checkpointing"} <= {step.technique.name for step in plan.steps}
+    tight = replace(slow, hardware=replace(slow.hardware, free_memory_bytes=1 << 20))
+    assert "are there" in refusal(tight).because
+
+
+def test_blocks_of_one_length_are_left_to_the_compiler(slow: Facts) -> None:
+    equal = replace(slow, data=replace(slow.data, kind="blocks", length_quantiles={}))
+    assert refusal(equal).possible == FusedBlocks()
+
+    def names(recipe: Recipe) -> list[str]:
+        return [step.technique.name for step in make_plan(equal, recipe, 100_000).steps]
+
+    pinned = Recipe.model_validate({"max_steps": 100_000, "techniques": {"fused_blocks": "on"}})
+    assert "torch_compile" in names(LONG)
+    assert "fused_blocks" not in names(LONG)
+    assert "fused_blocks" in names(pinned)
+    assert "torch_compile" not in names(pinned)
+    assert "fused_blocks" in [step.technique.name for step in make_plan(slow, LONG, 100_000).steps]
+
+
+@pytest.mark.parametrize("missing", ["c++ compiler", "python headers"])
+def test_without_a_compiler_it_says_what_is_missing(slow: Facts, missing: str) -> None:
+    assert missing in refusal(replace(slow, software=replace(slow.software, missing={missing: "not installed"}))).because
+
+
+def in_force(setup: Setup, *others: Any) -> Setup:
+    techniques = (AttentionKernel("bmm"), FusedBlocks(), *others)
+    for technique in techniques:
+        setup = technique.apply(setup)
+    for technique in techniques:
+        technique.confirm(setup)
+    return setup
+
+
+@pytest.mark.parametrize("adapters", [None, LORA], ids=["full", "lora"])
+def test_a_run_learns_the_same(adapters: AdapterConfig | None) -> None:
+    def losses(setup: Setup) -> list[float]:
+        return [float(step.loss) for step in train(setup, new_state(setup, 0.1), Schedule("constant", 1e-2, 6), 1.0)]
+
+    others = (FusedAdamW(), Packing(100), *((FrozenBackward(),) if adapters else ()))
+    by_hand = in_force(make_ragged(adapters), *others)
+    found, expected = losses(by_hand), losses(make_ragged(adapters))
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert abs(found[-1] - found[0]) > 1e-3
+    held_out = [by_hand.examples[i] for i in range(8)]
+    assert evaluate(by_hand, held_out, tokens_per_byte=None).loss < found[0] + 1
+
+
+def test_blocks_that_run_plainly_are_noticed() -> None:
+    with pytest.raises(NotApplied, match="blocks are run by"):
+        FusedBlocks().confirm(make_ragged(LORA))
+
+
+def test_a_compiler_that_silently_runs_the_parts_as_they_are_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    with pytest.raises(NotApplied, match="nothing was compiled"):
+        FusedBlocks().confirm(FusedBlocks().apply(make_ragged(LORA)))
+
+
+def test_checkpointing_on_top_is_noticed() -> None:
+    """It would compute nothing again, and save nothing."""
+    setup = ActivationCheckpointing().apply(FusedBlocks().apply(make_ragged(LORA)))
+    with pytest.raises(NotApplied, match="computed again"):
+        FusedBlocks().confirm(setup)
+
+
+def test_every_length_of_a_pass_is_served_by_the_same_code() -> None:
+    from torch._dynamo.utils import counters
+
+    setup = in_force(make_ragged(LORA), Packing(100))
+    counters.clear()
+    sizes = {sum(batch.lengths) for step in range(4) for batch in setup.prepare(step)}
+    list(train(setup, new_state(setup, 0.0), Schedule("constant", 1e-3, 4), 1.0))
+    assert len(sizes) > 4
+    assert not counters["stats"].get("unique_graphs")
