@@ -30,8 +30,6 @@ NEEDED = {"cpu": ("c++ compiler", "python headers"), "cuda": ("triton",)}
 NOT_BY_HAND = {"magnitude": "DoRA", "log_sigma": "LS-LoRA"}      # adapters, by a weight that only they have
 
 
-
-
 @dataclass(frozen=True)
 class ByHand:
     """Runs every block with the passes written by hand."""

@@ -41,8 +41,9 @@ class CompiledPart:
 
 def _kind(argument: Any) -> Any:
     """What of an argument makes for other code."""
-    return type(argument) if isinstance(argument, Tensor) or argument is None else tuple(map(_kind, argument)) \
-        if isinstance(argument, tuple) else argument
+    if isinstance(argument, tuple):
+        return tuple(map(_kind, argument))
+    return Tensor if isinstance(argument, Tensor) else argument
 
 
 def _mark_rows(argument: Any, rows: int) -> None:
