@@ -70,13 +70,13 @@ def test_a_step_that_does_not_fit_is_taken_again_in_smaller_passes_and_learns_th
 
 
 def test_one_example_that_does_not_fit_ends_the_run_with_the_cure(cli: Cli, text: Path) -> None:
-    # so wide that no room which earlier work left in the heap is enough for it
-    wide = [*(word for word in MODEL if "model.width" not in word), "model.width=256"]
-    words = ["train", f"data={text}", *wide, "train_batch_size=1", "data.block=16384", "max_steps=1", "--output", "run"]
+    # so deep that no room which earlier work left in the heap is enough for it
+    deep = [*(word for word in MODEL if "model.layers" not in word), "model.layers=12"]
+    words = ["train", f"data={text}", *deep, "train_batch_size=1", "data.block=16384", "max_steps=1", "--output", "run"]
     code, _, err = cli(*words, fault=("memory", 10))
     assert code == 1, err
     assert "and its largest pass, of 16,384 tokens, cannot be halved; what would help: " in err
-    assert "techniques.activation_checkpointing=on saves" in err
+    assert "techniques.bf16=on saves" in err
     assert "enough" not in err.splitlines()[-1]
     assert "Traceback" not in err
 
