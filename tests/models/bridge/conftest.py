@@ -40,7 +40,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture
 def load(folders: Callable[[str], Path]) -> Callable[..., BridgedModel]:
     def make(name: str, method: str = "full", seed: int = 0, **asked: Any) -> BridgedModel:
+        folder = folders(name)               # before the seed, as making it draws too
         torch.manual_seed(seed)
-        return load_bridged(folders(name), task=CONFIGS[name][0], method=method, **asked)
+        return load_bridged(folder, task=CONFIGS[name][0], method=method, **asked)
 
     return make
