@@ -107,14 +107,14 @@ def in_force(setup: Setup, *others: Any) -> Setup:
     return setup
 
 
-@pytest.mark.parametrize("adapters", [None, LORA], ids=["full", "lora"])
-def test_a_run_learns_the_same(adapters: AdapterConfig | None) -> None:
+@pytest.mark.parametrize(("adapters", "four_bit"), [(None, False), (LORA, False), (LORA, True)], ids=["full", "lora", "qlora"])
+def test_a_run_learns_the_same(adapters: AdapterConfig | None, four_bit: bool) -> None:
     def losses(setup: Setup) -> list[float]:
         return [float(step.loss) for step in train(setup, new_state(setup, 0.1), Schedule("constant", 1e-2, 6), 1.0)]
 
     others = (FusedAdamW(), Packing(100), *((FrozenBackward(),) if adapters else ()))
-    by_hand = in_force(make_ragged(adapters), *others)
-    found, expected = losses(by_hand), losses(make_ragged(adapters))
+    by_hand = in_force(make_ragged(adapters, four_bit=four_bit), *others)
+    found, expected = losses(by_hand), losses(make_ragged(adapters, four_bit=four_bit))
     assert found == pytest.approx(expected, rel=1e-5)
     assert abs(found[-1] - found[0]) > 1e-3
     held_out = [by_hand.examples[i] for i in range(8)]
