@@ -10,7 +10,6 @@ and the data; nanoGPT is compared with where --nanogpt names a checkout of it.
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cases import CASES, Case, Materials, PeerArm
+from nanogpt import prepare_nanogpt
 from peer import Peer
 
 from powertrain.cli.surroundings import cache_folder, say
@@ -88,17 +88,10 @@ def gather(options: argparse.Namespace, folder: Path) -> Materials:
         say("making the model of 115.6 M parameters (once)")
         subprocess.run([sys.executable, str(options.shared / "benchmarks" / "make_model.py"), str(model), "--text", str(gsm8k)],
                        check=True, stdout=subprocess.DEVNULL)
-    nanogpt = None if options.nanogpt is None else prepared_nanogpt(options.nanogpt, shakespeare, folder / "nanogpt")
+    nanogpt = options.nanogpt
+    if nanogpt is not None:
+        nanogpt = prepare_nanogpt(nanogpt, shakespeare, str(PEERS / "bin" / "python"), folder / "nanogpt")
     return Materials(folder, model, gsm8k, shakespeare, nanogpt, cache_folder())
-
-
-def prepared_nanogpt(checkout: Path, text: Path, folder: Path) -> Path:
-    """A copy with the data in the place where nanoGPT's own preparation looks before it downloads."""
-    shutil.copytree(checkout, folder, ignore=shutil.ignore_patterns(".git"))
-    data = folder / "data" / "shakespeare_char"
-    shutil.copy(text, data / "input.txt")
-    subprocess.run([str(PEERS / "bin" / "python"), "prepare.py"], cwd=data, check=True, capture_output=True)
-    return folder
 
 
 # ------------------------------------------------------------------------------------------------ one case

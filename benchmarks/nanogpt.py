@@ -42,7 +42,7 @@ def main() -> None:
     arms: dict[str, list[dict[str, Any]]] = {"nanogpt": [], "powertrain": []}
     with tempfile.TemporaryDirectory() as temporary:
         scratch = Path(temporary)
-        prepare_nanogpt(options, scratch / "nanogpt")
+        prepare_nanogpt(options.nanogpt, options.data, options.nanogpt_python, scratch / "nanogpt")
         for number, arm in enumerate(["nanogpt", "powertrain", "powertrain", "nanogpt"] * options.rounds):
             if arm == "nanogpt":
                 arms[arm].append(run_nanogpt(options, scratch / "nanogpt"))
@@ -69,12 +69,13 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def prepare_nanogpt(options: argparse.Namespace, folder: Path) -> None:
+def prepare_nanogpt(checkout: Path, text: Path, python: str, folder: Path) -> Path:
     """A copy with the data in the place where nanoGPT's own preparation looks before it downloads."""
-    shutil.copytree(options.nanogpt, folder, ignore=shutil.ignore_patterns(".git"))
+    shutil.copytree(checkout, folder, ignore=shutil.ignore_patterns(".git"))
     data = folder / "data" / "shakespeare_char"
-    shutil.copy(options.data, data / "input.txt")
-    subprocess.run([options.nanogpt_python, "prepare.py"], cwd=data, check=True, capture_output=True)
+    shutil.copy(text, data / "input.txt")
+    subprocess.run([python, "prepare.py"], cwd=data, check=True, capture_output=True)
+    return folder
 
 
 def run_nanogpt(options: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -18,8 +18,21 @@ class Bargain:
     shown: str                               # one clause with the numbers
 
 
-def run_length(facts: Facts, *, train_time_s: float | None, max_steps: int | None,
-               epochs: float) -> tuple[int, float] | None:
+def bargain(facts: Facts, gain: tuple[float, float], compile_s: float, *, train_time_s: float | None, max_steps: int | None,
+            epochs: float) -> Bargain:
+    """`gain`: the step's time with compiling over that without, at best and at worst; half way between is expected."""
+    length = _length(facts, train_time_s, max_steps, epochs)
+    if length is None:
+        return Bargain(False, "the speed of this machine is not measured, so nobody can say whether compiling pays")
+    steps, step_s = length
+    saved_s = steps * step_s * (1 - sum(gain) / 2)
+    cost = f"compiling takes about {compile_s:.0f} s and would save about {saved_s:.0f} of {steps * step_s:,.0f} s"
+    if saved_s < WORTH_IT * compile_s:
+        return Bargain(False, f"{cost}; it has to save {WORTH_IT} times what it costs")
+    return Bargain(True, f"{cost}: earned back after step {compile_s / saved_s * steps:,.0f} of {steps:,}")
+
+
+def _length(facts: Facts, train_time_s: float | None, max_steps: int | None, epochs: float) -> tuple[int, float] | None:
     """(optimizer steps, seconds of one without compiling); None where this machine's speed is not measured."""
     data, peaks = facts.data, facts.hardware.peak_flops_per_s
     fastest = max(peaks, key=lambda dtype: peaks[dtype], default="fp32")
@@ -32,12 +45,3 @@ def run_length(facts: Facts, *, train_time_s: float | None, max_steps: int | Non
     if train_time_s is not None:
         return max(1, round(train_time_s / step_s)), step_s
     return max_steps or max(1, int(epochs * data.examples / data.train_batch_size)), step_s
-
-
-def bargain(steps: int, step_s: float, gain: tuple[float, float], compile_s: float) -> Bargain:
-    """`gain`: the step's time with compiling over that without, at best and at worst; half way between is expected."""
-    saved_s = steps * step_s * (1 - sum(gain) / 2)
-    cost = f"compiling takes about {compile_s:.0f} s and would save about {saved_s:.0f} of {steps * step_s:,.0f} s"
-    if saved_s < WORTH_IT * compile_s:
-        return Bargain(False, f"{cost}; it has to save {WORTH_IT} times what it costs")
-    return Bargain(True, f"{cost}: earned back after step {compile_s / saved_s * steps:,.0f} of {steps:,}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from powertrain.cost.compiling import bargain, run_length
+from powertrain.cost.compiling import bargain
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.passes import longest_example
 from powertrain.cost.workload import Workload
@@ -78,11 +78,8 @@ class FusedBlocks(Technique):
         for part in NEEDED[device]:
             if part in missing:
                 return cls.refuse(f"compiling needs the part {part!r}, which is {missing[part]}")
-        length = run_length(facts, train_time_s=recipe.train_time_s, max_steps=recipe.max_steps,
-                            epochs=recipe.num_train_epochs)
-        if length is None:
-            return cls.refuse("the speed of this machine is not measured, so nobody can say whether compiling pays", cls())
-        found = bargain(*length, GAIN[device], COMPILE_S[device])
+        found = bargain(facts, GAIN[device], COMPILE_S[device], train_time_s=recipe.train_time_s, max_steps=recipe.max_steps,
+                        epochs=recipe.num_train_epochs)
         if not found.pays:
             return cls.refuse(found.shown, possible=cls())
         return Proposal(cls(), because=found.shown, claim=Effect(GAIN[device], 0, basis=BASIS[device]))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from powertrain.cost.compiling import bargain, run_length
+from powertrain.cost.compiling import bargain
 from powertrain.cost.passes import longest_example
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, Facts, Proposal, Refusal
@@ -81,13 +81,10 @@ class TorchCompile(Technique):
         for part in NEEDED[device]:
             if part in missing:
                 return cls.refuse(f"it needs the part {part!r}, which is {missing[part]}")
-        length = run_length(facts, train_time_s=recipe.train_time_s, max_steps=recipe.max_steps,
-                            epochs=recipe.num_train_epochs)
-        if length is None:
-            return cls.refuse("the speed of this machine is not measured, so nobody can say whether it pays", cls())
         if device == "cpu" and facts.model.dropout:
             return cls.refuse(f"with dropout compiled blocks were slower on a CPU (study: {DROPOUT_STUDY})", possible=cls())
-        found = bargain(*length, GAIN[device], COMPILE_S[device])
+        found = bargain(facts, GAIN[device], COMPILE_S[device], train_time_s=recipe.train_time_s, max_steps=recipe.max_steps,
+                        epochs=recipe.num_train_epochs)
         if not found.pays:
             return cls.refuse(found.shown, possible=cls())
         return Proposal(cls(), because=found.shown, claim=Effect(GAIN[device], 0, basis=BASIS[device]))
@@ -103,6 +100,8 @@ class TorchCompile(Technique):
 
     def confirm(self, setup: Setup) -> None:
         """Compiles, by one forward and backward pass of the first micro-batch."""
+        from powertrain.models.fused.compiled import is_compiled
+
         found = setup.run_block
         while not isinstance(found, CompiledBlocks) and hasattr(found, "inner"):
             found = found.inner
@@ -113,15 +112,8 @@ class TorchCompile(Technique):
             warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
             setup.batch_loss(setup.prepare(0)[0].to(setup.device)).backward()  # type: ignore[no-untyped-call]
         setup.model.zero_grad(set_to_none=True)
-        if not _is_compiled(found.compiled):
+        if not is_compiled(found.compiled):
             raise NotApplied("torch_compile: no graph was compiled; torch fell back to running eagerly")
 
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, compiled=True)
-
-
-def _is_compiled(function: Callable[..., Tensor]) -> bool:
-    """Whether torch holds compiled code for what it was asked to compile; it falls back to eager without a word."""
-    from torch._dynamo.eval_frame import _debug_get_cache_entry_list, innermost_fn
-
-    return bool(_debug_get_cache_entry_list(innermost_fn(function).__code__))

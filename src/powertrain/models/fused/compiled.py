@@ -33,10 +33,14 @@ class CompiledPart:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether torch holds compiled code for it: it falls back to running it as it is without a word."""
-        from torch._dynamo.eval_frame import _debug_get_cache_entry_list, innermost_fn
+        return is_compiled(self.compiled)
 
-        return bool(_debug_get_cache_entry_list(innermost_fn(self.compiled).__code__))
+
+def is_compiled(function: Callable[..., Any]) -> bool:
+    """Whether torch holds compiled code for what it was asked to compile; it falls back to eager without a word."""
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list, innermost_fn
+
+    return bool(_debug_get_cache_entry_list(innermost_fn(function).__code__))
 
 
 def _kind(argument: Any) -> Any:
