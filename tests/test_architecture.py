@@ -24,8 +24,9 @@ MAY_IMPORT: dict[str, set[str]] = {  # room -> rooms it may import, besides itse
     "report": {"records"},
     "run": {"records", "recipe", "facts", "cost", "planner", "training", "data", "models", "generation"},
     "evidence": {"records", "recipe", "facts", "cost", "planner", "training", "run", "data", "models"},
+    "diagnosis": {"records", "recipe", "facts", "cost", "planner", "training", "run", "evidence", "data", "models"},
     "cli": {"__init__", "records", "recipe", "facts", "planner", "training", "data", "models", "generation", "report", "run",
-            "export", "evidence", "cost"},
+            "export", "evidence", "cost", "diagnosis"},
     "__main__": {"cli"},
 }
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60

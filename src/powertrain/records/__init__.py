@@ -1,6 +1,6 @@
 """The values that cross a border between rooms or are written to disk: frozen, plain, JSON-ready.
 
-Those of measurements are in evidence.py, the others here.
+Those of measurements are in evidence.py, what audits and diagnoses find in findings.py, the others here.
 
 Nothing here loads torch: report, cli --help and the web page read these records without it.
 Units are in the names: `_s` seconds, `_bytes`, `_tokens`; a share is 0..1. What is unknown is absent (None, or a

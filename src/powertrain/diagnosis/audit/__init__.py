@@ -1,0 +1,1 @@
+"""Reading other people's training scripts and configs without running them, and saying what to change."""
