@@ -76,8 +76,8 @@ class AttentionKernel(Technique):
                 Effect((0.79, 0.86), 0, basis=f"study: {CPU_STUDY}")
             reason, pays = _why_no_ragged(facts, recipe)
             if reason is None:
-                return Proposal(cls("ragged"), because=f"{shown}, read where they lie, in causal tiles that fit the caches; {pays}",
-                                claim=claim)
+                because = f"{shown}, read where they lie, in causal tiles that fit the caches; {pays}"
+                return Proposal(cls("ragged"), because=because, claim=claim)
             return Proposal(cls("bmm"), because=f"{shown}: causal tiles that fit the caches, many documents "
                                                 f"{'of similar length ' if ragged else ''}in one product; not our own kernel, "
                                                 f"because {reason}", claim=claim)
