@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from powertrain.cost.forward import StepFacts, Tables, Weights
 from powertrain.cost.gradients import Linear, has_frozen_base, linears
 from powertrain.cost.kernels import KERNELS, Shape
-from powertrain.cost.operators import BOOL, FP32
+from powertrain.cost.operators import FP32
 from powertrain.cost.replay import COPIES, WORKSPACE, Block, Gradients, Leaf, Saved, Tape, Value
 
 Blocks = tuple[Block, ...]
@@ -101,11 +101,10 @@ def run_fused_block(tape: Tape, facts: StepFacts, weights: Weights, x: Value, ta
               for count in (model.heads, model.kv_heads, model.kv_heads)]
     mixed = KERNELS[facts.workload.attention_kernel](tape, inside[0], inside[1], inside[2], shape)
     assert mixed.block is not None
-    kept = tuple(_draw(sizes) for _ in range(2)) if model.dropout else ()
     out, left = _leave(sizes)
     if not records:
         return Value(out, x.count, FP32)
-    held: list[Blocks] = [copies, entered, (heads, mixed.block), (*left, *kept)]
+    held: list[Blocks] = [copies, entered, (heads, mixed.block), left]
     names = [name for name, value in weights.values.items() if value.node is not None]
     needs_x = x.node is not None
 
@@ -115,13 +114,6 @@ def run_fused_block(tape: Tape, facts: StepFacts, weights: Weights, x: Value, ta
 
     node = tape.node((x, *trained), (), back)
     return Value(out, x.count, FP32, node)
-
-
-def _draw(sizes: Sizes) -> Block:
-    """What dropout keeps, a byte a number, from 16 random bits for each."""
-    bits = sizes.new(sizes.facts.model.width, 2)
-    del bits
-    return sizes.new(sizes.facts.model.width, BOOL)
 
 
 def _enter(sizes: Sizes, tables: Tables | None) -> tuple[Block, Blocks]:

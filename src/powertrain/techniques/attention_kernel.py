@@ -139,7 +139,13 @@ def _why_no_ragged(facts: Facts, recipe: Recipe) -> tuple[str | None, str]:
         return None, "the kernel is compiled already"
     found = bargain(facts, RAGGED_GAIN, COMPILE_S, train_time_s=recipe.train_time_s, max_steps=recipe.max_steps,
                     epochs=recipe.num_train_epochs)
-    return (None, found.shown) if found.pays else (found.shown, "")
+    if not found.pays:
+        return found.shown, ""
+    try:
+        build.load()                         # now, so that a compiler that fails costs the kernel and not the run
+    except build.CannotBuild as error:
+        return f"it could not be compiled: {error}", ""
+    return None, found.shown
 
 
 def _why_no_varlen(facts: Facts, recipe: Recipe) -> str | None:

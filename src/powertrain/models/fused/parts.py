@@ -120,11 +120,24 @@ class EnterWeights(NamedTuple):
     k_norm: Tensor | None = None
 
 
-class Kept(NamedTuple):
-    """Which numbers of the two branches dropout keeps, (T, d) uint8; None without dropout."""
+class Seeds(NamedTuple):
+    """What the two branches' dropout is a function of, () int32; None without dropout."""
 
     attention: Tensor | None = None
     mlp: Tensor | None = None
+
+
+def is_kept(seed: Tensor, x: Tensor, dropout: float) -> Tensor:
+    """(T, d) bool, True with probability 1 - dropout: well mixed bits of the seed and the place in x.
+
+    Source: Wellons 2018, the integer hash "lowbias32".
+    """
+    rows, columns = (torch.arange(count, dtype=torch.int32, device=x.device) for count in x.shape)
+    bits = rows[:, None] * x.shape[1] + columns + seed
+    bits = (bits ^ (bits >> 16 & 0xffff)) * 0x7feb352d       # >> keeps the sign, which the mask takes away
+    bits = (bits ^ (bits >> 15 & 0x1ffff)) * (0x846ca68b - 2**32)
+    bits = bits ^ (bits >> 16 & 0xffff)
+    return bits >= round(dropout * 2**32) - 2**31
 
 
 @dataclass(frozen=True)
@@ -151,22 +164,23 @@ class Parts:
             q, k = _turn(q, cosines, sines, dtype), _turn(k, cosines, sines, dtype)
         return torch.cat((q.to(dtype), k.to(dtype), v), dim=1), Entered(normalised, ranks, raw)
 
-    def leave(self, x: Tensor, mixed: Tensor, kept: Kept, weights: LeaveWeights) -> tuple[Tensor, Left]:
+    def leave(self, x: Tensor, mixed: Tensor, seeds: Seeds, weights: LeaveWeights) -> tuple[Tensor, Left]:
         """From the residual and what attention gave, mixed (T, H D), to the next block's residual, (T, d) fp32."""
         c, dtype = self.config, weights.out.weight.dtype
         o, out_ranks = product(mixed, weights.out)
-        between = x + self._drop(o, kept.attention)
+        between = x + self._drop(o, seeds.attention)
         normalised, h = self._normalise(x if c.parallel_residual else between, weights.norm, dtype)
         inner, in_ranks = product(h, weights.mlp_in)
         y, down_ranks = product(self._act(inner).to(dtype), weights.mlp_out)
-        return between + self._drop(y, kept.mlp), Left(normalised, inner, out_ranks, in_ranks, down_ranks)
+        return between + self._drop(y, seeds.mlp), Left(normalised, inner, out_ranks, in_ranks, down_ranks)
 
     # ------------------------------------------------------------------------------------------- backward
 
-    def leave_back(self, dx: Tensor, mixed: Tensor, left: Left, kept: Kept, weights: LeaveWeights, wanted: Wanted) -> LeftBack:
+    def leave_back(self, dx: Tensor, mixed: Tensor, left: Left, seeds: Seeds, weights: LeaveWeights,
+                   wanted: Wanted) -> LeftBack:
         """Gradients from that of the next block's residual, dx (T, d) fp32."""
         c, dtype = self.config, weights.out.weight.dtype
-        dy = self._drop(dx, kept.mlp).to(dtype)
+        dy = self._drop(dx, seeds.mlp).to(dtype)
         da, down_dranks = product_back(dy, weights.mlp_out)
         act, dinner = self._act_back(left.inner, da, dtype)
         mlp_out = weight_gradients(dy, act, left.down_ranks, down_dranks, weights.mlp_out, None, wanted)
@@ -174,7 +188,7 @@ class Parts:
         mlp_in = weight_gradients(dinner, left.normalised.n, left.in_ranks, in_dranks, weights.mlp_in, weights.norm, wanted)
         norm = _norm_gradients(dh, left.normalised, weights.norm, wanted)
         dbetween = dx + self._normalise_back(dh, left.normalised, weights.norm)
-        do = self._drop(dx if c.parallel_residual else dbetween, kept.attention).to(dtype)
+        do = self._drop(dx if c.parallel_residual else dbetween, seeds.attention).to(dtype)
         dmixed, out_dranks = product_back(do, weights.out)
         out = weight_gradients(do, mixed, left.out_ranks, out_dranks, weights.out, None, wanted)
         return LeftBack(dbetween, dmixed, norm, out, mlp_in, mlp_out)
@@ -205,9 +219,11 @@ class Parts:
 
     # ------------------------------------------------------------------------------------------- elementwise
 
-    def _drop(self, x: Tensor, kept: Tensor | None) -> Tensor:
-        """(T, d) fp32."""
-        return x.float() if kept is None else x.float() * kept * (1 / (1 - self.config.dropout))
+    def _drop(self, x: Tensor, seed: Tensor | None) -> Tensor:
+        """(T, d) fp32. What is dropped is not stored: the backward pass works it out again."""
+        if seed is None:
+            return x.float()
+        return torch.where(is_kept(seed, x, self.config.dropout), x.float() * (1 / (1 - self.config.dropout)), 0.0)
 
     def _normalise(self, x: Tensor, norm: NormWeights, dtype: torch.dtype) -> tuple[Normalised, Tensor]:
         """The norm's result h in `dtype`, and what its backward pass needs."""

@@ -16,8 +16,8 @@ import torch
 
 SOURCE = Path(__file__).with_name("kernel.cpp")
 COMPILERS = ("g++", "clang++")
-FLAGS = ("-std=c++20", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
-         "-shared", "-fPIC")
+X86 = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
+FLAGS = ("-std=c++20", "-O3", "-march=native", *X86, "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 CPU = Path("/proc/cpuinfo")
 TORCH = Path(torch.__file__).parent          # torch.utils.cpp_extension would say the same, and import setuptools for it
 
