@@ -28,7 +28,7 @@ from powertrain.diagnosis.audit.values import (
     either,
 )
 
-MOST_STATEMENTS = 50_000                     # a script's helpers may call each other without end
+MOST_STATEMENTS = 20_000                     # a script's helpers may call each other without end
 DEEPEST_CALL = 25
 
 
@@ -312,7 +312,8 @@ class _Follower:
                 given.setdefault(name, known_calls.option_default(self.expressions.value(default, function.scope)))
         every = [*names, *(item.arg for item in spec.kwonlyargs)]
         given |= {name: entry.value for name, entry in arguments.named.items() if name in every}
-        given |= known_calls.decorated(function.node, self.expressions, function.scope) if not arguments.named and not values else {}
+        if not arguments.named and not values:
+            given |= known_calls.decorated(function.node, self.expressions, function.scope)
         if spec.vararg is not None:
             given[spec.vararg.arg] = list(values[len(names):])
         if spec.kwarg is not None:

@@ -1,4 +1,4 @@
-"""What calls of the libraries that configure training scripts give: argparse, dataclasses, HfArgumentParser, typer, click, files.
+"""What calls of the libraries that configure scripts give: argparse, dataclasses, HfArgumentParser, typer, click, files.
 
 Only defaults are known of what comes from a command line; that is what the script does when it is started as it is.
 """

@@ -7,6 +7,7 @@ script that it calls. `step_code` is what runs at every step: the loop's body an
 from __future__ import annotations
 
 import ast
+import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,7 +36,7 @@ class Script:
 
     @cached_property
     def lines(self) -> tuple[str, ...]:
-        return tuple(self.text.splitlines(keepends=True))
+        return tuple(io.StringIO(self.text, newline=""))         # str.splitlines would also split at form feeds
 
     @cached_property
     def parents(self) -> Mapping[ast.AST, ast.AST]:
@@ -46,7 +47,17 @@ class Script:
 
     def words(self, node: ast.AST) -> str:
         """How the script spells a node, on one line."""
-        return " ".join((ast.get_source_segment(self.text, node) or ast.unparse(node)).split())
+        first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) or 0
+        if not first or not last:
+            return ast.unparse(node)
+        lines = self._bytes[first - 1:last]              # columns count bytes, not characters
+        lines[-1] = lines[-1][:getattr(node, "end_col_offset", None)]
+        lines[0] = lines[0][getattr(node, "col_offset", 0):]
+        return " ".join(b"".join(lines).decode().split())
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        return [line.encode() for line in self.lines]
 
     def evidence(self, node: ast.AST) -> Evidence:
         return Evidence(self.words(node), self.place(node))
