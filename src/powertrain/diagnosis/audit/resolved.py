@@ -21,11 +21,14 @@ DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16",
 
 def value(subject: Subject, key: str) -> Any:
     """What is in force for `key`: what is set, else the framework's default, else None."""
-    if key in subject.unread:
-        return None
     if key in subject.settings:
         return subject.settings[key].value
-    return default_of(subject.framework, key)
+    return None if is_unread(subject, key) else default_of(subject.framework, key)
+
+
+def is_unread(subject: Subject, key: str) -> bool:
+    """Whether it may be set to something that only running the file would tell, itself or in a `**kwargs` of its section."""
+    return key in subject.unread or f"{key.partition('.')[0]}.*" in subject.unread
 
 
 def is_on(subject: Subject, key: str) -> bool:
@@ -58,14 +61,14 @@ def dtype_named(found: Any) -> str | None:
 def products_dtype(subject: Subject) -> str | None:
     """The type that matrix products are computed in by autocast; None where it cannot be told."""
     for key, name in (("training.fp16", "fp16"), ("training.bf16", "bf16")):
-        if key in subject.unread or value(subject, key) == "auto":
+        if (key not in subject.settings and is_unread(subject, key)) or value(subject, key) == "auto":
             return None
         if is_on(subject, key):
             return name
     mixed = dtype_named(value(subject, "accelerate.mixed_precision"))
     if mixed is not None:
         return mixed
-    return "fp32" if subject.framework == "transformers" and "training.fp16" not in subject.unread else None
+    return "fp32" if subject.framework == "transformers" else None
 
 
 def is_four_bit(subject: Subject) -> bool:
@@ -107,7 +110,7 @@ def run_steps(subject: Subject, where: Circumstances) -> int | None:
     asked = number(subject, "training.max_steps")
     if asked and asked > 0:
         return int(asked)
-    if "training.max_steps" in subject.unread:
+    if is_unread(subject, "training.max_steps"):
         return None
     epochs, batch, data = number(subject, "training.num_train_epochs"), examples_per_step(subject), where.data
     if not epochs or not batch or data is None or not data.examples or is_on(subject, "training.packing"):
