@@ -15,6 +15,7 @@ from powertrain.records import UnknownFact
 from powertrain.records.findings import Evidence, Place
 
 TRAINERS = ("trl", "transformers")           # frameworks whose arguments are those of transformers' Trainer
+PLAIN_LOOPS = ("pytorch", "character-transformer")           # frameworks that accumulate only where a file says so
 DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "half": "fp16",
           "fp32": "fp32", "float32": "fp32", "float": "fp32", "no": "fp32"}
 
@@ -96,7 +97,10 @@ def examples_per_pass(subject: Subject) -> int | None:
 
 
 def accumulation(subject: Subject) -> int | None:
-    found = number(subject, "training.gradient_accumulation_steps")
+    key = "training.gradient_accumulation_steps"
+    found = number(subject, key)
+    if found is None and subject.framework in PLAIN_LOOPS and key not in subject.settings and not is_unread(subject, key):
+        return 1
     return int(found) if found and found >= 1 else None
 
 
@@ -128,8 +132,9 @@ def warmup_steps(subject: Subject, steps: int | None) -> float | None:
 
 def interval_steps(subject: Subject, what: str, steps: int | None) -> float | None:
     """Steps between two evaluations, checkpoints or log lines (`what`: "eval", "save", "logging"); None: not by steps."""
-    if value(subject, f"training.{what}_strategy") != "steps":
-        return None
+    strategy = value(subject, f"training.{what}_strategy")
+    if strategy != "steps" and not (strategy is None and f"training.{what}_steps" in subject.settings):
+        return None                          # a trainer that knows no strategies goes by steps
     found = number(subject, f"training.{what}_steps")
     if what == "eval" and not found:
         found = number(subject, "training.logging_steps")
