@@ -50,7 +50,7 @@ class Followed:
     calls: list[Made] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
     items: list[Written] = field(default_factory=list)       # `os.environ["X"] = …`
-    variables: dict[str, Any] = field(default_factory=dict)  # by name, the last value of any scope
+    variables: dict[str, list[Made]] = field(default_factory=dict)       # by name, all that it ever was, in any scope
 
 
 def follow(script: Script) -> Followed:
@@ -135,7 +135,7 @@ class _Follower:
     def bind(self, target: ast.expr, value: Any, scope: Scope, statement: Any) -> None:
         if isinstance(target, ast.Name):
             scope.names[target.id] = value
-            self.followed.variables[target.id] = value
+            self._remember(target.id, value)
         elif isinstance(target, (ast.Tuple, ast.List)):
             known = isinstance(value, (list, tuple)) and len(value) == len(target.elts)
             for i, item in enumerate(target.elts):
@@ -151,6 +151,10 @@ class _Follower:
                 owner.open = self.script.words(target)
             self.followed.items.append(Written(owner, key if isinstance(key, str) else "", setting, statement))
 
+    def _remember(self, name: str, value: Any) -> None:
+        if isinstance(value, Made):
+            self.followed.variables.setdefault(name, []).append(value)
+
     def _write(self, target: ast.Attribute, value: Any, scope: Scope, statement: Any) -> None:
         owner = self.expressions.value(target.value, scope)
         setting = self.expressions.setting(statement, value)
@@ -158,7 +162,7 @@ class _Follower:
             owner.attributes[target.attr] = setting
             if owner.name.endswith(("Config", "Arguments")) or target.attr in owner.named:
                 owner.named[target.attr] = setting
-        self.followed.variables[target.attr] = value
+        self._remember(target.attr, value)
         self.followed.written.append(Written(owner, target.attr, setting, statement))
 
     # -------------------------------------------------------------------------------------------- branches and loops
@@ -319,6 +323,8 @@ class _Follower:
         if spec.kwarg is not None:
             rest = {name: entry for name, entry in arguments.named.items() if name not in every}
             given[spec.kwarg.arg] = Table(dict(rest), arguments.open)
+        for name, value in given.items():
+            self._remember(name, value)
         return {name: given.get(name, Unread(name)) for name in (*every, *given)}
 
     def instance(self, kind: ClassValue, node: ast.AST, arguments: Arguments) -> Made:

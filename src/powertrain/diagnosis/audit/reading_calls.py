@@ -82,7 +82,7 @@ def is_trainer(made: Made) -> bool:
 
 def is_held_out(made: Made, followed: Followed) -> bool:
     """Whether a loader is for evaluation, by the name that it or its dataset has."""
-    words = [name for name, value in followed.variables.items() if value is made]
+    words = [name for name, values in followed.variables.items() if made in values]
     first = made.node.args[0] if isinstance(made.node, ast.Call) and made.node.args else None
     words += [first.id] if isinstance(first, ast.Name) else []
     return any(word.lower().startswith(HELD_OUT) or any(f"_{part}" in word.lower() for part in HELD_OUT) for word in words)

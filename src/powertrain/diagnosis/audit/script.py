@@ -30,7 +30,7 @@ class Script:
     tree: ast.Module
     imported: Mapping[str, str]              # name in the script -> what it is: "F" -> "torch.nn.functional"
     sections: Mapping[str, ast.Call] = field(default_factory=dict)   # "training" -> the call that makes those settings
-    kinds: Mapping[str, str] = field(default_factory=dict)           # variable -> what made it: "model" -> "...from_pretrained"
+    kinds: Mapping[str, frozenset[str]] = field(default_factory=dict)    # variable -> what made it: "….from_pretrained"
 
     # -------------------------------------------------------------------------------------------- places and words
 
@@ -87,9 +87,14 @@ class Script:
     def has_call(self, *names: str, within: ast.AST | None = None) -> bool:
         return next(self.calls(*names, within=within), None) is not None
 
-    def made_by(self, variable: str) -> str:
-        """The dotted name of the call that made a variable, as far as it is known: "torch.optim.AdamW"; "" if not."""
-        return self.kinds.get(variable, "")
+    def is_made_by(self, node: ast.AST, *endings: str) -> bool:
+        """Whether a variable or attribute was seen to come from a call whose dotted name ends in one of these."""
+        last = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        return any(kind.endswith(endings) for kind in self.kinds.get(last, ()))
+
+    def variables(self, *endings: str) -> list[str]:
+        """The variables that come from such calls."""
+        return [name for name, kinds in self.kinds.items() if any(kind.endswith(endings) for kind in kinds)]
 
     # -------------------------------------------------------------------------------------------- where a node stands
 
@@ -185,16 +190,6 @@ class Script:
             if function is not None and depth < DEEPEST_HELPER:
                 yield from self._reached_without_loops(function, depth + 1)
             yield from self._reached_without_loops(child, depth)
-
-    def step_code(self, loop: Loop) -> Iterator[ast.AST]:
-        """All that runs at every step of a training loop: its body and the script's functions called there."""
-        for statement in loop.body:
-            yield statement
-            yield from self.reached(statement)
-
-    def is_every_step(self, node: ast.AST, loop: Loop) -> bool:
-        """Whether a node of the step runs at each one, under no condition."""
-        return not self.conditions(node, loop)
 
 
 def is_called(name: str, names: tuple[str, ...]) -> bool:
