@@ -11,7 +11,8 @@ from powertrain.diagnosis.audit.configs.known_axolotl import AXOLOTL
 
 RENAMED = {
     "base_model": "model.path", "revision_of_model": "model.revision", "model_revision": "model.revision",
-    "model_type": "model.type", "type_of_model": "model.type", "tokenizer_type": "tokenizer.type", "lora_model_dir": "model.adapter",
+    "model_type": "model.type", "type_of_model": "model.type", "tokenizer_type": "tokenizer.type",
+    "lora_model_dir": "model.adapter",
     "tokenizer_config": "tokenizer.path", "chat_template": "tokenizer.chat_template",
     "chat_template_jinja": "tokenizer.chat_template", "special_tokens.pad_token": "tokenizer.pad_token",
     "special_tokens.eos_token": "tokenizer.eos_token",
