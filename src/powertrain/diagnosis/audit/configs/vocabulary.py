@@ -13,8 +13,8 @@ from typing import Any
 # transformers 4 and older TRL -> transformers 5 and TRL 1
 NEWER: Mapping[str, str] = {
     "gradient_checkpointing": "activation_checkpointing", "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
-    "evaluation_strategy": "eval_strategy", "warmup_ratio": "warmup_steps", "max_seq_length": "max_length", "torch_dtype": "dtype",
-    "no_cuda": "use_cpu",
+    "evaluation_strategy": "eval_strategy", "warmup_ratio": "warmup_steps", "max_seq_length": "max_length",
+    "torch_dtype": "dtype", "no_cuda": "use_cpu",
     "per_gpu_train_batch_size": "per_device_train_batch_size", "per_gpu_eval_batch_size": "per_device_eval_batch_size",
     "use_bnb_nested_quant": "bnb_4bit_use_double_quant", "use_nested_quant": "bnb_4bit_use_double_quant",
 }
