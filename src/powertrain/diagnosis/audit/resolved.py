@@ -15,17 +15,21 @@ from powertrain.records import UnknownFact
 from powertrain.records.findings import Evidence, Place
 
 TRAINERS = ("trl", "transformers")           # frameworks whose arguments are those of transformers' Trainer
+PLAIN_LOOPS = ("pytorch", "character-transformer")           # frameworks that accumulate only where a file says so
 DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "half": "fp16",
           "fp32": "fp32", "float32": "fp32", "float": "fp32", "no": "fp32"}
 
 
 def value(subject: Subject, key: str) -> Any:
     """What is in force for `key`: what is set, else the framework's default, else None."""
-    if key in subject.unread:
-        return None
     if key in subject.settings:
         return subject.settings[key].value
-    return default_of(subject.framework, key)
+    return None if is_unread(subject, key) else default_of(subject.framework, key)
+
+
+def is_unread(subject: Subject, key: str) -> bool:
+    """Whether it may be set to something that only running the file would tell, itself or in a `**kwargs` of its section."""
+    return key in subject.unread or f"{key.partition('.')[0]}.*" in subject.unread
 
 
 def is_on(subject: Subject, key: str) -> bool:
@@ -58,14 +62,14 @@ def dtype_named(found: Any) -> str | None:
 def products_dtype(subject: Subject) -> str | None:
     """The type that matrix products are computed in by autocast; None where it cannot be told."""
     for key, name in (("training.fp16", "fp16"), ("training.bf16", "bf16")):
-        if key in subject.unread or value(subject, key) == "auto":
+        if (key not in subject.settings and is_unread(subject, key)) or value(subject, key) == "auto":
             return None
         if is_on(subject, key):
             return name
     mixed = dtype_named(value(subject, "accelerate.mixed_precision"))
     if mixed is not None:
         return mixed
-    return "fp32" if subject.framework == "transformers" and "training.fp16" not in subject.unread else None
+    return "fp32" if subject.framework == "transformers" else None
 
 
 def is_four_bit(subject: Subject) -> bool:
@@ -93,7 +97,10 @@ def examples_per_pass(subject: Subject) -> int | None:
 
 
 def accumulation(subject: Subject) -> int | None:
-    found = number(subject, "training.gradient_accumulation_steps")
+    key = "training.gradient_accumulation_steps"
+    found = number(subject, key)
+    if found is None and subject.framework in PLAIN_LOOPS and key not in subject.settings and not is_unread(subject, key):
+        return 1
     return int(found) if found and found >= 1 else None
 
 
@@ -107,7 +114,7 @@ def run_steps(subject: Subject, where: Circumstances) -> int | None:
     asked = number(subject, "training.max_steps")
     if asked and asked > 0:
         return int(asked)
-    if "training.max_steps" in subject.unread:
+    if is_unread(subject, "training.max_steps"):
         return None
     epochs, batch, data = number(subject, "training.num_train_epochs"), examples_per_step(subject), where.data
     if not epochs or not batch or data is None or not data.examples or is_on(subject, "training.packing"):
@@ -125,8 +132,9 @@ def warmup_steps(subject: Subject, steps: int | None) -> float | None:
 
 def interval_steps(subject: Subject, what: str, steps: int | None) -> float | None:
     """Steps between two evaluations, checkpoints or log lines (`what`: "eval", "save", "logging"); None: not by steps."""
-    if value(subject, f"training.{what}_strategy") != "steps":
-        return None
+    strategy = value(subject, f"training.{what}_strategy")
+    if strategy != "steps" and not (strategy is None and f"training.{what}_steps" in subject.settings):
+        return None                          # a trainer that knows no strategies goes by steps
     found = number(subject, f"training.{what}_steps")
     if what == "eval" and not found:
         found = number(subject, "training.logging_steps")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from powertrain.diagnosis.audit.editing import added, set_to
 from powertrain.diagnosis.audit.reckoning import GIB, as_trained, at_most, needed_and_there, reckonable, recomputed_share
-from powertrain.diagnosis.audit.resolved import is_on, seen
+from powertrain.diagnosis.audit.resolved import is_on, is_unread, seen
 from powertrain.diagnosis.audit.rules.base import Circumstances, Rule
 from powertrain.diagnosis.audit.subject import Subject
 from powertrain.records.findings import Cure, Finding, Risk
@@ -22,7 +22,7 @@ class CheckpointingNeedless(Rule):
     @classmethod
     def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
         facts = reckonable(where)
-        if facts is None or KEY in subject.unread or not is_on(subject, KEY):
+        if facts is None or is_unread(subject, KEY) or not is_on(subject, KEY):
             return
         needed, there = needed_and_there(facts.model, as_trained(subject, facts), facts)
         if needed > there:

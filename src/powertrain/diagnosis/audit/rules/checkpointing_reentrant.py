@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from powertrain.diagnosis.audit.resolved import TRAINERS, is_on
+from powertrain.diagnosis.audit.resolved import TRAINERS, is_on, is_unread
 from powertrain.diagnosis.audit.rules.base import UNMEASURED, Circumstances, Rule
 from powertrain.diagnosis.audit.subject import Subject
 from powertrain.records.findings import Cure, Finding
 
+ON = "training.activation_checkpointing"
 KWARGS = "training.activation_checkpointing_kwargs"
 UNSET_MEANS_REENTRANT_BEFORE = (5,)          # transformers
 
@@ -20,19 +21,19 @@ class CheckpointingReentrant(Rule):
 
     @classmethod
     def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
-        if subject.framework not in TRAINERS or KWARGS in subject.unread:
+        if subject.framework not in TRAINERS or is_unread(subject, KWARGS):
             return
-        if not is_on(subject, "training.activation_checkpointing"):
+        if not is_on(subject, ON):
             return
         given, version = subject.value(KWARGS), where.version("transformers")
         unset = not isinstance(given, dict) or "use_reentrant" not in given
         if isinstance(given, dict) and given.get("use_reentrant") is True:
             key, says = KWARGS, "use_reentrant=True is asked for"
         elif unset and version is not None and version < UNSET_MEANS_REENTRANT_BEFORE and subject.framework == "transformers":
-            key, says = "training.activation_checkpointing", f"use_reentrant is not set, and transformers {version[0]} takes True"
+            key, says = ON, f"use_reentrant is not set, and transformers {version[0]} takes True"
         else:
             return
         yield cls.found("low", "reentrant checkpointing", f"{says}: it computes a whole block again where the other form "
                         "stops at the last tensor that is needed, gives adapters no gradient unless the inputs are made to "
-                        "require one, and breaks torch.compile", seen, expected=UNMEASURED,
+                        "require one, and breaks torch.compile", subject.settings[key], expected=UNMEASURED,
                         cure=Cure('Set gradient_checkpointing_kwargs={"use_reentrant": False}'))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from powertrain.diagnosis.audit.editing import set_to
-from powertrain.diagnosis.audit.resolved import dtype_named, is_four_bit, products_dtype, seen, value
+from powertrain.diagnosis.audit.resolved import dtype_named, is_four_bit, is_unread, products_dtype, seen, value
 from powertrain.diagnosis.audit.rules.base import Circumstances, Rule
 from powertrain.diagnosis.audit.subject import Subject
 from powertrain.records.findings import Cure, Expected, Finding, Risk
@@ -19,7 +19,7 @@ class FourBitComputeType(Rule):
 
     @classmethod
     def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
-        if not is_four_bit(subject) or KEY in subject.unread:
+        if not is_four_bit(subject) or is_unread(subject, KEY):
             return
         rest, widened = products_dtype(subject), dtype_named(value(subject, KEY))
         if rest not in ("bf16", "fp16") or widened is None or widened == rest:

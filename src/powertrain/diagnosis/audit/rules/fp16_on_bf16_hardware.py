@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from powertrain.cost.precision import bf16_unit
-from powertrain.diagnosis.audit.editing import renamed
+from powertrain.diagnosis.audit.editing import renamed, set_to
 from powertrain.diagnosis.audit.resolved import products_dtype, seen
 from powertrain.diagnosis.audit.rules.base import Circumstances, Rule
 from powertrain.diagnosis.audit.subject import Subject
@@ -25,8 +25,11 @@ class Fp16OnBf16Hardware(Rule):
         unit = bf16_unit(hardware)
         if unit is not None:
             key = "training.fp16" if subject.on("training.fp16") else "accelerate.mixed_precision"
+            edits = renamed(subject, "training.fp16", "bf16")
+            if "training.bf16" in subject.settings:
+                edits = (*set_to(subject, "training.fp16", False), *set_to(subject, "training.bf16", True))
             yield cls.found("moderate", "fp16 where there is bf16", f"{unit}: bf16 is as fast there, and has fp32's range. "
                             "fp16 overflows above 65,504: its steps are scaled, tried, and skipped when a gradient overflows",
                             seen(subject, key), expected=Expected("no skipped steps; about as fast", "none"),
                             risk=Risk("none", "low", "low"),
-                            cure=Cure("Compute in bf16", renamed(subject, "training.fp16", "bf16"), ("techniques.bf16=on",)))
+                            cure=Cure("Compute in bf16", edits, ("techniques.bf16=on",)))

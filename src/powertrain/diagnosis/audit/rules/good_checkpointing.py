@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from powertrain.diagnosis.audit.reckoning import GIB, as_trained, needed_and_there, reckonable
-from powertrain.diagnosis.audit.resolved import is_on, seen
+from powertrain.diagnosis.audit.resolved import is_on, is_unread, seen
 from powertrain.diagnosis.audit.rules.base import NO_SPEED, Circumstances, Rule
 from powertrain.diagnosis.audit.subject import Subject
 from powertrain.records.findings import Finding
@@ -20,7 +20,7 @@ class GoodCheckpointing(Rule):
     @classmethod
     def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
         facts = reckonable(where)
-        if facts is None or KEY in subject.unread or not is_on(subject, KEY):
+        if facts is None or is_unread(subject, KEY) or not is_on(subject, KEY):
             return
         needed, there = needed_and_there(facts.model, as_trained(subject, facts), facts)
         if needed > there:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from powertrain.diagnosis.audit.editing import set_to
@@ -28,7 +29,7 @@ class IntervalsCost(Rule):
         facts, batch = reckonable(where), examples_per_step(subject)
         share = evaluation_share(facts, batch, evaluating) if facts and batch and evaluating else None
         if share is not None and evaluating is not None and facts is not None and share > BUDGET:
-            every = round(evaluating * share / (1 - share) * (1 - BUDGET) / BUDGET)
+            every = math.ceil(evaluating * share / (1 - share) * (1 - BUDGET) / BUDGET)
             says.append(f"reading {facts.data.validation_tokens:,} held-out tokens every {evaluating:g} steps is {share:.0%} "
                         f"of all products; every {every} steps it would be {BUDGET:.0%}")
             expected = at_most(share, "the products of evaluations")

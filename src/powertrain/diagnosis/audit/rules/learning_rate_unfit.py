@@ -32,7 +32,7 @@ class LearningRateUnfit(Rule):
         if low <= rate <= high:
             return
         if how == "full":
-            follows = "training hardly moves" if rate < low else "what the model had learned is soon overwritten, or the loss diverges"
+            follows = "training hardly moves" if rate < low else "what the model had learned is soon overwritten"
         else:
             follows = "adapters start at zero and hardly move" if rate < low else "the loss diverges easily"
         why = f"{rate:g} for {'all weights' if how == 'full' else 'adapters'}, where about {USUAL[how]:g} is usual: {follows}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from powertrain.cost.work import step_work
 from powertrain.diagnosis.audit.editing import set_to
 from powertrain.diagnosis.audit.reckoning import at_most, reckonable
-from powertrain.diagnosis.audit.resolved import products_dtype
+from powertrain.diagnosis.audit.resolved import is_unread, products_dtype
 from powertrain.diagnosis.audit.rules.base import UNMEASURED, Circumstances, Rule
 from powertrain.diagnosis.audit.subject import Subject
 from powertrain.records.findings import Cure, Expected, Finding
@@ -25,7 +25,7 @@ class OptimizerNotFused(Rule):
         if subject.value("training.optim") == "adamw_torch":
             asked, edits = subject.settings["training.optim"], set_to(subject, "training.optim", "adamw_torch_fused")
         elif own is not None and str(own.value).rpartition(".")[2].lower() in ADAMS:
-            if subject.on("optimizer.fused") or "optimizer.fused" in subject.unread:
+            if subject.on("optimizer.fused") or is_unread(subject, "optimizer.fused"):
                 return
             asked, edits = own, set_to(subject, "optimizer.fused", True)
         else:

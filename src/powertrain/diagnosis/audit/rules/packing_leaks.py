@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from powertrain.diagnosis.audit.editing import set_to
-from powertrain.diagnosis.audit.resolved import is_on
+from powertrain.diagnosis.audit.resolved import is_on, is_unread
 from powertrain.diagnosis.audit.rules.base import NO_SPEED, Circumstances, Rule
 from powertrain.diagnosis.audit.subject import Subject
 from powertrain.records.findings import Cure, Evidence, Finding, Risk
@@ -20,7 +20,7 @@ class PackingLeaks(Rule):
 
     @classmethod
     def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
-        if not is_on(subject, "training.packing") or subject.unread.keys() & UNSURE:
+        if not is_on(subject, "training.packing") or any(is_unread(subject, key) for key in UNSURE):
             return
         leak: Evidence | None = None
         if subject.value("training.packing_strategy") == "wrapped":

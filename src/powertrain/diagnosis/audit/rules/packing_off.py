@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from powertrain.cost.padding import padding_share
 from powertrain.diagnosis.audit.editing import added, set_to
 from powertrain.diagnosis.audit.reckoning import at_most
-from powertrain.diagnosis.audit.resolved import examples_per_pass, is_on, seen, value
+from powertrain.diagnosis.audit.resolved import examples_per_pass, is_on, is_unread, seen, value
 from powertrain.diagnosis.audit.rules.base import UNMEASURED, Circumstances, Rule
 from powertrain.diagnosis.audit.subject import Subject
 from powertrain.records.findings import Cure, Finding, Risk, Severity
@@ -24,7 +24,7 @@ class PackingOff(Rule):
 
     @classmethod
     def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
-        if subject.framework not in CAN_PACK or "training.packing" in subject.unread or is_on(subject, "training.packing"):
+        if subject.framework not in CAN_PACK or is_unread(subject, "training.packing") or is_on(subject, "training.packing"):
             return
         if is_on(subject, "training.padding_free") or value(subject, "training.train_sampling_strategy") == "group_by_length":
             return                           # there is little padding left

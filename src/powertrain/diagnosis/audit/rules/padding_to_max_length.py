@@ -11,6 +11,8 @@ from powertrain.diagnosis.audit.rules.base import UNMEASURED, Circumstances, Rul
 from powertrain.diagnosis.audit.subject import Subject
 from powertrain.records.findings import Cure, Finding
 
+WORTH = 0.02                 # of the slots
+
 
 class PaddingToMaxLength(Rule):
     name = "padding_to_max_length"
@@ -22,8 +24,8 @@ class PaddingToMaxLength(Rule):
             return
         longest, data = number(subject, "training.max_length"), where.data
         share = 1 - data.block / longest if data and longest and data.kind != "blocks" and data.block < longest else None
-        if share is not None and share < 0.02:
-            return
+        if (data is not None and data.kind == "blocks") or (share is not None and share < WORTH):
+            return                           # all have that length anyway
         here = f": here {share:.0%} of the slots, for examples of {data.block} tokens on average" if share and data else ""
         yield cls.found("moderate", "every example is padded to max_length", "A slot of padding costs as much as a token and "
                         "teaches nothing" + here, subject.settings["data.padding"], subject.settings.get("training.max_length"),

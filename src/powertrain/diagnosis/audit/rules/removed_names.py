@@ -19,8 +19,6 @@ REMOVED: Mapping[str, str] = {
     "no_cuda": "use_cpu", "per_gpu_train_batch_size": "per_device_train_batch_size", "fp16_opt_level": "",
     "fp16_backend": "", "half_precision_backend": "", "use_mps_device": "", "past_index": "", "jit_mode_eval": "",
 }
-DEPRECATED = {"gradient_checkpointing": "activation_checkpointing", "gradient_checkpointing_kwargs":
-              "activation_checkpointing_kwargs", "torch_dtype": "dtype"}      # they still work
 
 
 class RemovedNames(Rule):
@@ -29,8 +27,8 @@ class RemovedNames(Rule):
 
     @classmethod
     def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
-        if subject.framework not in TRAINERS or subject.script is None:
-            return                           # a config's trainer may translate names itself
+        if subject.framework not in TRAINERS:
+            return
         version = where.version("transformers")
         everything = {**subject.settings, **subject.unread, **subject.unknown}
         found = {key: (setting, name) for key, setting in everything.items() if (name := _name(setting)) in REMOVED

@@ -26,7 +26,7 @@ class WarmupBeyondRun(Rule):
             return
         usual, whole = max(1, round(USUAL * steps)), warming >= steps
         yield cls.found("critical" if whole else "moderate", "the warm-up takes up the run",
-                        f"{warming:g} of {steps} steps are warm-up" + (": the rate that is set is never reached" if whole else ""),
+                        f"{warming:g} of {steps} steps are warm-up" + (", and the rate that is set is never reached" * whole),
                         first_set(subject, ("training.warmup_ratio", "training.warmup_steps")),
                         subject.settings.get("training.max_steps"), expected=NO_SPEED,
                         cure=Cure(f"Warm up for about {usual} steps", set_to(subject, "training.warmup_steps", usual),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from powertrain.diagnosis.audit.editing import set_to
-from powertrain.diagnosis.audit.resolved import number
+from powertrain.diagnosis.audit.resolved import is_unread, number
 from powertrain.diagnosis.audit.rules.base import UNMEASURED, Circumstances, Rule
 from powertrain.diagnosis.audit.subject import Subject
 from powertrain.records.findings import Cure, Finding
@@ -23,7 +23,7 @@ class WorkersStartEachEpoch(Rule):
     def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
         epochs = number(subject, "training.num_train_epochs")
         for workers, lasting in PAIRS:
-            if workers in subject.settings and (number(subject, workers) or 0) >= 1 and lasting not in subject.unread \
+            if workers in subject.settings and (number(subject, workers) or 0) >= 1 and not is_unread(subject, lasting) \
                     and not subject.on(lasting) and (epochs or 1) > 1 and (number(subject, "training.max_steps") or -1) < 0:
                 yield cls.found("low", "workers are started anew each epoch", f"{epochs:g} epochs start their worker "
                                 f"processes {epochs:g} times, each importing what the dataset needs", subject.settings[workers],
