@@ -1,4 +1,4 @@
-"""For each rule on code: a script where it fires, and its near miss, which differs in what the rule is about and nothing else.
+"""For each rule on code: a script where it fires, and its near miss, which differs in that only.
 
 A case is the lines that matter; HEAD and the loop around them are the same for all. `->` separates what fires from what does not.
 """
@@ -44,13 +44,16 @@ EVALUATE = "\ndef evaluate():\n    model.eval()\n    for batch in held_out:\n   
 PARALLEL = "dist.init_process_group('nccl')\nmodel = DistributedDataParallel(model)\n"
 TOKENIZER = "tokenizer = AutoTokenizer.from_pretrained('gpt2')\n"
 ARGUMENTS = "args = TrainingArguments(output_dir='out')\n"
-COLLATOR = "collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)\nTrainer(model, args, data_collator=collator).train()\n"
+COLLATOR = "collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)\nTrainer(model, args, "
+"data_collator=collator).train()\n"
 ACCELERATED = ("accelerator = Accelerator()\nmodel = nn.Linear(8, 8)\noptimizer = torch.optim.AdamW(model.parameters())\n"
                "scheduler = get_cosine_schedule_with_warmup(optimizer, 10, {steps})\n"
                "model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)\n"
-               "for batch in loader:\n    accelerator.backward(model(batch).mean())\n    optimizer.step()\n    scheduler.step()\n"
+               "for batch in loader:\n    accelerator.backward(model(batch).mean())\n    optimizer.step()\n    "
+               "scheduler.step()\n"
                "    optimizer.zero_grad()\n")
-GROUP = ("def group(examples):\n    joined = {{k: sum(examples[k], []) for k in examples}}\n    total = len(joined['input_ids'])\n"
+GROUP = ("def group(examples):\n    joined = {{k: sum(examples[k], []) for k in examples}}\n    total = "
+"len(joined['input_ids'])\n"
          "    return {{k: [t[i:i + 128] for i in range(0, total, 128)] for k, t in joined.items()}}{more}\n")
 
 # rule -> (a script where it fires, its near miss)
@@ -61,8 +64,8 @@ CASES: dict[str, tuple[str, str]] = {
                                loop(*PLAIN, "if i % 100 == 0:", "    torch.cuda.synchronize()")),
     "losses_kept_with_graph": (loop(*PLAIN, "losses.append(loss)"), loop(*PLAIN, "losses.append(loss.detach())")),
     "gradients_not_zeroed": (loop("loss = model(batch).mean()", "loss.backward()", "optimizer.step()"), loop(*PLAIN)),
-    "gradients_cleared_early": (loop("loss = model(batch).mean()", "loss.backward()", "optimizer.zero_grad()", "optimizer.step()"),
-                                loop("optimizer.zero_grad()", "loss = model(batch).mean()", "loss.backward()", "optimizer.step()")),
+    "gradients_cleared_early": (loop(*PLAIN[:2], "optimizer.zero_grad()", "optimizer.step()"),
+                                loop("optimizer.zero_grad()", *PLAIN[:3])),
     "accumulation_not_divided": (loop("loss = model(batch).mean()", "loss.backward()", *STEP), loop(*ACCUMULATED, *STEP)),
     "mean_of_means": (loop("ids = tokenizer(batch, padding=True)", *ACCUMULATED, *STEP, before=TOKENIZER),
                       loop("ids = tokenizer(batch)", *ACCUMULATED, *STEP, before=TOKENIZER)),
@@ -73,8 +76,8 @@ CASES: dict[str, tuple[str, str]] = {
     "clip_before_unscale": (
         loop(*SCALED, "nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "scaler.step(optimizer)", "scaler.update()",
              "optimizer.zero_grad()", before=SCALER),
-        loop(*SCALED, "scaler.unscale_(optimizer)", "nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "scaler.step(optimizer)",
-             "scaler.update()", "optimizer.zero_grad()", before=SCALER)),
+        loop(*SCALED, "scaler.unscale_(optimizer)", "nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+             "scaler.step(optimizer)", "scaler.update()", "optimizer.zero_grad()", before=SCALER)),
     "clip_without_effect": (
         loop("loss = model(batch).mean()", "loss.backward()", "optimizer.step()",
              "nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "optimizer.zero_grad()"),
@@ -130,11 +133,13 @@ CASES: dict[str, tuple[str, str]] = {
              before="sampler = DistributedSampler(data)\nloader = DataLoader(data, sampler=sampler)\n")),
     "micro_batches_synchronised": (
         loop(*ACCUMULATED, *STEP, before=PARALLEL),
-        loop("with model.no_sync() if (i + 1) % 4 else nullcontext():", "    loss = model(batch).mean() / 4", "    loss.backward()",
+        loop("with model.no_sync() if (i + 1) % 4 else nullcontext():", "    loss = model(batch).mean() / 4", "    "
+        "loss.backward()",
              *STEP, before=PARALLEL)),
     "tokenised_each_epoch": (
         HEAD + "class Texts(Dataset):\n    def __getitem__(self, i):\n        return self.tokenizer(self.texts[i])\n",
-        HEAD + "class Texts(Dataset):\n    def __init__(self, texts, tokenizer):\n        self.ids = [tokenizer(t) for t in texts]\n"
+        HEAD + "class Texts(Dataset):\n    def __init__(self, texts, tokenizer):\n        self.ids = [tokenizer(t) for t in "
+        "texts]\n"
         "    def __getitem__(self, i):\n        return self.ids[i]\n"),
     "compiled_names_saved": (loop(*PLAIN, before="model = torch.compile(model)\n",
                                   after="\ntorch.save(model.state_dict(), 'final.pt')\n"),

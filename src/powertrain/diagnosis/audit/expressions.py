@@ -249,6 +249,8 @@ class Expressions:
             return self.unread(node)
 
     def _text_method(self, node: ast.Call, owner: str, method: str, positional: list[Any]) -> Any:
+        if method == "format" and ":" in owner:          # a width may ask for any amount of memory
+            return self.unread(node)
         try:
             return getattr(owner, method)(*positional)
         except WRONG:

@@ -272,7 +272,10 @@ class _Follower:
         made = Made(name, node, arguments.positional, arguments.named, owner=owner, open=arguments.open)
         self.followed.calls.append(made)
         self._run_what_is_launched(made)
-        return known_calls.result(made, self.script)
+        value = known_calls.result(made, self.script)
+        if made.name.endswith(".parse_args_into_dataclasses") and isinstance(value, tuple):
+            self.followed.calls += [item for item in value if isinstance(item, Made)]
+        return value
 
     def _method_name(self, owner: Any, node: ast.Call) -> str:
         method = node.func.attr if isinstance(node.func, ast.Attribute) else ""

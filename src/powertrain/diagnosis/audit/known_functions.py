@@ -30,7 +30,9 @@ def apply_operator(name: str, a: Any, b: Any) -> Any:
         raise OverflowError
     if name == "Pow" and isinstance(b, (int, float)) and abs(b) > 64:
         raise OverflowError
-    if name == "Mult" and isinstance(a, (str, Sequence)) | isinstance(b, (str, Sequence)) and len(str(a)) + len(str(b)) > MOST:
+    length = len(a) if isinstance(a, Sequence) else len(b) if isinstance(b, Sequence) else 0
+    times = next((value for value in (a, b) if isinstance(value, int)), 1) if name == "Mult" else 2
+    if length * times > MOST:
         raise OverflowError
     return OPERATORS[name](a, b)
 
