@@ -1,6 +1,6 @@
 """For each rule on code: a script where it fires, and its near miss, which differs in that only.
 
-A case is the lines that matter; HEAD and the loop around them are the same for all. `->` separates what fires from what does not.
+A case is the lines that matter; HEAD and the loop around them are the same for all.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ def loop(*body: str, before: str = "", after: str = "") -> str:
 PLAIN = ("loss = model(batch).mean()", "loss.backward()", "optimizer.step()", "optimizer.zero_grad()")
 ACCUMULATED = ("loss = model(batch).mean() / 4", "loss.backward()")
 STEP = ("if (i + 1) % 4 == 0:", "    optimizer.step()", "    optimizer.zero_grad()")
-SCALED = ("with torch.autocast('cuda', dtype=torch.float16):", "    loss = model(batch).mean()", "scaler.scale(loss).backward()")
+SCALED = ("with torch.autocast('cuda', dtype=torch.float16):", "    loss = model(batch).mean()",
+          "scaler.scale(loss).backward()")
 SCALER = "scaler = torch.amp.GradScaler('cuda')\n"
 HF = "model = AutoModelForCausalLM.from_pretrained('gpt2')\n"
 EVALUATE = "\ndef evaluate():\n    model.eval()\n    for batch in held_out:\n        total = model(batch)\n"
 PARALLEL = "dist.init_process_group('nccl')\nmodel = DistributedDataParallel(model)\n"
 TOKENIZER = "tokenizer = AutoTokenizer.from_pretrained('gpt2')\n"
 ARGUMENTS = "args = TrainingArguments(output_dir='out')\n"
-COLLATOR = "collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)\nTrainer(model, args, "
-"data_collator=collator).train()\n"
+COLLATOR = ("collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)\nTrainer(model, args, "
+            "data_collator=collator).train()\n")
 ACCELERATED = ("accelerator = Accelerator()\nmodel = nn.Linear(8, 8)\noptimizer = torch.optim.AdamW(model.parameters())\n"
                "scheduler = get_cosine_schedule_with_warmup(optimizer, 10, {steps})\n"
                "model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)\n"
