@@ -1,4 +1,4 @@
-"""Each rule on settings fires where it should and not next to it; its edits and recipe words are good; no cause counts twice."""
+"""Each rule on settings fires where it should and not next to it; its patch and its recipe words are good."""
 
 from __future__ import annotations
 
