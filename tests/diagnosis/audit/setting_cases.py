@@ -95,6 +95,8 @@ SETTING_CASES: dict[str, tuple[Case, Case]] = {
     ),
     "fp16_weights_unscaled": (case("transformers", training__fp16=True, model__path="x", model__dtype="torch.float16"),
                               case("transformers", training__fp16=True, model__path="x", model__dtype="torch.float32")),
+    "fp16_without_tensor_cores": (case(where=here(gpu("NVIDIA GTX 1080", (6, 1), 8)), training__fp16=True),
+                                  case(where=here(TURING), training__fp16=True)),
     "fp32_on_half_hardware": (case("transformers", H100, training__learning_rate=5e-5),
                               case("transformers", here(cpu(has_bf16=False)), training__learning_rate=5e-5)),
     "good_batch": (case(**{PASS: 4, TIMES: 8}), case(**{PASS: 1, TIMES: 2})),
@@ -157,6 +159,7 @@ SETTING_CASES: dict[str, tuple[Case, Case]] = {
         case(where=here(cpu()), training__dataloader_pin_memory=True),
         case(where=H100, training__dataloader_pin_memory=True),
     ),
+    "quantised_without_adapters": (case(quantisation__load_in_4bit=True), case(**FOUR_BIT)),
     "reduce_overhead_without_gpu": (
         case("transformers", here(cpu()), training__torch_compile=True, training__torch_compile_mode="reduce-overhead"),
         case("transformers", H100, training__torch_compile=True, training__torch_compile_mode="reduce-overhead")),

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from audit_subjects import UNKNOWN, cpu, examples, gpu, here, model
 from document_cases import EXPECTED, Expected
-from powertrain.diagnosis.audit.audit import audit
-from powertrain.diagnosis.audit.rules.base import Circumstances
 from test_setting_rules import assert_each_cause_once
 
+from powertrain.diagnosis.audit.audit import audit
+from powertrain.diagnosis.audit.rules.base import Circumstances
+
 DOCUMENTS, CLEAN = Path(__file__).parent / "documents", Path(__file__).parent / "clean"
-PLACES = {"not known": UNKNOWN, "an H100": here(gpu()), "an H100, with data": here(gpu(), examples(), model(layers=28, width=2048)),
-          "a CPU with bf16": here(cpu(8))}
+PLACES = {"not known": UNKNOWN, "an H100": here(gpu()), "a CPU with bf16": here(cpu(8)),
+          "an H100, with data": here(gpu(), examples(), model(layers=28, width=2048))}
 
 
 @pytest.mark.parametrize("expected", EXPECTED, ids=[f"{case.file} on {case.where.hardware.name}" for case in EXPECTED

@@ -29,9 +29,11 @@ def train(model: nn.Module, dataset, held_out, epochs: int = 25, device: str = "
             total += loss.detach()
         print(f"Epoch [{epoch + 1}/{epochs}] Average Train Loss: {total.item() / len(loader):.4f}")
 
-    # validation and checkpoint, outside the epoch loop
-    model.eval()
-    with torch.no_grad(), torch.autocast("cuda", dtype=torch.float16):
-        for x, y in held_out:
-            nn.functional.cross_entropy(model(x.to(device)).flatten(0, 1), y.to(device).flatten())
-    torch.save(model.state_dict(), "models/last.pt")
+    # validation and checkpoint every 5 epochs, but outside the epoch loop
+    if (epoch + 1) % 5 == 0:
+        model.eval()
+        with torch.no_grad(), torch.autocast("cuda", dtype=torch.float16):
+            for x, y in held_out:
+                nn.functional.cross_entropy(model(x.to(device)).flatten(0, 1), y.to(device).flatten())
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch},
+                   f"models/epoch-{epoch + 1}.pt")

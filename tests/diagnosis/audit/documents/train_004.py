@@ -18,9 +18,8 @@ def train(dataset, max_steps: int = 25000, logging_steps: int = 10, save_steps: 
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4, weight_decay=0.1, eps=1e-8)
     lr_scheduler = get_cosine_schedule_with_warmup(optimizer, 10, max_steps)
     model, optimizer, loader, lr_scheduler = accelerator.prepare(model, optimizer, loader, lr_scheduler)
-    step = 0
     running = 0.0
-    for batch in loader:
+    for step, batch in enumerate(loader, start=1):
         with accelerator.accumulate(model):
             loss = model(**batch).loss
             accelerator.backward(loss)
@@ -30,6 +29,5 @@ def train(dataset, max_steps: int = 25000, logging_steps: int = 10, save_steps: 
             optimizer.zero_grad()
         lr_scheduler.step()
         running += loss.detach().float().item()
-        step += 1
         if step % save_steps == 0:
             accelerator.save_state("checkpoints")
