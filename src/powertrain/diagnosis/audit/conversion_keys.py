@@ -144,7 +144,7 @@ def _schedule_options(subject: Subject, value: Any) -> Answer:
 
 
 def _optimizer(subject: Subject, value: Any) -> Answer:
-    """AdamW of several makers is AdamW; how its step is computed is the plan's business, fewer bits are not."""
+    """AdamW of several makers is AdamW, and how its step is computed is the plan's business."""
     name = str(value).lower().rpartition(".")[2]
     rounded = {"adamw_torch": {"techniques.fused_adamw": "off"}, "adamw": {"techniques.fused_adamw": "off"},
                "adamw_hf": {"techniques.fused_adamw": "off"}, "adamw_torch_fused": {"techniques.fused_adamw": "on"},
@@ -153,8 +153,8 @@ def _optimizer(subject: Subject, value: Any) -> Answer:
     if name in rounded:
         return Answer("planned", "it is AdamW, and the plan chooses how its step is computed", pins=rounded[name])
     if name in ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw8bit"):
-        return Answer("translated", "moments of 8 bits learn a little differently, so it is kept",
-                      ours={"techniques.eight_bit_adamw": "on"})
+        return Answer("planned", "its moments of 8 bits approximate AdamW's to save memory; without the pin they have 32",
+                      pins={"techniques.eight_bit_adamw": "on"})
     return Answer("not supported", f"the optimizer {value!r} is not available; it is AdamW here")
 
 

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from powertrain import planner
 from powertrain.diagnosis.audit.conversion_data import NO_DATA, data_of
 from powertrain.diagnosis.audit.conversion_keys import ASIDE, Answer, is_ours, of_section, spelled, why_not_here
 from powertrain.diagnosis.audit.subject import Setting, Subject
@@ -158,13 +157,12 @@ def _one(subject: Subject, key: str, setting: Setting, tunes: bool) -> Accounted
     if setting.value is None:
         return Accounted(key, setting, "no effect", "it sets nothing")
     aside = ASIDE.get(key)
-    answer = aside(subject, setting.value) if aside is not None else of_section(subject, key, setting.value)
-    if answer is None:
-        answer = _as_recipes_read_it(key, setting.value, tunes)
+    known = aside(subject, setting.value) if aside is not None else of_section(subject, key, setting.value)
+    answer = known or _as_recipes_read_it(key, setting.value, tunes)
     if isinstance(answer, Answer):
         return _checked(Accounted(key, setting, answer.fate, answer.why, answer.ours, answer.pins))
     ours, why = answer
-    pins = {name: value for name, value in ours.items() if name.startswith("techniques.") and not _is_lossy(name)}
+    pins = {name: value for name, value in ours.items() if name.startswith("techniques.")}
     if pins and len(pins) == len(ours):
         return Accounted(key, setting, "planned", "how fast is the plan's business, and learning is the same", pins=pins)
     return _checked(Accounted(key, setting, "translated", why, ours))
@@ -182,12 +180,6 @@ def _as_recipes_read_it(key: str, value: Any, tunes: bool) -> Answer | tuple[dic
         because = notes[0].partition(" has no effect here: ")[2] if notes else ""
         return Answer("no effect", because or "it is a recipe's default")
     return ours, ""
-
-
-def _is_lossy(pin: str) -> bool:
-    """Whether a technique changes what is learned, so that it belongs to what is equivalent."""
-    name = pin.split(".")[1]
-    return name in planner.BY_NAME and planner.BY_NAME[name].exactness.name == "LOSSY"
 
 
 def _checked(account: Accounted) -> Accounted:

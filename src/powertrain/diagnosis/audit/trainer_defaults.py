@@ -18,7 +18,8 @@ from powertrain.diagnosis.audit.subject import Subject
 SEMANTIC = ("training.per_device_train_batch_size", "training.num_train_epochs", "training.learning_rate",
             "training.lr_scheduler_type", "training.warmup_steps", "training.weight_decay", "training.adam_beta1",
             "training.adam_beta2", "training.adam_epsilon", "training.max_grad_norm", "training.seed", "training.max_length",
-            "data.validation_share", "data.validation_split", "training.assistant_only_loss", "tokenizer.path", "model.family")
+            "data.validation_share", "data.validation_split", "training.assistant_only_loss", "training.eval_strategy",
+            "tokenizer.path", "model.family")
 OF_LORA = ("lora.r", "lora.lora_alpha", "lora.lora_dropout", "lora.target_modules")
 OF_FOUR_BITS = ("quantisation.bnb_4bit_quant_type", "quantisation.bnb_4bit_use_double_quant")
 # how a step is carried out: pinned where an original is rendered as it was
@@ -37,6 +38,7 @@ _TRAINERS: Mapping[str, Mapping[str, Any]] = {
     "axolotl": {
         **_TRAINER, **_WHOLE, "training.per_device_train_batch_size": 1, "training.num_train_epochs": 1.0,
         "training.lr_scheduler_type": "cosine", "training.warmup_steps": 0.03, "training.max_length": 512,
+        "training.eval_strategy": "epoch",
         "training.assistant_only_loss": True, "lora.lora_dropout": 0.0, "training.optim": "adamw_torch_fused",
         "quantisation.bnb_4bit_quant_type": "nf4", "quantisation.bnb_4bit_use_double_quant": True},
     "llama-factory": {
@@ -51,7 +53,7 @@ _TRAINERS: Mapping[str, Mapping[str, Any]] = {
         "training.activation_checkpointing": True, "training.max_grad_norm": 0.3, "training.learning_rate": 2e-4,
         "training.weight_decay": 0.001, "training.optim": "paged_adamw_32bit", "training.lr_scheduler_type": "cosine",
         "training.warmup_steps": 0.03, "training.train_sampling_strategy": "group_by_length", "training.packing": False,
-        "data.validation_share": 0.2, "training.assistant_only_loss": False},
+        "training.eval_strategy": None, "data.validation_share": 0.2, "training.assistant_only_loss": False},
     "lora-trainer": {
         **_TRAINER, "model.path": "google/gemma-2-2b-it", "lora.r": 16, "lora.lora_alpha": 32, "lora.lora_dropout": 0.05,
         "quantisation.load_in_4bit": True, "quantisation.bnb_4bit_quant_type": "nf4",
@@ -59,12 +61,12 @@ _TRAINERS: Mapping[str, Mapping[str, Any]] = {
         "training.per_device_train_batch_size": 2, "training.gradient_accumulation_steps": 8, "training.learning_rate": 2e-4,
         "training.max_length": 2048, "training.lr_scheduler_type": "cosine", "training.warmup_steps": 0.03,
         "training.bf16": True, "training.activation_checkpointing": True, "training.optim": "adamw_torch_fused",
-        "data.validation_share": 0.05, "training.assistant_only_loss": False},
+        "training.eval_strategy": None, "data.validation_share": 0.05, "training.assistant_only_loss": False},
     "character-transformer": {
         "training.per_device_train_batch_size": 128, "training.num_train_epochs": 25, "training.learning_rate": 1e-4,
         "training.lr_scheduler_type": "constant", "training.weight_decay": 0.01, "training.adam_beta1": 0.9,
         "training.adam_beta2": 0.999, "training.max_grad_norm": 1.0, "training.seed": 42, "data.validation_share": 0.1,
-        "training.max_length": 256, "tokenizer.path": "char", "model.family": "gpt2", "data.validation_split": "tail"},
+        "tokenizer.path": "char", "model.family": "gpt2", "data.validation_split": "tail"},
 }
 # trainers of pretrained models, and how they train them where the config does not say
 METHODS: Mapping[str, str] = {"transformers": "full", "trl": "full", "axolotl": "full", "llama-factory": "lora",
@@ -79,6 +81,8 @@ def trainer_default(subject: Subject, key: str) -> Any:
         return _TRL_COMMAND[key]
     if key in own:
         return own[key]
+    if framework == "character-transformer" and key == "training.max_length":
+        return subject.value("model.max_position_embeddings") or 256
     if framework == "llama-factory" and key == "lora.lora_alpha":
         return 2 * (subject.value("lora.r") or 8)
     found = default(str(own.get("base", framework)), key)

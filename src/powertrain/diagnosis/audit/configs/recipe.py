@@ -18,6 +18,7 @@ RENAMED = {
     "model.layers": "model.num_hidden_layers", "model.width": "model.hidden_size", "model.heads": "model.num_attention_heads",
     "model.kv_heads": "model.num_key_value_heads", "model.mlp_width": "model.intermediate_size",
     "model.context": "model.max_position_embeddings", "model.vocabulary": "model.vocab_size", "name": "training.run_name",
+    "warmup_ratio": "training.warmup_steps",
     "techniques.bf16": "training.bf16", "techniques.fp16": "training.fp16", "techniques.tf32": "training.tf32",
     "techniques.activation_checkpointing": "training.activation_checkpointing",
     "techniques.torch_compile": "training.torch_compile", "techniques.packing": "training.packing",
@@ -75,6 +76,11 @@ READ: dict[str, Read] = {
 
 class _Recipe(Format):
     """A recipe also has the keys of other trainers, wherever its room of spellings knows them."""
+
+    def points(self, found: Marked) -> tuple[int, float]:
+        """Without a key of its own a file of foreign keys is another trainer's."""
+        points, share = super().points(found)
+        return (points, share) if points else (0, 0.0)
 
     def has(self, key: str) -> bool:
         return super().has(key) or spellings.is_known(key)
