@@ -21,8 +21,19 @@ def _at(source: str, rows: Mapping[str, tuple[Any, int]]) -> dict[str, Default]:
     return {key: Default(value, f"{source}:{line}") for key, (value, line) in rows.items()}
 
 
+_LIBRARIES = _at("peft 0.21, tuners/lora/config.py", {
+    "lora.r": (8, 632), "lora.lora_alpha": (8, 652), "lora.lora_dropout": (0.0, 653), "lora.bias": ("none", 658),
+    "lora.use_rslora": (False, 661), "lora.use_dora": (False, 832),
+}) | _at("transformers 5.23, utils/quantization_config.py", {
+    "quantisation.load_in_8bit": (False, 442), "quantisation.load_in_4bit": (False, 443),
+    "quantisation.bnb_4bit_compute_dtype": ("float32", 469), "quantisation.bnb_4bit_quant_type": ("fp4", 449),
+    "quantisation.bnb_4bit_use_double_quant": (False, 450),
+}) | _at("torch 2.13, utils/data/dataloader.py", {
+    "loader.batch_size": (1, 258), "loader.shuffle": (False, 259), "loader.num_workers": (0, 262),
+    "loader.pin_memory": (False, 264), "loader.drop_last": (False, 265), "loader.persistent_workers": (False, 272),
+}) | _at("torch 2.13, optim/adamw.py", {"optimizer.fused": (None, 34)})
 # bf16, tf32 and eval_steps depend on other keys; that is said where the value here is None
-_TRAINER = _at("transformers 5.23, training_args.py", {
+_TRAINER = _LIBRARIES | _at("transformers 5.23, training_args.py", {
     "training.per_device_train_batch_size": (8, 777), "training.per_device_eval_batch_size": (8, 1128),
     "training.num_train_epochs": (3.0, 778), "training.max_steps": (-1, 779),
     "training.learning_rate": (5e-5, 787), "training.lr_scheduler_type": ("linear", 788), "training.warmup_steps": (0, 798),
@@ -38,7 +49,8 @@ _TRAINER = _at("transformers 5.23, training_args.py", {
     "training.neftune_noise_alpha": (None, 977), "training.torch_empty_cache_steps": (None, 983),
     "training.auto_find_batch_size": (False, 989),
     "training.logging_strategy": ("steps", 997), "training.logging_steps": (500, 1001), "training.report_to": ("none", 1059),
-    "training.eval_strategy": ("no", 1106), "training.eval_steps": (None, 1110), "training.eval_accumulation_steps": (None, 1153),
+    "training.eval_strategy": ("no", 1106), "training.eval_steps": (None, 1110),
+    "training.eval_accumulation_steps": (None, 1153),
     "training.prediction_loss_only": (False, 1131), "training.save_only_model": (False, 1171),
     "training.save_strategy": ("steps", 1177), "training.save_steps": (500, 1183), "training.save_total_limit": (None, 1201),
     "training.load_best_model_at_end": (False, 1254), "training.full_determinism": (False, 1284), "training.seed": (42, 1293),
@@ -57,22 +69,19 @@ _TRL = _TRAINER | _at("TRL 1.16, trainer/base_config.py", {
     "training.activation_offloading": (False, 291), "training.dataset_text_field": ("text", 180),
     "training.shuffle_dataset": (False, 218), "training.dataset_num_proc": (None, 192),
 })
-_TORCH = _at("torch 2.13, utils/data/dataloader.py", {
-    "loader.shuffle": (False, 259), "loader.num_workers": (0, 262), "loader.pin_memory": (False, 264),
-    "loader.drop_last": (False, 265), "loader.persistent_workers": (False, 272), "loader.batch_size": (1, 258),
-}) | _at("torch 2.13, optim/adamw.py", {"optimizer.fused": (None, 34)})
-_ACCELERATE = _TORCH | _at("Accelerate 1.15, accelerator.py", {
+_ACCELERATE = _LIBRARIES | _at("Accelerate 1.15, accelerator.py", {
     "training.gradient_accumulation_steps": (1, 285), "accelerate.mixed_precision": (None, 284),
     "accelerate.step_scheduler_with_optimizer": (True, 297), "accelerate.split_batches": (False, 283),
 })
 
 DEFAULTS: Mapping[str, Mapping[str, Default]] = {
-    "transformers": _TRAINER, "trl": _TRL, "pytorch": _TORCH, "accelerate": _ACCELERATE,
+    "transformers": _TRAINER, "trl": _TRL, "accelerate": _ACCELERATE,
 }
 
 
 def default(framework: str, key: str) -> Default | None:
-    return DEFAULTS.get(framework, {}).get(key)
+    """The libraries' own defaults hold for every framework; a trainer's only for its own arguments."""
+    return DEFAULTS.get(framework, _LIBRARIES).get(key)
 
 
 def default_of(framework: str, key: str) -> Any:

@@ -24,6 +24,7 @@ from powertrain.diagnosis.audit.values import (
 )
 from powertrain.records.findings import Place
 
+FOLLOWED = ("vars", "dict", "getattr", "open")           # functions of Python's own that known_calls.py answers
 WRONG = (ArithmeticError, TypeError, ValueError, LookupError, AttributeError)   # the script's own mistake, or our ignorance
 
 
@@ -60,9 +61,9 @@ class Expressions:
 
     def _name(self, node: ast.Name, scope: Scope) -> Any:
         found = scope.find(node.id)
-        if isinstance(found, Unread) and found.because == node.id:
-            if node.id in self.script.imported or node.id in FUNCTIONS or node.id in ("vars", "dict", "getattr", "range"):
-                return Reference(self.script.imported.get(node.id, node.id))
+        imported = node.id in self.script.imported or node.id in FUNCTIONS or node.id in FOLLOWED
+        if imported and isinstance(found, Unread) and found.because == node.id:
+            return Reference(self.script.imported.get(node.id, node.id))
         return found
 
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Any:

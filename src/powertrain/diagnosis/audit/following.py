@@ -28,7 +28,7 @@ from powertrain.diagnosis.audit.values import (
     either,
 )
 
-MOST_STATEMENTS = 50_000                     # a script's helpers may call each other without end
+MOST_STATEMENTS = 20_000                     # a script's helpers may call each other without end
 DEEPEST_CALL = 25
 
 
@@ -50,7 +50,7 @@ class Followed:
     calls: list[Made] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
     items: list[Written] = field(default_factory=list)       # `os.environ["X"] = …`
-    variables: dict[str, Any] = field(default_factory=dict)  # by name, the last value of any scope
+    variables: dict[str, list[Made]] = field(default_factory=dict)       # by name, all that it ever was, in any scope
 
 
 def follow(script: Script) -> Followed:
@@ -135,7 +135,7 @@ class _Follower:
     def bind(self, target: ast.expr, value: Any, scope: Scope, statement: Any) -> None:
         if isinstance(target, ast.Name):
             scope.names[target.id] = value
-            self.followed.variables[target.id] = value
+            self._remember(target.id, value)
         elif isinstance(target, (ast.Tuple, ast.List)):
             known = isinstance(value, (list, tuple)) and len(value) == len(target.elts)
             for i, item in enumerate(target.elts):
@@ -151,6 +151,10 @@ class _Follower:
                 owner.open = self.script.words(target)
             self.followed.items.append(Written(owner, key if isinstance(key, str) else "", setting, statement))
 
+    def _remember(self, name: str, value: Any) -> None:
+        if isinstance(value, Made):
+            self.followed.variables.setdefault(name, []).append(value)
+
     def _write(self, target: ast.Attribute, value: Any, scope: Scope, statement: Any) -> None:
         owner = self.expressions.value(target.value, scope)
         setting = self.expressions.setting(statement, value)
@@ -158,7 +162,7 @@ class _Follower:
             owner.attributes[target.attr] = setting
             if owner.name.endswith(("Config", "Arguments")) or target.attr in owner.named:
                 owner.named[target.attr] = setting
-        self.followed.variables[target.attr] = value
+        self._remember(target.attr, value)
         self.followed.written.append(Written(owner, target.attr, setting, statement))
 
     # -------------------------------------------------------------------------------------------- branches and loops
@@ -312,12 +316,15 @@ class _Follower:
                 given.setdefault(name, known_calls.option_default(self.expressions.value(default, function.scope)))
         every = [*names, *(item.arg for item in spec.kwonlyargs)]
         given |= {name: entry.value for name, entry in arguments.named.items() if name in every}
-        given |= known_calls.decorated(function.node, self.expressions, function.scope) if not arguments.named and not values else {}
+        if not arguments.named and not values:
+            given |= known_calls.decorated(function.node, self.expressions, function.scope)
         if spec.vararg is not None:
             given[spec.vararg.arg] = list(values[len(names):])
         if spec.kwarg is not None:
             rest = {name: entry for name, entry in arguments.named.items() if name not in every}
             given[spec.kwarg.arg] = Table(dict(rest), arguments.open)
+        for name, value in given.items():
+            self._remember(name, value)
         return {name: given.get(name, Unread(name)) for name in (*every, *given)}
 
     def instance(self, kind: ClassValue, node: ast.AST, arguments: Arguments) -> Made:

@@ -1,4 +1,4 @@
-"""What calls of the libraries that configure training scripts give: argparse, dataclasses, HfArgumentParser, typer, click, files.
+"""What calls of the libraries that configure scripts give: argparse, dataclasses, HfArgumentParser, typer, click, files.
 
 Only defaults are known of what comes from a command line; that is what the script does when it is started as it is.
 """
@@ -20,6 +20,9 @@ CASTS = {"int": int, "float": float, "str": str}
 LAUNCHERS = {"accelerate.notebook_launcher": 0, "accelerate.launchers.notebook_launcher": 0, "fire.Fire": 0, "tyro.cli": 0,
              "torch.multiprocessing.spawn": 1, "typer.run": 0}       # name -> arguments that the launcher itself puts first
 READERS = ("yaml.safe_load", "yaml.load", "yaml.full_load", "json.load", "json.loads", "omegaconf.OmegaConf.load")
+SAME_OBJECT = ("to", "cuda", "cpu", "train", "eval", "half", "bfloat16", "requires_grad_")   # methods that give their object
+WRAPPERS = ("compile", "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "get_peft_model",
+            "prepare_model_for_kbit_training")
 MAIN_METHODS = ("parse_args", "parse_known_args", "parse_args_into_dataclasses")
 
 
@@ -36,6 +39,10 @@ def result(made: Made, script: Script) -> Any:
             owner.attributes.setdefault("arguments", {}).update(made.named)
         elif method in MAIN_METHODS:
             return parsed(owner, made, script)
+    if method == "prepare" and isinstance(owner, Made) and owner.name.endswith("Accelerator"):
+        return made.positional[0] if len(made.positional) == 1 else tuple(made.positional)
+    if method in SAME_OBJECT and isinstance(owner, Made):
+        return owner
     if method == "copy" and isinstance(owner, Table):
         return Table(dict(owner.entries), owner.open)
     if method in ("update", "get", "pop") and isinstance(owner, Table):
@@ -57,6 +64,13 @@ def result(made: Made, script: Script) -> Any:
     if made.name.startswith(("os.environ", "os.getenv", "input", "torch.cuda.", "torch.backends", "sys.")):
         return Unread(script.words(made.node))
     return made
+
+
+def origins(made: Made) -> frozenset[str]:
+    """The dotted names of the call that made an object, and of what it wraps: of a compiled model, the model's too."""
+    found = {made.name}
+    inner = made.positional[0] if made.positional and made.name.rpartition(".")[2] in WRAPPERS else None
+    return frozenset(found | (origins(inner) if isinstance(inner, Made) else set()))
 
 
 # ------------------------------------------------------------------------------------------------ argparse

@@ -16,8 +16,8 @@ ADAPTERS = ("LoraConfig", "AdaLoraConfig", "LoHaConfig", "LoKrConfig", "VeraConf
 SCHEDULERS = {"get_cosine_schedule_with_warmup": "cosine", "get_linear_schedule_with_warmup": "linear",
               "get_constant_schedule_with_warmup": "constant_with_warmup", "get_constant_schedule": "constant",
               "CosineAnnealingLR": "cosine", "CosineAnnealingWarmRestarts": "cosine_with_restarts", "OneCycleLR": "one_cycle",
-              "StepLR": "step", "ExponentialLR": "exponential", "LinearLR": "linear", "ReduceLROnPlateau": "reduce_lr_on_plateau",
-              "get_polynomial_decay_schedule_with_warmup": "polynomial"}
+              "StepLR": "step", "ExponentialLR": "exponential", "LinearLR": "linear",
+              "ReduceLROnPlateau": "reduce_lr_on_plateau", "get_polynomial_decay_schedule_with_warmup": "polynomial"}
 IN_FEW_BITS = ("load_in_4bit", "load_in_8bit")
 HELD_OUT = ("val", "eval", "test", "dev", "valid")
 OF_THE_CONFIG = ("packing", "max_seq_length", "dataset_text_field", "dataset_num_proc", "neftune_noise_alpha", "eval_packing")
@@ -82,7 +82,7 @@ def is_trainer(made: Made) -> bool:
 
 def is_held_out(made: Made, followed: Followed) -> bool:
     """Whether a loader is for evaluation, by the name that it or its dataset has."""
-    words = [name for name, value in followed.variables.items() if value is made]
+    words = [name for name, values in followed.variables.items() if made in values]
     first = made.node.args[0] if isinstance(made.node, ast.Call) and made.node.args else None
     words += [first.id] if isinstance(first, ast.Name) else []
     return any(word.lower().startswith(HELD_OUT) or any(f"_{part}" in word.lower() for part in HELD_OUT) for word in words)

@@ -7,16 +7,17 @@ calls of a kind set different things and it is not known which of them trains, w
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from powertrain.diagnosis.audit import reading_calls
+from powertrain.diagnosis.audit import known_calls, reading_calls
 from powertrain.diagnosis.audit.following import Followed, follow
 from powertrain.diagnosis.audit.script import Script, imports
 from powertrain.diagnosis.audit.spellings import vocabulary
 from powertrain.diagnosis.audit.subject import Framework, Setting, Subject
-from powertrain.diagnosis.audit.values import Made, Unread, is_known, plain
+from powertrain.diagnosis.audit.values import Unread, is_known, plain
 from powertrain.records import WrongUse
 
 Found = tuple[str, Setting]
@@ -26,7 +27,8 @@ def read_script(path: Path) -> Subject:
     """The settings of a Python script. Raises WrongUse where it cannot be parsed."""
     script = parse(path)
     followed = follow(script)
-    kinds = {name: value.name for name, value in followed.variables.items() if isinstance(value, Made)}
+    kinds = {name: frozenset().union(*(known_calls.origins(made) for made in values))
+             for name, values in followed.variables.items()}
     sections = reading_calls.sections(followed)
     script = replace(script, kinds=kinds, sections={name: made.node for name, made in sections.items()
                                                     if isinstance(made.node, ast.Call)})
@@ -40,7 +42,9 @@ def read_script(path: Path) -> Subject:
 def parse(path: Path) -> Script:
     try:
         text = path.read_text(encoding="utf-8")
-        tree = ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")              # of the script's own escapes
+            tree = ast.parse(text)
     except UnicodeDecodeError as error:
         raise WrongUse(f"{path} is not UTF-8 text (byte {error.start}); an audit reads scripts and configs") from None
     except (SyntaxError, ValueError) as error:

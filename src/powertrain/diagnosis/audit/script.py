@@ -7,6 +7,7 @@ script that it calls. `step_code` is what runs at every step: the loop's body an
 from __future__ import annotations
 
 import ast
+import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,13 +30,13 @@ class Script:
     tree: ast.Module
     imported: Mapping[str, str]              # name in the script -> what it is: "F" -> "torch.nn.functional"
     sections: Mapping[str, ast.Call] = field(default_factory=dict)   # "training" -> the call that makes those settings
-    kinds: Mapping[str, str] = field(default_factory=dict)           # variable -> what made it: "model" -> "...from_pretrained"
+    kinds: Mapping[str, frozenset[str]] = field(default_factory=dict)    # variable -> what made it: "….from_pretrained"
 
     # -------------------------------------------------------------------------------------------- places and words
 
     @cached_property
     def lines(self) -> tuple[str, ...]:
-        return tuple(self.text.splitlines(keepends=True))
+        return tuple(io.StringIO(self.text, newline=""))         # str.splitlines would also split at form feeds
 
     @cached_property
     def parents(self) -> Mapping[ast.AST, ast.AST]:
@@ -46,7 +47,17 @@ class Script:
 
     def words(self, node: ast.AST) -> str:
         """How the script spells a node, on one line."""
-        return " ".join((ast.get_source_segment(self.text, node) or ast.unparse(node)).split())
+        first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) or 0
+        if not first or not last:
+            return ast.unparse(node)
+        lines = self._bytes[first - 1:last]              # columns count bytes, not characters
+        lines[-1] = lines[-1][:getattr(node, "end_col_offset", None)]
+        lines[0] = lines[0][getattr(node, "col_offset", 0):]
+        return " ".join(b"".join(lines).decode().split())
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        return [line.encode() for line in self.lines]
 
     def evidence(self, node: ast.AST) -> Evidence:
         return Evidence(self.words(node), self.place(node))
@@ -76,9 +87,14 @@ class Script:
     def has_call(self, *names: str, within: ast.AST | None = None) -> bool:
         return next(self.calls(*names, within=within), None) is not None
 
-    def made_by(self, variable: str) -> str:
-        """The dotted name of the call that made a variable, as far as it is known: "torch.optim.AdamW"; "" if not."""
-        return self.kinds.get(variable, "")
+    def is_made_by(self, node: ast.AST, *endings: str) -> bool:
+        """Whether a variable or attribute was seen to come from a call whose dotted name ends in one of these."""
+        last = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        return any(kind.endswith(endings) for kind in self.kinds.get(last, ()))
+
+    def variables(self, *endings: str) -> list[str]:
+        """The variables that come from such calls."""
+        return [name for name, kinds in self.kinds.items() if any(kind.endswith(endings) for kind in kinds)]
 
     # -------------------------------------------------------------------------------------------- where a node stands
 
@@ -174,16 +190,6 @@ class Script:
             if function is not None and depth < DEEPEST_HELPER:
                 yield from self._reached_without_loops(function, depth + 1)
             yield from self._reached_without_loops(child, depth)
-
-    def step_code(self, loop: Loop) -> Iterator[ast.AST]:
-        """All that runs at every step of a training loop: its body and the script's functions called there."""
-        for statement in loop.body:
-            yield statement
-            yield from self.reached(statement)
-
-    def is_every_step(self, node: ast.AST, loop: Loop) -> bool:
-        """Whether a node of the step runs at each one, under no condition."""
-        return not self.conditions(node, loop)
 
 
 def is_called(name: str, names: tuple[str, ...]) -> bool:
