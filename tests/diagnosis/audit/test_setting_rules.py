@@ -93,10 +93,6 @@ def test_rules_are_named_after_their_files_and_all_are_listed() -> None:
     assert all(set(rule.gives_way_to) <= set(BY_NAME) for rule in RULES)
 
 
-def test_there_are_more_than_forty_rules_with_a_case_each() -> None:
-    assert len(SETTING_CASES) >= 40
-
-
 def assert_each_cause_once(found: tuple[Finding, ...]) -> None:
     """No two findings above low rest on the same lines."""
     taken: dict[tuple[str, int], str] = {}
