@@ -46,7 +46,7 @@ def audit(path: Path, *, as_json: bool, sarif: Path | None, markdown: Path | Non
         _write(sarif, json.dumps(audit_sarif.write(audits, __version__, texts), indent=1, ensure_ascii=False) + "\n")
     if apply:
         _apply(audits, destination, as_json=as_json, aside=as_json or STDOUT in (sarif, markdown))
-    worst = SEVERITIES.index(fail_on) if fail_on != "never" else -1      # type: ignore[arg-type]
+    worst = SEVERITIES.index(fail_on) if fail_on != "never" else -1
     return output.FAILED if any(SEVERITIES.index(finding.severity) <= worst for found in audits
                                 for finding in found.findings) else 0
 
@@ -108,7 +108,7 @@ def _apply(audits: Sequence[Audit], destination: Path | None, *, as_json: bool, 
                                    "left_out": {finding.rule: reason for finding, reason in patch.left_out}})
                 continue
             applied = ", ".join(finding.rule for finding in patch.applied)
-            output.print_rows([("Patched", f"{written[0]}: {applied}"),
-                               *(("Left out", f"{finding.rule}: {reason}") for finding, reason in patch.left_out)], stderr=aside)
+            left_out = [("Left out", f"{finding.rule}: {reason}") for finding, reason in patch.left_out]
+            output.print_rows([("Patched", f"{written[0]}: {applied}"), *left_out], stderr=aside)
             if not aside:
                 print(str(only), end="", flush=True)

@@ -267,7 +267,8 @@ class _Follower:
             return self.enter(called, arguments)
         if isinstance(called, ClassValue):
             return self.instance(called, node, arguments)
-        name = called.name if isinstance(called, Reference) else self._method_name(owner, node)
+        name = called.name if isinstance(called, Reference) else f"{called.name}()" if isinstance(called, Made) else (
+            self._method_name(owner, node))
         made = Made(name, node, arguments.positional, arguments.named, owner=owner, open=arguments.open)
         self.followed.calls.append(made)
         self._run_what_is_launched(made)

@@ -132,7 +132,7 @@ def _overlap(a: _Change, b: _Change) -> bool:
 
 
 def _joined(taken: Iterable[_Change], changes: Iterable[_Change]) -> list[_Change]:
-    return list(dict.fromkeys([*taken, *changes]))       # the same change twice is one: two fixes may 
+    return list(dict.fromkeys([*taken, *changes]))       # the same change twice is one: two fixes may
 
 def _changed(text: str, changes: Iterable[_Change]) -> str:
     # from the end, so that positions before a change hold; of changes at one place the first taken comes first

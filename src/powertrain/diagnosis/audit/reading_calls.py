@@ -80,6 +80,13 @@ def is_trainer(made: Made) -> bool:
     return last.endswith("Trainer") and (made.name.startswith(("transformers.", "trl.", "unsloth.")) or made.local is not None)
 
 
+def is_tokenising(made: Made) -> bool:
+    """`tokenizer(text, …)`, of a tokenizer that was seen to be loaded or is called one."""
+    words = made.name.lower()
+    named = words.removesuffix("()").rpartition(".")[2] in ("tokenizer", "tok")
+    return named or ("tokenizer" in words and words.endswith("from_pretrained()"))
+
+
 def is_held_out(made: Made, followed: Followed) -> bool:
     """Whether a loader is for evaluation, by the name that it or its dataset has."""
     words = [name for name, values in followed.variables.items() if made in values]
@@ -163,6 +170,8 @@ def _special(made: Made, followed: Followed) -> Iterator[Found]:
             yield "training.*", said(made.argument(1, "args"))
     elif last == "Accelerator":
         yield from _accelerator(made)
+    elif is_tokenising(made):
+        yield from ((f"data.{name}", made.named[name]) for name in ("padding", "truncation") if name in made.named)
     if last == "from_pretrained":                        # before BitsAndBytesConfig, and Unsloth's
         yield from ((f"quantisation.{name}", made.named[name]) for name in IN_FEW_BITS if name in made.named)
 

@@ -88,12 +88,19 @@ def found_settings(followed: Followed) -> Iterator[Found]:
 
 
 def framework(followed: Followed) -> Framework:
-    used = {made.name for made in followed.calls} | set(followed.script.imported.values())
-    bases = {name.split(".")[0] for name in used}
-    if "trl" in bases:
+    """What trains: the trainer whose arguments are made, else the script's own loop, else what it imports."""
+    imported = set(followed.script.imported.values())
+    trainer = _trainer({made.name for made in followed.calls})
+    if trainer is None and followed.script.training_loops:
+        return "pytorch"
+    bases = {name.split(".")[0] for name in imported}
+    return trainer or _trainer(imported) or ("pytorch" if "torch" in bases else "transformers" if "transformers" in bases
+                                             else "unknown")
+
+
+def _trainer(used: set[str]) -> Framework | None:
+    if any(name.startswith("trl.") for name in used):
         return "trl"
-    if any(name.startswith("transformers") and name.endswith(("Trainer", "TrainingArguments")) for name in used):
+    if any(name.startswith("transformers.") and name.endswith(("Trainer", "TrainingArguments")) for name in used):
         return "transformers"
-    if any(name.startswith("accelerate.") and name.endswith("Accelerator") for name in used):
-        return "accelerate"
-    return "pytorch" if "torch" in bases else "transformers" if "transformers" in bases else "unknown"
+    return "accelerate" if any(name.startswith("accelerate.") and name.endswith("Accelerator") for name in used) else None

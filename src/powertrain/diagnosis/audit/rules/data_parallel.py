@@ -23,7 +23,7 @@ class DataParallelUsed(Rule):
         yield cls.found(
             "low" if alone else "moderate", "DataParallel copies the model to every GPU at every step",
             "One Python process drives all devices: it scatters the batch, copies all weights, and gathers outputs and "
-            "gradients on the first device, which fills up before the others" + ("; one device is here, where it does nothing" if alone
-                                                                       else ""),
+            "gradients on the first device, which fills up before the others" + (
+                "; one device is here, where it does nothing" if alone else ""),
             subject.script.evidence(call), expected=UNMEASURED, risk=Risk("medium", "none", "medium"),
             cure=Cure("Use DistributedDataParallel with a process for each GPU (torchrun)"))

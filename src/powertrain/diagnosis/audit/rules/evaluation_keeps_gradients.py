@@ -27,9 +27,9 @@ class EvaluationKeepsGradients(Rule):
             loop = _evaluation_after(script, call)
             if loop is None or _is_without_gradients(script, loop):
                 continue
-            edits = with_line(script, function, "@torch.inference_mode()") if (
-                (function := script.function(loop)) is not None and not script.loops(call)
-                and not any(script.is_within(other, function) for other in script.training_loops)
+            whole = script.function(loop)
+            edits = with_line(script, whole, "@torch.inference_mode()") if (
+                whole is not None and not any(script.is_within(other, whole) for other in script.training_loops)
                 and script.imported.get("torch") == "torch") else ()
             yield cls.found(
                 "moderate", "the evaluation keeps everything for a backward pass", "Without torch.no_grad() each batch's "

@@ -19,10 +19,12 @@ class EvaluationModeLeftOn(Rule):
     @classmethod
     def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
         script = subject.script
-        for loop in script.training_loops if script is not None else ():
-            for around in _around(script, loop) if script is not None else ():
+        if script is None:
+            return
+        for loop in script.training_loops:
+            for around in _around(script, loop):
                 switched = _method(script, around, "eval")
-                if script is None or not switched or _method(script, around, "train"):
+                if not switched or _method(script, around, "train"):
                     continue
                 first = around.body[0]
                 model = script.words(switched[0].func.value) if isinstance(switched[0].func, ast.Attribute) else "model"
