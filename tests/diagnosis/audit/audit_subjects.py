@@ -73,9 +73,10 @@ def software(transformers: str = "5.23.0", *, missing: dict[str, str] | None = N
 
 
 def examples(count: int = 5000, **changes: Any) -> DataFacts:
-    facts = DataFacts("data.jsonl", "0" * 64, count, count * 800, count * 800, "bpe", 32000, count * 210, 200 * 210, 200 * 800,
-                      block=210, stride=210, examples=count, train_batch_size=64, length_quantiles=SHORT, kind="conversation",
-                      max_length=900)
+    held_out = count // 20
+    facts = DataFacts("data.jsonl", "0" * 64, count, count * 800, count * 800, "bpe", 32000, count * 210, held_out * 210,
+                      held_out * 800, block=210, stride=210, examples=count, train_batch_size=64, length_quantiles=SHORT,
+                      kind="conversation", max_length=900)
     return replace(facts, **changes)
 
 

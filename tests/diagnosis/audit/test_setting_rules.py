@@ -1,23 +1,29 @@
-"""Each rule on settings fires where it should and not next to it; its edits and recipe words are good; no cause counts twice."""
+"""Each rule on settings fires where it should and not next to it; its patch and its recipe words are good."""
 
 from __future__ import annotations
 
 import ast
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from audit_subjects import cpu, examples, gpu, here, model, script
 from setting_cases import SETTING_CASES, Case
 
 from powertrain.diagnosis.audit import rules as folder
 from powertrain.diagnosis.audit.audit import audit_subject
-from powertrain.diagnosis.audit.rules import RULES, Rule
+from powertrain.diagnosis.audit.rules import RULES, Circumstances, Rule
 from powertrain.diagnosis.audit.script import Script
 from powertrain.diagnosis.audit.spellings import vocabulary
-from powertrain.diagnosis.audit.subject import Setting, Subject
+from powertrain.diagnosis.audit.subject import Framework, Setting, Subject
 from powertrain.recipe.resolve import resolve
 from powertrain.records.findings import Edit, Finding, Place
 
+COMBINATIONS = 40
+PLACES = {"nowhere": Circumstances(), "a GPU": here(gpu(), examples(), model()),
+          "an old GPU": here(gpu("NVIDIA T4", (7, 5), 16)),
+          "a CPU": here(cpu(2), examples(), model())}
 BY_NAME = {rule.name: rule for rule in RULES}
 
 
@@ -68,15 +74,23 @@ def test_an_audit_of_it_names_each_cause_once(name: str, tmp_path: Path) -> None
         assert_each_cause_once(audit_subject(case.subject(tmp_path), case.where).findings)
 
 
+@pytest.mark.parametrize("framework", ["trl", "transformers", "pytorch"])
+@pytest.mark.parametrize("place", PLACES)
+def test_faults_that_come_together_are_still_named_once_each(framework: Framework, place: str, tmp_path: Path) -> None:
+    pool = [case.settings for case, _ in SETTING_CASES.values() if case.framework in (framework, "trl")]
+    draw = random.Random(f"{framework} {place}")
+    for _ in range(COMBINATIONS):
+        together = {key: value for settings in draw.sample(pool, 8) for key, value in settings.items()}
+        found = audit_subject(script(tmp_path / "train.py", framework, **together), PLACES[place]).findings
+        assert_each_cause_once(found)
+        assert len({finding.rule for finding in found}) == len(found)
+
+
 def test_rules_are_named_after_their_files_and_all_are_listed() -> None:
     files = {path.stem for path in Path(folder.__file__).parent.glob("*.py")} - {"__init__", "base"}
     assert sorted(rule.name for rule in RULES) == sorted(files)
     assert all(rule.__module__.rpartition(".")[2] == rule.name for rule in RULES)
     assert all(set(rule.gives_way_to) <= set(BY_NAME) for rule in RULES)
-
-
-def test_there_are_more_than_forty_rules_with_a_case_each() -> None:
-    assert len(SETTING_CASES) >= 40
 
 
 def assert_each_cause_once(found: tuple[Finding, ...]) -> None:

@@ -18,12 +18,23 @@ def read_subject(path: Path) -> Subject:
     if not path.exists():
         raise WrongUse(f"there is no {path}; give the path of a training script (.py) or a config (.yaml, .json)")
     if path.suffix == ".py":
-        return read_script(path)
+        subject = read_script(path)
+        return subject if subject.framework != "unknown" else _assignments(path) or subject
     if path.suffix not in CONFIGS:
         raise WrongUse(f"{path} is neither a script (.py) nor a config ({', '.join(CONFIGS)})")
     from powertrain.diagnosis.audit.configs import read_config
 
     return read_config(path)
+
+
+def _assignments(path: Path) -> Subject | None:
+    """A Python file that trains nothing and only sets values, as a config; None where it is not one that is known."""
+    from powertrain.diagnosis.audit.configs import read_config
+
+    try:
+        return read_config(path)
+    except WrongUse:
+        return None
 
 
 def files_in(path: Path) -> list[Path]:

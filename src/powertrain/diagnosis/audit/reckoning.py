@@ -7,7 +7,7 @@ from dataclasses import replace
 from powertrain.cost.fitting import own_bytes, total_bytes
 from powertrain.cost.work import forward_flops, recomputed_flops, training_flops
 from powertrain.cost.workload import Workload
-from powertrain.diagnosis.audit.resolved import examples_per_pass, examples_per_step, products_dtype
+from powertrain.diagnosis.audit.resolved import examples_per_pass, examples_per_step, is_on, number, products_dtype
 from powertrain.diagnosis.audit.rules.base import Circumstances
 from powertrain.diagnosis.audit.subject import Subject
 from powertrain.records import Facts, ModelFacts
@@ -56,8 +56,16 @@ def recomputed_share(facts: Facts) -> float:
     return again / (training_flops(facts.model, lengths) + again)
 
 
-def evaluation_share(facts: Facts, examples: int, every: float) -> float:
+def evaluation_share(facts: Facts, step_tokens: float, every: float) -> float:
     """The share of the run's products that go into reading the held-out tokens once each `every` steps."""
     block = facts.data.block
     reading = forward_flops(facts.model, [block]) * facts.data.validation_tokens / block
-    return reading / (reading + every * examples * training_flops(facts.model, [block]))
+    return reading / (reading + every * training_flops(facts.model, [block]) * step_tokens / block)
+
+
+def tokens_per_step(subject: Subject, facts: Facts) -> float | None:
+    """Of an optimizer step; packed, an example of the batch is a row of max_length tokens."""
+    examples, longest = examples_per_step(subject), number(subject, "training.max_length")
+    if examples is None:
+        return None
+    return examples * (longest if longest and is_on(subject, "training.packing") else facts.data.block)

@@ -16,6 +16,7 @@ from powertrain.records.findings import Evidence, Place
 
 TRAINERS = ("trl", "transformers")           # frameworks whose arguments are those of transformers' Trainer
 PLAIN_LOOPS = ("pytorch", "character-transformer")           # frameworks that accumulate only where a file says so
+OF_LIBRARIES = ("lora.", "quantisation.", "loader.")         # a trainer with configs has its own defaults for these
 DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "half": "fp16",
           "fp32": "fp32", "float32": "fp32", "float": "fp32", "no": "fp32"}
 
@@ -24,6 +25,8 @@ def value(subject: Subject, key: str) -> Any:
     """What is in force for `key`: what is set, else the framework's default, else None."""
     if key in subject.settings:
         return subject.settings[key].value
+    if subject.script is None and key.startswith(OF_LIBRARIES):
+        return None
     return None if is_unread(subject, key) else default_of(subject.framework, key)
 
 

@@ -41,7 +41,7 @@ def _method(value: Any) -> list[Told]:
     told: list[Told] = [("training.method", value)]
     if value in ("lora", "qlora", "full"):
         told.append(("training.use_peft", value != "full"))
-    return told + ([("quantisation.load_in_4bit", True)] if value == "qlora" else [])
+    return told + ([("quantisation.load_in_4bit", value == "qlora")] if value != "scratch" else [])
 
 
 def _optimizer(name: str) -> Read:

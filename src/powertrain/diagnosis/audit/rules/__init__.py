@@ -42,6 +42,7 @@ from powertrain.diagnosis.audit.rules.four_bit_type import FourBitType
 from powertrain.diagnosis.audit.rules.fp16_on_bf16_hardware import Fp16OnBf16Hardware
 from powertrain.diagnosis.audit.rules.fp16_weights_unscaled import Fp16WeightsUnscaled
 from powertrain.diagnosis.audit.rules.fp16_without_scaler import Fp16WithoutScaler
+from powertrain.diagnosis.audit.rules.fp16_without_tensor_cores import Fp16WithoutTensorCores
 from powertrain.diagnosis.audit.rules.fp32_on_half_hardware import Fp32OnHalfHardware
 from powertrain.diagnosis.audit.rules.good_batch import GoodBatch
 from powertrain.diagnosis.audit.rules.good_checkpointing import GoodCheckpointing
@@ -82,6 +83,7 @@ from powertrain.diagnosis.audit.rules.padding_to_max_length import PaddingToMaxL
 from powertrain.diagnosis.audit.rules.pickle_loaded import PickleLoaded
 from powertrain.diagnosis.audit.rules.pinned_memory import PinnedMemory
 from powertrain.diagnosis.audit.rules.prompts_trained import PromptsTrained
+from powertrain.diagnosis.audit.rules.quantised_without_adapters import QuantisedWithoutAdapters
 from powertrain.diagnosis.audit.rules.reduce_overhead_without_gpu import ReduceOverheadWithoutGpu
 from powertrain.diagnosis.audit.rules.removed_names import RemovedNames
 from powertrain.diagnosis.audit.rules.reporting_everywhere import ReportingEverywhere
@@ -144,6 +146,7 @@ RULES: tuple[type[Rule], ...] = (
     Fp16OnBf16Hardware,
     Fp16WeightsUnscaled,
     Fp16WithoutScaler,
+    Fp16WithoutTensorCores,
     Fp32OnHalfHardware,
     GoodBatch,
     GoodCheckpointing,
@@ -184,6 +187,7 @@ RULES: tuple[type[Rule], ...] = (
     PickleLoaded,
     PinnedMemory,
     PromptsTrained,
+    QuantisedWithoutAdapters,
     ReduceOverheadWithoutGpu,
     RemovedNames,
     ReportingEverywhere,

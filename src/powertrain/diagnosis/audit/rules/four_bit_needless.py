@@ -15,6 +15,7 @@ from powertrain.records.findings import Cure, Expected, Finding, Risk
 class FourBitNeedless(Rule):
     name = "four_bit_needless"
     rests_on = "technique: four_bit_base; features: X10 (it saves memory and costs speed)"
+    gives_way_to = frozenset({"quantised_without_adapters"})
 
     @classmethod
     def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:

@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterator
 
 from powertrain.diagnosis.audit.editing import set_to
-from powertrain.diagnosis.audit.reckoning import at_most, evaluation_share, reckonable
-from powertrain.diagnosis.audit.resolved import examples_per_step, interval_steps, run_steps, seen
+from powertrain.diagnosis.audit.reckoning import at_most, evaluation_share, reckonable, tokens_per_step
+from powertrain.diagnosis.audit.resolved import interval_steps, run_steps, seen
 from powertrain.diagnosis.audit.rules.base import UNMEASURED, Circumstances, Rule
 from powertrain.diagnosis.audit.subject import Subject
-from powertrain.records.findings import Cure, Evidence, Expected, Finding
+from powertrain.records.findings import Cure, Evidence, Expected, Finding, Severity
 
 BUDGET = 0.02                # of the run's time, for what is not training
+MUCH = 0.05                  # of it; less is within what equal runs differ by
 
 
 class IntervalsCost(Rule):
@@ -26,8 +27,9 @@ class IntervalsCost(Rule):
         seen_: list[Evidence] = []
         expected, cure = UNMEASURED, Cure("Evaluate and save at intervals that cost at most 2 % of the run")
         evaluating, saving = interval_steps(subject, "eval", steps), interval_steps(subject, "save", steps)
-        facts, batch = reckonable(where), examples_per_step(subject)
-        share = evaluation_share(facts, batch, evaluating) if facts and batch and evaluating else None
+        facts = reckonable(where)
+        tokens = tokens_per_step(subject, facts) if facts else None
+        share = evaluation_share(facts, tokens, evaluating) if facts and tokens and evaluating else None
         if share is not None and evaluating is not None and facts is not None and share > BUDGET:
             every = math.ceil(evaluating * share / (1 - share) * (1 - BUDGET) / BUDGET)
             says.append(f"reading {facts.data.validation_tokens:,} held-out tokens every {evaluating:g} steps is {share:.0%} "
@@ -47,5 +49,6 @@ class IntervalsCost(Rule):
                 expected = Expected("the seconds of a checkpoint, each step", "none")
         if says:
             text = "; ".join(says)
-            yield cls.found("moderate", "intervals that the run pays for", text[0].upper() + text[1:], *seen_,
+            severity: Severity = "low" if says and saving != 1 and share is not None and share < MUCH else "moderate"
+            yield cls.found(severity, "intervals that the run pays for", text[0].upper() + text[1:], *seen_,
                             expected=expected, cure=cure)
