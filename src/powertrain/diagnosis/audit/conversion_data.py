@@ -29,8 +29,9 @@ def data_of(subject: Subject) -> tuple[list[Accounted], tuple[str, ...]]:
 
     files, source = subject.settings.get("data.data_files"), subject.settings.get("data.source")
     if files is not None and isinstance(files.value, (str, list)) and (source is None or source.value in BUILDERS):
-        said = {**subject.settings, "data.source": replace(files, place=(source or files).place)}
-        accounts, missing = data_of(replace(subject, settings={key: one for key, one in said.items() if key != "data.data_files"}))
+        said = {key: one for key, one in subject.settings.items() if key != "data.data_files"}
+        said["data.source"] = replace(source or files, value=files.value)
+        accounts, missing = data_of(replace(subject, settings=said))
         return [*accounts, Accounted("data.data_files", files, "translated", "they are the source",
                                      next(one.ours for one in accounts if one.key == "data.source"))], missing
     accounts = [account for key in ("data.source", "data.validation_source", "data.format", "data.config", "data.split")
