@@ -177,6 +177,14 @@ def test_a_script_s_settings_convert_like_a_config_s() -> None:
     assert fate(conversion, "data.padding")[0] == "no effect"
 
 
+def test_files_that_a_builder_of_datasets_reads_are_the_source() -> None:
+    conversion = convert(subject_of("trl", model__path="m", data__source="json", data__data_files="rows.jsonl",
+                                    loader__shuffle=True))
+    assert conversion.values["data.source"] == "rows.jsonl"
+    assert fate(conversion, "loader.shuffle")[0] == "no effect"
+    assert "not supported" not in {account.fate for account in conversion.accounts}
+
+
 def test_processes_that_a_script_is_launched_on_make_the_batch_larger() -> None:
     conversion = convert(subject_of("accelerate", model__path="m", training__per_device_train_batch_size=2,
                                     training__gradient_accumulation_steps=4, accelerate__num_processes=2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from powertrain.diagnosis.audit.convert import Accounted
 
 NO_DATA = "NAME-THE-DATA"                    # a path that there is not: the run says so before it does anything
+BUILDERS = ("json", "csv", "parquet", "text", "arrow")           # load_dataset's, of files that data_files names
 NAMES_FILE = "dataset_info.json"
 # LLaMA-Factory's names for the columns of its alpaca format -> a recipe's
 COLUMNS = {"prompt": "instruction", "query": "input", "response": "output", "system": "system", "messages": "conversations"}
@@ -25,6 +27,13 @@ def data_of(subject: Subject) -> tuple[list[Accounted], tuple[str, ...]]:
     """(what becomes of the keys that name data, what of them is missing here)."""
     from powertrain.diagnosis.audit.convert import Accounted
 
+    files, source = subject.settings.get("data.data_files"), subject.settings.get("data.source")
+    if files is not None and isinstance(files.value, (str, list)) and (source is None or source.value in BUILDERS):
+        said = {key: one for key, one in subject.settings.items() if key != "data.data_files"}
+        said["data.source"] = replace(source or files, value=files.value)
+        accounts, missing = data_of(replace(subject, settings=said))
+        return [*accounts, Accounted("data.data_files", files, "translated", "they are the source",
+                                     next(one.ours for one in accounts if one.key == "data.source"))], missing
     accounts = [account for key in ("data.source", "data.validation_source", "data.format", "data.config", "data.split")
                 if (setting := subject.settings.get(key)) is not None and setting.value is not None
                 for account in [_one(subject, key, setting)]]

@@ -204,6 +204,12 @@ def _tokenizer(subject: Subject, value: Any) -> Answer:
     return Answer("translated", ours={"data.tokenizer": str(value)})
 
 
+def _shuffled(subject: Subject, value: Any) -> Answer:
+    if value is True:
+        return Answer("no effect", "each epoch visits every example once, in an order drawn from the seed")
+    return Answer("not supported", "examples come in an order drawn from the seed, and not as the data have them")
+
+
 def _padding(subject: Subject, value: Any) -> Answer:
     return Answer("no effect", "padding trains nothing; how much there is follows from the batching that the plan chooses")
 
@@ -243,5 +249,5 @@ ASIDE: Mapping[str, Aside] = {
     "training.assistant_only_loss": _loss_on, "training.completion_only_loss": _completion,
     "training.bf16": _precision("bf16"), "training.fp16": _precision("fp16"), "training.tf32": _precision("tf32"),
     "training.train_sampling_strategy": _sampling, "training.packing": _packing, "tokenizer.path": _tokenizer,
-    "data.padding": _padding, "training.warmup_steps": _warmup, "training.max_steps": _all_epochs,
+    "data.padding": _padding, "loader.shuffle": _shuffled, "training.warmup_steps": _warmup, "training.max_steps": _all_epochs,
 }
