@@ -1,4 +1,4 @@
-"""`powertrain audit`: its reports agree, its exit code follows --fail-on, and --apply writes a copy that no longer has the cause."""
+"""`powertrain audit`: its reports agree, its exit code follows --fail-on, and --apply writes a mended copy."""
 
 from __future__ import annotations
 
