@@ -76,6 +76,17 @@ CASES = {
     "by hand, lora": Case("llama", "bmm", "bf16", RAGGED, AdapterConfig(r=8), stored="bf16", by_hand=True, model={"layers": 5}),
     "by hand, lora, some modules of the upper blocks": Case("llama", "bmm", "bf16", adapters=AdapterConfig(
         r=4, target_modules=r"model\.layers\.[45]\.mlp\..*"), stored="bf16", by_hand=True, model={"layers": 6}),
+    "lora on an int8 base": Case(adapters=AdapterConfig(r=8), held="int8", model={"layers": 5}),
+    "lora on an int8 base, bf16, ragged": Case("llama", "bmm", "bf16", RAGGED, AdapterConfig(r=4), "bf16", held="int8"),
+    "lora on an int8 base, weights are all there is": Case("llama", "bmm", "bf16", SHORT, AdapterConfig(r=4), "bf16",
+                                                           held="int8", model=MANY_WEIGHTS),
+    "lora on an int8 base, some modules, all blocks again": Case(
+        "gpt2", "bmm", "bf16", adapters=AdapterConfig(r=4, target_modules=("c_fc",)), held="int8", every=1,
+        keeps_attention=True, model={"layers": 6}),
+    "by hand, lora on an int8 base": Case("llama", "bmm", "bf16", RAGGED, AdapterConfig(r=8), "bf16", held="int8",
+                                          by_hand=True, model={"layers": 5}),
+    "by hand, lora on an int8 base, fp32": Case("gpt_neox", "sdpa", passes=((40,) * 4,) * 2, adapters=AdapterConfig(r=4),
+                                               held="int8", by_hand=True),
     "dora": Case("llama", "bmm", adapters=AdapterConfig(r=4, use_dora=True)),
     "dora with dropout, bf16": Case("llama", "bmm", "bf16", adapters=AdapterConfig(r=4, use_dora=True, dropout=0.1)),
     "lslora": Case("llama", "bmm", adapters=AdapterConfig(r=4, kind="lslora")),

@@ -28,7 +28,8 @@ from powertrain.cost.operators import (
     unary,
 )
 from powertrain.cost.replay import COPIES, Block, Gradients, Leaf, Saved, Tape, Value
-from powertrain.cost.stored import DTYPE_BYTES, FOUR_BIT, matrix_bytes, other_bytes
+from powertrain.cost.scaled import ScaledSizes
+from powertrain.cost.stored import DTYPE_BYTES, EIGHT_BIT, FOUR_BIT, matrix_bytes, other_bytes
 from powertrain.cost.workload import Workload
 from powertrain.records import ModelFacts
 
@@ -133,6 +134,8 @@ def _trained_linear(tape: Tape, facts: StepFacts, weights: Weights, part: Linear
 def _frozen_linear(tape: Tape, facts: StepFacts, part: Linear, x: Value) -> Value:
     """Its weight is made in the type of the product on every use, and saved only where it is stored in it."""
     item = facts.item if facts.is_autocast else x.item
+    if facts.model.frozen_dtype in EIGHT_BIT:
+        return ScaledSizes(tape, part, facts.model.frozen_dtype, item).project(x)
     weight = Value(None, part.weights, item)
     if matrix_bytes(facts.model) == item:
         return linear(tape, convert(tape, x, item), weight, None, part.inputs)

@@ -13,6 +13,7 @@ from powertrain.techniques.frozen_backward import FrozenBackward
 from powertrain.techniques.frozen_base import FrozenBase
 from powertrain.techniques.fused_adamw import FusedAdamW
 from powertrain.techniques.fused_blocks import FusedBlocks
+from powertrain.techniques.int8_base import Int8Base
 from powertrain.techniques.length_grouping import LengthGrouping
 from powertrain.techniques.loader import Loader
 from powertrain.techniques.micro_batch import MicroBatch
@@ -23,7 +24,8 @@ from powertrain.techniques.threads import Threads
 from powertrain.techniques.torch_compile import TorchCompile
 
 CATALOGUE: tuple[type[Technique], ...] = (
-    Threads, Allocator, Bf16, Fp16, Tf32, FourBitBase, FrozenBase, FusedAdamW, EightBitAdamW, PagedAdamW, AttentionKernel,
+    Threads, Allocator, Bf16, Fp16, Tf32, FourBitBase,
+    Int8Base, FrozenBase, FusedAdamW, EightBitAdamW, PagedAdamW, AttentionKernel,
     ChunkedCrossEntropy, Packing, MicroBatch, LengthGrouping, FusedBlocks,
     FrozenBackward, TorchCompile, ActivationCheckpointing, Loader)
 
