@@ -11,7 +11,7 @@ import torch
 from kinds_of_runs import LORA, make_ragged, ragged_facts
 
 from powertrain.models.adapters import AdapterConfig
-from powertrain.models.scaled import INT8, Coarse
+from powertrain.models.scaled import FP8, INT8, Coarse, quantise, scaled_product, scaled_product_back
 from powertrain.planner import make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Effect, Facts, Plan, Proposal, Refusal, WrongUse
@@ -19,6 +19,7 @@ from powertrain.techniques.activation_checkpointing import ActivationCheckpointi
 from powertrain.techniques.attention_kernel import AttentionKernel
 from powertrain.techniques.base import NotApplied, Technique
 from powertrain.techniques.bf16 import Bf16
+from powertrain.techniques.fp8_base import Fp8Base
 from powertrain.techniques.frozen_backward import FrozenBackward
 from powertrain.techniques.fused_blocks import FusedBlocks
 from powertrain.techniques.int8_base import Int8Base
@@ -99,6 +100,24 @@ def test_a_pin_where_nothing_multiplies_int8_says_so(facts: Facts) -> None:
         make_plan(on_cpu(facts, "avx2", "avx512f"), pinned, 100)
 
 
+@pytest.mark.parametrize(("capability", "possible"), [((8, 0), False), ((8, 9), True), ((9, 0), True)])
+def test_fp8_is_for_gpus_from_ada_on_and_off_until_it_is_asked_for(gpu_facts: Callable[..., Facts],
+                                                                   capability: tuple[int, int], possible: bool) -> None:
+    there = ragged_facts(gpu_facts(capability), LORA)
+    answer = Fp8Base.propose(there, Recipe())
+    assert isinstance(answer, Refusal)
+    assert (answer.possible is not None) is possible
+    in_fp32 = Fp8Base.propose(there, Recipe.model_validate({"techniques": {"bf16": "off", "tf32": "off"}}))
+    assert isinstance(in_fp32, Refusal)
+    assert in_fp32.possible is None
+
+
+def test_there_is_one_base(gpu_facts: Callable[..., Facts]) -> None:
+    both = Recipe.model_validate({"techniques": {"int8_base": "on", "fp8_base": "on"}})
+    with pytest.raises(WrongUse, match="only one of them"):
+        make_plan(ragged_facts(gpu_facts(), LORA), both, 100)
+
+
 # ------------------------------------------------------------------------------------------------ that it learns
 
 
@@ -127,6 +146,31 @@ def test_by_hand_and_plainly_the_rounding_is_the_same() -> None:
     by_hand = gradients_of(in_force(make_ragged(LORA), Int8Base(), *BY_HAND))
     # a number that lies between two codes may fall to either side, as sums before it are ordered otherwise
     assert float((by_hand - plainly).norm() / plainly.norm()) < 1e-2
+
+
+@pytest.mark.parametrize("others", [(), BY_HAND], ids=["plainly", "by hand"])
+def test_a_run_learns_about_the_same_in_fp8(others: tuple[Technique, ...]) -> None:
+    """Computed by torch without the units: the numbers are those of a GPU, the speed is not."""
+    expected = losses_of(in_force(make_ragged(LORA), Bf16(), *others))
+    found = losses_of(in_force(make_ragged(LORA), Bf16(), Fp8Base(), *others))
+    assert found == pytest.approx(expected, rel=1e-2)
+    assert found != expected
+
+
+@pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() < (7, 5),
+                    reason="needs an NVIDIA GPU from Turing on")
+@pytest.mark.parametrize("dtype", [INT8, FP8], ids=["int8", "fp8"])
+@pytest.mark.parametrize("rows", [1, 16, 17, 123, 2048])
+def test_a_gpus_units_make_the_same_products(dtype: torch.dtype, rows: int) -> None:
+    if dtype is FP8 and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("fp8 is multiplied from Ada on")
+    draw = torch.Generator().manual_seed(0)
+    x, dy = torch.randn(rows, 64, generator=draw), torch.randn(rows, 96, generator=draw)
+    codes, scales = quantise(torch.randn(96, 64, generator=draw), dtype)
+    for product, given in ((scaled_product, x), (scaled_product_back, dy)):
+        expected = product(given, codes, scales.flatten())
+        found = product(given.cuda(), codes.cuda(), scales.flatten().cuda()).cpu()
+        torch.testing.assert_close(found.float(), expected.float(), rtol=1e-2, atol=1e-2)
 
 
 def test_passes_add_up_to_the_same_step() -> None:

@@ -55,3 +55,19 @@ def frozen_bytes(model: ModelFacts) -> int:
     if not own:
         return 0
     return round(model.matmul_parameters * matrix_bytes(model) + (own - model.matmul_parameters) * other_bytes(model))
+
+
+def why_not_eight_bit(model: ModelFacts) -> str | None:
+    """Why the matrices of the blocks cannot be held, and multiplied, in 8 bits."""
+    if model.provider != "native":
+        return f"the model is computed by {model.provider}, whose linears are not ours to round"
+    if not has_frozen_base(model):
+        return f"all {model.trainable:,} weights are trained, and 8 bits are too few for the small steps of training"
+    if model.frozen_dtype not in DTYPE_BYTES:
+        return f"the base is in {model.frozen_dtype} already; method=lora would keep it unrounded for this"
+    return None
+
+
+def eight_bit_saving_bytes(model: ModelFacts) -> int:
+    """Of the matrices of the blocks, against what their files have."""
+    return round(model.matmul_parameters * (matrix_bytes(model) - matrix_bytes(as_held(model, INT8))))

@@ -8,6 +8,7 @@ from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.eight_bit_adamw import EightBitAdamW
 from powertrain.techniques.four_bit_base import FourBitBase
+from powertrain.techniques.fp8_base import Fp8Base
 from powertrain.techniques.fp16 import Fp16
 from powertrain.techniques.frozen_backward import FrozenBackward
 from powertrain.techniques.frozen_base import FrozenBase
@@ -25,7 +26,7 @@ from powertrain.techniques.torch_compile import TorchCompile
 
 CATALOGUE: tuple[type[Technique], ...] = (
     Threads, Allocator, Bf16, Fp16, Tf32, FourBitBase,
-    Int8Base, FrozenBase, FusedAdamW, EightBitAdamW, PagedAdamW, AttentionKernel,
+    Int8Base, Fp8Base, FrozenBase, FusedAdamW, EightBitAdamW, PagedAdamW, AttentionKernel,
     ChunkedCrossEntropy, Packing, MicroBatch, LengthGrouping, FusedBlocks,
     FrozenBackward, TorchCompile, ActivationCheckpointing, Loader)
 

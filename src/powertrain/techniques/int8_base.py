@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from powertrain.cost.precision import int8_unit
+from powertrain.cost.stored import eight_bit_saving_bytes, why_not_eight_bit
 from powertrain.models.scaled import INT8, TRIED_TOKENS, Coarse, scale_base
 from powertrain.records import Facts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
-
-WIDE = {"fp32": 4, "bf16": 2, "fp16": 2}     # what a base may be stored in: bytes of a weight
 
 
 @dataclass(frozen=True)
@@ -39,18 +38,13 @@ class Int8Base(Technique):
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
         model = facts.model
-        if model.provider != "native":
-            return cls.refuse(f"the model is computed by {model.provider}, whose linears are not ours to round")
-        if not model.adapter_parameters:
-            return cls.refuse(f"all {model.trainable:,} weights are trained, and 255 values are too few for the small steps of "
-                              "training")
-        if model.frozen_dtype not in WIDE:
-            return cls.refuse(f"the base is in {model.frozen_dtype} already; method=lora would keep it unrounded for this")
+        if (why := why_not_eight_bit(model)) is not None:
+            return cls.refuse(why)
         unit = int8_unit(facts.hardware)
         if unit is None:
             return cls.refuse(f"{facts.hardware.name} multiplies no int8 numbers that would be known here to be fast "
                               f"(a CPU's VNNI or AMX, or tensor cores from Turing on)")
-        saved_bytes = (WIDE[model.frozen_dtype] - 1) * model.matmul_parameters
+        saved_bytes = eight_bit_saving_bytes(model)
         return cls.refuse(f"{unit}, and {model.matmul_parameters:,} frozen weights would take {saved_bytes / 2**20:,.0f} MiB "
                           "less, but they and what they meet are rounded to 255 values, so it is left to a pin", possible=cls())
 
