@@ -18,7 +18,7 @@ from powertrain.models.adapters import AdapterConfig, add_adapters
 from powertrain.models.attention import bmm_attention, math_attention, sdpa_attention
 from powertrain.models.config import ModelConfig, make_config
 from powertrain.models.decoder import Decoder
-from powertrain.models.quantised import quantise_base
+from powertrain.models.quantised import keep_whole, quantise_base
 from powertrain.models.scaled import FP8, INT8, scale_base
 from powertrain.records import IGNORE, ModelFacts
 from powertrain.techniques.activation_checkpointing import CheckpointedBlocks
@@ -44,6 +44,7 @@ class Case:
     adapters: AdapterConfig | None = None
     stored: str = "fp32"                     # what frozen weights are held in
     held: str | None = None                  # what a technique holds the frozen matrices in instead
+    whole: int = 0                           # blocks of a 4-bit base that are kept whole
     every: int = 0                           # of the blocks that are checkpointed
     keeps_attention: bool = False
     chunk_rows: int | None = None
@@ -71,6 +72,7 @@ class Case:
                         checkpoint_every=self.every, checkpoint_keeps_attention=self.keeps_attention,
                         loss_chunk_rows=self.chunk_rows, kernel=self.kernel, fused_optimizer=self.fused,
                         fused_blocks=self.by_hand, base_dtype=self.held,
+                        whole_blocks=self.whole,
                         documents=self.passes, trained_share=1 - self.ignored, threads=torch.get_num_threads())
 
     def make_model(self) -> Decoder:
@@ -96,6 +98,8 @@ class Case:
         if self.every:
             changed = dataclasses.replace(
                 changed, run_block=CheckpointedBlocks(changed.run_block, self.every, self.keeps_attention))
+        if self.whole:
+            keep_whole(changed.model, self.whole, DTYPES[self.dtype])
         if self.held:
             scale_base(changed.model, SCALED[self.held], partial(changed.try_out, 1), otherwise=DTYPES[self.dtype])
         if self.by_hand:

@@ -143,7 +143,7 @@ def _frozen_linear(tape: Tape, facts: StepFacts, part: Linear, x: Value) -> Valu
     inputs = x.count
 
     def back(saved: Saved, gradients: Gradients) -> Gradients:
-        matrix = _matrix(tape, facts, part, item)
+        matrix = tape.shared.pop(part.name, None) or _matrix(tape, facts, part, item)
         out = tape.new(inputs * item)
         del matrix
         return [out if given == item else tape.new(inputs * given)]
@@ -151,6 +151,8 @@ def _frozen_linear(tape: Tape, facts: StepFacts, part: Linear, x: Value) -> Valu
     node = tape.node((x,), (), back)
     converted = tape.new(inputs * item) if given != item else None
     matrix = _matrix(tape, facts, part, item)
+    if tape.again and node is not None and facts.model.frozen_dtype in FOUR_BIT:
+        tape.shared[part.name] = matrix      # what was made of 4 bits serves the gradient that follows
     out = Value(tape.new(rows * part.outputs * item), rows * part.outputs, item, node)
     del converted, matrix
     return out
@@ -159,6 +161,8 @@ def _frozen_linear(tape: Tape, facts: StepFacts, part: Linear, x: Value) -> Valu
 def _matrix(tape: Tape, facts: StepFacts, part: Linear, item: int) -> Block:
     """The frozen weight in a product's type. In 4 bits it is unpacked module by module, into one if they are several."""
     with tape.counting_as(COPIES):
+        if facts.workload.whole_blocks >= facts.model.layers and item == facts.item:
+            return tape.new(0)               # where only some blocks are kept, the fullest moment is in one that is not
         whole = tape.new(part.weights * item)
         if facts.model.frozen_dtype in FOUR_BIT and len(modules := _modules(facts.model, part)) > 1:
             for outputs in modules:
