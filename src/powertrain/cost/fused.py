@@ -13,6 +13,7 @@ from powertrain.cost.gradients import Linear, has_frozen_base, linears
 from powertrain.cost.kernels import KERNELS, Shape
 from powertrain.cost.operators import FP32
 from powertrain.cost.replay import COPIES, WORKSPACE, Block, Gradients, Leaf, Saved, Tape, Value
+from powertrain.cost.stored import EIGHT_BIT
 
 Blocks = tuple[Block, ...]
 
@@ -55,6 +56,8 @@ class Sizes:
     def product(self, name: str) -> tuple[Block, Blocks]:
         """A linear's result, and the ranks that are kept."""
         outputs, ranks = self.part(name).outputs, self.ranks(name)
+        if self.is_scaled:
+            return self._scaled(self.part(name).inputs, outputs, ranks)
         y = self.new(outputs)
         if not ranks:
             return y, ()
@@ -65,12 +68,29 @@ class Sizes:
     def product_back(self, name: str) -> tuple[Block, Block | None]:
         """The gradients of a linear's input and of its ranks."""
         inputs, ranks = self.part(name).inputs, self.ranks(name)
+        if self.is_scaled:
+            dx, made = self._scaled(self.part(name).outputs, inputs, ranks)
+            return dx, made[0] if made else None
         dranks = self.new(ranks) if ranks else None
         dx = self.new(inputs)
         if dranks is None:
             return dx, None
         added = self.new(inputs)
         return added, dranks
+
+    @property
+    def is_scaled(self) -> bool:
+        return self.facts.model.frozen_dtype in EIGHT_BIT
+
+    def _scaled(self, read: int, made: int, ranks: int) -> tuple[Block, Blocks]:
+        """A product in 8 bits of `read` columns that makes `made`, and the ranks of its adapters."""
+        codes = self.new(read, 1)
+        sums = self.new(made, FP32)
+        del codes
+        kept = (self.new(ranks),) if ranks else ()
+        y = self.new(made)                   # what adapters add, and then the result in its place
+        del sums
+        return y, kept
 
     def weight_gradients(self, name: str) -> dict[str, Block]:
         """Weight -> its gradient, made by way of the products' type; "a" is that of all adapters' A, "b" that of all B."""
