@@ -23,7 +23,7 @@ from powertrain.diagnosis.observed import (
     Observed,
     Remedy,
 )
-from powertrain.diagnosis.shares import computing_seconds, floors
+from powertrain.diagnosis.shares import computing_seconds, overhead_seconds
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Plan, Proposal, UserError, to_plain
 from powertrain.records.findings import Cure
@@ -118,7 +118,7 @@ def _larger_passes(facts: Facts, recipe: Recipe, plan: Plan, observed: Observed)
     passes = _passes(planner.workload_of(facts, other))
     if passes < observed.passes:
         words = words_for(facts, recipe, plan, other, PASSES)
-        yield Remedy(OVERHEAD, Cure(f"let a step take {passes:,.3g} passes instead of {observed.passes:,.3g}", words=words),
+        yield Remedy(OVERHEAD, Cure(f"let a step take {passes:,.3g} instead of {observed.passes:,.3g} passes", words=words),
                      kept=passes / observed.passes, basis="formula: overhead in proportion to the passes of a step")
 
 
@@ -153,7 +153,7 @@ def _more_threads(observed: Observed) -> Iterator[Remedy]:
         return
     step_s = sum(observed.parts.values())
     computing_s = computing_seconds(observed, step_s)
-    kept = 1 - sum(floors(observed, step_s)) / computing_s if computing_s else 1.0
+    kept = overhead_seconds(observed, step_s) / computing_s if computing_s else 1.0
     yield Remedy(THREADS, Cure(f"compute with {observed.cores} threads, one for each core",
                                words=(f"techniques.threads.threads={observed.cores}",)), kept=kept,
                  basis="formula: products and memory traffic divide among the cores, the rest does not")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from powertrain.diagnosis.observed import Observed, Remedy
+from powertrain.diagnosis.observed import RECOMPILATION, Observed, Remedy
 from powertrain.diagnosis.shares import shares_of
 from powertrain.diagnosis.verdict import amdahl, predicted_speed
 from powertrain.evidence.clock import LEAST_PAIRS, LEAST_PARTS, Arena, CannotRun, Pace
@@ -33,7 +33,8 @@ def try_remedies(words: Sequence[str], observed: Observed, remedies: Sequence[Re
     with Arena(cache, preload=preload) as arena:
         for place in order:
             remedy = remedies[place]
-            if most_of(remedy, observed) < WORTH_TRYING or not remedy.cure.words:
+            # what compiles now and then shows in whole runs only, not in a few windows
+            if most_of(remedy, observed) < WORTH_TRYING or not remedy.cure.words or remedy.against == RECOMPILATION:
                 continue
             if time.monotonic() + expected_s(observed, start_s) > deadline:
                 say(f"no time left to try {' '.join(remedy.cure.words)}; a larger --budget does")
