@@ -21,8 +21,7 @@ HARDWARE: Mapping[str, Any] = {"device": "cpu", "cores": 2, "instructions": ("av
                                "free_memory_bytes": 8 << 30, "memory_bytes": 16 << 30, "speeds": {}}
 # 10 examples a step, in one pass; 100 steps; nothing in it is worth a word
 WELL = ["model.layers=2", "model.width=32", "model.heads=2", "data.tokenizer=char", "data.block=16", "train_batch_size=10",
-        "max_steps=100", "eval_steps=50", "save_steps=50", "max_eval_samples=null", "sample.tokens=0",
-        "techniques.torch_compile=off"]
+        "max_steps=100", "eval_steps=50", "save_steps=50", "max_eval_samples=null", "sample.tokens=0"]
 
 
 @pytest.fixture(scope="session")
@@ -32,9 +31,12 @@ def well_prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pre
     text = folder / "text.txt"
     text.write_text("".join(f"line {i % 7} of {i % 31} says {i % 3}\n" for i in range(2000)), encoding="utf-8")
 
+    (folder / "tiny.yaml").write_text("name: tiny\n", encoding="utf-8")
+
     def make(*words: str, hardware: Mapping[str, Any] | None = None, data: Mapping[str, Any] | None = None,
              model: Mapping[str, Any] | None = None) -> Prepared:
-        found = prepare(resolve_words([f"data={text}", *WELL, *words]), folder / "cache", lambda said: None)
+        resolved = resolve_words([str(folder / "tiny.yaml"), f"data={text}", *WELL, *words])
+        found = prepare(resolved, folder / "cache", lambda said: None)
         facts = replace(found.facts, hardware=replace(found.facts.hardware, **{**HARDWARE, **(hardware or {})}),
                         data=replace(found.facts.data, **(data or {})), model=replace(found.facts.model, **(model or {})))
         return replace(found, facts=facts, plan=planner.make_plan(facts, found.recipe, found.total_steps))

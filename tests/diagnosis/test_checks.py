@@ -24,13 +24,13 @@ FIRES: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "busy": ("moderate", [], {"machine": {"load": 1.9}}),
     "battery": ("moderate", [], {"machine": {"on_battery": True}}),
     "threads": ("moderate", ["techniques.threads.threads=1"], {}),
-    "memory": ("critical", [], {"hardware": {"free_memory_bytes": 130 << 20}}),
+    "memory": ("critical", [], {"hardware": {"free_memory_bytes": 128 << 20}}),
     "disk": ("moderate", ["save_total_limit=50"], {"machine": {"disk_free_bytes": 10 << 20}}),
     "output_folder": ("critical", ["output_dir={tmp}"], {}),
-    "software": ("low", ["techniques="], {"missing": {"c++ compiler": "none of g++, clang++ is on the PATH"}}),
+    "software": ("low", [], {"missing": {"c++ compiler": "none of g++, clang++ is on the PATH"}}),
     "data_limits": ("low", ["data.max_chars=5000"], {}),
     "data_size": ("critical", ["train_batch_size=50000"], {}),
-    "truncation": ("critical", ["techniques.torch_compile=off"], {"data": {**ROWS, "cut_examples": 2000}}),
+    "truncation": ("critical", [], {"data": {**ROWS, "cut_examples": 2000}}),
     "held_out": ("moderate", ["data.validation_share=0"], {}),
     "redundancy": ("moderate", ["data.stride=1", "max_steps=null", "num_train_epochs=1"], {}),
     "batch": ("low", ["techniques.micro_batch.examples=4"], {}),
@@ -116,8 +116,7 @@ def test_every_check_has_a_case_and_a_near_miss() -> None:
 
 def test_a_well_tuned_run_gives_nothing_to_do(situation: Make) -> None:
     said = [finding for check in CHECKS for finding in check.find(situation(observed={})) if finding.severity != "good"]
-    # the words of the fixture pin the compiler off, which the plan leaves off anyway
-    assert [finding.title for finding in said] == ["techniques.torch_compile has no effect here"]
+    assert not said
 
 
 def test_an_interval_that_costs_more_than_two_percent_is_found_in_the_probe(situation: Make) -> None:
@@ -150,7 +149,7 @@ def test_the_last_pass_of_a_step_is_made_even_by_the_cure(situation: Make) -> No
 IDLE = {
     "data.max_length": ["data.max_length=9"], "lora.sigma": ["lora.sigma=2.0"],
     "quantisation.double": ["quantisation.double=false"],
-    "data.vocabulary": ["data.vocabulary=99"], "min_lr_rate": ["lr_scheduler_type=constant", "min_lr_rate=0.1"],
+    "min_lr_rate": ["lr_scheduler_type=constant", "min_lr_rate=0.1"],
     "warmup_ratio": ["warmup_steps=3", "warmup_ratio=0.1"], "sample.prompt": ["sample.tokens=0", "sample.prompt=line"],
     "eval_steps": ["data.validation_share=0", "eval_steps=3"], "max_eval_samples": ["max_eval_samples=100000"],
     "techniques.loader": ["techniques.loader.pinned=true"], "techniques.micro_batch": ["techniques.micro_batch.examples=99"],

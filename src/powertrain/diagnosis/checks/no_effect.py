@@ -39,8 +39,9 @@ def idle_keys(prepared: Prepared) -> Iterator[tuple[str, str]]:
 
 
 def is_set(key: str, origins: Mapping[str, str]) -> bool:
+    """By a user: neither a default, nor derived, nor what the embedded recipe brings along."""
     origin = origins.get(key, "default")
-    return not origin.startswith(("default", "planner: "))
+    return not origin.startswith(("default", "planner: ")) and origin != "recipe default"
 
 
 def _of_method(prepared: Prepared) -> dict[str, str]:
@@ -56,8 +57,6 @@ def _of_method(prepared: Prepared) -> dict[str, str]:
     if recipe.method != "qlora":
         idle |= {f"quantisation.{leaf}": f"only method=qlora quantises, and it is {recipe.method}"
                  for leaf in type(recipe.quantisation).model_fields}
-    if scratch and recipe.data.tokenizer != "bpe":
-        idle["data.vocabulary"] = f"only a bpe tokenizer has a size to choose, and data.tokenizer={recipe.data.tokenizer}"
     return idle
 
 
