@@ -11,11 +11,11 @@ from pathlib import Path
 
 from powertrain.data.example import Example
 from powertrain.diagnosis.observed import Between
-from powertrain.generation import generate
 from powertrain.recipe import in_steps
 from powertrain.records import StepRecord, to_plain
 from powertrain.run.folder import RUNS
 from powertrain.run.prepare import Prepared
+from powertrain.run.sampling import write_sample
 from powertrain.training.checkpoint import save_checkpoint
 from powertrain.training.evaluation import evaluate, spread
 from powertrain.training.events import EventLog
@@ -75,16 +75,13 @@ def checkpoint_bytes(prepared: Prepared) -> int:
 
 
 def _sample_s(prepared: Prepared, setup: Setup) -> float:
-    wanted, material = prepared.recipe.sample, prepared.material
-    tokens = min(wanted.tokens, SAMPLE_TOKENS)
+    wanted = prepared.recipe.sample.tokens
+    tokens = min(wanted, SAMPLE_TOKENS)
     if not tokens:
         return 0.0
     began = time.perf_counter()
-    with setup.precision.context(setup.device):
-        written = list(generate(setup.model, material.tokenizer, material.as_prompt(wanted.prompt), tokens=tokens,
-                                temperature=wanted.temperature, top_k=wanted.top_k, seed=prepared.recipe.seed))
-    setup.model.train()
-    return (time.perf_counter() - began) * wanted.tokens / tokens if written else 0.0
+    write_sample(prepared, setup, tokens)
+    return (time.perf_counter() - began) * wanted / tokens
 
 
 def _save_s(prepared: Prepared, state: State) -> float | None:
