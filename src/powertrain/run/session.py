@@ -23,7 +23,6 @@ from powertrain import planner
 from powertrain.cost.memory import peak_memory
 from powertrain.data.example import Example
 from powertrain.data.publishing import sync
-from powertrain.generation import generate
 from powertrain.recipe import in_steps
 from powertrain.records import Evaluation, RunFailed, StepRecord, to_plain
 from powertrain.run import folder as run_folder
@@ -31,6 +30,7 @@ from powertrain.run.fits import cures, refuse_what_does_not_fit
 from powertrain.run.folder import RunFolder
 from powertrain.run.out_of_memory import UpdateWatch, clear_step, is_out_of_memory, largest_pass, said_by, with_smaller_passes
 from powertrain.run.prepare import Prepared, build_setup, schedule_of, with_measured_length
+from powertrain.run.sampling import write_sample
 from powertrain.run.speeds import keep_speed
 from powertrain.training.checkpoint import (
     clear_leftovers,
@@ -303,11 +303,8 @@ def _evaluated(session: Session, examples: Sequence[Example]) -> Evaluation:
 
 
 def _sample(session: Session) -> str:
-    wanted, setup, material = session.prepared.recipe.sample, session.setup, session.prepared.material
-    with setup.precision.context(setup.device):
-        pieces = generate(setup.model, material.tokenizer, material.as_prompt(wanted.prompt), tokens=wanted.tokens,
-                          temperature=wanted.temperature, top_k=wanted.top_k, seed=session.prepared.recipe.seed)
-        return wanted.prompt + "".join(pieces)
+    wanted = session.prepared.recipe.sample
+    return wanted.prompt + write_sample(session.prepared, session.setup, wanted.tokens)
 
 
 def _save(session: Session, *, required: bool) -> None:
