@@ -42,8 +42,8 @@ class LatePlateau(Symptom):
         yield cls.found(
             "low", f"the last {share:.0%} of the steps brought nothing: the loss stayed at {last:.4g}",
             f"it fell until about step {began['step']:,} and stayed there for {len(losses) - place:,} steps; {because}",
-            [f"medians of {width} steps: {first:.4g} at the beginning, {then:.4g} from step {began['step']:,}, {last:.4g} at the "
-             "end", f"learning rate {began['learning_rate']:.3g} at step {began['step']:,}"],
+            [f"medians of {width} steps: {first:.4g} at the beginning, {then:.4g} from step {began['step']:,}, {last:.4g} at "
+             "the end", f"learning rate {began['learning_rate']:.3g} at step {began['step']:,}"],
             Cure("let the learning rate fall", words=("lr_scheduler_type=cosine",)) if held_up else
             Cure("end it there", words=(f"max_steps={began['step']}",)),
             expected="a lower loss at the end" if held_up else f"the same loss in {1 - share:.0%} of the time",
@@ -58,9 +58,9 @@ def _flat_from(losses: Sequence[float]) -> int | None:
     if gain <= 0 or SURE * error > RESOLVED * gain:
         return None
     enough = max(SURE * error, FLAT_GAIN * gain)
-    if any(abs(level - levels[-1]) > enough for level in levels[GROUPS // 2:]):
-        return None
-    return next(number * width for number in range(GROUPS) if all(abs(level - levels[-1]) <= enough for level in levels[number:]))
+    apart = [number for number, level in enumerate(levels) if abs(level - levels[-1]) > enough]
+    first = apart[-1] + 1 if apart else 0
+    return first * width if first <= GROUPS // 2 else None
 
 
 def _learns_held_out(run: RunRecord) -> bool:

@@ -26,7 +26,7 @@ class StillFalling(Symptom):
         what, (before_step, before), (last_step, last) = fall
         yield cls.found(
             "low", f"the {what} loss was still falling when the run ended",
-            f"it fell by {(before - last) / before:.1%} from step {before_step:,} to step {last_step:,}, as the schedule ended: "
+            f"it fell by {(before - last) / before:.1%} from step {before_step:,} to {last_step:,}, as the schedule ended: "
             "this is what so many steps made of it, not what the model can learn",
             [f"{what} loss {before:.4g} at step {before_step:,}, {last:.4g} at step {last_step:,}"],
             Cure("train longer; another number of steps has another schedule, so it is a new run",
