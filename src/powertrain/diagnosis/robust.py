@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-MAD_TO_SIGMA = 1.4826        # of normal noise: standard deviation over median absolute deviation
+MAD_TO_SIGMA = 1.4826        # of normal noise: its standard deviation over the median of its sizes
 MEDIAN_ERROR = 1.2533        # sqrt(pi / 2): a median's standard error over that of a mean, of normal noise
 
 
@@ -21,12 +21,6 @@ def noise(values: Sequence[float]) -> float:
         return 0.0
     differences = [abs(later - earlier) for earlier, later in itertools.pairwise(values)]
     return MAD_TO_SIGMA * median(differences) / math.sqrt(2)
-
-
-def spread(values: Sequence[float]) -> float:
-    """The standard deviation around the median, as the median absolute deviation gives it."""
-    middle = median(values)
-    return MAD_TO_SIGMA * median(abs(value - middle) for value in values)
 
 
 def median_error(values: Sequence[float]) -> float:

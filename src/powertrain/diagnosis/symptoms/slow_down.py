@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from powertrain.diagnosis.run_record import RunRecord
-from powertrain.diagnosis.stretches import Stretch, Timed, grown_parts, slow_stretches, timed
+from powertrain.diagnosis.stretches import WINDOW_STEPS, Stretch, Timed, grown_parts, slow_stretches, timed
 from powertrain.diagnosis.symptoms.base import IDLE_LOAD, OUT_OF_MEMORY, Symptom, seconds
 from powertrain.records.findings import Cure, Finding
 
@@ -48,8 +48,8 @@ def _where(times: Timed, one: Stretch) -> str:
 
 def _is_explained(run: RunRecord, times: Timed, one: Stretch) -> bool:
     """Smaller passes after memory ran out are slower, and out_of_memory.py says so."""
-    first, before = times.steps[one.first]["step"], times.steps[max(0, one.first - 16)]["step"]
-    return any(OUT_OF_MEMORY in warning.event.get("message", "") and before <= warning.after_step + 1 <= first + 8
+    first, before = times.steps[one.first]["step"], times.steps[max(0, one.first - 2 * WINDOW_STEPS)]["step"]
+    return any(OUT_OF_MEMORY in warning.event.get("message", "") and before <= warning.after_step + 1 <= first + WINDOW_STEPS
                for warning in run.history.of("warning"))
 
 
@@ -63,19 +63,19 @@ def _growth(times: Timed, one: Stretch) -> dict[str, tuple[float, float]]:
 
 
 def _evidence(run: RunRecord, times: Timed, one: Stretch) -> Iterator[str]:
-    first = times.steps[one.first]["step"]
+    first, before = times.steps[one.first]["step"], times.steps[one.first - 1]["step"] if one.first else 0
     yield f"it began {'at once' if one.sudden else 'slowly'}, about step {first:,}" if one.first else "it was so from the start"
     for part, (before, within) in _growth(times, one).items():
         if within > before * 1.05:
             yield f"{part}: {seconds(before)} elsewhere, {seconds(within)} there"
-    yield from _sessions(run, first)
+    yield from _sessions(run, before - WINDOW_STEPS, first + WINDOW_STEPS)
 
 
-def _sessions(run: RunRecord, first: int) -> Iterator[str]:
-    """A continuation near its beginning, and the load of the machine then."""
+def _sessions(run: RunRecord, after: int, until: int) -> Iterator[str]:
+    """The one that began between these steps, and the load of the machine then."""
     for happened in (*run.history.of("start"), *run.history.of("resume")):
         began, load = happened.event.get("step", 0), happened.event.get("load")
-        if load is not None and (abs(began - first) <= 16) and (began or load > IDLE_LOAD):
+        if load is not None and after <= began <= until and (began or load > IDLE_LOAD):
             yield f"a session began after step {began:,}, with a load of {load:.2g} on the machine"
 
 

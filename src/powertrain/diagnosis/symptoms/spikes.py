@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from powertrain.diagnosis.instability import GROWN, around
-from powertrain.diagnosis.robust import noise, spread
+from powertrain.diagnosis.robust import noise
 from powertrain.diagnosis.run_record import RunRecord
 from powertrain.diagnosis.symptoms.base import Symptom, several
 from powertrain.records.findings import Cure, Finding, Risk
@@ -61,7 +61,7 @@ def spikes(losses: Sequence[float]) -> list[Spike]:
         before = usual_losses[-BEFORE_STEPS:]
         if len(before) >= LEAST_BEFORE:
             usual = median(before[-LEAST_BEFORE:])
-            sigma = max(noise(before), spread(before[-LEAST_BEFORE:]))
+            sigma = noise(before)
             if losses[at] - usual > max(SIGMAS * sigma, LEAST_RISE * abs(usual)):
                 limit = usual + max(BACK_SIGMAS * sigma, LEAST_RISE * abs(usual) / 2)
                 until = next((later for later in range(at + 1, len(losses)) if losses[later] <= limit), len(losses))
