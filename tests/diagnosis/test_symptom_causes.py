@@ -9,8 +9,8 @@ import pytest
 from made_histories import STEP_S, STEPS, events, falling, level, norms, record, start
 from test_symptoms import CASES, NAN, OOM, slow, spiked
 
-from powertrain.diagnosis.history import symptoms_of
 from powertrain.diagnosis.run_record import RunRecord
+from powertrain.diagnosis.symptoms import symptoms_of
 from powertrain.recipe import resolve
 from powertrain.records.findings import Finding
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import pytest
 from made_histories import BEGAN, ESTIMATE, STEP_S, STEPS, events, falling, level, norms, record, start, step
 
-from powertrain.diagnosis.history import symptoms_of
 from powertrain.diagnosis.run_record import RunRecord
-from powertrain.diagnosis.symptoms import SYMPTOMS
+from powertrain.diagnosis.symptoms import SYMPTOMS, symptoms_of
 
 NAN = {"reason": "failed", "message": "the loss of step 101 is not finite (nan); the checkpoints before it are untouched."}
 OOM = {"event": "warning", "step": 100, "message": "step 101 ran out of memory (no room): it is taken again in passes of at "

@@ -6,7 +6,7 @@ that diagnosis/verdict.py knows, other processes and heat are not told here: whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
@@ -14,14 +14,15 @@ from typing import Any
 
 from powertrain import planner
 from powertrain.diagnosis.observed import Between, Observed
+from powertrain.diagnosis.remedies import remedies_of
 from powertrain.diagnosis.run_record import RunRecord, read_run
 from powertrain.diagnosis.step_work import step_work
-from powertrain.diagnosis.symptoms import SYMPTOMS
+from powertrain.diagnosis.symptoms import symptoms_of
 from powertrain.diagnosis.verdict import Cause, causes
 from powertrain.facts.stored import facts_from_json
 from powertrain.recipe import in_steps
 from powertrain.records import Facts, Plan, UnknownFact, WrongUse
-from powertrain.records.findings import SEVERITIES, Finding
+from powertrain.records.findings import Finding
 
 LEAST_STEPS = 5              # timed: the parts of fewer are those of a warm-up
 COMPILED = 5.0               # times the median step: where blocks are compiled, a step that long compiled again
@@ -30,20 +31,30 @@ COMPILED = 5.0               # times the median step: where blocks are compiled,
 def explain_run(folder: Path) -> tuple[list[Cause], list[Finding]]:
     """What it was bound by, and what its events show; neither where it has too few steps. Raises as read_run does."""
     run = read_run(folder)
-    observed = observe(run)
-    return causes(observed) if observed is not None else [], symptoms_of(run)
+    return causes_of(run), symptoms_of(run)
 
 
-def symptoms_of(run: RunRecord) -> list[Finding]:
-    """The worst first; of two with one cause, the one that explains the other."""
-    found = {symptom: list(symptom.find(run)) for symptom in SYMPTOMS}
-    there = {symptom.name for symptom, findings in found.items() if findings}
-    return by_severity(finding for symptom, findings in found.items() if not symptom.gives_way_to & there
-                       for finding in findings)
+def causes_of(run: RunRecord) -> list[Cause]:
+    """Empty where too few steps were timed. The predictions of cures rest on formulas: nothing was tried."""
+    observed, planned = observe(run), _planned(run)
+    if observed is None:
+        return []
+    if planned is not None:
+        observed = replace(observed, remedies=remedies_of(planned[0], run.recipe, planned[1], observed))
+    return causes(observed)
 
 
-def by_severity(findings: Iterable[Finding]) -> list[Finding]:
-    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+def told(run: RunRecord) -> Mapping[str, str]:
+    """What run it is, in a few lines."""
+    hardware, model, data = (run.facts.get(key) or {} for key in ("hardware", "model", "data"))
+    found = {"run": f"{run.folder}, {run.state}, {run.last_step:,} of {run.total_steps:,} steps",
+             "sessions": f"{len(run.history.sessions)}" if len(run.history.sessions) > 1 else "",
+             "machine": f"{hardware['name']} ({hardware['device']}), {hardware['cores']} cores" if "name" in hardware else "",
+             "model": f"{model['family']}, {model['parameters']:,} parameters" if "family" in model else "",
+             "method": run.recipe.method,
+             "data": f"{data['source']}: {data['examples']:,} examples" if "source" in data else "",
+             "techniques": ", ".join(run.techniques) or "none"}
+    return {name: text for name, text in found.items() if text}
 
 
 def observe(run: RunRecord) -> Observed | None:

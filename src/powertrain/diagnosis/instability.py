@@ -45,20 +45,19 @@ def around(run: RunRecord, place: int) -> Instability:
     """What stood around `place`, the first of `run.steps` (from 0) that is off, or their number where none follows."""
     recipe, number = run.recipe, run.steps[place]["step"] if place < len(run.steps) else run.last_step + 1
     reasons, evidence, words, says = [], [_rate(run, place)], [], []
-    growth, norms = _growth(run, place)
-    evidence += [norms] if norms else []
+    evidence += _growth(run, place)
     if recipe.max_grad_norm == 0:
         reasons.append("nothing limited the gradient (max_grad_norm=0)")
         words.append("max_grad_norm=1")
         says.append("limit the gradient's norm")
-    if early := number <= max(EARLY_SHARE * run.total_steps, 2 * run.warmup_steps):
+    if number <= max(EARLY_SHARE * run.total_steps, 2 * run.warmup_steps):
         share = max(0.03, 2 * run.warmup_steps / max(1, run.total_steps))
         reasons.append(f"it happened early, at step {number:,} of {run.total_steps:,}, "
-                       + (f"after {run.warmup_steps:,} steps of warm-up" if run.warmup_steps else "and there is no warm-up"))
+                       + (f"with {run.warmup_steps:,} steps of warm-up" if run.warmup_steps else "and there is no warm-up"))
         if share <= EARLY_SHARE:             # a longer one would no longer be a warm-up: then the rate itself is too high
             words += [f"warmup_ratio={share:.2g}", *(["warmup_steps=null"] if recipe.warmup_steps is not None else [])]
             says.append("let the learning rate rise slowly")
-    if recipe.learning_rate > HIGH_RATE * usual_rate(recipe.method) or not reasons or (early and growth < GROWN):
+    if recipe.learning_rate > HIGH_RATE * usual_rate(recipe.method) or not words:
         usual = usual_rate(recipe.method)
         reasons.append(f"the learning rate of {recipe.learning_rate:g} is high ({usual:g} is the default of "
                        f"method={recipe.method})" if recipe.learning_rate > usual else
@@ -75,16 +74,16 @@ def _rate(run: RunRecord, place: int) -> str:
     return f"learning rate {step['learning_rate']:.3g} at step {step['step']:,} (its peak is {run.recipe.learning_rate:.3g})"
 
 
-def _growth(run: RunRecord, place: int) -> tuple[float, str]:
-    """How much the gradient's norm had grown when it happened, and that in words."""
+def _growth(run: RunRecord, place: int) -> list[str]:
+    """How much the gradient's norm had grown when it happened."""
     found = [(step["step"], float(step["grad_norm"])) for step in run.steps[max(0, place - BEFORE_STEPS):place + 1]
              if is_finite(step["grad_norm"])]
     if len(found) <= 2 * LAST_STEPS:
-        return 1.0, ""
+        return []
     before = median(norm for _, norm in found[:-LAST_STEPS])
     number, largest = max(found[-LAST_STEPS:], key=lambda one: one[1])
     growth = largest / before if before else 1.0
     if growth < GROWN:
-        return growth, f"the gradient norm had not grown before it: {largest:.3g} at step {number:,}, {before:.3g} before"
-    return growth, f"the gradient norm grew {growth:.3g} times within {BEFORE_STEPS} steps: {before:.3g}, then {largest:.3g} " \
-                   f"at step {number:,}"
+        return [f"the gradient norm had not grown before it: {largest:.3g} at step {number:,}, {before:.3g} before"]
+    return [f"the gradient norm grew {growth:.3g} times within {BEFORE_STEPS} steps: {before:.3g}, then {largest:.3g} at step "
+            f"{number:,}"]

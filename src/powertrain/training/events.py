@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+EVENTS_EVERY_S = 5.0         # a run brings its steps to the disk at least this often, when it reads their losses
+
 
 class EventLog:
     """Appends events to a file. `write` keeps them in memory, `flush` brings them to disk."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from powertrain.diagnosis.run_record import RunRecord
 from powertrain.diagnosis.symptoms.base import Symptom
 from powertrain.diagnosis.symptoms.clipped_always import ClippedAlways
 from powertrain.diagnosis.symptoms.divergence import Divergence
@@ -25,10 +26,19 @@ from powertrain.diagnosis.symptoms.uniform_loss import UniformLoss
 from powertrain.diagnosis.symptoms.unlike_prediction import UnlikePrediction
 from powertrain.diagnosis.symptoms.vanishing_gradients import VanishingGradients
 from powertrain.diagnosis.symptoms.warned import Warned
+from powertrain.records.findings import SEVERITIES, Finding
 
 SYMPTOMS: tuple[type[Symptom], ...] = (
     Stalled, NotFinite, OutOfMemory, EndedEarly, Divergence, NothingTrained, UniformLoss, NoProgress, Spikes, SkippedSteps,
     VanishingGradients, ClippedAlways, Overfitting, LatePlateau, StillFalling, NeverEvaluated,
     SlowDown, SlowSteps, LostWork, MemoryOverPrediction, UnlikePrediction, Warned)
 
-__all__ = ["SYMPTOMS", "Symptom"]
+__all__ = ["SYMPTOMS", "Symptom", "symptoms_of"]
+
+
+def symptoms_of(run: RunRecord) -> list[Finding]:
+    """The worst first; of two with one cause, the one that explains the other."""
+    found = {symptom: list(symptom.find(run)) for symptom in SYMPTOMS}
+    there = {symptom.name for symptom, findings in found.items() if findings}
+    kept = [finding for symptom, findings in found.items() if not symptom.gives_way_to & there for finding in findings]
+    return sorted(kept, key=lambda finding: SEVERITIES.index(finding.severity))

@@ -17,6 +17,7 @@ SIGMAS = 6.0                 # standard deviations above their median; source: t
 LEAST_RISE = 0.1             # of that median: a smaller jump changes nothing, however quiet the curve
 BACK_SIGMAS = 3.0            # a spike is over when the loss is this near to where it came from
 NOISY_SHARE = 0.03           # of the steps: more of them are how this data is, no accidents
+SERIOUS_SHARE = 0.01         # of the steps, spent on the way back
 NAMED = 4                    # spikes told one by one
 MANY_EPOCHS = 3              # in each of so many epochs, a spike is an example that returns
 
@@ -89,8 +90,9 @@ def _thrown(run: RunRecord, lasting: Sequence[Spike]) -> Finding:
     """The weights had been moved to a worse place, and several steps were spent on the way back."""
     worst = max(lasting, key=lambda spike: spike.until - spike.first)
     seen, lost = around(run, worst.first), sum(spike.until - spike.first for spike in lasting)
+    serious = lost > SERIOUS_SHARE * len(run.losses) or not all(spike.back for spike in lasting)
     return Spikes.found(
-        "moderate", f"{several(len(lasting), 'loss spike')} that lasted, {several(lost, 'step')} in all",
+        "moderate" if serious else "low", f"{several(len(lasting), 'loss spike')} that lasted, {several(lost, 'step')} in all",
         "an update made the model worse, and the steps until the loss was back trained it again to where it had been. Likely "
         f"because {seen.because}", [*_told(run, lasting), *seen.evidence], seen.cure,
         expected=f"{several(lost, 'step')} of {len(run.losses):,} are not spent on the way back", risk=Risk(accuracy="low"))

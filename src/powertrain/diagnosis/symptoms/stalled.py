@@ -8,7 +8,7 @@ from typing import Any
 from powertrain.diagnosis.run_record import RunRecord
 from powertrain.diagnosis.symptoms.base import Symptom, seconds
 from powertrain.records.findings import Cure, Finding
-from powertrain.run.session import EVENTS_EVERY_S
+from powertrain.training.events import EVENTS_EVERY_S
 
 LEAST_SILENCE_S = 60.0       # below it, a slow disk or a paused machine
 PATIENCE = 5.0               # times the longest silence that the run's own settings explain
