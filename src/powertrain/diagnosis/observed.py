@@ -59,6 +59,7 @@ class Observed:
     moved_bytes: float | None = None         # between the products, and by the optimizer
     bandwidth_bytes_per_s: float | None = None
     passes: float = 1.0                      # forward passes of a step
+    pass_s: float | None = None              # that a pass takes however few tokens it has; None: unknown
     real_tokens: float = 0.0                 # of a step
     padding_tokens: float = 0.0
     recomputing_is_needed: bool = False      # the memory would not hold the step without it

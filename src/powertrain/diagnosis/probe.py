@@ -21,7 +21,7 @@ from powertrain.diagnosis.observed import Observed
 from powertrain.diagnosis.pauses import Pauses, watch_pauses
 from powertrain.diagnosis.step_work import step_work
 from powertrain.evidence.worker import wait_for
-from powertrain.records import RunFailed, WrongUse
+from powertrain.records import Batch, RunFailed, WrongUse
 from powertrain.run.fits import needed_bytes, room_bytes
 from powertrain.run.prepare import Prepared, build_setup, schedule_of
 from powertrain.run.session import peak_memory_bytes
@@ -31,6 +31,7 @@ from powertrain.training.setup import Setup
 STEPS = 20                   # that are watched, where there is time for them
 LEAST_STEPS = 3              # that are watched in any case
 UNWATCHED = 2                # the first ones: they allocate, and compile what was not compiled when the plan was confirmed
+TIMED_PASSES = 3             # of each of two sizes, the fastest of which counts; the first may make products ready for its size
 WAIT_EVERY = 5               # steps: a device that works behind the host is waited for so often, to see the time pass
 
 
@@ -55,6 +56,7 @@ class Watched:
     parts: tuple[Mapping[str, float], ...]   # seconds of each, without compiling
     compilations: list[tuple[Compilation, ...]]
     first_s: float                           # of those before
+    pass_s: float | None                     # that a pass takes however small it is
     meanwhile: Meanwhile
 
     @property
@@ -109,7 +111,33 @@ def _watch(prepared: Prepared, setup: Setup, state: State, compiling: CompileWat
     if not results:
         raise WrongUse(f"the run has {total} steps, and there is nothing to see in so few; use max_steps={LEAST_STEPS} or more")
     parts = tuple(_without(result.laps.parts(), found) for result, found in zip(results, compilations, strict=True))
-    return Watched(tuple(results), parts, compilations, first_s, machine.seen)
+    return Watched(tuple(results), parts, compilations, first_s, pass_seconds(setup), machine.seen)
+
+
+def pass_seconds(setup: Setup) -> float | None:
+    """What a pass takes however few tokens it has: one of few examples against one of twice as many. None for one example.
+
+    Time is taken to grow with the slots from there on, so that a straight line through both meets zero slots at this cost.
+    """
+    batch = [setup.examples[i] for i in range(min(setup.train_batch_size, len(setup.examples)))]
+    found = sorted((setup.collate(batch[:count]) for count in {max(1, setup.micro_batch), 2 * setup.micro_batch}
+                    if count <= len(batch)), key=lambda one: sum(one.lengths))
+    if len(found) < 2 or sum(found[0].lengths) == sum(found[1].lengths):
+        return None
+    few, many = (one.to(setup.device) for one in found)
+    few_s, many_s = (min(_pass_s(setup, one) for _ in range(TIMED_PASSES)) for one in (few, many))
+    each_s = (many_s - few_s) / (sum(many.lengths) - sum(few.lengths))
+    return min(few_s, max(0.0, few_s - each_s * sum(few.lengths)))
+
+
+def _pass_s(setup: Setup, batch: Batch) -> float:
+    wait_for(setup.device)
+    began = time.perf_counter()
+    setup.batch_loss(batch).backward()  # type: ignore[no-untyped-call]
+    wait_for(setup.device)
+    taken_s = time.perf_counter() - began
+    setup.model.zero_grad(set_to_none=True)
+    return taken_s
 
 
 def _without(parts: Mapping[str, float], compilations: Sequence[Compilation]) -> Mapping[str, float]:
@@ -135,7 +163,7 @@ def _observed(prepared: Prepared, setup: Setup, watched: Watched, pauses: Pauses
         parts={part: statistics.mean(parts[part] for parts in watched.parts) for part in watched.parts[0]},
         **step_work(prepared.facts, prepared.plan, sum(result.real_tokens for result in watched.results) / count,
                   sum(result.padding_tokens for result in watched.results) / count),
-        passes=float(len(setup.prepare(0))), peak_flops_per_s=hardware.peak_flops_per_s,
+        passes=float(len(setup.prepare(0))), pass_s=watched.pass_s, peak_flops_per_s=hardware.peak_flops_per_s,
         bandwidth_bytes_per_s=hardware.bandwidth_bytes_per_s,
         recomputing_is_needed=recomputing_is_needed(prepared), threads=threads, cores=hardware.cores,
         stolen_share=seen.stolen_share(threads, hardware.cores) if threads else 0.0, others_cores=seen.others_cores,

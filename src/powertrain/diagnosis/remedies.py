@@ -7,7 +7,8 @@ the pins that bear on a cause, and its answer, pinned in turn, is the remedy. Wh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from powertrain import planner
@@ -23,7 +24,8 @@ from powertrain.diagnosis.observed import (
     Observed,
     Remedy,
 )
-from powertrain.diagnosis.shares import computing_seconds, floors
+from powertrain.diagnosis.shares import computing_seconds, overhead_seconds
+from powertrain.diagnosis.verdict import promise_of
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Plan, Proposal, UserError, to_plain
 from powertrain.records.findings import Cure
@@ -43,7 +45,18 @@ def remedies_of(facts: Facts, recipe: Recipe, plan: Plan, observed: Observed) ->
              *_less_padding(facts, recipe, plan, observed), *_faster_products(facts, recipe, plan, observed),
              *_more_threads(observed), *_no_recomputing(plan, observed), *_no_recompiling(plan, observed),
              *_other_pins(facts, recipe, plan))
-    return tuple(remedy for remedy in found if _planned(facts, with_words(recipe, remedy.cure.words)) is not None)
+    possible = [remedy for remedy in found if _planned(facts, with_words(recipe, remedy.cure.words)) is not None]
+    return counted_once(possible, observed)
+
+
+def counted_once(remedies: Sequence[Remedy], observed: Observed) -> tuple[Remedy, ...]:
+    """Of a change that bears on several causes, the cause of which it promises to take most has its gain; others name it."""
+    first: dict[tuple[str, ...], Remedy] = {}
+    for remedy in sorted(remedies, key=lambda one: -promise_of(one, observed)):
+        first.setdefault(remedy.cure.words, remedy)
+    return tuple(remedy if remedy is first[remedy.cure.words] else
+                 replace(remedy, kept=1.0, basis=f"counted with {first[remedy.cure.words].against}: it is the same change")
+                 for remedy in remedies)
 
 
 def with_words(recipe: Recipe, words: tuple[str, ...]) -> Recipe:
@@ -118,8 +131,16 @@ def _larger_passes(facts: Facts, recipe: Recipe, plan: Plan, observed: Observed)
     passes = _passes(planner.workload_of(facts, other))
     if passes < observed.passes:
         words = words_for(facts, recipe, plan, other, PASSES)
-        yield Remedy(OVERHEAD, Cure(f"let a step take {passes:,.3g} passes instead of {observed.passes:,.3g}", words=words),
-                     kept=passes / observed.passes, basis="formula: overhead in proportion to the passes of a step")
+        yield Remedy(OVERHEAD, Cure(f"let a step take {passes:,.3g} instead of {observed.passes:,.3g} passes", words=words),
+                     kept=_kept_of_overhead(observed, passes), basis="formula: what a pass takes however small it is, measured")
+
+
+def _kept_of_overhead(observed: Observed, passes: float) -> float | None:
+    """The share of the overhead that is left where a step takes so many passes."""
+    overhead_s = overhead_seconds(observed, sum(observed.parts.values()))
+    if observed.pass_s is None or not overhead_s:
+        return None
+    return max(0.0, 1 - observed.pass_s * (observed.passes - passes) / overhead_s)
 
 
 def _less_padding(facts: Facts, recipe: Recipe, plan: Plan, observed: Observed) -> Iterator[Remedy]:
@@ -153,7 +174,7 @@ def _more_threads(observed: Observed) -> Iterator[Remedy]:
         return
     step_s = sum(observed.parts.values())
     computing_s = computing_seconds(observed, step_s)
-    kept = 1 - sum(floors(observed, step_s)) / computing_s if computing_s else 1.0
+    kept = overhead_seconds(observed, step_s) / computing_s if computing_s else 1.0
     yield Remedy(THREADS, Cure(f"compute with {observed.cores} threads, one for each core",
                                words=(f"techniques.threads.threads={observed.cores}",)), kept=kept,
                  basis="formula: products and memory traffic divide among the cores, the rest does not")

@@ -81,6 +81,13 @@ def computing_seconds(observed: Observed, step_s: float) -> float:
     return max(0.0, step_s - observed.parts.get("data", 0.0) - observed.parts.get("copy", 0.0))
 
 
+def overhead_seconds(observed: Observed, step_s: float) -> float:
+    """Of a step: what is computed, not explained by products or traffic, and not time that was taken from this process."""
+    computing_s = computing_seconds(observed, step_s)
+    own_s = computing_s * (1 - max(observed.stolen_share, observed.throttled_share))
+    return max(0.0, own_s - sum(floors(observed, step_s)))
+
+
 def slowed_share(observed: Observed) -> float:
     """The share of a later step's time by which it is longer than those at the beginning; 0 where they are alike.
 
@@ -101,8 +108,7 @@ def _of_step(observed: Observed, step_s: float) -> dict[str, float]:
     passes_s = sum(observed.parts.get(part, 0.0) for part in ("forward", "backward")) or computing_s
     slots = observed.real_tokens + observed.padding_tokens
     found = {DATA: observed.parts.get("data", 0.0) + observed.parts.get("copy", 0.0), COMPUTE: products_s,
-             BANDWIDTH: traffic_s, OVERHEAD: computing_s - products_s - traffic_s,
-             BUSY: computing_s * observed.stolen_share,
+             BANDWIDTH: traffic_s, OVERHEAD: overhead_seconds(observed, step_s), BUSY: computing_s * observed.stolen_share,
              # what others take makes steps longer too, and is not called throttling
              THROTTLING: computing_s * max(observed.throttled_share, 0.0 if observed.stolen_share else slowed_share(observed)),
              SPLIT: computing_s * (1 - 1 / observed.split_over)}
@@ -140,7 +146,7 @@ def _said_of_floors(observed: Observed, step_s: float) -> dict[str, str]:
         unknown = "what this model computes is not counted here, so compute, traffic and overhead cannot be told apart"
         return {COMPUTE: unknown, BANDWIDTH: unknown, OVERHEAD: unknown}
     products_s, traffic_s = floors(observed, step_s)
-    rest_s = computing_seconds(observed, step_s) - products_s - traffic_s
+    rest_s = overhead_seconds(observed, step_s)
     each = "" if observed.passes <= 1 else f", which takes {observed.passes:.3g} passes"
     peak = observed.peak_flops_per_s[observed.dtype]
     return {
@@ -148,7 +154,7 @@ def _said_of_floors(observed: Observed, step_s: float) -> dict[str, str]:
                  f"the measured {observed.dtype} peak of {peak / 1e12:.3g} TFLOP/s",
         BANDWIDTH: f"{(observed.moved_bytes or 0) / 2**20:,.0f} MiB between products and by the optimizer take "
                    f"{_seconds(traffic_s)} of a step's {_seconds(step_s)} at the measured bandwidth",
-        OVERHEAD: f"{_seconds(rest_s)} of a step's {_seconds(step_s)}{each} are neither products at the measured peak nor "
+        OVERHEAD: f"{_seconds(rest_s)} of a step's {_seconds(step_s)}{each}, are neither products at the measured peak nor "
                   "memory traffic",
     }
 

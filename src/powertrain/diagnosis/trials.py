@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from powertrain.diagnosis.observed import Observed, Remedy
-from powertrain.diagnosis.shares import shares_of
-from powertrain.diagnosis.verdict import amdahl, predicted_speed
+from powertrain.diagnosis.observed import RECOMPILATION, Observed, Remedy
+from powertrain.diagnosis.verdict import promise_of
 from powertrain.evidence.clock import LEAST_PAIRS, LEAST_PARTS, Arena, CannotRun, Pace
 from powertrain.records.evidence import INVALID, Arm
 
@@ -28,25 +27,19 @@ def try_remedies(words: Sequence[str], observed: Observed, remedies: Sequence[Re
 
     `start_s`: what an arm's process takes until its first step. `deadline`: of time.monotonic().
     """
-    order = sorted(range(len(remedies)), key=lambda place: -most_of(remedies[place], observed))
+    order = sorted(range(len(remedies)), key=lambda place: -promise_of(remedies[place], observed))
     tried = list(remedies)
     with Arena(cache, preload=preload) as arena:
         for place in order:
             remedy = remedies[place]
-            if most_of(remedy, observed) < WORTH_TRYING or not remedy.cure.words:
+            # what compiles now and then shows in whole runs only, not in a few windows
+            if promise_of(remedy, observed) < WORTH_TRYING or remedy.against == RECOMPILATION:
                 continue
             if time.monotonic() + expected_s(observed, start_s) > deadline:
                 say(f"no time left to try {' '.join(remedy.cure.words)}; a larger --budget does")
                 continue
             tried[place] = _tried(arena, words, remedy, deadline, say)
     return tuple(tried)
-
-
-def most_of(remedy: Remedy, observed: Observed) -> float:
-    """Times as fast, at most: what arithmetic promises, or where it says nothing the bound of the cause."""
-    shares = shares_of(observed)
-    share = shares.by_cause.get(remedy.against, 0.0)
-    return amdahl(share) if remedy.kept is None else predicted_speed(remedy, share, shares)
 
 
 def expected_s(observed: Observed, start_s: float) -> float:

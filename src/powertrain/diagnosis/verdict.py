@@ -93,6 +93,13 @@ def predicted_speed(remedy: Remedy, share: float, shares: Shares) -> float:
     return 1.0 if remedy.kept is None else amdahl(share * (1 - remedy.kept))
 
 
+def promise_of(remedy: Remedy, observed: Observed) -> float:
+    """Times as fast, at most, before it is tried: what arithmetic says, or where it says nothing the bound of the cause."""
+    shares = shares_of(observed)
+    share = shares.by_cause.get(remedy.against, 0.0)
+    return amdahl(share) if remedy.kept is None else predicted_speed(remedy, share, shares)
+
+
 def _cause(name: str, observed: Observed, shares: Shares) -> Cause:
     share = shares.by_cause[name]
     if name in observed.between:

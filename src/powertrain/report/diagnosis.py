@@ -34,8 +34,9 @@ def verdict_rows(causes: Sequence[Mapping[str, Any]]) -> list[Row]:
                        *[("Seen", evidence["what"]) for evidence in first["evidence"]]]
     words = " ".join(first["cure"]["words"])
     rows.append(("Cure", f"{first['cure']['says']}{f' ({words})' if words else ''}"))
-    rows.append(("Gain", f"{first['predicted']:.2f} times as fast is predicted ({first['basis']}); at most "
-                         f"{first['bound']:.2f} times, if it took no time at all") if curable else
+    most = f"at most {first['bound']:.2f} times, if it took no time at all" if first["predicted"] <= first["bound"] else \
+        f"{first['bound']:.2f} times by what it takes itself: the change helps elsewhere too"
+    rows.append(("Gain", f"{first['predicted']:.2f} times as fast is predicted ({first['basis']}); {most}") if curable else
                 ("Gain", "no change is known that would make it faster as it is; without this the run would be at most "
                          f"{first['bound']:.2f} times as fast"))
     return rows + [("Also" if number == 0 else "", _cause(cause)) for number, cause in enumerate(causes[1:])]
