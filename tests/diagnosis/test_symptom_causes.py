@@ -105,6 +105,14 @@ class TestLearning:
         number = int(found.why.split("about step ")[1].split(",")[0])
         assert 115 <= number <= 140
 
+    def test_a_loss_that_blew_up_and_came_back_is_one_finding(self):
+        away = [3.0, 3.0, 3.0, *(3.0 + 4.0 * min(at, 100 - at) / 10 for at in range(100)), *level(97, 2.5)]
+        run = record(events(away, norms(usual=40.0), held_out={200: 2.5, 150: 2.5, 190: 2.5}), recipe={"learning_rate": 3.0})
+        found = [one for one in symptoms_of(run) if one.severity != "good"]
+        assert [one.rule for one in found] == ["divergence"]
+        assert found[0].severity == "critical"
+        assert "learning_rate=0.001" in found[0].cure.words
+
     def test_no_progress_names_the_side_of_the_learning_rate(self):
         for rate, says in ((1e-6, "below"), (0.5, "above")):
             found = only(record(events(level(STEPS, 5.0)), recipe={"learning_rate": rate}), "no_progress")

@@ -39,5 +39,5 @@ class ClippedAlways(Symptom):
             f"the median norm is {middle:.3g}, {middle / limit:.3g} times the limit: the limit sets the size of every step, "
             "and is no guard against the few that are too large",
             [f"{clipped:,} of {len(norms):,} gradient norms above {limit:g}; nine in ten are below {high:.3g}"],
-            Cure("raise the limit to what most steps stay below", words=(f"max_grad_norm={high:.2g}",)),
+            Cure("raise the limit to what most steps stay below", words=(f"max_grad_norm={float(f'{high:.2g}'):g}",)),
             expected="steps of a size that follows their gradients", risk=Risk(accuracy="medium"))

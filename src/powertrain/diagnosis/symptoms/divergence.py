@@ -1,4 +1,4 @@
-"""A loss that climbed away from where it had been, and did not come back."""
+"""A loss that climbed away from where it had been, and did not come back, or only after a large part of the run."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from powertrain.records.findings import Finding, Risk
 
 LOST_SHARE = 0.25            # of what had been learned: less may be an unlucky stretch of the data ...
 RISEN_SHARE = 0.05           # ... and so may be less than this of the lowest loss
+AWAY_SHARE, AWAY_WINDOWS = 0.1, 2            # above the lowest level by so much, for so many groups of steps: no spike
 SIGNIFICANT = 6.0            # standard errors of the two medians: one chance in a billion, of normal noise
 
 
@@ -27,6 +28,7 @@ class Divergence(Symptom):
     def find(cls, run: RunRecord) -> Iterator[Finding]:
         losses = run.losses
         if (found := _diverged(losses)) is None:
+            yield from cls._came_back(run)
             return
         lowest, now, onset = found
         seen, first = around(run, onset), median(losses[:window(len(losses))])
@@ -37,6 +39,37 @@ class Divergence(Symptom):
             f"it {gained}, left that level about step {number:,}, and was not back {len(losses) - onset:,} steps later: those "
             f"steps made the model worse. Likely because {seen.because}", seen.evidence, seen.cure,
             expected=f"the loss stays below {lowest:.4g}", risk=Risk(accuracy="low"))
+
+
+    @classmethod
+    def _came_back(cls, run: RunRecord) -> Iterator[Finding]:
+        if (found := _away(run.losses)) is None:
+            return
+        first, until, low, high = found
+        seen, share = around(run, first), (until - first) / len(run.losses)
+        yield cls.found(
+            "critical" if share > LOST_SHARE else "moderate",
+            f"the loss blew up: from {low:.4g} it rose to {high:.4g}, and {until - first:,} steps passed until it was back",
+            f"it left its level about step {run.steps[first]['step']:,}: {share:.0%} of the run went into learning again what "
+            f"had been lost. Likely because {seen.because}", seen.evidence, seen.cure,
+            expected=f"{until - first:,} steps that learn something new", risk=Risk(accuracy="low"))
+
+
+def _away(losses: Sequence[float]) -> tuple[int, int, float, float] | None:
+    """The longest time away that ended: its first place and the one behind it, the level it left, the highest it reached."""
+    if len(losses) < LEAST_STEPS:
+        return None
+    width = window(len(losses))
+    error, lowest = SIGNIFICANT * median_error(losses[-width:]), min(losses[:3])
+    found, first = [], -1
+    for number, level in enumerate([*windows(losses, width), losses[-1]]):
+        if level > lowest + max(error, AWAY_SHARE * abs(lowest)):
+            first = number if first < 0 else first
+            continue
+        if first >= 0 and number - first >= AWAY_WINDOWS:
+            found.append((first * width, number * width, lowest, max(losses[first * width:number * width])))
+        lowest, first = min(lowest, level), -1
+    return max(found, key=lambda one: one[1] - one[0], default=None)
 
 
 def _diverged(losses: Sequence[float]) -> tuple[float, float, int] | None:
