@@ -92,7 +92,7 @@ CASES = {
     "overfitting": Case(
         lambda: record(events(held_out={40: 4.6, 80: 4.1, 120: 4.0, 160: 4.3, 200: 4.7})),
         lambda: record(events(falling(rate=12.0), held_out={40: 4.6, 80: 4.1, 120: 4.0, 160: 4.01, 200: 4.01}))),
-    "late_plateau": Case(lambda: record(events(learned_early())), lambda: record(events(falling(300, rate=4)))),
+    "late_plateau": Case(lambda: record(events(learned_early())), lambda: record(events(falling(300, rate=4), held_out={}))),
     "still_falling": Case(
         lambda: record(events(falling(rate=1.0), held_out={50: 6.5, 100: 5.5, 150: 5.0, 200: 4.6})),
         lambda: record(events(falling(rate=1.0), held_out={50: 6.5, 100: 5.5, 150: 5.0, 200: 4.6},
