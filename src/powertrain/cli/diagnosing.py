@@ -17,6 +17,7 @@ EXIT_CODES = {"good": 0, "low": 0, "moderate": 4, "critical": 5}
 
 def diagnose(words: Sequence[str], *, budget: str, probe: bool, price_per_hour: float | None, as_json: bool) -> int:
     """The exit code, by severity."""
+    from powertrain.cli.diagnosing_run import diagnose_run, names_a_run
     from powertrain.cli.training import train_base
     from powertrain.diagnosis.diagnose import Diagnosis, check, environment_of, prepare_for_diagnosis
     from powertrain.diagnosis.diagnose import diagnose as look_and_probe
@@ -24,6 +25,8 @@ def diagnose(words: Sequence[str], *, budget: str, probe: bool, price_per_hour: 
     from powertrain.recipe import resolve_words
     from powertrain.run.folder import missing_base
 
+    if names_a_run(words):
+        return diagnose_run(words, as_json=as_json)
     if price_per_hour is not None and price_per_hour < 0:
         raise WrongUse(f"--price-per-hour={price_per_hour:g} is below 0; name what an hour of this machine costs")
     seconds, resolved = budget_s(budget), resolve_words(words)
@@ -35,11 +38,11 @@ def diagnose(words: Sequence[str], *, budget: str, probe: bool, price_per_hour: 
                                price_per_hour=price_per_hour)
     else:
         found = Diagnosis(environment_of(prepared), check(prepared, look_around(prepared), refused))
-    _print(to_plain(found), as_json=as_json, severity=found.severity)
+    print_diagnosis(to_plain(found), as_json=as_json, severity=found.severity)
     return EXIT_CODES[found.severity]
 
 
-def _print(found: Mapping[str, Any], *, as_json: bool, severity: str) -> None:
+def print_diagnosis(found: Mapping[str, Any], *, as_json: bool, severity: str) -> None:
     if as_json:
         output.print_json({"event": "environment", **found["environment"]})
         for finding in found["findings"]:

@@ -10,20 +10,18 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from powertrain import planner
-from powertrain.cost.estimate import workload_work
-from powertrain.cost.roofline import MOVED_SHARE
 from powertrain.cost.workload import Workload
 from powertrain.diagnosis.compile_watch import Compilation, CompileWatch, still_to_come_s
 from powertrain.diagnosis.machine_watch import MachineWatch, Meanwhile
 from powertrain.diagnosis.observed import Observed
 from powertrain.diagnosis.pauses import Pauses, watch_pauses
+from powertrain.diagnosis.step_work import step_work
 from powertrain.evidence.worker import wait_for
-from powertrain.records import Batch, RunFailed, UnknownFact, WrongUse
+from powertrain.records import Batch, RunFailed, WrongUse
 from powertrain.run.fits import needed_bytes, room_bytes
 from powertrain.run.prepare import Prepared, build_setup, schedule_of
 from powertrain.run.session import peak_memory_bytes
@@ -163,7 +161,7 @@ def _observed(prepared: Prepared, setup: Setup, watched: Watched, pauses: Pauses
     return Observed(
         step_s=watched.step_s, steps=steps,
         parts={part: statistics.mean(parts[part] for parts in watched.parts) for part in watched.parts[0]},
-        **work_of(prepared, sum(result.real_tokens for result in watched.results) / count,
+        **step_work(prepared.facts, prepared.plan, sum(result.real_tokens for result in watched.results) / count,
                   sum(result.padding_tokens for result in watched.results) / count),
         passes=float(len(setup.prepare(0))), pass_s=watched.pass_s, peak_flops_per_s=hardware.peak_flops_per_s,
         bandwidth_bytes_per_s=hardware.bandwidth_bytes_per_s,
@@ -173,22 +171,6 @@ def _observed(prepared: Prepared, setup: Setup, watched: Watched, pauses: Pauses
         split_over=len({parameter.device for parameter in setup.model.parameters()}),
         evaluation=pauses.evaluation, checkpoint=pauses.checkpoint, logging=pauses.logging,
         recompilations=len(compiled), recompile_s=recompile_s)
-
-
-def work_of(prepared: Prepared, real_tokens: float, padding_tokens: float) -> dict[str, Any]:
-    """What a step of so many tokens computes and moves, as fields of Observed; only its tokens where that is not counted."""
-    tokens: dict[str, Any] = {"real_tokens": real_tokens, "padding_tokens": padding_tokens}
-    workload = planner.workload_of(prepared.facts, prepared.plan)
-    try:
-        work = workload_work(prepared.facts.model, workload)
-    except UnknownFact:
-        return {**tokens, "dtype": workload.dtype}
-    needed = work.flops * real_tokens / work.tokens
-    slots = (real_tokens + padding_tokens) / (work.tokens / (1 - workload.padding_share))    # over those that were expected
-    padding, recomputed = needed * padding_tokens / real_tokens, work.recompute_flops * slots
-    between = MOVED_SHARE.get(prepared.facts.hardware.device, 1.0) * work.elementwise_bytes * slots
-    return {**tokens, "dtype": workload.dtype, "flops": needed + padding + recomputed, "padding_flops": padding,
-            "recompute_flops": recomputed, "moved_bytes": between + work.optimizer_bytes}
 
 
 def recomputing_is_needed(prepared: Prepared) -> bool:

@@ -41,7 +41,7 @@ from powertrain.training.checkpoint import (
     save_checkpoint,
 )
 from powertrain.training.evaluation import evaluate, spread
-from powertrain.training.events import EventLog
+from powertrain.training.events import EVENTS_EVERY_S, EventLog
 from powertrain.training.interrupt import Interrupt, listen
 from powertrain.training.ledger import MemoryLedger, standing_bytes
 from powertrain.training.loop import State, StepResult, new_state, train
@@ -51,7 +51,6 @@ from powertrain.training.setup import Setup
 Listener = Callable[[Mapping[str, Any]], None]
 
 DONE, STOPPED_AND_SAVED = 0, 75
-EVENTS_EVERY_S = 5.0         # steps reach the disk at least this often
 WATCHED, WATCHED_RUN = 2, 20 # the step whose memory is watched, and steps of a run on a CPU from which that is worth its time
 
 
