@@ -6,6 +6,7 @@ from powertrain.techniques.attention_kernel import AttentionKernel
 from powertrain.techniques.base import Technique
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
+from powertrain.techniques.cuda_graph import CudaGraph
 from powertrain.techniques.eight_bit_adamw import EightBitAdamW
 from powertrain.techniques.four_bit_base import FourBitBase
 from powertrain.techniques.fp16 import Fp16
@@ -25,6 +26,6 @@ from powertrain.techniques.torch_compile import TorchCompile
 CATALOGUE: tuple[type[Technique], ...] = (
     Threads, Allocator, Bf16, Fp16, Tf32, FourBitBase, FrozenBase, FusedAdamW, EightBitAdamW, PagedAdamW, AttentionKernel,
     ChunkedCrossEntropy, Packing, MicroBatch, LengthGrouping, FusedBlocks,
-    FrozenBackward, TorchCompile, ActivationCheckpointing, Loader)
+    FrozenBackward, TorchCompile, ActivationCheckpointing, CudaGraph, Loader)
 
 __all__ = ["CATALOGUE", "Technique"]
