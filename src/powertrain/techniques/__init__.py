@@ -19,6 +19,7 @@ from powertrain.techniques.loader import Loader
 from powertrain.techniques.micro_batch import MicroBatch
 from powertrain.techniques.packing import Packing
 from powertrain.techniques.paged_adamw import PagedAdamW
+from powertrain.techniques.saved_activations import SavedActivations
 from powertrain.techniques.tf32 import Tf32
 from powertrain.techniques.threads import Threads
 from powertrain.techniques.torch_compile import TorchCompile
@@ -26,6 +27,6 @@ from powertrain.techniques.torch_compile import TorchCompile
 CATALOGUE: tuple[type[Technique], ...] = (
     Threads, Allocator, Bf16, Fp16, Tf32, FourBitBase, FrozenBase, FusedAdamW, EightBitAdamW, PagedAdamW, AttentionKernel,
     ChunkedCrossEntropy, Packing, MicroBatch, LengthGrouping, FusedBlocks,
-    FrozenBackward, TorchCompile, ActivationCheckpointing, CudaGraph, Loader)
+    SavedActivations,    FrozenBackward, TorchCompile, ActivationCheckpointing, CudaGraph, Loader)
 
 __all__ = ["CATALOGUE", "Technique"]

@@ -137,9 +137,15 @@ class Parts:
 
     def enter(self, x: Tensor, cosines: Tensor | None, sines: Tensor | None, weights: EnterWeights) -> tuple[Tensor, Entered]:
         """From the residual x (T, d) fp32 to queries and keys at their positions, then values: (T, H + 2 K, D)."""
-        c, dtype = self.config, weights.qkv.weight.dtype
-        normalised, h = self._normalise(x, weights.norm, dtype)
+        normalised, h = self._normalise(x, weights.norm, weights.qkv.weight.dtype)
         y, ranks = product(h, weights.qkv)
+        heads, raw = self.heads(y, cosines, sines, weights)
+        return heads, Entered(normalised, ranks, raw)
+
+    def heads(self, y: Tensor, cosines: Tensor | None, sines: Tensor | None,
+              weights: EnterWeights) -> tuple[Tensor, Tensor | None]:
+        """What attention reads of the product y (T, (H + 2 K) D), and `raw` of `Entered`."""
+        c, dtype = self.config, y.dtype
         heads = torch.unflatten(y, -1, (c.heads + 2 * c.kv_heads, c.head_width))
         q, k, v = heads[:, :c.heads], heads[:, c.heads:-c.kv_heads], heads[:, -c.kv_heads:]
         raw = None
@@ -148,15 +154,14 @@ class Parts:
             q = _unit(q, c.norm_epsilon)[0] * weights.q_norm
             k = _unit(k, c.norm_epsilon)[0] * weights.k_norm
         if cosines is not None and sines is not None:
-            q, k = _turn(q, cosines, sines, dtype), _turn(k, cosines, sines, dtype)
-        return torch.cat((q.to(dtype), k.to(dtype), v), dim=1), Entered(normalised, ranks, raw)
+            q, k = self._turn(q, cosines, sines, dtype), self._turn(k, cosines, sines, dtype)
+        return torch.cat((q.to(dtype), k.to(dtype), v), dim=1), raw
 
     def leave(self, x: Tensor, mixed: Tensor, kept: Kept, weights: LeaveWeights) -> tuple[Tensor, Left]:
         """From the residual and what attention gave, mixed (T, H D), to the next block's residual, (T, d) fp32."""
-        c, dtype = self.config, weights.out.weight.dtype
+        dtype = weights.out.weight.dtype
         o, out_ranks = product(mixed, weights.out)
-        between = x + self._drop(o, kept.attention)
-        normalised, h = self._normalise(x if c.parallel_residual else between, weights.norm, dtype)
+        between, normalised, h = self._join_normalise(x, o, kept.attention, weights.norm, dtype)
         inner, in_ranks = product(h, weights.mlp_in)
         y, down_ranks = product(self._act(inner).to(dtype), weights.mlp_out)
         return between + self._drop(y, kept.mlp), Left(normalised, inner, out_ranks, in_ranks, down_ranks)
@@ -173,7 +178,7 @@ class Parts:
         dh, in_dranks = product_back(dinner, weights.mlp_in)
         mlp_in = weight_gradients(dinner, left.normalised.n, left.in_ranks, in_dranks, weights.mlp_in, weights.norm, wanted)
         norm = _norm_gradients(dh, left.normalised, weights.norm, wanted)
-        dbetween = dx + self._normalise_back(dh, left.normalised, weights.norm)
+        dbetween = self._normalise_back(dx, dh, left.normalised, weights.norm)
         do = self._drop(dx if c.parallel_residual else dbetween, kept.attention).to(dtype)
         dmixed, out_dranks = product_back(do, weights.out)
         out = weight_gradients(do, mixed, left.out_ranks, out_dranks, weights.out, None, wanted)
@@ -186,7 +191,7 @@ class Parts:
         if cosines is not None and sines is not None:
             # in fp32 where more of the chain follows
             turned = dtype if entered.raw is None else torch.float32
-            dq, dk = _turn(dq, cosines, -sines, turned), _turn(dk, cosines, -sines, turned)
+            dq, dk = self._turn(dq, cosines, -sines, turned), self._turn(dk, cosines, -sines, turned)
         q_norm = k_norm = None
         if entered.raw is not None and weights.q_norm is not None and weights.k_norm is not None:
             q, k = entered.raw[:, :c.heads], entered.raw[:, c.heads:]
@@ -200,7 +205,7 @@ class Parts:
         dh, dranks = product_back(dy, weights.qkv)
         qkv = weight_gradients(dy, entered.normalised.n, entered.ranks, dranks, weights.qkv, weights.norm, wanted)
         norm = _norm_gradients(dh, entered.normalised, weights.norm, wanted)
-        read = dx + self._normalise_back(dh, entered.normalised, weights.norm) if wanted.input else None
+        read = self._normalise_back(dx, dh, entered.normalised, weights.norm) if wanted.input else None
         return EnteredBack(read, norm, q_norm if wanted.weights else None, k_norm if wanted.weights else None, qkv)
 
     # ------------------------------------------------------------------------------------------- elementwise
@@ -219,13 +224,22 @@ class Parts:
         h = n * norm.weight if norm.bias is None else n * norm.weight + norm.bias
         return Normalised(n.to(dtype), rate), h.to(dtype)
 
-    def _normalise_back(self, dh: Tensor, normalised: Normalised, norm: NormWeights) -> Tensor:
-        """(T, d) fp32: the gradient of the norm's input."""
+    def _join_normalise(self, x: Tensor, branch: Tensor, kept: Tensor | None, norm: NormWeights,
+                        dtype: torch.dtype) -> tuple[Tensor, Normalised, Tensor]:
+        """The residual with the attention branch added, (T, d) fp32, and `_normalise` of what the MLP's norm reads."""
+        joined = x + self._drop(branch, kept)
+        return joined, *self._normalise(x if self.config.parallel_residual else joined, norm, dtype)
+
+    def _normalise_back(self, dx: Tensor, dh: Tensor, normalised: Normalised, norm: NormWeights) -> Tensor:
+        """(T, d) fp32: dx, and the gradient of the norm's input."""
         n, dn = normalised.n.float(), dh.float() * norm.weight
         along = (dn * n).mean(-1, keepdim=True)
         if self.config.norm == "rms":
-            return normalised.rate * (dn - n * along)
-        return normalised.rate * (dn - dn.mean(-1, keepdim=True) - n * along)
+            return dx + normalised.rate * (dn - n * along)
+        return dx + normalised.rate * (dn - dn.mean(-1, keepdim=True) - n * along)
+
+    def _turn(self, x: Tensor, cosines: Tensor, sines: Tensor, dtype: torch.dtype) -> Tensor:
+        return _turn(x, cosines, sines, dtype)
 
     def _act(self, inner: Tensor) -> Tensor:
         """(T, f) fp32."""
