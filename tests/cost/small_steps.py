@@ -15,7 +15,7 @@ from powertrain.data.collate import collate
 from powertrain.data.example import Example
 from powertrain.facts.model import model_facts
 from powertrain.models.adapters import AdapterConfig, add_adapters
-from powertrain.models.attention import bmm_attention, math_attention, sdpa_attention
+from powertrain.models.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention
 from powertrain.models.config import ModelConfig, make_config
 from powertrain.models.decoder import Decoder
 from powertrain.models.fused.saving import KINDS
@@ -29,7 +29,7 @@ from powertrain.training.ledger import measured_step_bytes
 from powertrain.training.loop import new_state
 from powertrain.training.setup import Precision, Setup, plain_adamw, plain_setup
 
-KERNELS = {"math": math_attention, "bmm": bmm_attention, "sdpa": sdpa_attention}
+KERNELS = {"math": math_attention, "bmm": bmm_attention, "ragged": ragged_attention, "sdpa": sdpa_attention}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from adapted_models import make_base, with_adapter
 from powertrain.models import decoder
 from powertrain.models.adapters import AdapterConfig, add_adapters
-from powertrain.models.attention import bmm_attention, math_attention, sdpa_attention
+from powertrain.models.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention
 from powertrain.models.config import FAMILIES
 from powertrain.models.decoder import Block, Decoder
 from powertrain.models.fused import block as fused
@@ -78,7 +78,7 @@ def test_every_family_has_the_gradients_that_autograd_finds(family: str, method:
     assert max(apart.values()) < 1e-5, max(apart.items(), key=lambda item: item[1])
 
 
-@pytest.mark.parametrize("kernel", [bmm_attention, sdpa_attention])
+@pytest.mark.parametrize("kernel", [bmm_attention, ragged_attention, sdpa_attention])
 def test_any_attention_kernel_can_be_inside(kernel: Any) -> None:
     model = make_model("llama", "full", kv_heads=2)
     apart = distance(gradients(model, ByHand(model), attention=kernel), gradients(model, None))
