@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from powertrain.models.attention import Attention
     from powertrain.models.decoder import Block, Rotary
     from powertrain.models.fused.block import HandWritten
+    from powertrain.models.fused.parts import Parts
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
@@ -27,6 +29,7 @@ BASIS = {"cpu": "study: 2026-11-21_fused-blocks-docstrings", "cuda": "guess: not
 COMPILED_STUDY = "2026-11-21_fused-or-compiled-default"          # blocks of one length
 ROOM = 0.8                                   # share of the free memory that a plan may count on
 NEEDED = {"cpu": ("c++ compiler", "python headers"), "cuda": ("triton",)}
+KERNELS = ("compiled", "triton")             # no study has chosen the second yet: it is for pins
 NOT_BY_HAND = {"magnitude": "DoRA", "log_sigma": "LS-LoRA"}      # adapters, by a weight that only they have
 
 
@@ -50,12 +53,18 @@ class FusedBlocks(Technique):
     over the batch, for any number of tokens. The products are those of before, in the same precision.
     """
 
+    kernels: str = "compiled"                # what does the elementwise work: torch's compiler, or "triton"
+
     name = "fused_blocks"
     exactness = Exactness.ROUNDING
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "attention", "elementwise"})
     slot = "blocks"
     source = "performance.md sections 2.5, 3.2 and 8; regions compiled by Inductor (Ansel et al. 2024, ASPLOS)"
+
+    def __post_init__(self) -> None:
+        if self.kernels not in KERNELS:
+            raise ValueError(f"techniques.fused_blocks.kernels={self.kernels!r} is none of {', '.join(KERNELS)}")
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
@@ -68,6 +77,8 @@ class FusedBlocks(Technique):
             return cls.refuse("with dropout of their own each adapter reads another input, and products cannot be shared")
         if recipe.techniques.get("activation_checkpointing", "off") != "off":
             return cls.refuse("the recipe asks for activation_checkpointing, which computes again what this keeps")
+        if (why := _no_triton(facts, recipe.techniques.get(cls.name))) is not None:
+            return cls.refuse(why)
         if facts.data.kind == "blocks":
             return cls.refuse("passes of equal lengths can have whole blocks compiled for them, which was faster "
                               f"(study: {COMPILED_STUDY})", possible=cls())
@@ -95,7 +106,8 @@ class FusedBlocks(Technique):
         from powertrain.models.fused.weights import Weights
 
         assert isinstance(setup.model, Decoder)
-        functions = Functions.of(Parts(setup.model.config), CompiledPart)
+        functions = Functions.of(Parts(setup.model.config), CompiledPart) if self.kernels == "compiled" else \
+            Functions.of(_triton_parts(setup))
         blocks = [block for block in setup.model.blocks if isinstance(block, Block)]
         return replace(setup, run_block=ByHand(tuple(HandWritten(Weights(block), functions) for block in blocks)))
 
@@ -117,8 +129,32 @@ class FusedBlocks(Technique):
         if recorded < len(training):
             raise NotApplied(f"fused_blocks: {recorded} of {len(training)} blocks that train are recorded as one function")
         parts = (found.blocks[0].functions.leave, found.blocks[0].functions.leave_back)
-        if not all(getattr(part, "is_compiled", False) for part in parts):
+        if self.kernels == "triton":
+            if any(type(getattr(part, "__self__", None)).__name__ != "TritonParts" for part in parts):
+                raise NotApplied(f"fused_blocks: the elementwise work is done by {parts[0]!r}, and not by Triton's kernels")
+        elif not all(getattr(part, "is_compiled", False) for part in parts):
             raise NotApplied("fused_blocks: nothing was compiled; torch fell back to running the parts as they are")
+
+
+def _no_triton(facts: Facts, pin: object) -> str | None:
+    """Why kernels of Triton, where the recipe asks for them, cannot run here."""
+    if not isinstance(pin, Mapping) or pin.get("kernels") != "triton":
+        return None
+    if facts.hardware.device != "cuda":
+        return f"Triton's kernels run on a GPU, and this run computes on {facts.hardware.device!r}; leave kernels at compiled"
+    missing = facts.software.missing.get("triton")
+    return None if missing is None else f"kernels of Triton need the part 'triton', which is {missing}"
+
+
+def _triton_parts(setup: Setup) -> Parts:
+    try:
+        from powertrain.models.fused.triton_parts import TritonParts
+    except ImportError as error:
+        raise NotApplied(f"fused_blocks: kernels of Triton cannot be had here ({error}); leave kernels at compiled") from error
+    from powertrain.models.decoder import Decoder
+
+    assert isinstance(setup.model, Decoder)
+    return TritonParts(setup.model.config)
 
 
 def _blocks_recorded(loss: Tensor) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from powertrain.models.fused.parts import EnterWeights, LeaveWeights
+from powertrain.models.fused.values import EnterWeights, LeaveWeights
 
 
 @dataclass(frozen=True)
