@@ -93,6 +93,21 @@ def test_blocks_of_one_length_are_left_to_the_compiler(slow: Facts) -> None:
     assert "fused_blocks" in [step.technique.name for step in make_plan(slow, LONG, 100_000).steps]
 
 
+def test_blocks_of_one_length_with_dropout_are_written_by_hand_on_a_cpu(slow: Facts) -> None:
+    equal = replace(slow, data=replace(slow.data, kind="blocks", length_quantiles={}))
+    dropping = replace(equal, model=replace(equal.model, dropout=0.2))
+    names = [step.technique.name for step in make_plan(dropping, LONG, 100_000).steps]
+    assert "fused_blocks" in names
+    assert "torch_compile" not in names
+
+
+def test_blocks_too_small_for_the_calls_are_left_as_they_are(slow: Facts) -> None:
+    peaks = slow.hardware.peak_flops_per_s
+    fast = replace(slow, hardware=replace(slow.hardware, peak_flops_per_s={dtype: 1e3 * peak for dtype, peak in peaks.items()}))
+    assert "calling compiled code" in refusal(fast).because
+    assert refusal(fast).possible == FusedBlocks()
+
+
 @pytest.mark.parametrize("missing", ["c++ compiler", "python headers"])
 def test_without_a_compiler_it_says_what_is_missing(slow: Facts, missing: str) -> None:
     assert missing in refusal(replace(slow, software=replace(slow.software, missing={missing: "not installed"}))).because

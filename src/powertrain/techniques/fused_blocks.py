@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from powertrain.cost.compiling import bargain
+from powertrain.cost.compiling import PASS_TOKENS, bargain
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.passes import longest_example
 from powertrain.cost.workload import Workload
@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 COMPILE_S = {"cpu": 15.0, "cuda": 30.0}      # guess: four functions, nothing cached
 GAIN = {"cpu": (0.83, 0.97), "cuda": (0.6, 0.95)}
 BASIS = {"cpu": "study: 2026-11-21_fused-blocks-docstrings", "cuda": "guess: not measured yet"}
+DROPPING_GAIN = (0.74, 0.88)
+DROPPING_STUDY = "2026-11-21_fused-blocks-char-dropout"          # on a CPU
 COMPILED_STUDY = "2026-11-21_fused-or-compiled-default"          # blocks of one length
+SMALL_STUDY = "2026-11-21_fused-blocks-char-cpu"
+CALLS_S = 4 * 140e-6         # of a block's pass, in torch's checks before compiled code, as profiled on two cores
+LARGEST_CALLS_SHARE = 0.1    # of the time that the block's products take; at 0.25 a small model was slower (SMALL_STUDY)
 ROOM = 0.8                                   # share of the free memory that a plan may count on
 NEEDED = {"cpu": ("c++ compiler", "python headers"), "cuda": ("triton",)}
 KERNELS = ("compiled", "triton")             # no study has chosen the second yet: it is for pins
@@ -79,9 +84,12 @@ class FusedBlocks(Technique):
             return cls.refuse("the recipe asks for activation_checkpointing, which computes again what this keeps")
         if (why := _no_triton(facts, recipe.techniques.get(cls.name))) is not None:
             return cls.refuse(why)
-        if facts.data.kind == "blocks":
+        drops = device == "cpu" and model.dropout > 0            # which whole compiled blocks do badly
+        if facts.data.kind == "blocks" and not drops:
             return cls.refuse("passes of equal lengths can have whole blocks compiled for them, which was faster "
                               f"(study: {COMPILED_STUDY})", possible=cls())
+        if (small := _too_small(facts)) is not None:
+            return cls.refuse(small, possible=cls())
         if (short := _short_of_memory(facts)) is not None:
             return cls.refuse(short, possible=cls())
         if device not in NEEDED:
@@ -89,11 +97,12 @@ class FusedBlocks(Technique):
         for part in NEEDED[device]:
             if part in missing:
                 return cls.refuse(f"compiling needs the part {part!r}, which is {missing[part]}")
-        found = bargain(facts, GAIN[device], COMPILE_S[device], train_time_s=recipe.train_time_s, max_steps=recipe.max_steps,
+        gain, basis = (DROPPING_GAIN, f"study: {DROPPING_STUDY}") if drops else (GAIN[device], BASIS[device])
+        found = bargain(facts, gain, COMPILE_S[device], train_time_s=recipe.train_time_s, max_steps=recipe.max_steps,
                         epochs=recipe.num_train_epochs)
         if not found.pays:
             return cls.refuse(found.shown, possible=cls())
-        return Proposal(cls(), because=found.shown, claim=Effect(GAIN[device], 0, basis=BASIS[device]))
+        return Proposal(cls(), because=found.shown, claim=Effect(gain, 0, basis=basis))
 
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, fused_blocks=True)
@@ -173,6 +182,19 @@ def _blocks_recorded(loss: Tensor) -> int:
 def _not_by_hand(model: ModelFacts) -> str | None:
     """The kind of the model's adapters, where it is one that has no hand-written backward pass."""
     return next((kind for name, kind in NOT_BY_HAND.items() if any(shape.endswith(f".{name}") for shape in model.shapes)), None)
+
+
+def _too_small(facts: Facts) -> str | None:
+    """Why calling compiled code costs more than it saves; None where it does not, or nothing is measured."""
+    model, data, peaks = facts.model, facts.data, facts.hardware.peak_flops_per_s
+    tokens = min(PASS_TOKENS, data.block * data.train_batch_size)
+    if facts.hardware.device != "cpu" or not peaks:
+        return None
+    products_s = 6 * model.matmul_parameters / model.layers * tokens / max(peaks.values())
+    if CALLS_S <= LARGEST_CALLS_SHARE * products_s:
+        return None
+    return (f"a block's products take {1e3 * products_s:.1f} ms a pass, of which calling compiled code would take another "
+            f"{CALLS_S / products_s:.0%} (study: {SMALL_STUDY})")
 
 
 def _short_of_memory(facts: Facts) -> str | None:
