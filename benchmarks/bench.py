@@ -122,7 +122,7 @@ def run_case(case: Case, materials: Materials, python: Path, options: argparse.N
     study = Study(name=folder.name, kind="peers", what=case.what, arms=(Arm(OURS, ours.words, plan),), runs=tuple(runs),
                   comparisons=tuple(comparisons), noise_floor=noise_floor(control), seconds=time.monotonic() - began,
                   findings={"case": case.name, "losses": list(map(apart, runs[::2], runs[1::2])),
-                            "products_share": products_share(facts, runs[1]), "profile": profile.seconds},
+                            "products_share": products_share(facts, runs[1]), "profile": dict(profile.classes)},
                   **studies.describe(facts))
     studies.save(folder, study, facts)
     print(f"{case.name}: " + "; ".join(f"{found.speed.median:.2f} times {peer.name} ({found.speed.low:.2f} to "

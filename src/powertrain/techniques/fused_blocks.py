@@ -191,7 +191,7 @@ def _too_small(facts: Facts) -> str | None:
     if facts.hardware.device != "cpu" or not peaks:
         return None
     products_s = 6 * model.matmul_parameters / model.layers * tokens / max(peaks.values())
-    if CALLS_S <= LARGEST_CALLS_SHARE * products_s:
+    if LARGEST_CALLS_SHARE * products_s >= CALLS_S:
         return None
     return (f"a block's products take {1e3 * products_s:.1f} ms a pass, of which calling compiled code would take another "
             f"{CALLS_S / products_s:.0%} (study: {SMALL_STUDY})")
