@@ -80,6 +80,11 @@ class Setup:
         """The batches of the forward passes that these examples take."""
         return [self.collate(part) for part in self.arrange(examples, self.micro_batch)]
 
+    def few_tokens(self) -> Batch:
+        """A pass of the first step's two shortest examples, for whoever has to see a pass and not what it comes to."""
+        indices = step_examples(self.seed, 0, self.train_batch_size, len(self.examples))
+        return self.passes(sorted((self.examples[int(i)] for i in indices), key=lambda example: example.tokens)[:2])[0]
+
     def product_dtype(self) -> torch.dtype:
         """The dtype that the model's matrix products come out in, tried on one row.
 
