@@ -38,6 +38,15 @@ def files() -> list[Path]:
     return sorted(ROOT.rglob("*.py"))
 
 
+def code(path: Path) -> str:
+    """A file's code without its texts and comments: the audit's rules name what they look for in other people's scripts."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = ""
+    return ast.unparse(tree)
+
+
 def room(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
@@ -101,7 +110,7 @@ def test_every_module_says_what_it_is() -> None:
 
 def test_nothing_can_run_code_from_a_file() -> None:
     wrong = [f"{path.relative_to(ROOT)}: {found.group()}" for path in files()
-             if (found := FORBIDDEN.search(path.read_text(encoding="utf-8")))]
+             if (found := FORBIDDEN.search(code(path)))]
     assert not wrong
 
 
@@ -116,7 +125,7 @@ def test_no_generator_yields_within_a_mode_of_torch() -> None:
 
 def test_environment_variables_are_read_in_cli_only() -> None:
     wrong = [path.relative_to(ROOT) for path in files()
-             if "os.environ" in path.read_text(encoding="utf-8") and room(path) != "cli"]
+             if "os.environ" in code(path) and room(path) != "cli"]
     assert not wrong
 
 

@@ -14,6 +14,7 @@ import resource
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,9 @@ def main() -> None:
         made = rows.map(work, batched=True, num_proc=options["processes"], remove_columns=rows.column_names,
                         fn_kwargs={"tokenizer": tokenizer, "template": options["template"]})
         ended = time.perf_counter()
-        resident_kib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-                        + (options["processes"] or 0) * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+        # a child that is forked begins with what its parent holds, so that only the largest of them is counted
+        resident_kib = max(int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]),
+                           resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
         print(json.dumps({"rows": len(rows), "seconds": ended - began, "map_s": ended - mapping,
                           "resident_bytes": resident_kib * 1024, **summed(made)}))
 

@@ -15,10 +15,11 @@ from powertrain.data.collate import collate
 from powertrain.data.example import Example
 from powertrain.facts.model import model_facts
 from powertrain.models.adapters import AdapterConfig, add_adapters
-from powertrain.models.attention import bmm_attention, math_attention, sdpa_attention
+from powertrain.models.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention
 from powertrain.models.config import ModelConfig, make_config
 from powertrain.models.decoder import Decoder
-from powertrain.models.quantised import quantise_base
+from powertrain.models.quantised import keep_whole, quantise_base
+from powertrain.models.scaled import FP8, INT8, scale_base
 from powertrain.records import IGNORE, ModelFacts
 from powertrain.techniques.activation_checkpointing import CheckpointedBlocks
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
@@ -27,7 +28,8 @@ from powertrain.training.ledger import measured_step_bytes
 from powertrain.training.loop import new_state
 from powertrain.training.setup import Precision, Setup, plain_adamw, plain_setup
 
-KERNELS = {"math": math_attention, "bmm": bmm_attention, "sdpa": sdpa_attention}
+KERNELS = {"math": math_attention, "bmm": bmm_attention, "ragged": ragged_attention, "sdpa": sdpa_attention}
+SCALED = {"int8": INT8, "fp8": FP8}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -41,6 +43,8 @@ class Case:
     passes: tuple[tuple[int, ...], ...] = ((40, 40, 40),)     # the lengths of the documents of each
     adapters: AdapterConfig | None = None
     stored: str = "fp32"                     # what frozen weights are held in
+    held: str | None = None                  # what a technique holds the frozen matrices in instead
+    whole: int = 0                           # blocks of a 4-bit base that are kept whole
     every: int = 0                           # of the blocks that are checkpointed
     keeps_attention: bool = False
     chunk_rows: int | None = None
@@ -67,7 +71,8 @@ class Case:
         return Workload(examples, max(map(max, self.passes)), micro_batch=len(self.passes[0]), dtype=self.dtype,
                         checkpoint_every=self.every, checkpoint_keeps_attention=self.keeps_attention,
                         loss_chunk_rows=self.chunk_rows, kernel=self.kernel, fused_optimizer=self.fused,
-                        fused_blocks=self.by_hand,
+                        fused_blocks=self.by_hand, base_dtype=self.held,
+                        whole_blocks=self.whole,
                         documents=self.passes, trained_share=1 - self.ignored, threads=torch.get_num_threads())
 
     def make_model(self) -> Decoder:
@@ -93,12 +98,17 @@ class Case:
         if self.every:
             changed = dataclasses.replace(
                 changed, run_block=CheckpointedBlocks(changed.run_block, self.every, self.keeps_attention))
+        if self.whole:
+            keep_whole(changed.model, self.whole, DTYPES[self.dtype])
+        if self.held:
+            scale_base(changed.model, SCALED[self.held], partial(changed.try_out, 1), otherwise=DTYPES[self.dtype])
         if self.by_hand:
             changed = FusedBlocks().apply(changed)
         return dataclasses.replace(changed, loss=ChunkedCrossEntropy(self.chunk_rows).loss) if self.chunk_rows else changed
 
     def measured_bytes(self) -> int:
         """What torch really allocates at the fullest moment of the second step, with all that stands."""
+        torch._dynamo.reset()                # a function is compiled for so many kinds of calls and no more
         setup = self.setup()
         return measured_step_bytes(setup, new_state(setup, weight_decay=0.1))["allocated"]
 

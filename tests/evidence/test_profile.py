@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from powertrain.evidence.profile import CLASSES, Profile, bound, from_shares, profile_steps
-from powertrain.models.attention import bmm_attention, math_attention, sdpa_attention
+from powertrain.models.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention
 from powertrain.records.evidence import Window
 from powertrain.training.loop import new_state
 from powertrain.training.setup import Setup
@@ -23,7 +23,7 @@ def shares(setup: Setup, *, compiled: bool = False) -> dict[str, float]:
     return {name: taken / whole for name, taken in found.items()}
 
 
-@pytest.mark.parametrize("attention", [math_attention, bmm_attention, sdpa_attention])
+@pytest.mark.parametrize("attention", [math_attention, bmm_attention, ragged_attention, sdpa_attention])
 def test_every_class_of_a_step_is_found(make_setup: Make, attention: object) -> None:
     found = shares(replace(make_setup(), attention=attention))
     assert set(found) == set(CLASSES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +14,15 @@ from powertrain.models.attention import (
     Attention,
     bmm_attention,
     math_attention,
+    ragged_attention,
     sdpa_attention,
     varlen_attention,
 )
+from powertrain.models.ragged import build
 from powertrain.records import WrongUse
 
 LENGTHS = [(1,), (5, 1, 123), (7, 7, 7), (130, 3, 130, 3, 64), (61, 62, 63, 64, 65)]
-FAST = [bmm_attention, sdpa_attention]
+FAST = [bmm_attention, ragged_attention, sdpa_attention]
 KERNELS = [math_attention, *FAST]
 
 
@@ -123,15 +126,16 @@ def test_dropout_keeps_the_mean_and_the_gradient_of_what_it_computed(kernel: Att
     torch.testing.assert_close(moved - start, slope, atol=1e-2, rtol=1e-3)   # out is linear in v
 
 
+@pytest.mark.parametrize("kernel", [bmm_attention, ragged_attention])
 @pytest.mark.parametrize("which", [0, 1])
-def test_bmm_differentiates_through_dropped_weights(which: int) -> None:
+def test_dropped_weights_are_differentiated_through(kernel: Attention, which: int) -> None:
     inputs = [x.detach().clone() for x in draw(70)]
     direction = torch.randn_like(inputs[which])
 
     def total(step: float) -> Tensor:
         torch.manual_seed(3)
         moved = [x + step * direction if i == which else x for i, x in enumerate(inputs)]
-        return (run(bmm_attention, tuple(moved), (70,), dropout=0.4).double() ** 2).sum()
+        return (run(kernel, tuple(moved), (70,), dropout=0.4).double() ** 2).sum()
 
     inputs[which].requires_grad_()
     slope = (torch.autograd.grad(total(0), inputs[which])[0] * direction).sum()
@@ -166,12 +170,13 @@ def test_documents_of_similar_length_are_one_product() -> None:
     assert [(chunk.lengths, chunk.length) for chunk in halves] == [((39, 40), 64), ((97, 100, 104), 128)]
 
 
+@pytest.mark.parametrize("kernel", [bmm_attention, ragged_attention])
 @pytest.mark.parametrize("window", [None, 9])
-def test_filling_up_costs_no_gradient_and_leaves_nothing_behind(window: int | None) -> None:
+def test_filling_up_costs_no_gradient_and_leaves_nothing_behind(kernel: Attention, window: int | None) -> None:
     """The zeros behind a document are no tokens: what they would give and get never shows, not even as a NaN."""
     lengths = (33, 7, 64, 2, 31)
     inputs = draw(sum(lengths))
-    out = run(bmm_attention, inputs, lengths, window=window)
+    out = run(kernel, inputs, lengths, window=window)
     pieces, first = [], 0
     for length in lengths:
         alone = tuple(x.detach()[first:first + length].requires_grad_() for x in inputs)
@@ -181,12 +186,56 @@ def test_filling_up_costs_no_gradient_and_leaves_nothing_behind(window: int | No
     assert all(torch.isfinite(gradient).all() for gradient in gradients(out, inputs))
 
 
-def test_dropout_over_documents_of_unequal_lengths_keeps_the_mean() -> None:
+@pytest.mark.parametrize("kernel", [bmm_attention, ragged_attention])
+def test_dropout_over_documents_of_unequal_lengths_keeps_the_mean(kernel: Attention) -> None:
     lengths = (40, 9, 33)
     inputs = tuple(x.detach() for x in draw(sum(lengths)))
     torch.manual_seed(1)
-    many = torch.stack([run(bmm_attention, inputs, lengths, dropout=0.3) for _ in range(400)]).mean(0)
-    torch.testing.assert_close(many, run(bmm_attention, inputs, lengths), atol=0.3, rtol=0)   # four standard errors
+    many = torch.stack([run(kernel, inputs, lengths, dropout=0.3) for _ in range(400)]).mean(0)
+    torch.testing.assert_close(many, run(kernel, inputs, lengths), atol=0.3, rtol=0)   # four standard errors
+
+
+def dropped_by_ragged(tokens: int, heads: int, dropout: float) -> Tensor:
+    """(heads, tokens, tokens) bool: which weights it drops, read off with a value of its own for each key."""
+    q = torch.zeros(tokens, heads, tokens)   # all scores are equal, so that a row's weights are 1 / (row + 1) or 0
+    v = torch.eye(tokens)[:, None].expand(tokens, heads, tokens).contiguous()
+    out = run(ragged_attention, (q, q, v), (tokens,), dropout=dropout)
+    return (out.transpose(0, 1) == 0) & torch.ones(tokens, tokens, dtype=torch.bool).tril()
+
+
+def test_ragged_drops_the_share_that_was_asked_for_and_other_weights_each_time() -> None:
+    torch.manual_seed(5)
+    seen = 128 * 129 // 2
+    first, second = dropped_by_ragged(128, 4, 0.2), dropped_by_ragged(128, 4, 0.2)
+    for head in first:
+        assert abs(head.sum() / seen - 0.2) < 4 * (0.16 / seen) ** 0.5           # four standard errors
+    both = [(first & second).sum(), (first[0] & first[1]).sum() * 4, (first[:, 1:, :-1] & first[:, :-1, :-1]).sum()]
+    # two draws, two heads and two rows next to each other have as many in common as chance gives them
+    assert all(abs(common / (4 * seen) - 0.04) < 0.008 for common in both)
+
+
+@pytest.mark.parametrize("tokens", [600, 1100])
+def test_ragged_takes_the_keys_of_a_long_document_in_pieces(tokens: int) -> None:
+    inputs = draw(tokens, heads=2, kv_heads=1)
+    expected, got = (run(k, inputs, (tokens,)) for k in (math_attention, ragged_attention))
+    for mine, theirs in zip((got, *gradients(got, inputs)), (expected, *gradients(expected, inputs)), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=5e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("dtype", "width", "because"), [(torch.float16, 16, "fp32 and bf16"), (torch.bfloat16, 5, "even")])
+def test_ragged_says_what_it_does_not_take(dtype: torch.dtype, width: int, because: str) -> None:
+    q, k, v = draw(4, width=width)
+    with pytest.raises(WrongUse, match=because):
+        run(ragged_attention, (q.to(dtype), k.to(dtype), v.to(dtype)), (4,))
+
+
+def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "kernel.cpp"
+    broken.write_text("int main( {")
+    monkeypatch.setattr(build, "SOURCE", broken)
+    with pytest.raises(build.CannotBuild, match="error"):
+        build._compile(tmp_path / "made.so")
+    assert list(tmp_path.iterdir()) == [broken]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

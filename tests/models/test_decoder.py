@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from powertrain.models.adapters import AdapterConfig, add_adapters
-from powertrain.models.attention import Attention, bmm_attention, math_attention, sdpa_attention
+from powertrain.models.attention import Attention, bmm_attention, math_attention, ragged_attention, sdpa_attention
 from powertrain.models.config import FAMILIES
 from powertrain.models.decoder import Decoder, Norm, decay_groups, run_plainly
 from powertrain.models.folder import load_folder
@@ -22,7 +22,7 @@ from powertrain.models.rotary import rotary_tables
 from powertrain.records import Batch, WrongUse
 
 MakeModel, MakeBatch = Callable[..., Decoder], Callable[..., Batch]
-KERNELS = [math_attention, bmm_attention, sdpa_attention]
+KERNELS = [math_attention, bmm_attention, ragged_attention, sdpa_attention]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -13,10 +13,11 @@ from torch import Tensor
 from adapted_models import make_base, with_adapter
 from powertrain.models import decoder
 from powertrain.models.adapters import AdapterConfig, add_adapters
-from powertrain.models.attention import bmm_attention, math_attention, sdpa_attention
+from powertrain.models.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention
 from powertrain.models.config import FAMILIES
 from powertrain.models.decoder import Block, Decoder
 from powertrain.models.fused import block as fused
+from powertrain.models.fused import parts
 from powertrain.models.fused.block import Functions, HandWritten
 from powertrain.models.fused.compiled import CompiledPart
 from powertrain.models.fused.parts import Parts
@@ -78,7 +79,7 @@ def test_every_family_has_the_gradients_that_autograd_finds(family: str, method:
     assert max(apart.values()) < 1e-5, max(apart.items(), key=lambda item: item[1])
 
 
-@pytest.mark.parametrize("kernel", [bmm_attention, sdpa_attention])
+@pytest.mark.parametrize("kernel", [bmm_attention, ragged_attention, sdpa_attention])
 def test_any_attention_kernel_can_be_inside(kernel: Any) -> None:
     model = make_model("llama", "full", kv_heads=2)
     apart = distance(gradients(model, ByHand(model), attention=kernel), gradients(model, None))
@@ -127,16 +128,14 @@ def test_the_first_block_makes_no_gradient_that_nobody_reads(monkeypatch: pytest
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox"])
 def test_dropout_scales_and_drops_the_same_places_in_both_passes(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(family, "full", dropout=0.3)
-    masks: list[Tensor] = []
-
-    def draw(x: Tensor, dropout: float) -> Tensor:
-        masks.append(torch.rand(x.shape, generator=torch.Generator().manual_seed(len(masks))) >= dropout)
-        return masks[-1]
+    masks: dict[int, Tensor] = {}            # by seed, in the order in which they are first asked for
+    is_kept = parts.is_kept
+    monkeypatch.setattr(parts, "is_kept", lambda seed, x, dropout: masks.setdefault(int(seed), is_kept(seed, x, dropout)))
 
     def replay(x: Tensor, dropout: float, training: bool = True) -> Tensor:
         if next(embedded, None):
             return x
-        return x * masks[next(places)] / (1 - dropout)
+        return x * list(masks.values())[next(places)] / (1 - dropout)
 
     def without_dropout(*arguments: Any, dropout: float, **named: Any) -> Tensor:
         assert dropout == 0.3
@@ -144,14 +143,20 @@ def test_dropout_scales_and_drops_the_same_places_in_both_passes(family: str, mo
 
     embedded: Iterator[bool] = iter([True])
     places = iter(range(100))
-    monkeypatch.setattr(fused, "draw", draw)
     monkeypatch.setattr(decoder.F, "dropout", lambda x, p, training=True: x)
     found = gradients(model, ByHand(model), attention=without_dropout)
     monkeypatch.setattr(decoder.F, "dropout", replay)
     expected = gradients(model, None, attention=without_dropout)
     assert len(masks) == 4
-    assert len({mask.numpy().tobytes() for mask in masks}) == 4
+    assert len({mask.numpy().tobytes() for mask in masks.values()}) == 4
     assert max(distance(found, expected).values()) < 1e-5
+
+
+def test_what_dropout_keeps_is_the_share_asked_for_wherever_one_looks() -> None:
+    first, second = (parts.is_kept(torch.tensor(seed, dtype=torch.int32), torch.empty(600, 384), 0.2) for seed in (7, -2**31))
+    for part in (first, first[0::2], first[:, 0::16], first[:, :-1] ^ ~first[:, 1:], first[:-1] ^ ~first[1:], first ^ ~second):
+        share = 0.8 if part.data_ptr() == first.data_ptr() else 0.8 ** 2 + 0.2 ** 2      # alone; equal to a neighbour
+        assert abs(part.float().mean() - share) < 5 * (share * (1 - share) / part.numel()) ** 0.5    # five standard errors
 
 
 def test_evaluation_drops_nothing_and_records_nothing() -> None:

@@ -14,7 +14,9 @@ from safetensors.torch import load_file, save_file
 from transformers import T5Config, T5ForConditionalGeneration
 
 from driver import run_cli
+from powertrain.cost.precision import int8_unit
 from powertrain.data.tokenizers import ByteTokenizer
+from powertrain.facts.hardware import read_hardware
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
 from powertrain.recipe import resolve
@@ -68,6 +70,25 @@ def test_a_killed_run_resumes_to_the_very_bytes_of_one_that_was_not(
     assert losses(whole) == losses(killed)
     written = sorted((whole / "model").glob("*.safetensors"))
     assert [(killed / "model" / file.name).read_bytes() for file in written] == [file.read_bytes() for file in written]
+
+
+@pytest.mark.skipif(int8_unit(read_hardware(Path("nowhere"), measure=False)) is None, reason="no int8 products here")
+def test_a_run_on_an_int8_base_resumes_exactly_says_what_it_did_and_leaves_the_base_alone(
+        cli: Cli, base: Path, data: Path, tmp_path: Path) -> None:
+    before = {file.name: file.read_bytes() for file in base.iterdir()}
+    train = ["train", f"model.path={base}", f"data={data}", *QUICK, "techniques.int8_base=on"]
+    assert cli(*train, "--output", "whole")[0] == 0
+    assert cli(*train, "--output", "killed", fault=("step", 3))[0] == -9
+    code, _, err = cli("train", "--resume", "killed")
+    assert code == 0, err
+    assert "8 frozen matrices are in 8 bits" in err
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert losses(whole) == losses(killed)
+    notes = [event["message"] for event in read_events(whole / "events.jsonl") if event["event"] == "note"]
+    assert notes == ["int8_base: 8 frozen matrices are in 8 bits"]
+    code, _, err = cli("export", "whole", "--to", "merged", "--output", "merged")
+    assert code == 0, err
+    assert {file.name: file.read_bytes() for file in base.iterdir()} == before
 
 
 def test_checkpoints_of_an_adapter_hold_no_frozen_weight(cli: Cli, base: Path, data: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def lora_facts(facts: Facts) -> Facts:
 def cases(facts: Facts, make_setup: Callable[..., Setup]) -> Mapping[str, Case]:
     """In the order in which a technique is looked for: the first in which it can be is where it is tried."""
     here = facts.hardware
-    bf16 = replace(facts.hardware, device="cpu", instructions=("avx512_bf16",),
+    bf16 = replace(facts.hardware, device="cpu", instructions=("avx512_bf16", "avx512_vnni"),
                    peak_flops_per_s={"fp32": 1e11, "bf16": 4e11})
     facts = replace(facts, hardware=replace(bf16, instructions=()))
     lora, full = ragged_facts(facts, LORA), ragged_facts(facts, None)

@@ -17,7 +17,15 @@ from kinds_of_runs import LORA, make_ragged
 from powertrain.data.example import Example
 from powertrain.generation import CachedAttention
 from powertrain.models.adapters import AdapterConfig
-from powertrain.models.attention import Attention, bmm_attention, find_varlen, math_attention, sdpa_attention, varlen_attention
+from powertrain.models.attention import (
+    Attention,
+    bmm_attention,
+    find_varlen,
+    math_attention,
+    ragged_attention,
+    sdpa_attention,
+    varlen_attention,
+)
 from powertrain.records import Batch
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
@@ -25,7 +33,8 @@ from powertrain.techniques.packing import Packing
 from powertrain.training.setup import Setup
 
 KERNELS: dict[str, Callable[[], Attention]] = {
-    "math": lambda: math_attention, "bmm": lambda: bmm_attention, "sdpa": lambda: sdpa_attention, "cached": CachedAttention,
+    "math": lambda: math_attention, "bmm": lambda: bmm_attention, "ragged": lambda: ragged_attention,
+    "sdpa": lambda: sdpa_attention, "cached": CachedAttention,
     "varlen": lambda: varlen_attention}
 LENGTHS = (23, 37, 5)                        # A, B and a third; B lies in the middle
 B = slice(23, 60)

@@ -20,7 +20,8 @@ from powertrain.training.setup import Setup
 TOLERANCE = 1e-5                             # |difference| / |gradient| of each weight: fp32 sums in another order
 PLANS: dict[str, tuple[Technique, ...]] = {
     "packing": (Packing(100),), "packing in one pass": (Packing(4096),), "loss": (ChunkedCrossEntropy(16),),
-    "checkpointing": (ActivationCheckpointing(),), "kernel": (AttentionKernel("bmm"),), "grouping": (LengthGrouping(),),
+    "checkpointing": (ActivationCheckpointing(),), "kernel": (AttentionKernel("bmm"),), "ragged": (AttentionKernel("ragged"),),
+    "grouping": (LengthGrouping(),),
     "all": (AttentionKernel("bmm"), ChunkedCrossEntropy(16), Packing(100), FrozenBackward(), ActivationCheckpointing())}
 ADAPTERS = {"full": None, "lora": LORA, "dora": AdapterConfig(r=4, use_dora=True), "lslora": AdapterConfig(kind="lslora", r=4)}
 

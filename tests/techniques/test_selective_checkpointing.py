@@ -12,7 +12,7 @@ from kinds_of_runs import LORA, SIZES, make_ragged
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from powertrain.models.adapters import AdapterConfig
-from powertrain.models.attention import Attention, bmm_attention, sdpa_attention
+from powertrain.models.attention import Attention, bmm_attention, ragged_attention, sdpa_attention
 from powertrain.techniques import activation_checkpointing
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
 from powertrain.techniques.packing import Packing
@@ -49,7 +49,7 @@ def counted_backward(setup: Setup) -> tuple[Counter[Any], list[torch.Tensor]]:
     return counted.counts, [p.grad for p in setup.model.parameters() if p.grad is not None]
 
 
-@pytest.mark.parametrize("kernel", [bmm_attention, sdpa_attention], ids=["bmm", "sdpa"])
+@pytest.mark.parametrize("kernel", [bmm_attention, ragged_attention, sdpa_attention], ids=["bmm", "ragged", "sdpa"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_attention_and_the_down_projection_are_never_computed_again(kind: str, kernel: Attention) -> None:
     def make() -> Setup:

@@ -304,7 +304,7 @@ def test_threads_follow_the_cores_of_the_process(facts: Facts) -> None:
     assert isinstance(Threads.propose(as_many, RECIPE), Refusal)
 
 
-@pytest.mark.parametrize("kernel", ["math", "bmm", "sdpa"])
+@pytest.mark.parametrize("kernel", ["math", "bmm", "ragged", "sdpa"])
 def test_each_attention_kernel_can_be_pinned(setup: Setup, kernel: str) -> None:
     changed = AttentionKernel(kernel).apply(setup)
     AttentionKernel(kernel).confirm(changed)

@@ -49,7 +49,7 @@ def test_settings_are_offered_around_what_the_plan_would_take(cases: Mapping[str
     assert sizes == sorted(set(sizes), reverse=True)
     assert all(1 <= size < 14 for size in sizes)
     kernels = {way.kernel for way in AttentionKernel.variants(facts, blocks.recipe) if isinstance(way, AttentionKernel)}
-    assert kernels == {"bmm", "sdpa"}
+    assert kernels == {"bmm", "ragged", "sdpa"}
     assert will_pack(lora.facts.model, lora.facts.data, {})
     tokens = [way.tokens for way in Packing.variants(lora.facts, lora.recipe) if isinstance(way, Packing)]
     assert max(tokens) == 4 * min(tokens)

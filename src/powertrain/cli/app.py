@@ -248,3 +248,38 @@ def version(value: bool) -> None:
 def options(version: Annotated[bool, typer.Option("--version", callback=version, is_eager=True,
                                                   help="Show the version.")] = False) -> None:
     pass
+
+
+@app.command()
+def audit(path: Annotated[Path, typer.Argument(help="A training script or config of any trainer, or a folder of them.",
+                                               show_default=False)],
+          json: Json = False,
+          sarif: Annotated[Path | None, typer.Option(help="Also as SARIF 2.1.0 into this file (- for stdout).")] = None,
+          markdown: Annotated[Path | None, typer.Option(help="Also as Markdown into this file (- for stdout).")] = None,
+          apply: Annotated[bool, typer.Option("--apply", help="Write the patched copy: NAME.patched.py, or --output.")] = False,
+          convert: Annotated[bool, typer.Option("--convert", help="Instead: the equivalent recipe, on stdout or into "
+                                                                  "--output.")] = False,
+          verify: Annotated[bool, typer.Option("--verify", help="Instead: run that recipe beside the original's way, and "
+                                                                "print the difference.")] = False,
+          output: Annotated[Path | None, typer.Option(help="Where --apply or --convert writes.")] = None,
+          budget: Annotated[str, typer.Option(help="Time for --verify: 90s, 2m.")] = "2m",
+          elsewhere: Annotated[bool, typer.Option("--elsewhere", help="It runs on another machine: do not look at "
+                                                                      "this one.")] = False,
+          fail_on: Annotated[str, typer.Option(help="Exit with 1 if anything is as bad as this: critical, moderate, low, "
+                                                    "or never.")] = "critical") -> None:
+    """Say what to change in a training script or config of any trainer, without running it.
+
+    Exit codes: 0 nothing as bad as --fail-on, 1 something is, 2 it cannot be read.
+    """
+    if convert or verify:
+        from powertrain.cli import auditing_recipe
+
+        if verify:
+            auditing_recipe.verify_recipe(path, budget=budget, as_json=json)
+        else:
+            auditing_recipe.convert_to_recipe(path, out=output, as_json=json)
+        return
+    from powertrain.cli import auditing
+
+    raise typer.Exit(auditing.audit(path, as_json=json, sarif=sarif, markdown=markdown, apply=apply, destination=output,
+                                    elsewhere=elsewhere, fail_on=fail_on))

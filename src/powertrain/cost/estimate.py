@@ -10,7 +10,7 @@ from powertrain.cost.fitting import largest_pass
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.padding import length_at
 from powertrain.cost.roofline import Efficiency, efficiency, expected_step_s, size_class, step_floor
-from powertrain.cost.stored import as_held
+from powertrain.cost.stored import EIGHT_BIT, as_held
 from powertrain.cost.work import Work, step_work, training_flops
 from powertrain.cost.workload import Workload
 from powertrain.records import Estimate, Hardware, ModelFacts, UnknownFact
@@ -36,8 +36,15 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
         memory_bytes=peak_memory(model, workload), padding_share=workload.padding_share,
         largest_pass=largest_pass(model, workload, hardware.free_memory_bytes),
         bytes_per_step=work.gemm_bytes + work.optimizer_bytes,
-        basis=f"floor: formula, at measured peaks; step: {expect.basis}; memory: formula{of_decoder}",
+        basis=f"floor: formula, at measured peaks{_coarse(workload)}; step: {expect.basis}; memory: formula{of_decoder}",
     )
+
+
+def _coarse(workload: Workload) -> str:
+    """What the floor does not know."""
+    if workload.base_dtype not in EIGHT_BIT:
+        return ""
+    return f", products in {workload.base_dtype} at that of {workload.dtype}: they may be faster"
 
 
 def expected_efficiency(model: ModelFacts, workload: Workload, hardware: Hardware) -> Efficiency:

@@ -28,7 +28,8 @@ from powertrain.cost.operators import (
     unary,
 )
 from powertrain.cost.replay import COPIES, Block, Gradients, Leaf, Saved, Tape, Value
-from powertrain.cost.stored import DTYPE_BYTES, FOUR_BIT, matrix_bytes, other_bytes
+from powertrain.cost.scaled import ScaledSizes
+from powertrain.cost.stored import DTYPE_BYTES, EIGHT_BIT, FOUR_BIT, matrix_bytes, other_bytes
 from powertrain.cost.workload import Workload
 from powertrain.records import ModelFacts
 
@@ -133,6 +134,8 @@ def _trained_linear(tape: Tape, facts: StepFacts, weights: Weights, part: Linear
 def _frozen_linear(tape: Tape, facts: StepFacts, part: Linear, x: Value) -> Value:
     """Its weight is made in the type of the product on every use, and saved only where it is stored in it."""
     item = facts.item if facts.is_autocast else x.item
+    if facts.model.frozen_dtype in EIGHT_BIT:
+        return ScaledSizes(tape, part, facts.model.frozen_dtype, item).project(x)
     weight = Value(None, part.weights, item)
     if matrix_bytes(facts.model) == item:
         return linear(tape, convert(tape, x, item), weight, None, part.inputs)
@@ -140,7 +143,7 @@ def _frozen_linear(tape: Tape, facts: StepFacts, part: Linear, x: Value) -> Valu
     inputs = x.count
 
     def back(saved: Saved, gradients: Gradients) -> Gradients:
-        matrix = _matrix(tape, facts, part, item)
+        matrix = tape.shared.pop(part.name, None) or _matrix(tape, facts, part, item)
         out = tape.new(inputs * item)
         del matrix
         return [out if given == item else tape.new(inputs * given)]
@@ -148,6 +151,8 @@ def _frozen_linear(tape: Tape, facts: StepFacts, part: Linear, x: Value) -> Valu
     node = tape.node((x,), (), back)
     converted = tape.new(inputs * item) if given != item else None
     matrix = _matrix(tape, facts, part, item)
+    if tape.again and node is not None and facts.model.frozen_dtype in FOUR_BIT:
+        tape.shared[part.name] = matrix      # what was made of 4 bits serves the gradient that follows
     out = Value(tape.new(rows * part.outputs * item), rows * part.outputs, item, node)
     del converted, matrix
     return out
@@ -156,6 +161,8 @@ def _frozen_linear(tape: Tape, facts: StepFacts, part: Linear, x: Value) -> Valu
 def _matrix(tape: Tape, facts: StepFacts, part: Linear, item: int) -> Block:
     """The frozen weight in a product's type. In 4 bits it is unpacked module by module, into one if they are several."""
     with tape.counting_as(COPIES):
+        if facts.workload.whole_blocks >= facts.model.layers and item == facts.item:
+            return tape.new(0)               # where only some blocks are kept, the fullest moment is in one that is not
         whole = tape.new(part.weights * item)
         if facts.model.frozen_dtype in FOUR_BIT and len(modules := _modules(facts.model, part)) > 1:
             for outputs in modules:

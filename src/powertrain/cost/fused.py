@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from powertrain.cost.forward import StepFacts, Tables, Weights
 from powertrain.cost.gradients import Linear, has_frozen_base, linears
 from powertrain.cost.kernels import KERNELS, Shape
-from powertrain.cost.operators import BOOL, FP32
+from powertrain.cost.operators import FP32
 from powertrain.cost.replay import COPIES, WORKSPACE, Block, Gradients, Leaf, Saved, Tape, Value
+from powertrain.cost.stored import EIGHT_BIT
 
 Blocks = tuple[Block, ...]
 
@@ -55,6 +56,8 @@ class Sizes:
     def product(self, name: str) -> tuple[Block, Blocks]:
         """A linear's result, and the ranks that are kept."""
         outputs, ranks = self.part(name).outputs, self.ranks(name)
+        if self.is_scaled:
+            return self._scaled(self.part(name).inputs, outputs, ranks)
         y = self.new(outputs)
         if not ranks:
             return y, ()
@@ -65,12 +68,29 @@ class Sizes:
     def product_back(self, name: str) -> tuple[Block, Block | None]:
         """The gradients of a linear's input and of its ranks."""
         inputs, ranks = self.part(name).inputs, self.ranks(name)
+        if self.is_scaled:
+            dx, made = self._scaled(self.part(name).outputs, inputs, ranks)
+            return dx, made[0] if made else None
         dranks = self.new(ranks) if ranks else None
         dx = self.new(inputs)
         if dranks is None:
             return dx, None
         added = self.new(inputs)
         return added, dranks
+
+    @property
+    def is_scaled(self) -> bool:
+        return self.facts.model.frozen_dtype in EIGHT_BIT
+
+    def _scaled(self, read: int, made: int, ranks: int) -> tuple[Block, Blocks]:
+        """A product in 8 bits of `read` columns that makes `made`, and the ranks of its adapters."""
+        codes = self.new(read, 1)
+        sums = self.new(made, FP32)
+        del codes
+        kept = (self.new(ranks),) if ranks else ()
+        y = self.new(made)                   # what adapters add, and then the result in its place
+        del sums
+        return y, kept
 
     def weight_gradients(self, name: str) -> dict[str, Block]:
         """Weight -> its gradient, made by way of the products' type; "a" is that of all adapters' A, "b" that of all B."""
@@ -101,11 +121,10 @@ def run_fused_block(tape: Tape, facts: StepFacts, weights: Weights, x: Value, ta
               for count in (model.heads, model.kv_heads, model.kv_heads)]
     mixed = KERNELS[facts.workload.attention_kernel](tape, inside[0], inside[1], inside[2], shape)
     assert mixed.block is not None
-    kept = tuple(_draw(sizes) for _ in range(2)) if model.dropout else ()
     out, left = _leave(sizes)
     if not records:
         return Value(out, x.count, FP32)
-    held: list[Blocks] = [copies, entered, (heads, mixed.block), (*left, *kept)]
+    held: list[Blocks] = [copies, entered, (heads, mixed.block), left]
     names = [name for name, value in weights.values.items() if value.node is not None]
     needs_x = x.node is not None
 
@@ -115,13 +134,6 @@ def run_fused_block(tape: Tape, facts: StepFacts, weights: Weights, x: Value, ta
 
     node = tape.node((x, *trained), (), back)
     return Value(out, x.count, FP32, node)
-
-
-def _draw(sizes: Sizes) -> Block:
-    """What dropout keeps, a byte a number, from 16 random bits for each."""
-    bits = sizes.new(sizes.facts.model.width, 2)
-    del bits
-    return sizes.new(sizes.facts.model.width, BOOL)
 
 
 def _enter(sizes: Sizes, tables: Tables | None) -> tuple[Block, Blocks]:

@@ -1,4 +1,4 @@
-"""The attention kernels of models/attention.py and models/bmm.py, in sizes; see operators.py.
+"""The attention kernels of models/attention.py, bmm.py and ragged/, in sizes; see operators.py.
 
 Legend: T tokens, H heads, K kv heads, D head width, N documents of a group, all of length L.
 """
@@ -25,6 +25,7 @@ from powertrain.cost.tiles import Chunk, Tile, chunks_of
 
 KEYS_AT_ONCE = 512                           # of torch's flash attention on a CPU, and by the length: the rows at once
 ROWS_AT_ONCE = ((768, 256), (192, 64), (0, 32))
+SEED = 8                                     # bytes
 LAST_TILES = 3                               # that are replayed: keys only grow, and the last tile may have fewer rows
 
 
@@ -318,5 +319,18 @@ def _add_product(tape: Tape, chunk: Chunk, tile: Tile, shape: Shape, item: int) 
         del product, wide
 
 
+def ragged_attention(tape: Tape, q: Value, k: Value, v: Value, shape: Shape) -> Value:
+    """One operator, which keeps q, k, v, its result, the log of each row's sum, and a seed; what it works in is not torch's."""
+    sizes = [x.nbytes for x in (q, k, v)]
+
+    def make() -> tuple[Block, Block, Block]:
+        return tape.new(sizes[0]), tape.new(shape.tokens * shape.heads * FP32), tape.new(SEED)
+
+    out, sums, seed = tape.keep(make)
+    node = tape.node((q, k, v), (q.block, k.block, v.block, out, sums, seed),
+                     lambda saved, gradients: [tape.new(nbytes) for nbytes in sizes])
+    return Value(out, q.count, q.item, node)
+
+
 KERNELS: dict[str, Callable[[Tape, Value, Value, Value, Shape], Value]] = {
-    "math": math_attention, "bmm": bmm_attention, "sdpa": sdpa_attention, "varlen": sdpa_attention}
+    "math": math_attention, "bmm": bmm_attention, "ragged": ragged_attention, "sdpa": sdpa_attention, "varlen": sdpa_attention}

@@ -19,10 +19,10 @@ from powertrain.cost.blocks import Unit, kinds_of, units_of
 from powertrain.cost.bridged import as_decoder
 from powertrain.cost.forward import StepFacts
 from powertrain.cost.gradients import has_frozen_base
-from powertrain.cost.replay import Block, Memory
+from powertrain.cost.replay import COPIES, Block, Memory
 from powertrain.cost.segments import Segments
 from powertrain.cost.step import Step
-from powertrain.cost.stored import FP32, as_held, frozen_bytes, matrix_bytes, other_bytes
+from powertrain.cost.stored import DTYPE_BYTES, FOUR_BIT, FP32, as_held, frozen_bytes, matrix_bytes, other_bytes
 from powertrain.cost.workload import Workload
 from powertrain.records import ModelFacts
 
@@ -70,7 +70,15 @@ def _standing(model: ModelFacts, workload: Workload) -> dict[str, int]:
     tokens = sum(map(sum, workload.passes))
     return {"weights": FP32 * model.trainable + frozen_bytes(model), "gradients": 0,
             "optimizer": round(workload.moment_bytes * model.trainable), "batch": TENSORS * INDEX_BYTES * tokens,
-            "workspace": workload.library_workspace_bytes}
+            "workspace": workload.library_workspace_bytes, COPIES: whole_bytes(model, workload)}
+
+
+def whole_bytes(model: ModelFacts, workload: Workload) -> int:
+    """Of the blocks of a 4-bit base that are kept whole."""
+    if model.frozen_dtype not in FOUR_BIT or not has_frozen_base(model):
+        return 0
+    share = min(workload.whole_blocks, model.layers) / model.layers
+    return round(share * model.matmul_parameters * DTYPE_BYTES[workload.dtype])
 
 
 def _passes(workload: Workload) -> list[tuple[int, ...]]:
@@ -84,7 +92,8 @@ def _passes(workload: Workload) -> list[tuple[int, ...]]:
 
 def _standing_tensors(model: ModelFacts, workload: Workload) -> list[int]:
     """The same, tensor by tensor: weights of each block and outside, two moments of each trained one."""
-    found = [TENSORS * INDEX_BYTES * sum(map(sum, workload.passes)), workload.library_workspace_bytes]
+    found = [TENSORS * INDEX_BYTES * sum(map(sum, workload.passes)), workload.library_workspace_bytes,
+             whole_bytes(model, workload)]
     frozen = has_frozen_base(model)
     for name, shape in model.shapes.items():
         is_adapter, count = ".adapters." in name, math.prod(shape)

@@ -9,6 +9,9 @@ from powertrain.records import Hardware
 BF16_SINCE = (8, 0)          # compute capability; torch.cuda.is_bf16_supported() also says yes where it is emulated
 FP16_SINCE = (7, 0)          # tensor cores
 TF32_SINCE = (8, 0)
+INT8_SINCE = (7, 5)          # tensor cores that multiply int8: Turing
+FP8_SINCE = (8, 9)           # Ada; Hopper is 9.0
+INT8_CPU_UNITS = ("amx_int8", "avx512_vnni", "avx_vnni")
 CPU_UNITS = ("amx_bf16", "avx512_bf16", "bf16")
 WORTH_IT = 1.2               # measured bf16 over fp32 below which conversions eat the gain
 
@@ -24,13 +27,28 @@ def planned_dtype(hardware: Hardware, pins: Mapping[str, object]) -> str:
 
 def bf16_unit(hardware: Hardware) -> str | None:
     """What multiplies bf16 here in hardware, or None."""
-    if hardware.device == "cuda":
-        capability = hardware.compute_capability
-        return f"tensor cores of compute capability {capability[0]}.{capability[1]}" \
-            if capability and capability >= BF16_SINCE else None
     if hardware.device == "cpu":
         return next((f"the CPU has {unit}" for unit in CPU_UNITS if unit in hardware.instructions), None)
-    return None
+    return _tensor_cores(hardware, BF16_SINCE)
+
+
+def int8_unit(hardware: Hardware) -> str | None:
+    """What multiplies int8 here in hardware, or None."""
+    if hardware.device == "cpu":
+        return next((f"the CPU has {unit}" for unit in INT8_CPU_UNITS if unit in hardware.instructions), None)
+    return _tensor_cores(hardware, INT8_SINCE)
+
+
+def fp8_unit(hardware: Hardware) -> str | None:
+    """What multiplies fp8 here in hardware, or None."""
+    return _tensor_cores(hardware, FP8_SINCE)
+
+
+def _tensor_cores(hardware: Hardware, since: tuple[int, int]) -> str | None:
+    capability = hardware.compute_capability
+    if hardware.device != "cuda" or capability is None or capability < since:
+        return None
+    return f"tensor cores of compute capability {capability[0]}.{capability[1]}"
 
 
 def bf16_gain(hardware: Hardware) -> float | None:

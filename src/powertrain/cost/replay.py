@@ -184,6 +184,7 @@ class Tape:
         self.order = 0
         self.frame: Frame | None = None
         self.again = False                   # the frame's forward pass is running for the second time
+        self.shared: dict[str, Block] = {}   # frozen matrices made in that second run, for the gradients that follow
         self.casts: dict[int, Value] = {}    # weights in autocast's type, kept until its context ends
 
     def new(self, nbytes: int) -> Block:

@@ -1,11 +1,11 @@
-"""Bytes of a weight as it is stored: trained ones in fp32, frozen ones in whatever their files have, or in 4 bits."""
+"""Bytes of a weight as it is stored: trained ones in fp32, frozen ones in whatever their files have, or in 8 bits, or in 4."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-from powertrain.cost.gradients import has_frozen_base
+from powertrain.cost.gradients import has_frozen_base, linears
 from powertrain.records import ModelFacts
 
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}   # of the matrix products, and of frozen weights
@@ -14,12 +14,17 @@ BLOCK, SCALES = 64, 256                      # weights with one scale, and scale
 # 4 bits a weight, 8 a scale, and fp32 for each scale of scales: 4.127 bits. Source: Dettmers et al. 2023 (QLoRA), section 3
 FOUR_BIT_BYTES = 0.5 + 1 / BLOCK + FP32 / (BLOCK * SCALES)
 FOUR_BIT = ("nf4", "fp4")
+INT8, FP8 = "int8", "fp8"
+EIGHT_BIT = (INT8, FP8)                      # a byte a weight, and an fp32 scale for each row of a matrix
 
 
 def matrix_bytes(model: ModelFacts) -> float:
     """Of one weight in the blocks' linears."""
     if not has_frozen_base(model):
         return FP32
+    if model.frozen_dtype in EIGHT_BIT:
+        parts = linears(model)
+        return 1 + FP32 * sum(part.outputs for part in parts) / sum(part.weights for part in parts)
     return FOUR_BIT_BYTES if model.frozen_dtype in FOUR_BIT else DTYPE_BYTES[model.frozen_dtype]
 
 
@@ -50,3 +55,19 @@ def frozen_bytes(model: ModelFacts) -> int:
     if not own:
         return 0
     return round(model.matmul_parameters * matrix_bytes(model) + (own - model.matmul_parameters) * other_bytes(model))
+
+
+def why_not_eight_bit(model: ModelFacts) -> str | None:
+    """Why the matrices of the blocks cannot be held, and multiplied, in 8 bits."""
+    if model.provider != "native":
+        return f"the model is computed by {model.provider}, whose linears are not ours to round"
+    if not has_frozen_base(model):
+        return f"all {model.trainable:,} weights are trained, and 8 bits are too few for the small steps of training"
+    if model.frozen_dtype not in DTYPE_BYTES:
+        return f"the base is in {model.frozen_dtype} already; method=lora would keep it unrounded for this"
+    return None
+
+
+def eight_bit_saving_bytes(model: ModelFacts) -> int:
+    """Of the matrices of the blocks, against what their files have."""
+    return round(model.matmul_parameters * (matrix_bytes(model) - matrix_bytes(as_held(model, INT8))))

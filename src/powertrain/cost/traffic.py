@@ -21,7 +21,7 @@ from powertrain.cost.gradients import (
     lowest_layer,
 )
 from powertrain.cost.recomputing import Recomputed, recomputed_of
-from powertrain.cost.stored import DTYPE_BYTES, FOUR_BIT, FP32, matrix_bytes, other_bytes
+from powertrain.cost.stored import DTYPE_BYTES, EIGHT_BIT, FOUR_BIT, FP32, matrix_bytes, other_bytes
 from powertrain.records import ModelFacts
 
 BACKWARD_SHARE = 2                           # backward over forward: two products for each one of the forward pass
@@ -146,7 +146,7 @@ class Traffic:
         total = float(model.head_parameters * (head + item)) if head != item else 0.0
         dora = {linear.name for linear in linears(model) if self._has_magnitude(linear)}
         for linear, rounds, adapter_rounds in self._rounds():
-            each = stored + item if stored != item else 0.0
+            each = stored + item if stored != item and model.frozen_dtype not in EIGHT_BIT else 0.0
             each += 2 * item if model.frozen_dtype in FOUR_BIT and linear.name == "qkv" else 0
             total += rounds * linear.weights * each
             if linear.name in dora and adapter_rounds:

@@ -25,11 +25,12 @@ class Workload:
     checkpoint_keeps_attention: bool = False # what attention gave is not recomputed, if there is no dropout
     loss_chunk_rows: int | None = None       # None = all logits at once
     attention_saves_scores: bool = True      # False where attention recomputes its weights in the backward pass
-    kernel: str = ""                         # of attention: "math", "bmm", "sdpa" or "varlen"; "" = see attention_kernel
+    kernel: str = ""                         # of attention, by its name in models/attention.py; "" = see attention_kernel
     compiled: bool = False
     fused_blocks: bool = False               # they are run by functions written by hand, compiled
     trained_share: float = 1.0               # of the tokens: those that are targets
     base_dtype: str | None = None            # what frozen matrices of the blocks are held in; None = as their files have them
+    whole_blocks: int = 0                    # of a 4-bit base, made whole in the products' type once
     moment_bytes: float = 8.0                # of the optimizer's state per trained weight: two fp32 moments
     lengths: Mapping[str, int] = field(default_factory=dict)     # quantiles of the examples' tokens; empty: all have `block`
     grouped: bool = False                    # a step's examples are sorted by length before they are cut into passes

@@ -17,7 +17,7 @@ import psutil
 
 # What training kernels choose by: the names are those of Linux's /proc/cpuinfo, on x86 and on arm.
 INSTRUCTION_SETS = (
-    "avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8",
+    "avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8",
     "asimd", "bf16", "sve", "i8mm",
 )
 # The same on macOS, where sysctl names them differently.

@@ -253,7 +253,7 @@ def merged(model: Decoder) -> Decoder:
     """
     for name, module in model.named_modules():
         if isinstance(module, FrozenLinear) and module.weight is None:
-            raise WrongUse(f"the base is quantised ({name} has 4 bits a weight), and merging into rounded weights would round "
+            raise WrongUse(f"the base is quantised ({name} is), and merging into rounded weights would round "
                            f"the adapters away; load the unquantised base and merge into that (merge_into)")
     return merge_into(model, model)
 

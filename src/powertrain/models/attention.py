@@ -1,4 +1,4 @@
-"""Attention kernels: four ways to the same numbers, chosen by a technique.
+"""Attention kernels: five ways to the same numbers, chosen by a technique.
 
 A kernel takes q (T, H, D), k and v (T, K, D) of documents laid end to end, and gives (T, H, D); each token attends
 within its own document, to itself and what came before (with a window W: to the last W tokens, itself included). Each
@@ -7,6 +7,7 @@ of the K kv heads serves H / K query heads. `dropout` is the share of attention 
 
   math     the definition, in fp32: what the others are tested against
   bmm      batched products over tiles that fit the CPU's cache: see bmm.py
+  ragged   flash attention for a CPU over documents of any lengths, in C++ that is compiled at its first use: see ragged/
   sdpa     torch's scaled_dot_product_attention, one call for each length that occurs
   varlen   FlashAttention over cumulative lengths, whatever they are: CUDA, half precision
 """
@@ -23,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from powertrain.models.bmm import bmm_forward
+from powertrain.models.ragged.attention import ragged_forward, why_not
 from powertrain.records import WrongUse
 
 
@@ -116,6 +118,17 @@ def bmm_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *, 
         raise WrongUse(f"bmm attention is laid out for the CPU's caches in fp32 or bf16, and got {q.dtype} on "
                        f"{q.device.type}; use sdpa there")
     out: Tensor = bmm_forward(q, k, v, lengths, dropout, window, scale)[0]
+    return out
+
+
+def ragged_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *, layer: int, dropout: float,
+                     window: int | None, scale: float) -> Tensor:
+    """Our own flash attention, on the CPU. Raises WrongUse elsewhere, and for types and widths that it does not have."""
+    del layer
+    reason = f"it runs on a CPU, not on {q.device.type}" if q.device.type != "cpu" else why_not(q.dtype, q.shape[2])
+    if reason is not None:
+        raise WrongUse(f"ragged attention cannot run: {reason}; use bmm or sdpa")
+    out: Tensor = ragged_forward(q, k, v, lengths, dropout, window, scale)[0]
     return out
 
 

@@ -2,7 +2,9 @@
 
 The 4-bit codes are the quantiles of a normal distribution (NF4) or a small floating-point format (FP4); `double` stores the
 scales in 8 bits too. A weight takes 4.5 bits, or 4.13 with double. It is made whole on every use, in the dtype of the
-product, forward and again backward; nothing of that is kept. Source: Dettmers et al. 2023 (QLoRA), section 3.
+product, forward and again backward. Two things spare that, with the same bits in the result: where a block is computed
+again for its backward pass, what was made for that serves both; and as many blocks as `keep_whole` is told stay whole.
+Source: Dettmers et al. 2023 (QLoRA), section 3.
 
 q, k and v are quantised apart, as the separate modules of transformers are, so that the numbers are the same. (Only
 gpt_neox interleaves their rows in one module; there the second rounding, of the scales, sees them in another order.)
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from powertrain.models.adapters import find_slots, has_adapters
-from powertrain.models.linear import FrozenLinear
+from powertrain.models.linear import FrozenLinear, compute_dtype, frozen_product
 from powertrain.records import WrongUse
 
 if TYPE_CHECKING:
@@ -93,9 +95,25 @@ class QuantisedLinear(FrozenLinear):
         self.bias = linear.bias
         self.requires_grad_(False)
         self.kind = kind
+        self.whole: Tensor | None = None     # kept for good
+        self.again: Tensor | None = None     # made as a checkpoint computed the product again, for the gradient that follows
         self.parts = [Packed.of(part, kind, double) for part in torch.split(linear.weight, rows)]
 
+    def forward(self, x: Tensor) -> Tensor:
+        if not (x.requires_grad and is_computed_again()):
+            return super().forward(x)
+        made = self.matrix(compute_dtype(x))
+        self.again = made
+        return frozen_product(x, self.bias, lambda dtype: made)
+
     def matrix(self, dtype: torch.dtype) -> Tensor:
+        if self.whole is not None and self.whole.dtype is dtype:
+            return self.whole
+        again, self.again = self.again, None
+        return again if again is not None and again.dtype is dtype else self.unpack(dtype)
+
+    def unpack(self, dtype: torch.dtype) -> Tensor:
+        """(out, in), made of the packed weights."""
         if len(self.parts) == 1:
             return self.parts[0].unpack(dtype)
         whole = torch.empty(self.out_features, self.in_features, dtype=dtype, device=self.device)
@@ -113,13 +131,20 @@ class QuantisedLinear(FrozenLinear):
 
     @property
     def memory_bytes(self) -> int:
+        """Of the packed weights."""
         return sum(part.memory_bytes for part in self.parts)
+
+    @property
+    def held_bytes(self) -> int:
+        """With what is kept whole."""
+        return self.memory_bytes + (0 if self.whole is None else self.whole.nbytes)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """What `.to` calls. The packed weights move, and keep their dtypes, whatever dtype is asked for."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = fn(self.parts[0].values.new_empty(0)).device
         self.parts = [part.move(device) for part in self.parts]
+        self.whole, self.again = None if self.whole is None else self.whole.to(device), None
         return self
 
 
@@ -154,3 +179,25 @@ def refuse_full(model: nn.Module) -> None:
     if found is not None:
         raise WrongUse(f"a base in {found.kind} cannot train in full: a step is far smaller than the gaps between 16 values; "
                        f"use method=qlora, which trains adapters beside it, or load the base unquantised for method=full")
+
+
+def is_computed_again() -> bool:
+    """Whether this is a forward pass inside of a backward one, as a checkpoint makes it."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def keep_whole(model: nn.Module, blocks: int, dtype: torch.dtype) -> None:
+    """The 4-bit linears of the last `blocks` blocks are made whole once, in `dtype`; they keep their packed weights besides."""
+    found = list(model.get_submodule("blocks").children())
+    for block in found[len(found) - blocks:]:
+        for linear in block.modules():
+            if isinstance(linear, QuantisedLinear):
+                linear.whole = linear.unpack(dtype)
+
+
+def whole_blocks(model: nn.Module, dtype: torch.dtype) -> int:
+    """How many blocks have nothing to make whole for a product in `dtype`."""
+    blocks = [[linear for linear in block.modules() if isinstance(linear, QuantisedLinear)]
+              for block in model.get_submodule("blocks").children()]
+    return sum(bool(linears) and all(linear.whole is not None and linear.whole.dtype is dtype for linear in linears)
+               for linears in blocks)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from powertrain.recipe import foreign_keys
+
 # tables of other trainers' files whose keys stand at our top level
 SECTIONS = ("training", "train", "trainer", "logging")
 
@@ -47,6 +49,7 @@ SAME_VALUE: Mapping[str, str] = {
     "bnb_4bit_quant_type": "quantisation.type", "quantization_type": "quantisation.type",
     "bnb_4bit_use_double_quant": "quantisation.double", "use_nested_quant": "quantisation.double",
     "double_quantization": "quantisation.double", "use_double_quant": "quantisation.double",
+    "use_bnb_nested_quant": "quantisation.double",
 }
 
 # key -> (technique, setting): the value is that setting of the technique
@@ -148,6 +151,7 @@ NO_EFFECT: Mapping[str, str] = {
         "base_topics", "n_topic_variants")},
     "lora_fan_in_fan_out": "which way round a weight is stored is read off the model",
     "fan_in_fan_out": "which way round a weight is stored is read off the model",
+    **foreign_keys.NO_EFFECT,
 }
 
 # the same for all keys that begin so
@@ -156,6 +160,7 @@ NO_EFFECT_BEGINNING: Mapping[str, str] = {
     "trackio_": _TRACKER, "ddp_": _ONE_DEVICE, "fsdp_": _ONE_DEVICE, "liger_": _KERNELS,
     "inference.": "`powertrain chat` and `generate` take these as options",
     "paths.": "a run's folder is output_dir, and the cache is chosen on the command line",
+    **foreign_keys.NO_EFFECT_BEGINNING,
 }
 
 _SELECTIVE = "it would train some of the model's own weights and not others, which is not available; use method=lora or full"
@@ -176,5 +181,6 @@ REFUSED: Mapping[str, str] = {
     "load_best_model_at_end": "model/ is the last step's, and the best checkpoint is kept beside it; leave it out",
     "resume_from_checkpoint": "a run goes on with `powertrain train --resume RUN`; leave it out",
     "gptq": "4-bit bases are bitsandbytes' (method=qlora); leave it out",
+    **foreign_keys.REFUSED,
 }
 OFF: tuple[Any, ...] = (None, False, 0, "", "no", "none", "off", [])

@@ -79,6 +79,12 @@ def _opened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield (rest if rest and (section in SECTIONS or foreign) else key), value
 
 
+def is_known(key: str) -> bool:
+    """Whether this key, as another trainer spells it, has a translation here or a reason why it has no effect."""
+    section, _, rest = key.partition(".")
+    return _is_known(key) or _is_known(_plain(key)) or (section in SECTIONS and bool(rest) and is_known(rest))
+
+
 def _is_known(key: str) -> bool:
     tables: tuple[Mapping[str, Any], ...] = (
         SAME_VALUE, SINGLE, MEANING, TECHNIQUE_SETTING, TECHNIQUE_SWITCH, NO_EFFECT, REFUSED)

@@ -130,6 +130,7 @@ def start_run(prepared: Prepared, listener: Listener) -> tuple[RunFolder, int]:
         session = Session(prepared, setup, state, folder, EventLog(folder.events), listener, [])
         _check_disk(session)
         session.emit("start", durable=True, **_start_fields(prepared))
+        tell_found(session)
         return folder, _run(session, interrupt)
 
 
@@ -147,10 +148,18 @@ def resume_run(folder: RunFolder, prepared: Prepared, listener: Listener) -> tup
             load_checkpoint(checkpoint, state)
         session = Session(prepared, setup, state, folder, EventLog(folder.events), listener, [])
         session.emit("resume", durable=True, step=state.step, rejected=rejected, **_start_fields(prepared))
+        tell_found(session)
         for reason in rejected:
             session.emit("warning", message=f"passed over checkpoint {reason}")
             _set_aside(folder.checkpoints / reason.partition(":")[0])
         return folder, _run(session, interrupt)
+
+
+def tell_found(session: Session) -> None:
+    """What the techniques in force have to say of this model."""
+    for step in session.prepared.plan.steps:
+        if (text := step.technique.found(session.setup)) is not None:
+            session.emit("note", message=text)
 
 
 def _start_fields(prepared: Prepared) -> dict[str, Any]:

@@ -6,13 +6,16 @@ from powertrain.techniques.attention_kernel import AttentionKernel
 from powertrain.techniques.base import Technique
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
+from powertrain.techniques.dequantised_cache import DequantisedCache
 from powertrain.techniques.eight_bit_adamw import EightBitAdamW
 from powertrain.techniques.four_bit_base import FourBitBase
+from powertrain.techniques.fp8_base import Fp8Base
 from powertrain.techniques.fp16 import Fp16
 from powertrain.techniques.frozen_backward import FrozenBackward
 from powertrain.techniques.frozen_base import FrozenBase
 from powertrain.techniques.fused_adamw import FusedAdamW
 from powertrain.techniques.fused_blocks import FusedBlocks
+from powertrain.techniques.int8_base import Int8Base
 from powertrain.techniques.length_grouping import LengthGrouping
 from powertrain.techniques.loader import Loader
 from powertrain.techniques.micro_batch import MicroBatch
@@ -23,7 +26,8 @@ from powertrain.techniques.threads import Threads
 from powertrain.techniques.torch_compile import TorchCompile
 
 CATALOGUE: tuple[type[Technique], ...] = (
-    Threads, Allocator, Bf16, Fp16, Tf32, FourBitBase, FrozenBase, FusedAdamW, EightBitAdamW, PagedAdamW, AttentionKernel,
+    Threads, Allocator, Bf16, Fp16, Tf32, FourBitBase,
+    Int8Base, Fp8Base, DequantisedCache, FrozenBase, FusedAdamW, EightBitAdamW, PagedAdamW, AttentionKernel,
     ChunkedCrossEntropy, Packing, MicroBatch, LengthGrouping, FusedBlocks,
     FrozenBackward, TorchCompile, ActivationCheckpointing, Loader)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from powertrain.training.setup import Setup
 
 ROOM = 0.8                   # share of the free memory that a plan may count on
-KEPT = ("bmm_attention", "_scaled_dot_product_", "_varlen_attn")     # how the operators that mix tokens are called
+KEPT = ("bmm_attention", "ragged_attention", "_scaled_dot_product_", "_varlen_attn")     # operators that mix tokens
 
 
 @dataclass(frozen=True)

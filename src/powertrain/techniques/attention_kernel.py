@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from powertrain.cost.compiling import bargain
 from powertrain.cost.passes import longest_example
-from powertrain.cost.precision import planned_dtype
+from powertrain.cost.precision import bf16_unit, planned_dtype
 from powertrain.models.attention import (
     Attention,
     bmm_attention,
     find_varlen,
     math_attention,
+    ragged_attention,
     sdpa_attention,
     varlen_attention,
 )
+from powertrain.models.ragged import build
 from powertrain.records import Effect, Facts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
@@ -27,10 +30,13 @@ if TYPE_CHECKING:
     from powertrain.training.setup import Setup
 
 KERNELS: Mapping[str, Attention] = {
-    "math": math_attention, "bmm": bmm_attention, "sdpa": sdpa_attention, "varlen": varlen_attention}
+    "math": math_attention, "bmm": bmm_attention, "ragged": ragged_attention, "sdpa": sdpa_attention,
+    "varlen": varlen_attention}
 CPU_STUDY = "2026-11-21_cpu-attention-kernels"
 RAGGED_STUDY = "2026-11-21_ablation-docstrings"
 SAVE_SCORES = ("math",)
+COMPILE_S = 6.0              # guess: of the ragged kernel, once on a machine
+RAGGED_GAIN = (0.8, 0.98)    # guess: the step's time with it over that with bmm
 VARLEN_SINCE = (8, 0)        # compute capability: FlashAttention 2
 VARLEN_WIDTH = 256           # of a head, at most, and a multiple of 8
 
@@ -40,8 +46,9 @@ class AttentionKernel(Technique):
     """All kernels compute softmax(Q K^T / sqrt(d)) V inside each document, causally; they differ in what they store.
 
     None but `math` holds the T x T weights of a document, and none has a mask over a whole batch. On a CPU the backward
-    pass of `sdpa` is slow, and batched products over causal tiles that compute the weights again (`bmm`) beat it; on a
-    GPU `sdpa` is the flash kernel, and `varlen` is the same for documents of all lengths at once.
+    pass of `sdpa` is slow, and batched products over causal tiles that compute the weights again (`bmm`) beat it; `ragged`,
+    in C++ that has to be compiled once on a machine, does the same without a copy, a filled-up document or a call for each
+    length. On a GPU `sdpa` is the flash kernel, and `varlen` is the same for documents of all lengths at once.
     """
 
     kernel: str = "sdpa"
@@ -67,9 +74,13 @@ class AttentionKernel(Technique):
         if device == "cpu":
             claim = Effect((0.76, 0.83), 0, basis=f"study: {RAGGED_STUDY}") if ragged else \
                 Effect((0.79, 0.86), 0, basis=f"study: {CPU_STUDY}")
+            reason, pays = _why_no_ragged(facts, recipe)
+            if reason is None:
+                because = f"{shown}, read where they lie, in causal tiles that fit the caches; {pays}"
+                return Proposal(cls("ragged"), because=because, claim=claim)
             return Proposal(cls("bmm"), because=f"{shown}: causal tiles that fit the caches, many documents "
-                                                f"{'of similar length ' if ragged else ''}in one product",
-                            claim=claim)
+                                                f"{'of similar length ' if ragged else ''}in one product; not our own kernel, "
+                                                f"because {reason}", claim=claim)
         claim = Effect((0.5, 0.95), 0, basis="guess: not measured yet")
         if not ragged:
             return Proposal(cls("sdpa"), because=f"{shown}, all of one length: torch's flash kernels", claim=claim)
@@ -83,10 +94,17 @@ class AttentionKernel(Technique):
         """`math` is what runs without it."""
         if facts.model.provider != "native":
             return ()
-        here = [name for name in KERNELS if name != "math" and (name != "varlen" or _why_no_varlen(facts, recipe) is None)]
-        return None, *(cls(name) for name in here)
+        cannot = {"math", *(["varlen"] if _why_no_varlen(facts, recipe) is not None else []),
+                  *(["ragged"] if _never_ragged(facts, recipe) is not None else [])}
+        return None, *(cls(name) for name in KERNELS if name not in cannot)
 
     def apply(self, setup: Setup) -> Setup:
+        if self.kernel == "ragged":
+            try:
+                build.load()
+            except build.CannotBuild as error:
+                raise NotApplied(f"attention_kernel: the ragged kernel could not be compiled: {error}; "
+                                 "techniques.attention_kernel.kernel=bmm needs no compiler") from None
         return replace(setup, attention=KERNELS[self.kernel])
 
     def confirm(self, setup: Setup) -> None:
@@ -97,6 +115,37 @@ class AttentionKernel(Technique):
 
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, attention_saves_scores=self.kernel in SAVE_SCORES, kernel=self.kernel)
+
+
+def _never_ragged(facts: Facts, recipe: Recipe) -> str | None:
+    """What keeps our own kernel from running here at all, or None."""
+    dtype, missing = planned_dtype(facts.hardware, recipe.techniques), facts.software.missing
+    if facts.hardware.device != "cpu":
+        return "it is for CPUs"
+    if "c++ compiler" in missing:
+        return f"compiling it needs the part 'c++ compiler', which is {missing['c++ compiler']}"
+    if dtype == "bf16" and bf16_unit(facts.hardware) is None:
+        return "this CPU multiplies no bf16"
+    if dtype not in ("bf16", "fp32"):
+        return f"it computes in bf16 and fp32, and products are computed in {dtype}"
+    return f"it takes heads of an even width, not of {facts.model.head_width}" if facts.model.head_width % 2 else None
+
+
+def _why_no_ragged(facts: Facts, recipe: Recipe) -> tuple[str | None, str]:
+    """What keeps our own kernel from running here, or None; and what its compiling costs."""
+    if (reason := _never_ragged(facts, recipe)) is not None:
+        return reason, ""
+    if build.is_built():
+        return None, "the kernel is compiled already"
+    found = bargain(facts, RAGGED_GAIN, COMPILE_S, train_time_s=recipe.train_time_s, max_steps=recipe.max_steps,
+                    epochs=recipe.num_train_epochs)
+    if not found.pays:
+        return found.shown, ""
+    try:
+        build.load()                         # now, so that a compiler that fails costs the kernel and not the run
+    except build.CannotBuild as error:
+        return f"it could not be compiled: {error}", ""
+    return None, found.shown
 
 
 def _why_no_varlen(facts: Facts, recipe: Recipe) -> str | None:

@@ -53,6 +53,10 @@ class Technique:
         """Raise NotApplied unless the technique is in force in `setup`."""
         raise NotImplementedError
 
+    def found(self, setup: Setup) -> str | None:
+        """What it met in this model as it was put in force, for whoever watches the run; None: nothing to say."""
+        return None
+
     def reckon(self, workload: Workload) -> Workload:
         """The step's arithmetic with this technique in force; unchanged where it changes neither work nor memory."""
         return workload

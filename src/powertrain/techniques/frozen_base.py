@@ -40,6 +40,7 @@ class FrozenBase(Technique):
     exactness = Exactness.ROUNDING
     touches = frozenset({"runtime"})
     acts_on = frozenset({"products", "elementwise"})
+    slot = "base"
     source = "performance.md section 2.5: frozen weights need no fp32 master copy (Micikevicius et al. 2018)"
 
     def __post_init__(self) -> None:

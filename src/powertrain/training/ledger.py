@@ -87,7 +87,7 @@ def standing_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     moments = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
                 for tensor in (*model.parameters(), *model.buffers(), *moments)}
-    packed = sum(module.memory_bytes for module in model.modules() if isinstance(module, QuantisedLinear))
+    packed = sum(module.held_bytes for module in model.modules() if isinstance(module, QuantisedLinear))
     return sum(storages.values()) + packed
 
 

@@ -85,6 +85,16 @@ class Setup:
         indices = step_examples(self.seed, 0, self.train_batch_size, len(self.examples))
         return self.passes(sorted((self.examples[int(i)] for i in indices), key=lambda example: example.tokens)[:2])[0]
 
+    def try_out(self, tokens: int) -> None:
+        """The blocks run forward once, without a gradient, over the first step's first examples of `tokens` or a bit more."""
+        few: list[Example] = []
+        for index in step_examples(self.seed, 0, self.train_batch_size, len(self.examples)):
+            few.append(self.examples[int(index)])
+            if sum(example.tokens for example in few) >= tokens:
+                break
+        with torch.no_grad(), self.precision.context(self.device):
+            self.model.hidden(self.collate(few).to(self.device))
+
     def product_dtype(self) -> torch.dtype:
         """The dtype that the model's matrix products come out in, tried on one row.
 

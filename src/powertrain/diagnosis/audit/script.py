@@ -1,11 +1,24 @@
-"""A training script as syntax: its calls, loops and assignments, with what its names are known to be."""
+"""A training script as syntax: its calls, loops and functions, asked by the rules that look at code.
+
+A *training loop* is the innermost loop that takes an optimizer step, whether `backward()` stands in it or in a function of the
+script that it calls. `step_code` is what runs at every step: the loop's body and the bodies of those functions.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
-from dataclasses import dataclass
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+
+from powertrain.records.findings import Evidence, Place
+
+Loop = ast.For | ast.While | ast.AsyncFor
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
+DEEPEST_HELPER = 3                           # functions called from a loop, and from those: as deep as scripts go
 
 
 @dataclass(frozen=True)
@@ -16,3 +29,190 @@ class Script:
     text: str
     tree: ast.Module
     imported: Mapping[str, str]              # name in the script -> what it is: "F" -> "torch.nn.functional"
+    sections: Mapping[str, ast.Call] = field(default_factory=dict)   # "training" -> the call that makes those settings
+    kinds: Mapping[str, frozenset[str]] = field(default_factory=dict)    # variable -> what made it: "….from_pretrained"
+
+    # -------------------------------------------------------------------------------------------- places and words
+
+    @cached_property
+    def lines(self) -> tuple[str, ...]:
+        return tuple(io.StringIO(self.text, newline=""))         # str.splitlines would also split at form feeds
+
+    @cached_property
+    def parents(self) -> Mapping[ast.AST, ast.AST]:
+        return {child: parent for parent in ast.walk(self.tree) for child in ast.iter_child_nodes(parent)}
+
+    def place(self, node: ast.AST) -> Place:
+        return Place(str(self.path), getattr(node, "lineno", 0))
+
+    def words(self, node: ast.AST) -> str:
+        """How the script spells a node, on one line."""
+        first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) or 0
+        if not first or not last:
+            return ast.unparse(node)
+        lines = self._bytes[first - 1:last]              # columns count bytes, not characters
+        lines[-1] = lines[-1][:getattr(node, "end_col_offset", None)]
+        lines[0] = lines[0][getattr(node, "col_offset", 0):]
+        return " ".join(b"".join(lines).decode().split())
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        return [line.encode() for line in self.lines]
+
+    def evidence(self, node: ast.AST) -> Evidence:
+        return Evidence(self.words(node), self.place(node))
+
+    # -------------------------------------------------------------------------------------------- names
+
+    def name(self, node: ast.AST) -> str:
+        """The dotted name of a name or attribute, its import resolved: `F.cross_entropy` -> torch.nn.functional.cross_entropy.
+
+        The name of a call is that of what is called; "" for what has no name, such as `layers[0]`.
+        """
+        if isinstance(node, ast.Call):
+            return self.name(node.func)
+        if isinstance(node, ast.Name):
+            return self.imported.get(node.id, node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self.name(node.value) if not isinstance(node.value, ast.Call) else f"{self.name(node.value)}()"
+            return f"{owner}.{node.attr}" if owner else f".{node.attr}"
+        return ""
+
+    def calls(self, *names: str, within: ast.AST | None = None) -> Iterator[ast.Call]:
+        """Calls of any of these resolved dotted names; a name that begins with a dot is a method of anything: ".backward"."""
+        for node in ast.walk(within if within is not None else self.tree):
+            if isinstance(node, ast.Call) and is_called(self.name(node.func), names):
+                yield node
+
+    def has_call(self, *names: str, within: ast.AST | None = None) -> bool:
+        return next(self.calls(*names, within=within), None) is not None
+
+    def is_made_by(self, node: ast.AST, *endings: str) -> bool:
+        """Whether a variable or attribute was seen to come from a call whose dotted name ends in one of these."""
+        last = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        return any(kind.endswith(endings) for kind in self.kinds.get(last, ()))
+
+    def variables(self, *endings: str) -> list[str]:
+        """The variables that come from such calls."""
+        return [name for name, kinds in self.kinds.items() if any(kind.endswith(endings) for kind in kinds)]
+
+    # -------------------------------------------------------------------------------------------- where a node stands
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """What a node stands in, the innermost first."""
+        while node in self.parents:
+            node = self.parents[node]
+            yield node
+
+    def is_within(self, node: ast.AST, outer: ast.AST) -> bool:
+        return node is outer or any(around is outer for around in self.ancestors(node))
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """The statement that a node belongs to."""
+        for around in (node, *self.ancestors(node)):
+            if isinstance(around, ast.stmt):
+                return around
+        raise AssertionError("every expression of a module belongs to a statement")
+
+    def function(self, node: ast.AST) -> FunctionNode | None:
+        return next((around for around in self.ancestors(node) if isinstance(around, FunctionNode)), None)
+
+    def loops(self, node: ast.AST) -> list[Loop]:
+        """The loops around a node within its function, the innermost first."""
+        found: list[Loop] = []
+        inner = node
+        for around in self.ancestors(node):
+            if isinstance(around, FunctionNode):
+                break
+            # what a loop iterates over is evaluated once, before it
+            if isinstance(around, Loop) and not (isinstance(around, ast.For) and inner is around.iter):
+                found.append(around)
+            inner = around
+        return found
+
+    def conditions(self, node: ast.AST, within: ast.AST | None = None) -> list[ast.If]:
+        """The `if`s around a node up to `within`, the innermost first; a node in an if's own test does not count."""
+        found, inner = [], node
+        for around in self.ancestors(node):
+            if around is within or isinstance(around, FunctionNode):
+                break
+            if isinstance(around, ast.If) and inner is not around.test:
+                found.append(around)
+            inner = around
+        return found
+
+    # -------------------------------------------------------------------------------------------- functions and loops
+
+    @cached_property
+    def functions(self) -> Mapping[str, FunctionNode]:
+        """The script's functions and methods by name; of several of one name, the last."""
+        return {node.name: node for node in ast.walk(self.tree) if isinstance(node, FunctionNode)}
+
+    def called(self, call: ast.Call) -> FunctionNode | None:
+        """The script's own function that a call runs, where its name says so: `step(…)`, `self.step(…)`."""
+        if isinstance(call.func, ast.Name):
+            return self.functions.get(call.func.id)
+        if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "self":
+            return self.functions.get(call.func.attr)
+        return None
+
+    def reached(self, node: ast.AST, deepest: int = DEEPEST_HELPER) -> Iterator[ast.AST]:
+        """All nodes under a node, and those of the script's functions that are called there."""
+        seen: set[ast.AST] = set()
+        waiting = [(node, 0)]
+        while waiting:
+            top, depth = waiting.pop(0)
+            for inner in inside(top):
+                yield inner
+                function = self.called(inner) if isinstance(inner, ast.Call) else None
+                if function is not None and function not in seen and depth < deepest:
+                    seen.add(function)
+                    waiting.append((function, depth + 1))
+
+    @cached_property
+    def training_loops(self) -> tuple[Loop, ...]:
+        """The loops over batches: each the innermost around a `backward()`, or around a call of a function that has one."""
+        return tuple(node for node in ast.walk(self.tree) if isinstance(node, Loop) and self._takes_steps(node))
+
+    def _takes_steps(self, loop: Loop) -> bool:
+        """Whether a backward pass is reached from this loop without a further loop between."""
+        for node in self._reached_without_loops(loop, 0):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
+                return True
+        return False
+
+    def _reached_without_loops(self, top: ast.AST, depth: int) -> Iterator[ast.AST]:
+        for child in ast.iter_child_nodes(top):
+            if isinstance(child, DEFINITIONS | Loop):
+                continue
+            yield child
+            function = self.called(child) if isinstance(child, ast.Call) else None
+            if function is not None and depth < DEEPEST_HELPER:
+                yield from self._reached_without_loops(function, depth + 1)
+            yield from self._reached_without_loops(child, depth)
+
+
+def is_called(name: str, names: tuple[str, ...]) -> bool:
+    return any(name == wanted or (wanted.startswith(".") and name.endswith(wanted)) for wanted in names)
+
+
+def inside(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes under a node, except the bodies of functions and classes that are only defined there."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, DEFINITIONS):
+            continue
+        yield child
+        yield from inside(child)
+
+
+def imports(tree: ast.Module) -> dict[str, str]:
+    """Name in a script -> what it is imported from, wherever the import stands."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                found[name.asname or name.name.partition(".")[0]] = name.name if name.asname else name.name.partition(".")[0]
+        elif isinstance(node, ast.ImportFrom):
+            for name in node.names:
+                found[name.asname or name.name] = f"{'.' * node.level}{node.module or ''}.{name.name}"
+    return found

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from powertrain.models.attention import Attention
-from powertrain.models.bmm import as_numbers, draw_kept
 from powertrain.models.decoder import Rotary
-from powertrain.models.fused.parts import Entered, EnteredBack, Kept, Left, LeftBack, Parts, Wanted
+from powertrain.models.fused.parts import Entered, EnteredBack, Left, LeftBack, Parts, Seeds, Wanted
 from powertrain.models.fused.weights import Copies, Weights
 from powertrain.models.linear import compute_dtype
 
@@ -61,7 +60,7 @@ class Saved:
     heads: tuple[Tensor, Tensor, Tensor]     # q, k and v, from which `mixed` was recorded
     mixed: Tensor
     left: Left
-    kept: Kept
+    seeds: Seeds
 
 
 @dataclass(frozen=True)
@@ -92,18 +91,18 @@ class Call:
             with torch.set_grad_enabled(record):
                 mixed = self.attention(q, k, v, self.lengths, layer=weights.block.index, dropout=dropout,
                                        window=config.window, scale=config.head_width ** -0.5)
-            kept = Kept(draw(x, dropout), draw(x, dropout)) if dropout else Kept()
-            out, left = self.block.functions.leave(x, mixed.detach().flatten(1), kept, weights.leave(copies, self.dtype))
-        return out, Saved(copies, entered, (q, k, v), mixed, left, kept)
+            seeds = Seeds(draw_seed(x.device), draw_seed(x.device)) if dropout else Seeds()
+            out, left = self.block.functions.leave(x, mixed.detach().flatten(1), seeds, weights.leave(copies, self.dtype))
+        return out, Saved(copies, entered, (q, k, v), mixed, left, seeds)
 
     def backward(self, dx: Tensor, saved: Saved, *, needs_x: bool) -> tuple[Tensor | None, ...]:
         """Gradients of x and of the trained weights."""
         weights, copies = self.block.weights, saved.copies
         wanted = Wanted(weights=weights.trains_whole, input=needs_x)
         functions = self.block.functions
-        left = functions.leave_back(dx, saved.mixed.detach().flatten(1), saved.left, saved.kept,
+        left = functions.leave_back(dx, saved.mixed.detach().flatten(1), saved.left, saved.seeds,
                                     weights.leave(copies, self.dtype), wanted)
-        del saved.left, saved.kept
+        del saved.left
         if not (wanted.input or wanted.weights or weights.adapts("qkv")):
             return None, *weights.gradients(None, left)
         dheads = torch.autograd.grad(saved.mixed, saved.heads, left.mixed.view_as(saved.mixed))
@@ -113,9 +112,9 @@ class Call:
         return entered.x, *weights.gradients(entered, left)
 
 
-def draw(x: Tensor, dropout: float) -> Tensor:
-    """The shape of x, uint8: 1 with probability 1 - dropout."""
-    return as_numbers(draw_kept(x.numel(), dropout, x.device)).view(x.shape)
+def draw_seed(device: torch.device) -> Tensor:
+    """() int32, any number that there is."""
+    return torch.empty((), dtype=torch.int64, device=device).random_(-2**31, 2**31).to(torch.int32)
 
 
 class _Block(torch.autograd.Function):

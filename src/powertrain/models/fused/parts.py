@@ -21,15 +21,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from powertrain.models.config import ModelConfig
+from powertrain.models.scaled import scaled_product, scaled_product_back
 
 
 class Linear(NamedTuple):
-    """A linear and its adapters, all in the type that products are computed in: y = x (weight + b a)^T + bias."""
+    """A linear and its adapters, all in the type that products are computed in: y = x (weight + b a)^T + bias.
+
+    With `scales`, `weight` is the codes of a frozen base in 8 bits (models/scaled.py).
+    """
 
     weight: Tensor                   # (out, in)
     bias: Tensor | None = None       # (out,)
     a: Tensor | None = None          # (R, in): the A of all adapters, one below the other
     b: Tensor | None = None          # (out, R): scale x B of each, in its rows and columns, and zeros
+    scales: Tensor | None = None     # (out,) fp32
 
 
 class NormWeights(NamedTuple):
@@ -111,20 +116,35 @@ class LeaveWeights(NamedTuple):
     norm: NormWeights
     mlp_in: Linear
     mlp_out: Linear
+    dtype: torch.dtype               # of products
 
 
 class EnterWeights(NamedTuple):
     norm: NormWeights
     qkv: Linear
+    dtype: torch.dtype               # of products
     q_norm: Tensor | None = None     # (D,) fp32
     k_norm: Tensor | None = None
 
 
-class Kept(NamedTuple):
-    """Which numbers of the two branches dropout keeps, (T, d) uint8; None without dropout."""
+class Seeds(NamedTuple):
+    """What the two branches' dropout is a function of, () int32; None without dropout."""
 
     attention: Tensor | None = None
     mlp: Tensor | None = None
+
+
+def is_kept(seed: Tensor, x: Tensor, dropout: float) -> Tensor:
+    """(T, d) bool, True with probability 1 - dropout: well mixed bits of the seed and the place in x.
+
+    Source: Wellons 2018, the integer hash "lowbias32".
+    """
+    rows, columns = (torch.arange(count, dtype=torch.int32, device=x.device) for count in x.shape)
+    bits = rows[:, None] * x.shape[1] + columns + seed
+    bits = (bits ^ (bits >> 16 & 0xffff)) * 0x7feb352d       # >> keeps the sign, which the mask takes away
+    bits = (bits ^ (bits >> 15 & 0x1ffff)) * (0x846ca68b - 2**32)
+    bits = bits ^ (bits >> 16 & 0xffff)
+    return bits >= round(dropout * 2**32) - 2**31
 
 
 @dataclass(frozen=True)
@@ -137,7 +157,7 @@ class Parts:
 
     def enter(self, x: Tensor, cosines: Tensor | None, sines: Tensor | None, weights: EnterWeights) -> tuple[Tensor, Entered]:
         """From the residual x (T, d) fp32 to queries and keys at their positions, then values: (T, H + 2 K, D)."""
-        c, dtype = self.config, weights.qkv.weight.dtype
+        c, dtype = self.config, weights.dtype
         normalised, h = self._normalise(x, weights.norm, dtype)
         y, ranks = product(h, weights.qkv)
         heads = torch.unflatten(y, -1, (c.heads + 2 * c.kv_heads, c.head_width))
@@ -151,22 +171,23 @@ class Parts:
             q, k = _turn(q, cosines, sines, dtype), _turn(k, cosines, sines, dtype)
         return torch.cat((q.to(dtype), k.to(dtype), v), dim=1), Entered(normalised, ranks, raw)
 
-    def leave(self, x: Tensor, mixed: Tensor, kept: Kept, weights: LeaveWeights) -> tuple[Tensor, Left]:
+    def leave(self, x: Tensor, mixed: Tensor, seeds: Seeds, weights: LeaveWeights) -> tuple[Tensor, Left]:
         """From the residual and what attention gave, mixed (T, H D), to the next block's residual, (T, d) fp32."""
-        c, dtype = self.config, weights.out.weight.dtype
+        c, dtype = self.config, weights.dtype
         o, out_ranks = product(mixed, weights.out)
-        between = x + self._drop(o, kept.attention)
+        between = x + self._drop(o, seeds.attention)
         normalised, h = self._normalise(x if c.parallel_residual else between, weights.norm, dtype)
         inner, in_ranks = product(h, weights.mlp_in)
         y, down_ranks = product(self._act(inner).to(dtype), weights.mlp_out)
-        return between + self._drop(y, kept.mlp), Left(normalised, inner, out_ranks, in_ranks, down_ranks)
+        return between + self._drop(y, seeds.mlp), Left(normalised, inner, out_ranks, in_ranks, down_ranks)
 
     # ------------------------------------------------------------------------------------------- backward
 
-    def leave_back(self, dx: Tensor, mixed: Tensor, left: Left, kept: Kept, weights: LeaveWeights, wanted: Wanted) -> LeftBack:
+    def leave_back(self, dx: Tensor, mixed: Tensor, left: Left, seeds: Seeds, weights: LeaveWeights,
+                   wanted: Wanted) -> LeftBack:
         """Gradients from that of the next block's residual, dx (T, d) fp32."""
-        c, dtype = self.config, weights.out.weight.dtype
-        dy = self._drop(dx, kept.mlp).to(dtype)
+        c, dtype = self.config, weights.dtype
+        dy = self._drop(dx, seeds.mlp).to(dtype)
         da, down_dranks = product_back(dy, weights.mlp_out)
         act, dinner = self._act_back(left.inner, da, dtype)
         mlp_out = weight_gradients(dy, act, left.down_ranks, down_dranks, weights.mlp_out, None, wanted)
@@ -174,7 +195,7 @@ class Parts:
         mlp_in = weight_gradients(dinner, left.normalised.n, left.in_ranks, in_dranks, weights.mlp_in, weights.norm, wanted)
         norm = _norm_gradients(dh, left.normalised, weights.norm, wanted)
         dbetween = dx + self._normalise_back(dh, left.normalised, weights.norm)
-        do = self._drop(dx if c.parallel_residual else dbetween, kept.attention).to(dtype)
+        do = self._drop(dx if c.parallel_residual else dbetween, seeds.attention).to(dtype)
         dmixed, out_dranks = product_back(do, weights.out)
         out = weight_gradients(do, mixed, left.out_ranks, out_dranks, weights.out, None, wanted)
         return LeftBack(dbetween, dmixed, norm, out, mlp_in, mlp_out)
@@ -182,7 +203,7 @@ class Parts:
     def enter_back(self, dx: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, entered: Entered, cosines: Tensor | None,
                    sines: Tensor | None, weights: EnterWeights, wanted: Wanted) -> EnteredBack:
         """Gradients from those of queries (T, H, D), keys and values (T, K, D)."""
-        c, dtype = self.config, weights.qkv.weight.dtype
+        c, dtype = self.config, weights.dtype
         if cosines is not None and sines is not None:
             # in fp32 where more of the chain follows
             turned = dtype if entered.raw is None else torch.float32
@@ -205,9 +226,11 @@ class Parts:
 
     # ------------------------------------------------------------------------------------------- elementwise
 
-    def _drop(self, x: Tensor, kept: Tensor | None) -> Tensor:
-        """(T, d) fp32."""
-        return x.float() if kept is None else x.float() * kept * (1 / (1 - self.config.dropout))
+    def _drop(self, x: Tensor, seed: Tensor | None) -> Tensor:
+        """(T, d) fp32. What is dropped is not stored: the backward pass works it out again."""
+        if seed is None:
+            return x.float()
+        return torch.where(is_kept(seed, x, self.config.dropout), x.float() * (1 / (1 - self.config.dropout)), 0.0)
 
     def _normalise(self, x: Tensor, norm: NormWeights, dtype: torch.dtype) -> tuple[Normalised, Tensor]:
         """The norm's result h in `dtype`, and what its backward pass needs."""
@@ -250,6 +273,8 @@ class Parts:
 
 def product(x: Tensor, linear: Linear) -> tuple[Tensor, Tensor | None]:
     """x (T, in) -> (T, out), and x a^T (T, R), where there are adapters."""
+    if linear.scales is not None:
+        return _scaled(x, linear, linear.scales)
     y = F.linear(x, linear.weight, linear.bias)
     if linear.a is None or linear.b is None:
         return y, None
@@ -259,11 +284,32 @@ def product(x: Tensor, linear: Linear) -> tuple[Tensor, Tensor | None]:
 
 def product_back(dy: Tensor, linear: Linear) -> tuple[Tensor, Tensor | None]:
     """The gradients of x (T, in) and of `ranks`, from that of y."""
+    if linear.scales is not None:
+        return _scaled_back(dy, linear, linear.scales)
     dx = dy @ linear.weight
     if linear.a is None or linear.b is None:
         return dx, None
     dranks = dy @ linear.b
     return torch.addmm(dx, dranks, linear.a), dranks
+
+
+def _scaled(x: Tensor, linear: Linear, scales: Tensor) -> tuple[Tensor, Tensor | None]:
+    """`product` in 8 bits. Scales, bias and what adapters add meet in one loop, in fp32."""
+    y = scaled_product(x, linear.weight, scales)
+    y = y if linear.bias is None else y + linear.bias
+    if linear.a is None or linear.b is None:
+        return y.to(x.dtype), None
+    ranks = x @ linear.a.t()
+    return (y + ranks @ linear.b.t()).to(x.dtype), ranks
+
+
+def _scaled_back(dy: Tensor, linear: Linear, scales: Tensor) -> tuple[Tensor, Tensor | None]:
+    """`product_back` in 8 bits."""
+    dx = scaled_product_back(dy, linear.weight, scales)
+    if linear.a is None or linear.b is None:
+        return dx.to(dy.dtype), None
+    dranks = dy @ linear.b
+    return (dx + dranks @ linear.a).to(dy.dtype), dranks
 
 
 def weight_gradients(dy: Tensor, x: Tensor, ranks: Tensor | None, dranks: Tensor | None, linear: Linear,

@@ -25,6 +25,7 @@ from powertrain.models.fused.parts import (
     NormWeights,
 )
 from powertrain.models.linear import FrozenLinear
+from powertrain.models.scaled import ScaledLinear
 from powertrain.records import WrongUse
 
 LINEARS = ("qkv", "attention_out", "mlp_in", "mlp_out")
@@ -57,20 +58,23 @@ class Weights:
 
     def enter(self, copies: Copies, dtype: torch.dtype) -> EnterWeights:
         block = self.block
-        return EnterWeights(_norm(block.attention_norm), self._linear("qkv", copies, dtype),
+        return EnterWeights(_norm(block.attention_norm), self._linear("qkv", copies, dtype), dtype,
                             None if block.q_norm is None else _norm(block.q_norm).weight,
                             None if block.k_norm is None else _norm(block.k_norm).weight)
 
     def leave(self, copies: Copies, dtype: torch.dtype) -> LeaveWeights:
         return LeaveWeights(self._linear("attention_out", copies, dtype), _norm(self.block.mlp_norm),
-                            self._linear("mlp_in", copies, dtype), self._linear("mlp_out", copies, dtype))
+                            self._linear("mlp_in", copies, dtype), self._linear("mlp_out", copies, dtype), dtype)
 
     def _linear(self, name: str, copies: Copies, dtype: torch.dtype) -> Linear:
         linear = getattr(self.block, name)
         base = linear.base if isinstance(linear, AdaptedLinear) else linear
         if not isinstance(base, FrozenLinear):
             return Linear(*copies[name])
-        return Linear(base.matrix(dtype).detach(), _converted(base.bias, dtype), *copies.get(name, (None, None)))
+        a, b = copies.get(name, (None, None))
+        if isinstance(base, ScaledLinear):
+            return Linear(base.codes, _converted(base.bias, dtype), a, b, base.scales)
+        return Linear(base.matrix(dtype).detach(), _converted(base.bias, dtype), a, b)
 
     @property
     def trains_whole(self) -> bool:

@@ -6,16 +6,43 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from powertrain.diagnosis.audit.subject import Subject
-from powertrain.records import Facts
-from powertrain.records.findings import Finding
+from powertrain.diagnosis.audit.subject import Setting, Subject
+from powertrain.records import DataFacts, Facts, Hardware, ModelFacts, Software
+from powertrain.records.findings import Cure, Evidence, Expected, Finding, Risk, Severity
+
+UNMEASURED = Expected("no figure: it was not measured here, and no formula gives it", "none")
+NO_SPEED = Expected("not about speed", "none")
 
 
 @dataclass(frozen=True)
 class Circumstances:
     """Where the subject would run: this machine and, where its files are here, its data and model."""
 
-    facts: Facts | None = None               # None: only the file is looked at
+    facts: Facts | None = None               # None: its data and model are not known
+    machine: Hardware | None = None          # where only that is known
+    installed: Software | None = None
+
+    @property
+    def hardware(self) -> Hardware | None:
+        return self.facts.hardware if self.facts else self.machine
+
+    @property
+    def software(self) -> Software | None:
+        return self.facts.software if self.facts else self.installed
+
+    @property
+    def model(self) -> ModelFacts | None:
+        return self.facts.model if self.facts else None
+
+    @property
+    def data(self) -> DataFacts | None:
+        return self.facts.data if self.facts else None
+
+    def version(self, part: str) -> tuple[int, ...] | None:
+        """Of an installed part, as numbers; None where it is not known or not installed."""
+        text = self.software.versions.get(part) if self.software else None
+        numbers = (text or "").split("+")[0].split(".")
+        return tuple(int(number) for number in numbers if number.isdigit()) or None
 
 
 class Rule:
@@ -29,3 +56,11 @@ class Rule:
     def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
         """At most one finding per cause; nothing where the subject is fine or it cannot be told."""
         raise NotImplementedError
+
+    @classmethod
+    def found(cls, severity: Severity, title: str, why: str, *seen: Evidence | Setting | None, cure: Cure | str,
+              expected: Expected = UNMEASURED, risk: Risk = Risk()) -> Finding:  # noqa: B008 - frozen
+        """A finding of this rule; `seen` may be settings, and None where one is not set."""
+        evidence = tuple(item.evidence if isinstance(item, Setting) else item for item in seen if item is not None)
+        return Finding(cls.name, severity, title, why, cls.rests_on, evidence, expected,
+                       Cure(cure) if isinstance(cure, str) else cure, risk)

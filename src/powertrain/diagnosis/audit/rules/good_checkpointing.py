@@ -1,0 +1,29 @@
+"""Activations computed twice because they do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from powertrain.diagnosis.audit.reckoning import GIB, as_trained, needed_and_there, reckonable
+from powertrain.diagnosis.audit.resolved import is_on, is_unread, seen
+from powertrain.diagnosis.audit.rules.base import NO_SPEED, Circumstances, Rule
+from powertrain.diagnosis.audit.subject import Subject
+from powertrain.records.findings import Finding
+
+KEY = "training.activation_checkpointing"
+
+
+class GoodCheckpointing(Rule):
+    name = "good_checkpointing"
+    rests_on = "technique: activation_checkpointing"
+
+    @classmethod
+    def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
+        facts = reckonable(where)
+        if facts is None or is_unread(subject, KEY) or not is_on(subject, KEY):
+            return
+        needed, there = needed_and_there(facts.model, as_trained(subject, facts), facts)
+        if needed > there:
+            yield cls.found("good", "checkpointing where it is needed", "Kept, activations and all else would take about "
+                            f"{needed / GIB:.1f} GiB, and {there / GIB:.1f} may be counted on", seen(subject, KEY),
+                            expected=NO_SPEED, cure="Keep it")

@@ -1,0 +1,47 @@
+"""AdamW in many small kernels where torch has it in one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from powertrain.cost.work import step_work
+from powertrain.diagnosis.audit.editing import set_to
+from powertrain.diagnosis.audit.reckoning import at_most, reckonable
+from powertrain.diagnosis.audit.resolved import is_unread, products_dtype
+from powertrain.diagnosis.audit.rules.base import UNMEASURED, Circumstances, Rule
+from powertrain.diagnosis.audit.subject import Subject
+from powertrain.records.findings import Cure, Expected, Finding
+
+ADAMS = ("adam", "adamw")
+
+
+class OptimizerNotFused(Rule):
+    name = "optimizer_not_fused"
+    rests_on = "technique: fused_adamw; features: F4 (without it torch uses foreach, which is no Python loop either)"
+
+    @classmethod
+    def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
+        own = subject.settings.get("optimizer.name")
+        if subject.value("training.optim") == "adamw_torch":
+            asked, edits = subject.settings["training.optim"], set_to(subject, "training.optim", "adamw_torch_fused")
+        elif own is not None and str(own.value).rpartition(".")[2].lower() in ADAMS:
+            if subject.on("optimizer.fused") or is_unread(subject, "optimizer.fused"):
+                return
+            asked, edits = own, set_to(subject, "optimizer.fused", True)
+        else:
+            return
+        cure = Cure("Use adamw_torch_fused, or AdamW(fused=True)", edits, ("techniques.fused_adamw=on",))
+        yield cls.found("low", "AdamW is not the fused one", "The update of all trained weights takes several kernels "
+                        "instead of one, and foreach needs a copy of them more at the peak; of adapters there is little to "
+                        "update", asked,
+                        expected=_bound(subject, where), cure=cure)
+
+
+def _bound(subject: Subject, where: Circumstances) -> Expected:
+    """Amdahl: the optimizer's part of the bytes that a step moves, which is what it is made of."""
+    facts = reckonable(where)
+    if facts is None:
+        return UNMEASURED
+    work = step_work(facts.model, [[facts.data.block] * facts.data.train_batch_size], products_dtype(subject) or "fp32")
+    share = work.optimizer_bytes / (work.optimizer_bytes + work.gemm_bytes + work.elementwise_bytes)
+    return at_most(share, "the optimizer's part of the bytes that a step moves")

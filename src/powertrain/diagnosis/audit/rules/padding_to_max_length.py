@@ -1,0 +1,34 @@
+"""Every example padded to the longest that is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from powertrain.diagnosis.audit.editing import set_to
+from powertrain.diagnosis.audit.reckoning import at_most
+from powertrain.diagnosis.audit.resolved import number
+from powertrain.diagnosis.audit.rules.base import UNMEASURED, Circumstances, Rule
+from powertrain.diagnosis.audit.subject import Subject
+from powertrain.records.findings import Cure, Finding
+
+WORTH = 0.02                 # of the slots
+
+
+class PaddingToMaxLength(Rule):
+    name = "padding_to_max_length"
+    rests_on = "technique: packing; features: F10 (a collator pads to the longest of the batch unless it is told otherwise)"
+
+    @classmethod
+    def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
+        if subject.value("data.padding") != "max_length" or subject.on("training.packing"):
+            return
+        longest, data = number(subject, "training.max_length"), where.data
+        share = 1 - data.block / longest if data and longest and data.kind != "blocks" and data.block < longest else None
+        if (data is not None and data.kind == "blocks") or (share is not None and share < WORTH):
+            return                           # all have that length anyway
+        here = f": here {share:.0%} of the slots, for examples of {data.block} tokens on average" if share and data else ""
+        yield cls.found("moderate", "every example is padded to max_length", "A slot of padding costs as much as a token and "
+                        "teaches nothing" + here, subject.settings["data.padding"], subject.settings.get("training.max_length"),
+                        expected=at_most(share, "the share of padding") if share else UNMEASURED,
+                        cure=Cure("Let the collator pad to the longest of each batch, or pack",
+                                  set_to(subject, "data.padding", True), ("techniques.packing=on",)))

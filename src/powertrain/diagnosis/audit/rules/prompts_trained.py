@@ -1,0 +1,68 @@
+"""Prompts trained like answers: labels that are a copy of prompt and answer together."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from powertrain.diagnosis.audit.rules.base import NO_SPEED, Circumstances, Rule
+from powertrain.diagnosis.audit.script import Script
+from powertrain.diagnosis.audit.subject import Subject
+from powertrain.records.findings import Cure, Finding, Risk
+
+PROMPTS = frozenset({"instruction", "prompt", "question", "query", "document", "article", "context"})
+ANSWERS = frozenset({"output", "response", "answer", "answers", "completion", "summary", "target", "chosen"})
+MASKING = ("-100", "ignore_index", "CompletionOnly", "completion_only_loss", "assistant_only_loss", "train_on_responses_only",
+           "loss_mask", "IGNORE")
+
+
+class PromptsTrained(Rule):
+    name = "prompts_trained"
+    rests_on = "features: 2.2 and 5.2 (completion-only loss); documentation: TRL SFTConfig.completion_only_loss"
+
+    @classmethod
+    def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
+        script = subject.script
+        if script is None or any(word in script.text for word in MASKING):
+            return
+        copied = next((node for node in ast.walk(script.tree) if _copies(script, node)), None)
+        joined = next((node for node in ast.walk(script.tree) if _joins(node)), None)
+        if copied is None and subject.framework == "trl" and subject.value("training.packing") is not True:
+            copied = script.sections.get("training")
+        if copied is None or joined is None:
+            return
+        yield cls.found(
+            "moderate", "prompts are trained like answers", "The labels are the whole text, prompt included: part of every "
+            "update teaches the model to write questions, and with long prompts most of it",
+            script.evidence(joined), script.evidence(copied), expected=NO_SPEED, risk=Risk("none", "low", "low"),
+            cure=Cure("Give the prompt's tokens the label -100 (TRL: columns `prompt` and `completion`, which it masks by "
+            "itself)",
+                      (), ("data.format=auto",)))
+
+
+def _copies(script: Script, node: ast.AST) -> bool:
+    """`labels = input_ids.clone()`, `x["labels"] = x["input_ids"].copy()`, `{"labels": ids["input_ids"]}`."""
+    pairs: list[tuple[str, ast.expr]] = []
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        target = node.targets[0]
+        name = target.slice.value if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant) else getattr(
+            target, "id", "")
+        pairs = [(str(name), node.value)]
+    elif isinstance(node, ast.Dict):
+        pairs = [(str(key.value), value) for key, value in zip(node.keys, node.values, strict=True)
+                 if isinstance(key, ast.Constant)]
+    return any(name == "labels" and "input_ids" in script.words(value) and "[1:" not in script.words(value)
+               for name, value in pairs)
+
+
+def _joins(node: ast.AST) -> bool:
+    """Whether an expression puts a prompt and an answer into one text."""
+    if not isinstance(node, (ast.JoinedStr, ast.BinOp, ast.Call)):
+        return False
+    if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Attribute) and node.func.attr == "format"):
+        return False
+    names = {str(item.slice.value) for item in ast.walk(node) if isinstance(item, ast.Subscript)
+             and isinstance(item.slice, ast.Constant)}
+    names |= {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
+    names |= {item.arg for item in ast.walk(node) if isinstance(item, ast.keyword) and item.arg}
+    return bool(names & PROMPTS) and bool(names & ANSWERS)

@@ -1,0 +1,68 @@
+"""Compiles the kernel for this machine, once; the library is kept in the user's cache folder."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).with_name("kernel.cpp")
+COMPILERS = ("g++", "clang++")
+X86 = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
+FLAGS = ("-std=c++20", "-O3", "-march=native", *X86, "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+CPU = Path("/proc/cpuinfo")
+TORCH = Path(torch.__file__).parent          # torch.utils.cpp_extension would say the same, and import setuptools for it
+
+
+class CannotBuild(Exception):
+    """The message says why, in one sentence."""
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The kernel as a library. Raises CannotBuild where there is no compiler, or it fails."""
+    path = _library()
+    if not path.exists():
+        _compile(path)
+    return ctypes.CDLL(str(path))
+
+
+def is_built() -> bool:
+    """Whether an earlier process has compiled it."""
+    return _library().exists()
+
+
+@functools.cache
+def _library() -> Path:
+    """Named by everything that it depends on: a home directory may be shared by machines of different kinds."""
+    flags = next((line for line in CPU.read_text(encoding="utf-8").splitlines() if line.startswith(("flags", "Features"))),
+                 "") if CPU.exists() else platform.processor()
+    told = "\n".join((SOURCE.read_text(encoding="utf-8"), torch.__version__, platform.machine(), flags, *FLAGS))
+    name = f"ragged-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
+    return Path.home() / ".cache" / "powertrain" / "kernels" / name
+
+
+def _compile(path: Path) -> None:
+    compiler = next((found for found in map(shutil.which, COMPILERS) if found is not None), None)
+    if compiler is None:
+        raise CannotBuild(f"none of {', '.join(COMPILERS)} is on the PATH")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            made = Path(folder) / path.name
+            told = subprocess.run([compiler, str(SOURCE), *FLAGS, f"-I{TORCH / 'include'}", "-o", str(made),
+                                   f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"], capture_output=True, text=True, check=False)
+            if told.returncode:
+                because = next((line for line in told.stderr.splitlines() if "error" in line), "it said nothing")
+                raise CannotBuild(f"{compiler} failed: {because}")
+            os.replace(made, path)           # processes that compile at the same time both leave a whole file
+    except OSError as error:
+        raise CannotBuild(f"{path.parent} cannot be written: {error}") from None

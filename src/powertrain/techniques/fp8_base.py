@@ -1,0 +1,67 @@
+"""fp8 base: frozen weights in 8-bit floating point, multiplied as such."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from powertrain.cost.precision import FP8_SINCE, fp8_unit, planned_dtype
+from powertrain.cost.stored import eight_bit_saving_bytes, why_not_eight_bit
+from powertrain.models.scaled import FP8, TRIED_TOKENS, Coarse, scale_base
+from powertrain.records import Facts, Proposal, Refusal
+from powertrain.techniques.base import Exactness, NotApplied, Technique
+
+if TYPE_CHECKING:
+    from powertrain.cost.workload import Workload
+    from powertrain.recipe import Recipe
+    from powertrain.training.setup import Setup
+
+
+@dataclass(frozen=True)
+class Fp8Base(Technique):
+    """Both products with a frozen matrix, forward and for the gradient of its input, are made of fp8 (e4m3) numbers.
+
+    Ada and Hopper make twice as many of these as of bf16 ones, and a weight takes one byte. Every token has a scale of its
+    own, in gradients too, so they need not e5m2's range and keep e4m3's third bit. Unlike int8, 3 bits round small and large
+    numbers alike, so outliers harm less and everything else is rounded more. Weights are rounded once, not at each step.
+    Adapters, norms, embedding and head stay as they are. It is other mathematics, though close, so it is left to a pin.
+    """
+
+    name = "fp8_base"
+    exactness = Exactness.LOSSY
+    touches = frozenset({"runtime"})
+    acts_on = frozenset({"products", "elementwise"})
+    slot = "base"
+    source = "Micikevicius et al. 2022, arXiv:2209.05433 (FP8 formats); torch._scaled_mm with a scale for each row"
+
+    @classmethod
+    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+        model, hardware = facts.model, facts.hardware
+        if (why := why_not_eight_bit(model)) is not None:
+            return cls.refuse(why)
+        unit = fp8_unit(hardware)
+        if unit is None:
+            return cls.refuse(f"{hardware.name} does not multiply fp8 numbers: NVIDIA GPUs do from compute capability "
+                              f"{FP8_SINCE[0]}.{FP8_SINCE[1]} (Ada) on")
+        if (planned := planned_dtype(hardware, recipe.techniques)) != "bf16":
+            return cls.refuse(f"its products come out in bf16, and this run computes in {planned}")
+        return cls.refuse(f"{unit}, and {model.matmul_parameters:,} frozen weights would take "
+                          f"{eight_bit_saving_bytes(model) / 2**20:,.0f} MiB less, but they and what they meet are rounded to "
+                          "3 bits of mantissa, so it is left to a pin", possible=cls())
+
+    def apply(self, setup: Setup) -> Setup:
+        scale = partial(scale_base, setup.model, FP8, partial(setup.try_out, TRIED_TOKENS),
+                        otherwise=setup.precision.compute_dtype)
+        return replace(setup, runtime=setup.runtime.also(scale))
+
+    def confirm(self, setup: Setup) -> None:
+        found = Coarse.of(setup.model, FP8)
+        if not found.scaled:
+            raise NotApplied(f"fp8_base: no frozen matrix of the model is in fp8 ({found})")
+
+    def found(self, setup: Setup) -> str:
+        return f"fp8_base: {Coarse.of(setup.model, FP8)}"
+
+    def reckon(self, workload: Workload) -> Workload:
+        return replace(workload, base_dtype="fp8")

@@ -1,0 +1,122 @@
+"""A CPU without AMX, without bf16, without AVX-512: nothing breaks, and the plan says what is lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from kinds_of_runs import LORA, make_ragged, ragged_facts
+
+from powertrain.models.adapters import AdapterConfig
+from powertrain.planner import make_plan
+from powertrain.recipe import Recipe
+from powertrain.records import Facts, Plan, Refusal
+from powertrain.techniques import CATALOGUE
+from powertrain.techniques.bf16 import Bf16
+from powertrain.training.evaluation import evaluate
+from powertrain.training.loop import apply_plan, new_state, train
+from powertrain.training.schedule import Schedule
+
+# as /proc/cpuinfo would list them, from the richest to none that is known
+CPUS = {
+    "no amx": ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni"),
+    "no bf16": ("avx2", "fma", "avx512f", "avx512_vnni"),
+    "no avx512": ("avx2", "fma"),
+    "nothing known": (),
+}
+EMULATED = {"fp32": 1.6e11, "bf16": 2e10}    # FLOP/s, where bf16 has no unit
+NEVER_ON_A_CPU = {"fp16", "tf32", "fp8_base", "eight_bit_adamw", "paged_adamw", "allocator"}
+
+
+@pytest.fixture(autouse=True)
+def restored_process() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    torch._dynamo.reset()
+
+
+def on(cpu: str, facts: Facts, adapters: AdapterConfig | None = LORA) -> Facts:
+    peaks = {"fp32": 1.6e11, "bf16": 3e11} if "avx512_bf16" in CPUS[cpu] else EMULATED
+    hardware = replace(facts.hardware, name="a CPU", device="cpu", cores=1, instructions=CPUS[cpu], compute_capability=None,
+                       peak_flops_per_s=peaks, bandwidth_bytes_per_s=2e10)
+    return replace(ragged_facts(facts, adapters), hardware=hardware)
+
+
+def trained(plan: Plan, adapters: AdapterConfig | None) -> list[float]:
+    setup = apply_plan(make_ragged(adapters), plan)
+    losses = [float(step.loss) for step in train(setup, new_state(setup, 0.1), Schedule("constant", 1e-2, 4), 1.0)]
+    return [*losses, evaluate(setup, [setup.examples[i] for i in range(5)], tokens_per_byte=None).loss]
+
+
+def refusal_of(name: str, plan: Plan) -> Refusal:
+    return next(refusal for refusal in plan.refused if refusal.technique == name)
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+@pytest.mark.parametrize("adapters", [LORA, None], ids=["lora", "full"])
+def test_the_plan_of_any_cpu_trains_the_same(facts: Facts, cpu: str, adapters: AdapterConfig | None) -> None:
+    plan = make_plan(on(cpu, facts, adapters), Recipe(), 100)
+    assert plan.estimate is not None
+    tolerance = 1e-2 if "bf16" in [step.technique.name for step in plan.steps] else 1e-4
+    assert trained(plan, adapters) == pytest.approx(trained(Plan((), ()), adapters), rel=tolerance)
+
+
+@pytest.mark.parametrize("name", [technique.name for technique in CATALOGUE if technique.name not in NEVER_ON_A_CPU])
+def test_every_technique_that_a_cpu_may_have_trains_without_any_instruction(facts: Facts, name: str) -> None:
+    """Asked for by name; what cannot be is refused with its reason, and not begun."""
+    there = on("nothing known", facts)
+    technique = next(technique for technique in CATALOGUE if technique.name == name)
+    answer = technique.propose(there, Recipe())
+    if isinstance(answer, Refusal) and answer.possible is None:
+        assert len(answer.because) > 10
+        return
+    pinned = Recipe(max_steps=100).model_copy(update={"techniques": {name: "on"}})
+    plan = make_plan(there, pinned, 100)
+    assert name in [step.technique.name for step in plan.steps]
+    rounding = 1e-2 if name == "bf16" else 1e-4
+    assert trained(plan, LORA) == pytest.approx(trained(Plan((), ()), LORA), rel=rounding)
+
+
+@pytest.mark.parametrize("cpu", ["no bf16", "no avx512", "nothing known"])
+def test_the_plan_says_what_is_lost_without_bf16(facts: Facts, cpu: str) -> None:
+    plan = make_plan(on(cpu, facts), Recipe(), 100)
+    because = refusal_of("bf16", plan).because
+    assert "a CPU has none of amx_bf16" in because
+    assert "measured at 0.12 times fp32's speed" in because
+    assert "twice the bytes" in because
+    assert plan.estimate is not None
+    assert plan.estimate.dtype == "fp32"
+    unmeasured = Bf16.propose(replace(on(cpu, facts), hardware=replace(on(cpu, facts).hardware, peak_flops_per_s={})), Recipe())
+    assert "times fp32" not in unmeasured.because
+
+
+def test_the_plan_says_what_is_lost_without_int8(facts: Facts) -> None:
+    assert "VNNI or AMX" in refusal_of("int8_base", make_plan(on("no avx512", facts), Recipe(), 100)).because
+    assert "the CPU has avx512_vnni" in refusal_of("int8_base", make_plan(on("no bf16", facts), Recipe(), 100)).because
+
+
+def test_a_base_stored_in_bf16_is_made_fp32_once_where_bf16_is_emulated(facts: Facts) -> None:
+    there = on("no avx512", facts)
+    stored = replace(there, model=replace(there.model, frozen_dtype="bf16"))
+    found = next(step for step in make_plan(stored, Recipe(), 100).steps if step.technique.name == "frozen_base")
+    assert found.technique.dtype == "fp32"  # type: ignore[attr-defined]
+    assert "stored in bf16 and used in fp32" in found.because
+
+
+def test_a_run_ends_well_where_torch_itself_has_no_wide_instructions(tmp_path: Path, source: Path) -> None:
+    """torch's kernels and oneDNN's are held to what every x86 CPU has."""
+    words = [f"data={source}", "model.layers=2", "model.width=32", "model.heads=2", "data.tokenizer=char", "data.block=16",
+             "train_batch_size=8", "max_steps=4", "sample.tokens=0", "sample.prompt=", "save_steps=0",
+             "techniques.bf16=off"]
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "OMP_NUM_THREADS": "1",
+                                "POWERTRAIN_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, "-m", "powertrain", "train", *words], cwd=tmp_path, env=environment, check=False,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
