@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from made_runs import BEGAN, start, step, whole_run
 
-from powertrain.report import timeline
+from powertrain.records import timeline
 
 
 def test_the_parts_sum_to_the_wall_time_that_the_run_measured():
@@ -64,3 +65,28 @@ def test_warm_up_ends_where_the_speed_is_reached_and_takes_a_quarter_of_a_sessio
 def test_smoothing_leaves_gaps_where_values_are_not_finite():
     assert timeline.smoothed([1.0, math.nan, 3.0], 3) == [1.0, None, 3.0]
     assert timeline.rolling_median([1.0, 2.0, 900.0, 3.0, 4.0], 5)[2] == 3.0
+
+
+def evaluated(*losses: float) -> list[dict[str, Any]]:
+    events = [start(BEGAN)]
+    for n, loss in enumerate(losses, 1):
+        events += [step(n, BEGAN + n), {"event": "evaluation", "time": BEGAN + n + 0.1, "step": n, "loss": loss,
+                                        "tokens": 100, "seconds": 0.1}]
+    return events
+
+
+def trend(*losses: float) -> str | None:
+    found = timeline.held_out_trend(timeline.read(evaluated(*losses)))
+    return found and found.trend
+
+
+def test_held_out_losses_have_a_trend_from_three_on():
+    assert trend(4.0, 3.0) is None
+    assert [trend(4.0, 3.0, last) for last in (2.9, 2.99, 3.1)] == ["falling", "level", "risen"]
+
+
+def test_an_evaluation_over_another_amount_of_text_does_not_compare():
+    events = evaluated(4.0, 3.0, 2.99, 3.2)
+    events[-1]["tokens"] = 9000
+    found = timeline.held_out_trend(timeline.read(events))
+    assert found == timeline.HeldOut(((1, 4.0), (2, 3.0), (3, 2.99)), (3, 2.99), "level")

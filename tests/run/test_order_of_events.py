@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from driver import TINY
-from powertrain.report.timeline import read
+from powertrain.records.timeline import read
 from powertrain.training.events import read_events
 
 

@@ -200,6 +200,20 @@ def bench(words: Words = None, budget: Budget = "10m", study: StudyName = None, 
     raise typer.Exit(benching.bench(words or [], budget=budget, study=study, as_json=json))
 
 
+@app.command(context_settings=WORDS)
+def diagnose(words: Annotated[list[str] | None, typer.Argument(
+                 metavar="[RECIPE | RUN] [KEY=VALUE ...]", show_default=False,
+                 help="A recipe, probed by its first steps, or a run's folder, read from its events.")] = None,
+             budget: Budget = "60s",
+             probe: Annotated[bool, typer.Option(help="Watch first steps and try cures; without, only checks.")] = True,
+             price_per_hour: Annotated[float | None, typer.Option(help="Of this machine: what the whole run costs.")] = None,
+             json: Json = False) -> None:
+    """Say what holds a run back, with the cure. Exit code: 0 nothing above low, 4 moderate, 5 critical findings."""
+    from powertrain.cli import diagnosing
+
+    raise typer.Exit(diagnosing.diagnose(words or [], budget=budget, probe=probe, price_per_hour=price_per_hour, as_json=json))
+
+
 @app.command()
 def report(target: Annotated[Path, typer.Argument(help="A run's or a study's folder.")],
            output: Annotated[Path | None, typer.Option(help="Where report.html, .md and .json go (default: TARGET).")] = None,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from powertrain.cli import output
 from powertrain.records import WrongUse
@@ -24,7 +22,7 @@ def compare_runs(a: Path, b: Path, *, as_json: bool) -> None:
 
 def read_run(path: Path) -> RunFiles:
     """Everything that the run's folder says. Raises WrongUse where it holds no run, or a file that cannot be read."""
-    from powertrain.run.folder import existing
+    from powertrain.run.folder import existing, read_json
     from powertrain.training.events import read_events
 
     folder = existing(path)
@@ -36,15 +34,5 @@ def read_run(path: Path) -> RunFiles:
         events = read_events(folder.events) if folder.events.is_file() else []
     except ValueError as error:              # WrongUse is one too, and says which line
         raise WrongUse(f"{path}: {error}") from None
-    return RunFiles(str(path), recipe, _object(folder.facts), _object(folder.plan), events, missing)
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, empty where there is none."""
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise WrongUse(f"{path} is damaged ({error}); it is one JSON object, as a run writes it") from None
-    return dict(found)
+    facts, plan = (read_json(file) if file.is_file() else {} for file in (folder.facts, folder.plan))
+    return RunFiles(str(path), recipe, facts, plan, events, missing)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from powertrain.cli import output
+from powertrain.cli.diagnosing_run import worst_rows
 from powertrain.cli.surroundings import cache_folder, say
 from powertrain.cli.training import printable
 from powertrain.recipe import resolve_words
@@ -80,3 +81,5 @@ def show_run(path: Path, *, as_json: bool) -> None:
         run = run_folder.summarise(folder)
         output.print_rows([("State", f"{run.state}, at step {run.step:,} of {run.total_steps:,}"), step_time_row(events),
                            ("Go on", f"powertrain train --resume {path}")])
+    if events:
+        output.print_rows(worst_rows(path))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -18,7 +16,8 @@ from powertrain.report import html, markdown, run_page, study_page
 from powertrain.report import page as pages
 from powertrain.report.page import Page
 from powertrain.report.run_page import RunFiles
-from powertrain.training.events import read_events
+from powertrain.run.folder import read_json
+from powertrain.training.events import read_all_events, read_events
 
 
 def report(target: Path, *, output: Path | None, as_json: bool) -> None:
@@ -36,7 +35,7 @@ def report(target: Path, *, output: Path | None, as_json: bool) -> None:
 def read_page(target: Path) -> Page:
     """The page of a run's or a study's folder. Raises WrongUse if it is neither."""
     if (target / "evidence.json").is_file():
-        return study_page.page(_object(target / "evidence.json"), str(target), _made())
+        return study_page.page(read_json(target / "evidence.json"), str(target), _made())
     if (target / "recipe.yaml").is_file():
         return run_page.page(_run_files(target))
     there = "holds neither a run (recipe.yaml) nor a study (evidence.json)" if target.is_dir() else "is no folder"
@@ -70,26 +69,10 @@ def _run_files(folder: Path) -> RunFiles:
     events = folder / "events.jsonl"
     return RunFiles(
         folder=str(folder), recipe=yaml.safe_load(text) or {}, recipe_text=text,
-        facts=_object(folder / "facts.json") if (folder / "facts.json").is_file() else {},
-        plan=_object(folder / "plan.json") if (folder / "plan.json").is_file() else {},
-        events=read_events(events) if events.is_file() else [], all_events=_lines(events) if events.is_file() else [],
+        facts=read_json(folder / "facts.json") if (folder / "facts.json").is_file() else {},
+        plan=read_json(folder / "plan.json") if (folder / "plan.json").is_file() else {},
+        events=read_events(events) if events.is_file() else [], all_events=read_all_events(events) if events.is_file() else [],
         made=_made())
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Every event that was written, those that a continuation went back behind too."""
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.endswith("\n")]
-
-
-def _object(path: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise WrongUse(f"{path} is not whole JSON ({error}); it was cut off or changed by hand") from None
-    if not isinstance(found, dict):
-        raise WrongUse(f"{path} holds no JSON object, so it is not what powertrain wrote there")
-    return found
 
 
 def _made() -> str:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from powertrain.records.timeline import OTHER, History, estimate_of, quantile, steady
 from powertrain.report.figures import count, duration
 from powertrain.report.figures_loss import still_falling
 from powertrain.report.page import several
-from powertrain.report.timeline import OTHER, History, estimate_of, quantile, steady
 
 MOST = 5
 UNSTEADY = 0.3               # spread of eight steps in ten over the median, where all steps have as many tokens

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.records import WrongUse, to_plain
-from powertrain.report import timeline
+from powertrain.records import WrongUse, timeline, to_plain
 from powertrain.report.figures import count, duration, memory
 
 ABSENT = "(no such key)"

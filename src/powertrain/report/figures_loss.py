@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from powertrain.records.timeline import History, held_out_trend, smoothed
 from powertrain.report.chart import Axis, Dots, Level, Line, Moments, Plot
 from powertrain.report.figures import count
 from powertrain.report.page import Figure, Missing, Table
-from powertrain.report.timeline import History, smoothed
 
 SMOOTHED_SHARE = 1 / 40      # of the steps: over so many the faint line is smoothed
 LEAST_SMOOTHED = 5
@@ -111,14 +111,13 @@ def evaluations_say(history: History) -> str:
 
 def still_falling(history: History) -> str | None:
     """What the evaluations say about stopping where the run stopped; None where they say nothing."""
-    losses = [(one.after_step, one.event["loss"]) for one in history.of("evaluation")]
-    if len(losses) < 3:
+    if (found := held_out_trend(history)) is None:
         return None
-    best_step, best = min(losses, key=lambda found: found[1])
-    if losses[-1][1] > best * 1.005:
-        return (f"The held-out loss was lowest at step {best_step:,} ({best:.4f}) and rose to {losses[-1][1]:.4f}: "
+    (best_step, best), (before_step, before), (last_step, last) = found.best, found.all[-2], found.all[-1]
+    if found.trend == "risen":
+        return (f"The held-out loss was lowest at step {best_step:,} ({best:.4f}) and rose to {last:.4f}: "
                 "longer training made it worse.")
-    if losses[-2][1] - losses[-1][1] > 0.02 * losses[-1][1]:
-        return (f"The held-out loss was still falling when the run ended ({losses[-2][1]:.3f} at step {losses[-2][0]:,}, "
-                f"{losses[-1][1]:.3f} at the end): this is what the given steps made of it, not what the model can learn.")
+    if found.trend == "falling":
+        return (f"The held-out loss was still falling when the run ended ({before:.3f} at step {before_step:,}, "
+                f"{last:.3f} at step {last_step:,}): this is what the given steps made of it, not what the model can learn.")
     return None

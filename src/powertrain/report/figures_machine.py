@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from powertrain.records.timeline import History, quantile, steady
 from powertrain.report.chart import Axis, Dots, Line, Note, Plot, Point, Row, Rows, Segment
 from powertrain.report.figures import flops, memory
 from powertrain.report.page import Cell, Figure, Missing, Table
-from powertrain.report.timeline import History, quantile, steady
 
 PEAK_COLOURS = {"fp32": "green", "tf32": "orange", "bf16": "blue", "fp16": "purple"}
 COMPONENT_COLOURS = ("blue", "green", "sky", "orange", "purple", "yellow", "red", "ink")

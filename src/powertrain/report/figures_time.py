@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from powertrain.records.timeline import NOT_SPLIT, OTHER, History, bins, quantile, rolling_median, steady, warm_ups
 from powertrain.report.chart import Axis, Band, Level, Line, Mark, Moments, Plot, Point, Row, Rows, Segment, Span, Stack
 from powertrain.report.figures import count, duration
 from powertrain.report.page import Figure, Missing, Table, several
-from powertrain.report.timeline import NOT_SPLIT, OTHER, History, bins, quantile, rolling_median, steady, warm_ups
 
 COLOUR_OF: Mapping[str, str] = {
     "data wait": "orange", "copy": "ink", "forward": "blue", "backward": "sky", "optimizer": "green", NOT_SPLIT: "blue",

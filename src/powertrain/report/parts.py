@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from powertrain.report import timeline
+from powertrain.records import timeline
 
 BETWEEN = ("evaluation", "samples", "checkpoint", timeline.OTHER)        # parts that lie between the steps
 

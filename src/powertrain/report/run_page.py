@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.records import Effect, WrongUse
-from powertrain.report import figures_loss, figures_machine, figures_time, timeline
+from powertrain.records import Effect, WrongUse, timeline
+from powertrain.records.timeline import History, quantile, steady
+from powertrain.report import figures_loss, figures_machine, figures_time
 from powertrain.report.cautions import of_run
 from powertrain.report.figures import count, duration, flops, interval, memory
 from powertrain.report.page import Block, Cell, Code, Number, Page, Section, Table, Text, facts, several
 from powertrain.report.plan import claim
-from powertrain.report.timeline import History, quantile, steady
 
 MOST_SAMPLES = 6
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from powertrain.records.timeline import quantile
 from powertrain.report.chart import Axis, Level, Point, Row, Rows, Segment
 from powertrain.report.comparisons import (
     Study,
@@ -21,7 +22,6 @@ from powertrain.report.figures import duration, memory
 from powertrain.report.figures_machine import COMPONENT_COLOURS
 from powertrain.report.page import Block, Cell, Figure, Missing, Number, Section, Table, Text
 from powertrain.report.study import Findings
-from powertrain.report.timeline import quantile
 
 ORDER = ("faster", "no effect", "inconclusive", "harmful", "invalid")
 

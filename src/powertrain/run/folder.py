@@ -115,6 +115,22 @@ def locked(folder: RunFolder) -> Iterator[None]:
         yield
 
 
+def is_being_written(folder: RunFolder) -> bool | None:
+    """Whether a process trains in it now; None on a system that cannot tell."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    try:
+        with open(folder.path / ".lock") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)     # shared, and let go at once: two may look at a time
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        return True if error.errno in (errno.EAGAIN, errno.EACCES) else None
+    return False
+
+
 def _lock(file: TextIO, path: Path) -> None:
     try:
         import fcntl
@@ -130,6 +146,17 @@ def _lock(file: TextIO, path: Path) -> None:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds. Raises WrongUse where it was cut off or changed by hand."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise WrongUse(f"{path} is not whole JSON ({error}); it was cut off or changed by hand") from None
+    if not isinstance(found, dict):
+        raise WrongUse(f"{path} holds no JSON object, so it is not what powertrain wrote there")
+    return found
 
 
 def continued(folder: RunFolder, overrides: list[str]) -> Resolved:

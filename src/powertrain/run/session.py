@@ -23,7 +23,6 @@ from powertrain import planner
 from powertrain.cost.memory import peak_memory
 from powertrain.data.example import Example
 from powertrain.data.publishing import sync
-from powertrain.generation import generate
 from powertrain.recipe import in_steps
 from powertrain.records import Evaluation, RunFailed, StepRecord, to_plain
 from powertrain.run import folder as run_folder
@@ -31,6 +30,7 @@ from powertrain.run.fits import cures, refuse_what_does_not_fit
 from powertrain.run.folder import RunFolder
 from powertrain.run.out_of_memory import UpdateWatch, clear_step, is_out_of_memory, largest_pass, said_by, with_smaller_passes
 from powertrain.run.prepare import Prepared, build_setup, schedule_of, with_measured_length
+from powertrain.run.sampling import write_sample
 from powertrain.run.speeds import keep_speed
 from powertrain.training.checkpoint import (
     clear_leftovers,
@@ -41,7 +41,7 @@ from powertrain.training.checkpoint import (
     save_checkpoint,
 )
 from powertrain.training.evaluation import evaluate, spread
-from powertrain.training.events import EventLog
+from powertrain.training.events import EVENTS_EVERY_S, EventLog
 from powertrain.training.interrupt import Interrupt, listen
 from powertrain.training.ledger import MemoryLedger, standing_bytes
 from powertrain.training.loop import State, StepResult, new_state, train
@@ -51,7 +51,6 @@ from powertrain.training.setup import Setup
 Listener = Callable[[Mapping[str, Any]], None]
 
 DONE, STOPPED_AND_SAVED = 0, 75
-EVENTS_EVERY_S = 5.0         # steps reach the disk at least this often
 WATCHED, WATCHED_RUN = 2, 20 # the step whose memory is watched, and steps of a run on a CPU from which that is worth its time
 
 
@@ -303,11 +302,8 @@ def _evaluated(session: Session, examples: Sequence[Example]) -> Evaluation:
 
 
 def _sample(session: Session) -> str:
-    wanted, setup, material = session.prepared.recipe.sample, session.setup, session.prepared.material
-    with setup.precision.context(setup.device):
-        pieces = generate(setup.model, material.tokenizer, material.as_prompt(wanted.prompt), tokens=wanted.tokens,
-                          temperature=wanted.temperature, top_k=wanted.top_k, seed=session.prepared.recipe.seed)
-        return wanted.prompt + "".join(pieces)
+    wanted = session.prepared.recipe.sample
+    return wanted.prompt + write_sample(session.prepared, session.setup, wanted.tokens)
 
 
 def _save(session: Session, *, required: bool) -> None:

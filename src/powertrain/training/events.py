@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+EVENTS_EVERY_S = 5.0         # a run brings its steps to the disk at least this often, when it reads their losses
 
 
 class EventLog:
@@ -61,15 +62,14 @@ def cut_torn_line(path: Path) -> None:
 def read_events(path: Path) -> list[dict[str, Any]]:
     """The run's history as it counts: what came after the checkpoint that a later `resume` went back to is left out."""
     events: list[dict[str, Any]] = []
-    for event in _lines(path):
+    for event in read_all_events(path):
         if event["event"] == "resume":
             events = [old for old in events if old.get("step", 0) <= event["step"] and old["event"] != "end"]
         events.append(event)
     return events
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):          # a line without an end is still being written
-                yield json.loads(line)
+def read_all_events(path: Path) -> list[dict[str, Any]]:
+    """Every event that was written, those that a continuation went back behind too."""
+    with open(path, encoding="utf-8") as file:           # a line without an end is still being written
+        return [json.loads(line) for line in file if line.endswith("\n")]

@@ -8,9 +8,10 @@ seconds have passed, and the clock is set by the other events. What lies between
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 Event = Mapping[str, Any]
 
@@ -21,6 +22,8 @@ _STEP_PARTS = {"data": "data wait"}          # what a step's event calls them
 _EVENT_PARTS = {"evaluation": "evaluation", "sample": "samples", "checkpoint": "checkpoint", "model": "checkpoint"}
 WARM_SHARE = 0.8             # of the median speed: warm-up lasts until the speed first reaches this ...
 MOST_WARM_UP = 0.25          # ... and for a quarter of a session's steps at most
+RISEN_SHARE = 0.005          # of the lowest held-out loss: so far above it the last one has risen
+FALLING_SHARE = 0.02         # of the last held-out loss: by so much the last two differ where it was still falling
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,15 @@ class Happened:
     at_s: float
     after_step: int
     event: Event
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The held-out losses of a run that compare with each other, as (step, loss)."""
+
+    all: tuple[tuple[int, float], ...]
+    best: tuple[int, float]
+    trend: Literal["risen", "falling", "level"]              # at the end
 
 
 @dataclass(frozen=True)
@@ -163,6 +175,20 @@ def estimate_of(history: History, plan: Mapping[str, Any]) -> Mapping[str, Any] 
     """What was expected when the run, or its last continuation, began; a plan that changed since has another one."""
     found: Mapping[str, Any] | None = history.start.get("estimate") or plan.get("estimate")
     return found
+
+
+def held_out_trend(history: History) -> HeldOut | None:
+    """What the evaluations say together; None below three. One over more or less text than the others is left out."""
+    events = [(one.after_step, one.event) for one in history.of("evaluation")]
+    tokens = Counter(event["tokens"] for _, event in events)
+    losses = tuple((step, float(event["loss"])) for step, event in events if event["tokens"] == tokens.most_common(1)[0][0]
+                   and math.isfinite(event["loss"]))
+    if len(losses) < 3:
+        return None
+    best, (_, before), (_, last) = min(losses, key=lambda found: found[1]), losses[-2], losses[-1]
+    if last > best[1] * (1 + RISEN_SHARE):
+        return HeldOut(losses, best, "risen")
+    return HeldOut(losses, best, "falling" if before - last > FALLING_SHARE * last else "level")
 
 
 def quantile(found: Sequence[float], share: float) -> float:

@@ -1,0 +1,61 @@
+"""`powertrain diagnose`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from powertrain.cli import output
+from powertrain.cli.budget import budget_s
+from powertrain.cli.surroundings import cache_folder, say
+from powertrain.records import WrongUse, to_plain
+from powertrain.report.diagnosis import diagnosis_rows, finding_rows, summary_row
+
+# by the worst finding; what cannot be used at all is 2, as everywhere
+EXIT_CODES = {"good": 0, "low": 0, "moderate": 4, "critical": 5}
+
+
+def diagnose(words: Sequence[str], *, budget: str, probe: bool, price_per_hour: float | None, as_json: bool) -> int:
+    """The exit code, by severity."""
+    from powertrain.cli.diagnosing_run import diagnose_run, names_a_run
+    from powertrain.cli.training import train_base
+    from powertrain.diagnosis.diagnose import Diagnosis, check, environment_of, prepare_for_diagnosis
+    from powertrain.diagnosis.diagnose import diagnose as look_and_probe
+    from powertrain.diagnosis.surroundings import look_around
+    from powertrain.recipe import resolve_words
+    from powertrain.run.folder import missing_base
+
+    if names_a_run(words):
+        return diagnose_run(words, as_json=as_json)
+    if price_per_hour is not None and price_per_hour < 0:
+        raise WrongUse(f"--price-per-hour={price_per_hour:g} is below 0; name what an hour of this machine costs")
+    seconds, resolved = budget_s(budget), resolve_words(words)
+    if (base := missing_base(resolved.recipe)) is not None:
+        train_base(base, say)
+    prepared, refused = prepare_for_diagnosis(resolved, cache_folder(), say)
+    if probe:
+        found = look_and_probe(words, prepared, refused, cache=cache_folder(), budget_s=seconds, say=say,
+                               price_per_hour=price_per_hour)
+    else:
+        found = Diagnosis(environment_of(prepared), check(prepared, look_around(prepared), refused))
+    print_diagnosis(to_plain(found), as_json=as_json, severity=found.severity)
+    return EXIT_CODES[found.severity]
+
+
+def print_diagnosis(found: Mapping[str, Any], *, as_json: bool, severity: str) -> None:
+    if as_json:
+        output.print_json({"event": "environment", **found["environment"]})
+        for finding in found["findings"]:
+            output.print_json({"event": "finding", **finding})
+        for cause in found["causes"]:
+            output.print_json({"event": "cause", **cause})
+        if found["forecast"]:
+            output.print_json({"event": "forecast", **found["forecast"]})
+        output.print_json({"event": "diagnosis", "severity": severity, "exit_code": EXIT_CODES[severity],
+                           "bound_by": found["causes"][0]["name"] if found["causes"] else None, "failed": found["failed"],
+                           "observed": found["probed"] and found["probed"]["observed"]})
+        return
+    output.print_rows(diagnosis_rows(found))
+    print()
+    output.print_rows(finding_rows(found["findings"]), styles=("bold", "bold"))
+    output.print_rows([summary_row(found["findings"])])

@@ -1,0 +1,110 @@
+"""Keys that the recipe sets and that change nothing here, each with the reason: a silent knob is worse than none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from powertrain import planner
+from powertrain.diagnosis.checks.base import Check
+from powertrain.diagnosis.surroundings import Situation
+from powertrain.records import Refusal
+from powertrain.records.findings import Finding
+from powertrain.run.prepare import Prepared
+
+OF_TEXT = ("block", "stride", "max_chars", "vocabulary", "validation_split")
+OF_EXAMPLES = ("weights", "format", "columns", "split", "max_examples", "max_length", "long_examples", "train_on",
+               "chat_template", "end_token", "validation_source")
+OF_LSLORA = ("sigma", "regularisation")
+
+
+class NoEffect(Check):
+    name = "no_effect"
+    rests_on = "features: section 5, the silent nothing"
+
+    @classmethod
+    def find(cls, where: Situation) -> Iterator[Finding]:
+        for key, why in idle_keys(where.prepared):
+            origin = where.prepared.resolved.origins.get(key, "the recipe")
+            yield cls.says("low", f"{key} has no effect here", why, seen=f"{key}, set by {origin}", cure="leave it out")
+
+
+def idle_keys(prepared: Prepared) -> Iterator[tuple[str, str]]:
+    """(dotted key that somebody set, why it changes nothing)."""
+    origins = prepared.resolved.origins
+    for key, why in {**_of_method(prepared), **_of_schedule(prepared), **_of_pauses(prepared)}.items():
+        if is_set(key, origins):
+            yield key, why
+    yield from _of_techniques(prepared)
+
+
+def is_set(key: str, origins: Mapping[str, str]) -> bool:
+    """By a user: neither a default, nor derived, nor what the embedded recipe brings along."""
+    origin = origins.get(key, "default")
+    return not origin.startswith(("default", "planner: ")) and origin != "recipe default"
+
+
+def _of_method(prepared: Prepared) -> dict[str, str]:
+    recipe = prepared.recipe
+    scratch = recipe.method == "scratch"
+    others, why = (OF_EXAMPLES, "it is of examples, and training from scratch reads text in blocks") if scratch else \
+        (OF_TEXT, "it is of text in blocks, and a pretrained model learns from examples")
+    idle = {f"data.{leaf}": why for leaf in others}
+    if recipe.method not in ("lora", "qlora"):
+        idle |= {f"lora.{leaf}": f"method={recipe.method} has no adapters" for leaf in type(recipe.lora).model_fields}
+    elif recipe.lora.kind != "lslora":
+        idle |= {f"lora.{leaf}": f"only lora.kind=lslora has it, and it is {recipe.lora.kind}" for leaf in OF_LSLORA}
+    if recipe.method != "qlora":
+        idle |= {f"quantisation.{leaf}": f"only method=qlora quantises, and it is {recipe.method}"
+                 for leaf in type(recipe.quantisation).model_fields}
+    return idle
+
+
+def _of_schedule(prepared: Prepared) -> dict[str, str]:
+    recipe = prepared.recipe
+    idle: dict[str, str] = {}
+    if recipe.lr_scheduler_type == "constant":
+        idle["min_lr_rate"] = "a constant learning rate has no end to fall to"
+    if recipe.warmup_steps is not None:
+        idle["warmup_ratio"] = f"warmup_steps={recipe.warmup_steps} overrides it"
+    for key in ("max_steps", "train_time_s"):
+        if getattr(recipe, key) is not None:
+            idle["num_train_epochs"] = f"{key}={getattr(recipe, key):g} sets the length of the run"
+    return idle
+
+
+def _of_pauses(prepared: Prepared) -> dict[str, str]:
+    recipe, held_out = prepared.recipe, len(prepared.material.held_out)
+    idle: dict[str, str] = {}
+    if not held_out:
+        idle |= dict.fromkeys(("eval_steps", "max_eval_samples"), "nothing is held out to evaluate on")
+    elif recipe.max_eval_samples is not None and recipe.max_eval_samples > held_out:
+        idle["max_eval_samples"] = f"only {held_out:,} examples are held out"
+    if not recipe.sample.tokens:
+        idle |= dict.fromkeys(("sample.prompt", "sample.temperature", "sample.top_k"), "sample.tokens=0: nothing is written")
+    return idle
+
+
+def _of_techniques(prepared: Prepared) -> Iterator[tuple[str, str]]:
+    """Pins that say what would be anyway, or that ask for what something else in the plan makes idle."""
+    facts, recipe = prepared.facts, prepared.recipe
+    in_force = {step.technique.name for step in prepared.plan.steps}
+    for name, pin in recipe.techniques.items():
+        key = f"techniques.{name}"
+        if pin == "off" and isinstance(answer := planner.ask_anew(name, facts, recipe), Refusal):
+            yield key, f"it would be off anyway: {answer.because}"
+        elif name == "tf32" and name in in_force and "bf16" in in_force:
+            yield key, "products in bf16 are no fp32 products"
+        elif (why := _idle_setting(name, pin, prepared)) is not None:
+            yield key, why
+
+
+def _idle_setting(name: str, pin: Any, prepared: Prepared) -> str | None:
+    settings = pin if isinstance(pin, Mapping) else {}
+    if name == "loader" and settings.get("pinned") and prepared.facts.hardware.device != "cuda":
+        return "pinned memory is for copies to an NVIDIA GPU, and there is none"
+    if name == "micro_batch" and settings.get("examples", 0) > prepared.recipe.train_batch_size:
+        return f"a step has only {prepared.recipe.train_batch_size} examples"
+    if name == "activation_checkpointing" and settings.get("keep_attention") and prepared.facts.model.dropout:
+        return "with dropout attention is computed again in any case"
+    return None

@@ -1,0 +1,67 @@
+"""When torch's compiler ran, and for how long: a step in which it compiles anew is no step like the others."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Self
+
+from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler
+
+
+@dataclass(frozen=True)
+class Compilation:
+    part: str                                # of a step, in which it happened: "forward", or "backward" where that was put off
+    seconds: float
+
+
+class CompileWatch:
+    """`with CompileWatch() as watch:`; `watch.take()` gives what was compiled since it was last asked."""
+
+    def __enter__(self) -> Self:
+        self._found: list[Compilation] = []
+        self._began = 0.0
+        callback_handler.register_start_callback(self._start)
+        callback_handler.register_end_callback(self._end)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        callback_handler.remove_start_callback(self._start)
+        callback_handler.remove_end_callback(self._end)
+
+    def take(self) -> tuple[Compilation, ...]:
+        found = tuple(self._found)
+        self._found.clear()
+        return found
+
+    def _start(self, arguments: CallbackArgs) -> None:
+        self._began = time.perf_counter()
+
+    def _end(self, arguments: CallbackArgs) -> None:
+        part = "backward" if arguments.callback_trigger is CallbackTrigger.LAZY_BACKWARD else "forward"
+        self._found.append(Compilation(part, time.perf_counter() - self._began))
+
+
+def still_to_come_s(per_step: list[tuple[Compilation, ...]], steps_left: int, functions: int) -> float:
+    """Seconds of compiling in the steps that are left, where it goes on as in the later half of those watched.
+
+    torch gives a function up, and runs it as it is, once it has compiled it for `recompile_limit` kinds of input.
+    """
+    lately = per_step[len(per_step) // 2:]
+    if not any(lately):
+        return 0.0
+    every = [one for step in per_step for one in step]
+    rate = sum(map(len, lately)) / len(lately)
+    return min(rate * steps_left, float(most_compilations(functions) - len(every))) * _mean_s(every)
+
+
+def most_compilations(functions: int) -> int:
+    """That torch makes of so many functions before it gives them up, forward and backward."""
+    import torch._dynamo.config
+
+    limit: Any = torch._dynamo.config.recompile_limit
+    return 2 * int(limit) * max(1, functions)
+
+
+def _mean_s(compilations: list[Compilation]) -> float:
+    return sum(one.seconds for one in compilations) / len(compilations)

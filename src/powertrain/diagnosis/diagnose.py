@@ -1,0 +1,117 @@
+"""A diagnosis: checks of machine, software, data and recipe, a short probe, the cures tried, and the verdict.
+
+Nothing of it is kept: no run folder, no checkpoint, no study.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from powertrain.diagnosis.checks import CHECKS, Situation
+from powertrain.diagnosis.forecast import Forecast, forecast
+from powertrain.diagnosis.probe import Probed, probe
+from powertrain.diagnosis.remedies import remedies_of
+from powertrain.diagnosis.surroundings import Machine, look_around
+from powertrain.diagnosis.trials import try_remedies
+from powertrain.diagnosis.verdict import Cause, causes
+from powertrain.recipe import Resolved
+from powertrain.records import RunFailed, WrongUse
+from powertrain.records.findings import SEVERITIES, Finding, Severity
+from powertrain.run.prepare import Prepared, prepare
+
+Say = Callable[[str], None]
+PROBE_SHARE = 0.35           # of the time that is given; the rest is for trying cures
+CRITICAL, MODERATE = 1.5, 1.1        # times as fast, from which a cure that is passed over is worth such a word
+CANNOT_BE = re.compile(r"^techniques\.(\w+) is pinned on, and it cannot be")
+CLASH = re.compile(r"^techniques\.(\w+) and techniques\.\w+ are both pinned on")
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    environment: Mapping[str, str]
+    findings: tuple[Finding, ...]            # of the checks, the worst first
+    causes: tuple[Cause, ...] = ()           # of the verdict, the first being what holds the run back; () without a probe
+    forecast: Forecast | None = None
+    probed: Probed | None = None             # with the remedies in it, as far as they were tried
+    failed: str | None = None                # why the probe has nothing to say
+
+    @property
+    def severity(self) -> Severity:
+        """The worst of what was found."""
+        found = [*(finding.severity for finding in self.findings), *map(severity_of, self.causes)]
+        found += ["critical"] if self.failed else []
+        return min(found, key=SEVERITIES.index, default="good")
+
+
+def prepare_for_diagnosis(resolved: Resolved, cache: Path, say: Say) -> tuple[Prepared, dict[str, str]]:
+    """The run as it would be, without the pins that cannot be: technique -> why. Raises WrongUse for everything else."""
+    refused: dict[str, str] = {}
+    while True:
+        try:
+            return prepare(resolved, cache, say), refused
+        except WrongUse as error:
+            found = CANNOT_BE.match(str(error)) or CLASH.match(str(error))
+            if found is None or found[1] in refused:
+                raise
+            refused[found[1]] = str(error)
+            pins = {name: pin for name, pin in resolved.recipe.techniques.items() if name != found[1]}
+            resolved = replace(resolved, recipe=resolved.recipe.model_copy(update={"techniques": pins}))
+
+
+def check(prepared: Prepared, machine: Machine, refused: Mapping[str, str],
+          probed: Probed | None = None) -> tuple[Finding, ...]:
+    """What every check says, the worst first; of equal ones in the order of CHECKS."""
+    where = Situation(prepared, machine, tuple(refused.values()), None if probed is None else probed.observed)
+    found = [finding for one in CHECKS for finding in one.find(where)]
+    return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
+
+
+def diagnose(words: Sequence[str], prepared: Prepared, refused: Mapping[str, str], *, cache: Path, budget_s: float, say: Say,
+             price_per_hour: float | None = None, preload: Sequence[str] = ()) -> Diagnosis:
+    """Checks, probe, trials and verdict in about `budget_s`. What keeps the run from starting is in `failed`."""
+    began, machine = time.monotonic(), look_around(prepared)
+    environment = environment_of(prepared)
+    say("watching the first steps of the run")
+    try:
+        probed = probe(prepared, PROBE_SHARE * budget_s)
+    except (RunFailed, WrongUse, MemoryError) as error:
+        return Diagnosis(environment, check(prepared, machine, refused), failed=str(error))
+    words = (*words, *(f"techniques.{name}=off" for name in refused))
+    probed = with_trials(words, prepared, probed, cache=cache, deadline=began + budget_s, say=say, preload=preload)
+    expected = forecast(probed.observed, start_s=probed.start_s + probed.first_steps_s, last_s=probed.last_s,
+                        price_per_hour=price_per_hour, watts=probed.watts)
+    return Diagnosis(environment, check(prepared, machine, refused, probed), tuple(causes(probed.observed)), expected, probed)
+
+
+def with_trials(words: Sequence[str], prepared: Prepared, probed: Probed, *, cache: Path, deadline: float, say: Say,
+                preload: Sequence[str] = ()) -> Probed:
+    """The probe with the remedies that there are, those tried for which there was time before `deadline`."""
+    remedies = remedies_of(prepared.facts, prepared.recipe, prepared.plan, probed.observed)
+    observed = replace(probed.observed, remedies=remedies)
+    start_s = probed.start_s + probed.first_steps_s
+    tried = try_remedies(words, observed, remedies, cache=cache, deadline=deadline, start_s=start_s, say=say, preload=preload)
+    return replace(probed, observed=replace(observed, remedies=tried))
+
+
+def severity_of(cause: Cause) -> Severity:
+    """How bad it is to leave a cause as it is: what its cure is predicted to give."""
+    return "critical" if cause.predicted >= CRITICAL else "moderate" if cause.predicted >= MODERATE else "low"
+
+
+def environment_of(prepared: Prepared) -> Mapping[str, str]:
+    facts = prepared.facts
+    hardware, software = facts.hardware, facts.software
+    named = ("powertrain", "python", "torch", "transformers", "peft", "bitsandbytes")
+    peaks = ", ".join(f"{dtype} {peak / 1e12:.3g} TFLOP/s" for dtype, peak in sorted(hardware.peak_flops_per_s.items()))
+    return {"machine": f"{hardware.name} ({hardware.device}), {hardware.cores} cores",
+            "memory": f"{hardware.free_memory_bytes / 2**30:.3g} of {hardware.memory_bytes / 2**30:.3g} GiB free",
+            "measured": f"{peaks}, {hardware.bandwidth_bytes_per_s / 1e9:.3g} GB/s" if hardware.bandwidth_bytes_per_s else
+                        "not measured",
+            "software": ", ".join(f"{name} {software.versions[name]}" for name in named if name in software.versions),
+            "model": f"{facts.model.family}, {facts.model.parameters:,} parameters, {facts.model.method}",
+            "data": f"{facts.data.source}: {facts.data.examples:,} examples, {facts.data.train_tokens:,} tokens",
+            "techniques": ", ".join(step.technique.name for step in prepared.plan.steps) or "none"}

@@ -1,0 +1,122 @@
+"""What became of a run: the symptoms that its events show, the worst first, and what it was bound by.
+
+A run's events say how long each part of a step took, and nothing of what else the machine did meanwhile. So of the causes
+that diagnosis/verdict.py knows, other processes and heat are not told here: where steps became slower, the symptoms say when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from powertrain import planner
+from powertrain.diagnosis.observed import Between, Observed
+from powertrain.diagnosis.remedies import remedies_of
+from powertrain.diagnosis.run_record import RunRecord, read_run
+from powertrain.diagnosis.step_work import step_work
+from powertrain.diagnosis.symptoms import symptoms_of
+from powertrain.diagnosis.verdict import Cause, causes
+from powertrain.facts.stored import facts_from_json
+from powertrain.recipe import in_steps
+from powertrain.records import Facts, Plan, UnknownFact, WrongUse
+from powertrain.records.findings import Finding
+
+LEAST_STEPS = 5              # timed: the parts of fewer are those of a warm-up
+COMPILED = 5.0               # times the median step: where blocks are compiled, a step that long compiled again
+
+
+def explain_run(folder: Path) -> tuple[list[Cause], list[Finding]]:
+    """What it was bound by, and what its events show; neither where it has too few steps. Raises as read_run does."""
+    run = read_run(folder)
+    return causes_of(run), symptoms_of(run)
+
+
+def causes_of(run: RunRecord) -> list[Cause]:
+    """Empty where too few steps were timed. The predictions of cures rest on formulas: nothing was tried."""
+    observed, planned = observe(run), _planned(run)
+    if observed is None:
+        return []
+    if planned is not None:
+        observed = replace(observed, remedies=remedies_of(planned[0], run.recipe, planned[1], observed))
+    return causes(observed)
+
+
+def told(run: RunRecord) -> Mapping[str, str]:
+    """What run it is, in a few lines."""
+    hardware, model, data = (run.facts.get(key) or {} for key in ("hardware", "model", "data"))
+    found = {"run": f"{run.folder}, {run.state}, {run.last_step:,} of {run.total_steps:,} steps",
+             "sessions": f"{len(run.history.sessions)}" if len(run.history.sessions) > 1 else "",
+             "machine": f"{hardware['name']} ({hardware['device']}), {hardware['cores']} cores" if "name" in hardware else "",
+             "model": f"{model['family']}, {model['parameters']:,} parameters" if "family" in model else "",
+             "method": run.recipe.method,
+             "data": f"{data['source']}: {data['examples']:,} examples" if "source" in data else "",
+             "techniques": ", ".join(run.techniques) or "none"}
+    return {name: text for name, text in found.items() if text}
+
+
+def observe(run: RunRecord) -> Observed | None:
+    """The run's steps as the verdict wants them; None where too few were timed."""
+    steps, recompile_s, recompilations = _without_compilations(run)
+    if len(steps) < LEAST_STEPS:
+        return None
+    parts = [name for name in steps[0].get("parts") or {} if all(name in (step.get("parts") or {}) for step in steps)]
+    real, padding = (mean(step.get(key, 0) for step in steps) for key in ("real_tokens", "padding_tokens"))
+    done, total = len(run.history.steps), max(run.total_steps, len(run.history.steps))
+    found = Observed(
+        step_s=(mean(step["seconds"] for step in steps),),       # how it changed is the symptoms' to say (slow_down.py)
+        parts={name: mean(step["parts"][name] for step in steps) for name in parts},
+        steps=total, real_tokens=real, padding_tokens=padding, evaluation=_evaluation(run), checkpoint=_checkpoint(run),
+        recompilations=recompilations, recompile_s=recompile_s * total / done)
+    planned = _planned(run)
+    return found if planned is None else _with_plan(run, found, *planned)
+
+
+def _with_plan(run: RunRecord, observed: Observed, facts: Facts, plan: Plan) -> Observed:
+    """With the work of a step, and the machine that it ran on."""
+    hardware, workload = facts.hardware, planner.workload_of(facts, plan)
+    passes = -(-workload.tokens // workload.packed_tokens) if workload.packed_tokens is not None else workload.micro_batches
+    work = step_work(facts, plan, observed.real_tokens, observed.padding_tokens) if observed.real_tokens else {}
+    return replace(
+        observed, **work, passes=float(passes), peak_flops_per_s=hardware.peak_flops_per_s, cores=hardware.cores,
+        bandwidth_bytes_per_s=hardware.bandwidth_bytes_per_s, threads=run.techniques.get("threads", {}).get("threads"))
+
+
+def _planned(run: RunRecord) -> tuple[Facts, Plan] | None:
+    """Facts and plan as values, if the files are there and of this version."""
+    if not run.facts or not run.plan:
+        return None
+    try:
+        return facts_from_json(run.facts), planner.from_json(run.plan)
+    except (UnknownFact, WrongUse, KeyError, TypeError):     # a plan of an older version may lack what this one asks for
+        return None
+
+
+def _without_compilations(run: RunRecord) -> tuple[list[Any], float, int]:
+    """The timed steps, and of those that compiled again their number and the seconds that it took."""
+    steps = run.steady_steps
+    if "torch_compile" not in run.techniques or len(steps) < LEAST_STEPS:
+        return list(steps), 0.0, 0
+    usual = median(step["seconds"] for step in steps)
+    compiling = [step for step in steps if step["seconds"] > COMPILED * usual]
+    return ([step for step in steps if step["seconds"] <= COMPILED * usual],
+            sum(step["seconds"] - usual for step in compiling), len(compiling))
+
+
+def _evaluation(run: RunRecord) -> Between | None:
+    """One of those during the run, with the sample that is written after it."""
+    during = [happened for happened in run.history.of("evaluation") if not happened.event.get("final")]
+    if not during or not (every := in_steps(run.recipe.eval_steps, run.steps_per_epoch or 1)):
+        return None
+    places = {happened.after_step for happened in during}
+    after = [happened for happened in run.history.of("sample") if happened.after_step in places]
+    seconds = sum(happened.event.get("seconds") or 0.0 for happened in (*during, *after))
+    return Between("eval_steps", seconds / len(during), every)
+
+
+def _checkpoint(run: RunRecord) -> Between | None:
+    seconds = [happened.event["seconds"] for happened in run.history.of("checkpoint") if happened.event.get("seconds")]
+    every = in_steps(run.recipe.save_steps, run.steps_per_epoch or 1)
+    return Between("save_steps", mean(seconds), every) if seconds and every else None

@@ -1,0 +1,89 @@
+"""What stood around the step at which a run's loss broke away: gradient norm, clipping, learning rate, warm-up, precision.
+
+A loss that jumps was thrown by an update that was too large: the learning rate for these gradients, or gradients that
+nothing limited. Which of them it was cannot be read off events with certainty; what they show is said, and the cure changes
+what stands out.
+Source: Goodfellow et al. 2016, 8.2.4 (cliffs and clipping); Goyal et al. 2017, 2.2 (warm-up).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from powertrain.diagnosis.run_record import RunRecord, is_finite
+from powertrain.recipe.schema import METHOD_DEFAULTS, Recipe
+from powertrain.records.findings import Cure
+
+BEFORE_STEPS = 20            # looked at before the break
+LAST_STEPS = 3               # of them: the ones that show what came
+GROWN = 3.0                  # times: a gradient norm that large against the steps before it has grown
+HIGH_RATE = 3.0              # times the method's default: a learning rate from which it is named as a cause
+EARLY_SHARE = 0.1            # of the run: a break within it is one that a warm-up can prevent
+LOWER = 3.0                  # a learning rate is lowered by so much where its default is no lower
+
+
+@dataclass(frozen=True)
+class Instability:
+    because: str                             # the likely cause, as the end of a sentence
+    evidence: tuple[str, ...]
+    cure: Cure
+
+
+def usual_rate(method: str) -> float:
+    """The method's default: what its users start from."""
+    return float(METHOD_DEFAULTS[method].get("learning_rate", Recipe.model_fields["learning_rate"].default))
+
+
+def lower_rate(recipe: Recipe) -> float:
+    """The method's default, or a third of what is set where that is no higher."""
+    usual = usual_rate(recipe.method)
+    return usual if recipe.learning_rate > usual else recipe.learning_rate / LOWER
+
+
+def around(run: RunRecord, place: int) -> Instability:
+    """What stood around `place`, the first of `run.steps` (from 0) that is off, or their number where none follows."""
+    recipe, number = run.recipe, run.steps[place]["step"] if place < len(run.steps) else run.last_step + 1
+    reasons, evidence, words, says = [], [_rate(run, place)], [], []
+    evidence += _growth(run, place)
+    if recipe.max_grad_norm == 0:
+        reasons.append("nothing limited the gradient (max_grad_norm=0)")
+        words.append("max_grad_norm=1")
+        says.append("limit the gradient's norm")
+    if number <= max(EARLY_SHARE * run.total_steps, 2 * run.warmup_steps):
+        share = max(0.03, 2 * run.warmup_steps / max(1, run.total_steps))
+        reasons.append(f"it happened early, at step {number:,} of {run.total_steps:,}, "
+                       + (f"with {run.warmup_steps:,} steps of warm-up" if run.warmup_steps else "and there is no warm-up"))
+        if share <= EARLY_SHARE:             # a longer one would no longer be a warm-up: then the rate itself is too high
+            words += [f"warmup_ratio={share:.2g}", *(["warmup_steps=null"] if recipe.warmup_steps is not None else [])]
+            says.append("let the learning rate rise slowly")
+    if recipe.learning_rate > HIGH_RATE * usual_rate(recipe.method) or not words:
+        usual = usual_rate(recipe.method)
+        reasons.append(f"the learning rate of {recipe.learning_rate:g} is high ({usual:g} is the default of "
+                       f"method={recipe.method})" if recipe.learning_rate > usual else
+                       f"the learning rate of {recipe.learning_rate:g} may be too high for this model and data")
+        words.append(f"learning_rate={lower_rate(recipe):.2g}")
+        says.append("lower the learning rate")
+    if "fp16" in run.techniques:
+        reasons.append("fp16 overflows above 65,504")
+    return Instability("; ".join(reasons), tuple(evidence), Cure(", and ".join(says), words=tuple(words)))
+
+
+def _rate(run: RunRecord, place: int) -> str:
+    step = run.steps[min(place, len(run.steps) - 1)]
+    return f"learning rate {step['learning_rate']:.3g} at step {step['step']:,} (its peak is {run.recipe.learning_rate:.3g})"
+
+
+def _growth(run: RunRecord, place: int) -> list[str]:
+    """How much the gradient's norm had grown when it happened."""
+    found = [(step["step"], float(step["grad_norm"])) for step in run.steps[max(0, place - BEFORE_STEPS):place + 1]
+             if is_finite(step["grad_norm"])]
+    if len(found) <= 2 * LAST_STEPS:
+        return []
+    before = median(norm for _, norm in found[:-LAST_STEPS])
+    number, largest = max(found[-LAST_STEPS:], key=lambda one: one[1])
+    growth = largest / before if before else 1.0
+    if growth < GROWN:
+        return [f"the gradient norm had not grown before it: {largest:.3g} at step {number:,}, {before:.3g} before"]
+    return [f"the gradient norm grew {growth:.3g} times within {BEFORE_STEPS} steps: {before:.3g}, then {largest:.3g} at step "
+            f"{number:,}"]

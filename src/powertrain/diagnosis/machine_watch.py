@@ -1,0 +1,102 @@
+"""What the machine did while something was watched: whose work kept the processors busy, and what held this process back.
+
+Computing threads spin while they wait for each other, so a process that nothing disturbs uses about as much processor time
+as it has threads. What is missing from that, as far as other processes used the cores meanwhile, was taken by them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+from powertrain.facts.processor import group_folders
+
+NOISE_CORES = 0.15           # others may keep this much of a core busy: a machine is never quite idle
+ENERGY = Path("/sys/class/powercap")
+
+
+@dataclass(frozen=True)
+class Meanwhile:
+    """Processor seconds, summed over cores, in `wall_s` seconds."""
+
+    wall_s: float
+    own_s: float                             # of this process
+    busy_s: float                            # of all processes, this one included
+    host_s: float = 0.0                      # that a hypervisor gave to other machines
+    held_s: float = 0.0                      # that the CPU quota of a control group kept this process waiting
+    energy_j: float | None = None            # of the processors; None where they do not tell
+
+    @property
+    def others_cores(self) -> float:
+        """That other processes kept busy, on average."""
+        found = max(0.0, self.busy_s - self.own_s) / self.wall_s if self.wall_s else 0.0
+        return found if found > NOISE_CORES else 0.0
+
+    def stolen_share(self, threads: int, cores: int) -> float:
+        """The share of `threads` computing threads' time that other processes' work took: never more than they could take."""
+        if not self.wall_s:
+            return 0.0
+        wanted = max(0.0, self.others_cores + threads - cores) / threads     # an idle core beside them harms nobody
+        missing = max(0.0, 1 - self.own_s / (threads * self.wall_s))
+        return min(wanted, missing)
+
+    def throttled(self, cores: int) -> tuple[float, str]:
+        """(share of the time, by what): a quota, or a hypervisor that gives the cores to others."""
+        shares = {"the CPU quota of the control group": self.held_s,
+                  "the hypervisor, which gave the cores to others": self.host_s}
+        what = max(shares, key=lambda name: shares[name])
+        return min(1.0, shares[what] / (cores * self.wall_s)) if self.wall_s else 0.0, what
+
+
+class MachineWatch:
+    """`with MachineWatch() as watch: ...`, then `watch.seen`."""
+
+    seen: Meanwhile
+
+    def __enter__(self) -> Self:
+        self._folders = group_folders("cpu")
+        self._before = _counters(self._folders)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        before, after = self._before, _counters(self._folders)
+        wall_s, own_s, busy_s, host_s, held_s = (late - early for early, late in zip(before[:5], after[:5], strict=True))
+        energy_j = None if before[5] is None or after[5] is None else max(0.0, after[5] - before[5])
+        self.seen = Meanwhile(wall_s, own_s, busy_s, host_s, held_s, energy_j)
+
+
+def held_s(folders: Iterable[Path]) -> float:
+    """Seconds that quotas of these control groups have kept their processes waiting, the longest of them."""
+    found = [0.0]
+    for folder in folders:
+        try:
+            lines = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            continue
+        # version 2 counts microseconds, version 1 nanoseconds
+        found.append(int(lines.get("throttled_usec", 0)) / 1e6 or int(lines.get("throttled_time", 0)) / 1e9)
+    return max(found)
+
+
+def energy_j(folder: Path = ENERGY) -> float | None:
+    """Joules that the processor packages have taken so far; None where nobody may read that."""
+    try:
+        counters = [int((package / "energy_uj").read_text()) for package in folder.glob("intel-rapl:[0-9]*")
+                    if package.name.count(":") == 1]
+    except (OSError, ValueError):
+        return None
+    return sum(counters) / 1e6 if counters else None
+
+
+def _counters(folders: Iterable[Path]) -> tuple[float, float, float, float, float, float | None]:
+    times, own = psutil.cpu_times(), psutil.Process().cpu_times()
+    idle_s = times.idle + getattr(times, "iowait", 0.0)
+    host_s = getattr(times, "steal", 0.0)
+    counted = [name for name in times._fields if name not in ("guest", "guest_nice")]    # those are in user and nice too
+    busy_s = sum(getattr(times, name) for name in counted) - idle_s - host_s
+    return time.perf_counter(), own.user + own.system, busy_s, host_s, held_s(folders), energy_j()

@@ -1,0 +1,198 @@
+"""A run's first steps, watched: the real setup with its plan applied and confirmed, for about twenty optimizer steps.
+
+Then, once each, what the run does between steps: an evaluation, a checkpoint, a line of its log. Nothing of it is kept.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from powertrain import planner
+from powertrain.cost.workload import Workload
+from powertrain.diagnosis.compile_watch import Compilation, CompileWatch, still_to_come_s
+from powertrain.diagnosis.machine_watch import MachineWatch, Meanwhile
+from powertrain.diagnosis.observed import Observed
+from powertrain.diagnosis.pauses import Pauses, watch_pauses
+from powertrain.diagnosis.step_work import step_work
+from powertrain.evidence.worker import wait_for
+from powertrain.records import Batch, RunFailed, WrongUse
+from powertrain.run.fits import needed_bytes, room_bytes
+from powertrain.run.prepare import Prepared, build_setup, schedule_of
+from powertrain.run.session import peak_memory_bytes
+from powertrain.training.loop import State, StepResult, new_state, train
+from powertrain.training.setup import Setup
+
+STEPS = 20                   # that are watched, where there is time for them
+LEAST_STEPS = 3              # that are watched in any case
+UNWATCHED = 2                # the first ones: they allocate, and compile what was not compiled when the plan was confirmed
+TIMED_PASSES = 3             # of each of two sizes, the fastest of which counts; the first may make products ready for its size
+WAIT_EVERY = 5               # steps: a device that works behind the host is waited for so often, to see the time pass
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What the probe saw, and what it took to get there."""
+
+    observed: Observed                       # without remedies
+    start_s: float                           # from the recipe's plan until the first step: weights, applying, compiling
+    first_steps_s: float                     # that the first steps took longer than those that follow
+    last_s: float                            # after the last step: evaluation on all held-out text, checkpoint
+    peak_memory_bytes: int
+    losses: tuple[float, ...]
+    watts: float | None = None               # of the processors; None where nobody tells
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The steps of the probe: `results` are those that count, in order."""
+
+    results: tuple[StepResult, ...]
+    parts: tuple[Mapping[str, float], ...]   # seconds of each, without compiling
+    compilations: list[tuple[Compilation, ...]]
+    first_s: float                           # of those before
+    pass_s: float | None                     # that a pass takes however small it is
+    meanwhile: Meanwhile
+
+    @property
+    def step_s(self) -> tuple[float, ...]:
+        return tuple(sum(parts.values()) for parts in self.parts)
+
+
+def probe(prepared: Prepared, seconds: float) -> Probed:
+    """Watch the run's first steps for about so many seconds, building not counted.
+
+    Raises RunFailed where a step's loss is not finite, and whatever a run raises that cannot start.
+    """
+    began = time.perf_counter()
+    with CompileWatch() as compiling:
+        setup = build_setup(prepared)
+        functions = sum(one.part == "forward" for one in compiling.take())
+        state = new_state(setup, prepared.recipe.weight_decay)
+        gc.collect()
+        gc.freeze()                          # as a run does
+        start_s = time.perf_counter() - began
+        watched = _watch(prepared, setup, state, compiling, seconds)
+    pauses = watch_pauses(prepared, setup, state, statistics.median(watched.step_s))
+    observed = _observed(prepared, setup, watched, pauses, functions)
+    meanwhile = watched.meanwhile
+    watts = None if meanwhile.energy_j is None else meanwhile.energy_j / meanwhile.wall_s
+    return Probed(observed, start_s, max(0.0, watched.first_s - UNWATCHED * statistics.median(watched.step_s)),
+                  pauses.last_s, peak_memory_bytes(setup.device), _losses(watched.results), watts)
+
+
+def _watch(prepared: Prepared, setup: Setup, state: State, compiling: CompileWatch, seconds: float) -> Watched:
+    # as many steps as the run has are all there is to see; of a shorter one all but the first count
+    total, began = prepared.total_steps, time.perf_counter()
+    unwatched = min(UNWATCHED, total - 1)
+    steps = train(setup, state, schedule_of(prepared.recipe, total), prepared.recipe.max_grad_norm)
+    for _ in range(unwatched):
+        next(steps)
+    wait_for(setup.device)
+    first_s = time.perf_counter() - began
+    compiling.take()
+    results, compilations = [], []
+    with MachineWatch() as machine:
+        for result in steps:
+            results.append(result)
+            compilations.append(compiling.take())
+            if len(results) % WAIT_EVERY == 0:
+                wait_for(setup.device)
+            late = time.perf_counter() - began > seconds and len(results) >= LEAST_STEPS
+            if len(results) == STEPS or late:
+                break
+        wait_for(setup.device)
+    steps.close()  # type: ignore[attr-defined]
+    if not results:
+        raise WrongUse(f"the run has {total} steps, and there is nothing to see in so few; use max_steps={LEAST_STEPS} or more")
+    parts = tuple(_without(result.laps.parts(), found) for result, found in zip(results, compilations, strict=True))
+    return Watched(tuple(results), parts, compilations, first_s, pass_seconds(setup), machine.seen)
+
+
+def pass_seconds(setup: Setup) -> float | None:
+    """What a pass takes however few tokens it has: one of few examples against one of twice as many. None for one example.
+
+    Time is taken to grow with the slots from there on, so that a straight line through both meets zero slots at this cost.
+    """
+    batch = [setup.examples[i] for i in range(min(setup.train_batch_size, len(setup.examples)))]
+    found = sorted((setup.collate(batch[:count]) for count in {max(1, setup.micro_batch), 2 * setup.micro_batch}
+                    if count <= len(batch)), key=lambda one: sum(one.lengths))
+    if len(found) < 2 or sum(found[0].lengths) == sum(found[1].lengths):
+        return None
+    few, many = (one.to(setup.device) for one in found)
+    few_s, many_s = (min(_pass_s(setup, one) for _ in range(TIMED_PASSES)) for one in (few, many))
+    each_s = (many_s - few_s) / (sum(many.lengths) - sum(few.lengths))
+    return min(few_s, max(0.0, few_s - each_s * sum(few.lengths)))
+
+
+def _pass_s(setup: Setup, batch: Batch) -> float:
+    wait_for(setup.device)
+    began = time.perf_counter()
+    setup.batch_loss(batch).backward()  # type: ignore[no-untyped-call]
+    wait_for(setup.device)
+    taken_s = time.perf_counter() - began
+    setup.model.zero_grad(set_to_none=True)
+    return taken_s
+
+
+def _without(parts: Mapping[str, float], compilations: Sequence[Compilation]) -> Mapping[str, float]:
+    """The parts of a step less the time that compiling took in them."""
+    left = dict(parts)
+    for one in compilations:
+        left[one.part] = max(0.0, left[one.part] - one.seconds)
+    return left
+
+
+def _observed(prepared: Prepared, setup: Setup, watched: Watched, pauses: Pauses, functions: int) -> Observed:
+    hardware, steps = prepared.facts.hardware, prepared.total_steps
+    if prepared.recipe.train_time_s is not None:             # a run of a given time gets its steps by such a probe, too
+        steps = max(1, round(prepared.recipe.train_time_s / statistics.median(watched.step_s)))
+    on_cpu, seen = setup.device.type == "cpu", watched.meanwhile
+    threads = torch.get_num_threads() if on_cpu else None
+    throttled_share, throttled_by = seen.throttled(hardware.cores) if on_cpu else (0.0, "")
+    count, compiled = len(watched.results), [one for step in watched.compilations for one in step]
+    recompile_s = sum(one.seconds for one in compiled)
+    recompile_s += still_to_come_s(watched.compilations, steps - count, functions)
+    return Observed(
+        step_s=watched.step_s, steps=steps,
+        parts={part: statistics.mean(parts[part] for parts in watched.parts) for part in watched.parts[0]},
+        **step_work(prepared.facts, prepared.plan, sum(result.real_tokens for result in watched.results) / count,
+                  sum(result.padding_tokens for result in watched.results) / count),
+        passes=float(len(setup.prepare(0))), pass_s=watched.pass_s, peak_flops_per_s=hardware.peak_flops_per_s,
+        bandwidth_bytes_per_s=hardware.bandwidth_bytes_per_s,
+        recomputing_is_needed=recomputing_is_needed(prepared), threads=threads, cores=hardware.cores,
+        stolen_share=seen.stolen_share(threads, hardware.cores) if threads else 0.0, others_cores=seen.others_cores,
+        throttled_share=throttled_share, throttled_by=throttled_by if throttled_share else "",
+        split_over=len({parameter.device for parameter in setup.model.parameters()}),
+        evaluation=pauses.evaluation, checkpoint=pauses.checkpoint, logging=pauses.logging,
+        recompilations=len(compiled), recompile_s=recompile_s)
+
+
+def recomputing_is_needed(prepared: Prepared) -> bool:
+    """Whether the memory would not hold a step that computes nothing a second time."""
+    facts = prepared.facts
+    if facts.model.provider != "native":
+        return False
+    plain = tuple(step for step in prepared.plan.steps if not step.technique.reckon(_blank(prepared)).checkpoint_every)
+    return needed_bytes(facts, replace(prepared.plan, steps=plain)) > room_bytes(facts)
+
+
+def _blank(prepared: Prepared) -> Workload:
+    return planner.workload_of(prepared.facts, replace(prepared.plan, steps=()))
+
+
+def _losses(results: Sequence[StepResult]) -> tuple[float, ...]:
+    losses = tuple(torch.stack([result.loss for result in results]).float().tolist())
+    if not all(map(_is_finite, losses)):
+        raise RunFailed(f"the loss is not finite within the first {UNWATCHED + len(results)} steps; use a lower learning_rate, "
+                        "or max_grad_norm=1")
+    return losses
+
+
+def _is_finite(value: float) -> bool:
+    return value - value == 0

@@ -1,0 +1,117 @@
+"""What a run's folder says: finished, stopped, failed, killed, or still training."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from powertrain.recipe import Recipe, resolve
+from powertrain.records import WrongUse
+from powertrain.records.timeline import History, estimate_of, read, steady
+from powertrain.run.folder import existing, is_being_written, read_json
+from powertrain.training.events import read_all_events, read_events
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    folder: Path
+    recipe: Recipe
+    facts: Mapping[str, Any]                 # as facts.json has them; empty where the file is not there
+    plan: Mapping[str, Any]
+    history: History
+    being_written: bool | None               # a process holds the run's lock; None where that cannot be told
+    now: float                               # the time of day at which the folder was read
+
+    @property
+    def state(self) -> str:
+        """"finished", "stopped", "failed", "running", "killed", or "unknown": no end, and no locks on this system."""
+        reason = (self.history.ends or {}).get("reason", "")
+        if reason:
+            return "stopped" if reason.startswith("stopped") else str(reason)
+        return {True: "running", False: "killed", None: "unknown"}[self.being_written]
+
+    @property
+    def said_at_end(self) -> str:
+        """Why it failed, in the run's words."""
+        return str((self.history.ends or {}).get("message", ""))
+
+    @cached_property
+    def steps(self) -> list[Mapping[str, Any]]:
+        """Those whose loss is finite, in order."""
+        return [step for step in self.history.steps if is_finite(step["loss"])]
+
+    @cached_property
+    def losses(self) -> list[float]:
+        return [float(step["loss"]) for step in self.steps]
+
+    @cached_property
+    def norms(self) -> list[float]:
+        """Gradient norms before clipping, the finite ones."""
+        return [float(step["grad_norm"]) for step in self.steps if is_finite(step["grad_norm"])]
+
+    @cached_property
+    def steady_steps(self) -> list[Mapping[str, Any]]:
+        """Those that are no warm-up of the machine and have a time."""
+        return [self.history.steps[place] for place in steady(self.history)]
+
+    @property
+    def step_s(self) -> float | None:
+        """Of the median step."""
+        return median(step["seconds"] for step in self.steady_steps) if self.steady_steps else None
+
+    @property
+    def estimate(self) -> Mapping[str, Any] | None:
+        """What the plan expected when the last session began."""
+        return estimate_of(self.history, self.plan)
+
+    @property
+    def total_steps(self) -> int:
+        return int(self.history.start.get("total_steps", 0))
+
+    @property
+    def last_step(self) -> int:
+        return int(self.history.steps[-1]["step"]) if self.history.steps else 0
+
+    @property
+    def steps_per_epoch(self) -> float | None:
+        examples = (self.facts.get("data") or {}).get("examples")
+        return examples / self.recipe.train_batch_size if examples else None
+
+    @property
+    def techniques(self) -> Mapping[str, Mapping[str, Any]]:
+        """Those in force, with their settings."""
+        return {step["technique"]: step.get("settings") or {} for step in self.plan.get("steps") or []}
+
+    @property
+    def warmup_steps(self) -> int:
+        """Of the learning rate."""
+        recipe = self.recipe
+        return round(recipe.warmup_ratio * self.total_steps) if recipe.warmup_steps is None else recipe.warmup_steps
+
+
+def is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def read_run(folder: Path, now: float | None = None) -> RunRecord:
+    """Raises WrongUse where the folder holds no run, none that has begun, or files that are not what a run writes."""
+    files = existing(folder)
+    being_written = is_being_written(files)
+    try:
+        events = read_events(files.events) if files.events.is_file() else []
+        history = read(events, read_all_events(files.events) if events else ())
+    except (ValueError, KeyError, TypeError) as error:
+        raise WrongUse(f"{files.events} holds a line that is no event of a run ({error}); it was changed by hand, or is of "
+                       "another program") from None
+    if not history.start:
+        cure = "it may write its first one soon" if being_written else f"`powertrain train --resume {folder}` goes on with it"
+        raise WrongUse(f"{folder} holds a run without a single event, so there is nothing to diagnose; {cure}")
+    facts, plan = (read_json(file) if file.is_file() else {} for file in (files.facts, files.plan))
+    return RunRecord(folder, resolve(str(files.recipe)).recipe, facts, plan, history, being_written,
+                     time.time() if now is None else now)
