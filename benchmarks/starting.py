@@ -81,14 +81,16 @@ def start(words: Sequence[str], caches: Path, folder: Path) -> dict[str, float]:
         assert run.stdout is not None
         ending = threading.Timer(LONGEST_S, run.kill)
         ending.start()
-        for line in run.stdout:
-            event = json.loads(line)["event"]
-            if event in EVENTS:
-                stamps[EVENTS[event]] = time.perf_counter() - began
-            if event == "step":
-                break
-        ending.cancel()
-        run.kill()
+        try:
+            for line in run.stdout:
+                event = json.loads(line)["event"]
+                if event in EVENTS:
+                    stamps[EVENTS[event]] = time.perf_counter() - began
+                if event == "step":
+                    break
+        finally:
+            ending.cancel()
+            run.kill()
     if len(stamps) != len(EVENTS):
         raise SystemExit(f"{' '.join(command)} came no further than: {', '.join(stamps) or 'nothing'}")
     say(f"start: {', '.join(f'{name} {seconds:.1f} s' for name, seconds in stamps.items())}")
