@@ -121,7 +121,7 @@ class FusedBlocks(Technique):
         return replace(setup, run_block=ByHand(tuple(HandWritten(Weights(block), functions) for block in blocks)))
 
     def confirm(self, setup: Setup) -> None:
-        """One forward and backward pass of the first micro-batch, which compiles; every block that trains has to be in it."""
+        """One forward and backward pass of a few tokens, which compiles; every block that trains has to be in it."""
         found = setup.run_block
         while not isinstance(found, ByHand) and hasattr(found, "inner"):
             if getattr(found, "recomputes", False):
@@ -130,7 +130,7 @@ class FusedBlocks(Technique):
             found = found.inner
         if not isinstance(found, ByHand):
             raise NotApplied(f"fused_blocks: blocks are run by {setup.run_block!r}")
-        loss = setup.batch_loss(setup.prepare(0)[0].to(setup.device))
+        loss = setup.batch_loss(setup.few_tokens().to(setup.device))
         recorded = _blocks_recorded(loss)
         loss.backward()  # type: ignore[no-untyped-call]
         setup.model.zero_grad(set_to_none=True)
