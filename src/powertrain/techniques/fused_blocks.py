@@ -130,7 +130,12 @@ class FusedBlocks(Technique):
             found = found.inner
         if not isinstance(found, ByHand):
             raise NotApplied(f"fused_blocks: blocks are run by {setup.run_block!r}")
-        loss = setup.batch_loss(setup.few_tokens().to(setup.device))
+        from powertrain.models.decoder import Decoder
+        from powertrain.models.fused.compiled import tokens_to_divide
+
+        assert isinstance(setup.model, Decoder)
+        few = setup.few_tokens(tokens_to_divide(setup.model.config.width))
+        loss = setup.batch_loss(few.to(setup.device))
         recorded = _blocks_recorded(loss)
         loss.backward()  # type: ignore[no-untyped-call]
         setup.model.zero_grad(set_to_none=True)

@@ -98,10 +98,15 @@ class Setup:
         """The batches of the forward passes that these examples take."""
         return [self.lay_out(self.collate(part)) for part in self.arrange(examples, self.micro_batch)]
 
-    def few_tokens(self) -> Batch:
-        """A pass of the first step's two shortest examples, for whoever has to see a pass and not what it comes to."""
+    def few_tokens(self, at_least: int) -> Batch:
+        """A pass of the first step's shortest examples, two or more, for whoever has to see a pass and not what it comes to."""
         indices = step_examples(self.seed, 0, self.train_batch_size, len(self.examples))
-        return self.passes(sorted((self.examples[int(i)] for i in indices), key=lambda example: example.tokens)[:2])[0]
+        few: list[Example] = []
+        for example in sorted((self.examples[int(i)] for i in indices), key=lambda example: example.tokens):
+            if len(few) > 1 and sum(one.tokens for one in few) >= at_least:
+                break
+            few.append(example)
+        return self.passes(few)[0]
 
     def try_out(self, tokens: int) -> None:
         """The blocks run forward once, without a gradient, over the first step's first examples of `tokens` or a bit more."""

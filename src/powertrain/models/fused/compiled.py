@@ -36,6 +36,16 @@ class CompiledPart:
         return is_compiled(self.compiled)
 
 
+def tokens_to_divide(width: int) -> int:
+    """Tokens of the first call from which on the compiled loops are divided among the threads: later calls run the same code.
+
+    Source: decide_parallel_depth of Inductor's C++ back end, whose least piece of a thread is cpp.min_chunk_size elements.
+    """
+    from torch._inductor import config
+
+    return -(-2 * torch.get_num_threads() * config.cpp.min_chunk_size // width)
+
+
 def is_compiled(function: Callable[..., Any]) -> bool:
     """Whether torch holds compiled code for what it was asked to compile; it falls back to eager without a word."""
     from torch._dynamo.eval_frame import _debug_get_cache_entry_list, innermost_fn
