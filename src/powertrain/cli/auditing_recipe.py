@@ -16,6 +16,18 @@ from powertrain.records import WrongUse, to_plain
 from powertrain.report.figures import memory
 
 
+def refuse_together(*, convert: bool, verify: bool, apply: bool, sarif: Path | None, markdown: Path | None,
+                    output: Path | None) -> None:
+    """Raises WrongUse for options of which one would be passed over in silence."""
+    given = {"--convert": convert, "--verify": verify, "--apply": apply, "--sarif": sarif is not None,
+             "--markdown": markdown is not None}
+    names = [name for name, here in given.items() if here]
+    if len(names) > 1:
+        raise WrongUse(f"{' and '.join(names)} are different answers; ask for one at a time")
+    if verify and output is not None:
+        raise WrongUse("--verify writes no file; --output goes with --convert or --apply")
+
+
 def convert_to_recipe(path: Path, *, out: Path | None = None, as_json: bool = False) -> None:
     """The equivalent recipe on stdout, or in `out`, with the account of every key."""
     conversion = convert(read_subject(path))
