@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FAILED, WRONG_USE = 1, 2
 # of audit and diagnose, by the worst finding; what cannot be read at all is 2, as everywhere
-BY_SEVERITY: Mapping[Severity, int] = {"good": 0, "low": 0, "moderate": 4, "critical": 5}
+BY_SEVERITY: Mapping[str, int] = {"good": 0, "low": 0, "moderate": 4, "critical": 5}
 PLAIN_LINE_EVERY_S = 5.0
 
 

@@ -91,8 +91,9 @@ def _plan(wrong: Sequence[NUMBERED]) -> Iterator[str]:
     for title, here in _phases(wrong):
         yield from ("", f"### {title}", "", "| finding | change | patch | expected |", "|---|---|---|---|")
         for number, finding in here:
-            yield (f"| #{number} {code(finding.rule)} | {prose(finding.cure.says)} | {'yes' if finding.cure.edits else 'by hand'} "
-                   f"| {prose(expected(finding)) if says_something(finding) else ''} |")
+            patch = "yes" if finding.cure.edits else "by hand"
+            yield (f"| #{number} {code(finding.rule)} | {prose(finding.cure.says)} | {patch} | "
+                   f"{prose(expected(finding)) if says_something(finding) else ''} |")
     yield from ("", *_together(wrong))
 
 
@@ -110,9 +111,8 @@ def _together(wrong: Sequence[NUMBERED]) -> Iterator[str]:
 def _tests(audit: Audit, wrong: Sequence[NUMBERED]) -> Iterator[str]:
     """How to see, phase by phase, that the changes do what they should."""
     patched = any(finding.cure.edits for _, finding in wrong)
-    yield from ("", "## Testing")
-    yield from ("", "For each phase: run some 20 steps before and after, with the same seed and data, and compare the time of a "
-                "step, the first few left out.")
+    yield from ("", "## Testing", "", "For each phase: run some 20 steps before and after, with the same seed and data, and "
+                "compare the time of a step, the first few left out.")
     if patched:
         yield from ("", f"`powertrain audit {audit.subject} --apply` writes a patched copy and leaves the original as it is.")
     for title, here in _phases(wrong):
@@ -148,8 +148,8 @@ def _conclusion(audit: Audit, wrong: Sequence[NUMBERED]) -> Iterator[str]:
     first_phase = _phases(wrong)[0][1]
     number, finding = wrong[0]
     yield from ("", f"**Worst**: #{number}, {prose(finding.title)}.", "")
-    rest = [other for other, _ in first_phase if other != number]
-    then = f" Then the rest of phase 1 ({len(rest)} {'change' if len(rest) == 1 else 'changes'}), tested as above." if rest else ""
+    rest = sum(other != number for other, _ in first_phase)
+    then = f" Then the rest of phase 1 ({rest} more), tested as above." if rest else ""
     yield f"**Next action**: {prose(finding.cure.says)}.{then}"
 
 

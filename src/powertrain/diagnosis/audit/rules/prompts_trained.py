@@ -28,8 +28,8 @@ class PromptsTrained(Rule):
         script = subject.script
         if script is None:
             if subject.framework in ASKED and subject.value(KEY) is False and not _is_plain_text(subject):
-                yield cls._finding(subject.settings[KEY].evidence, says=f"Leave {ASKED[subject.framework]} at its default, false",
-                                   edits=removed(subject, KEY))
+                yield cls._finding(subject.settings[KEY].evidence, edits=removed(subject, KEY),
+                                   says=f"Leave {ASKED[subject.framework]} at its default, false")
             return
         if any(word in script.text for word in MASKING):
             return
