@@ -89,6 +89,16 @@ def test_of_two_fixes_of_one_argument_one_is_made_and_the_other_named(
     assert "By hand   micro_batch_small" in said
 
 
+def test_what_only_changes_the_training_a_little_is_left_to_its_owner(
+        script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = ONE_LINE_TWICE.replace("args = ", "from peft import LoraConfig\nlora = LoraConfig(r=8, lora_alpha=16, "
+                                             "lora_dropout=0.1)\nargs = ")
+    script.write_text(text, encoding="utf-8")
+    run(script, apply=True)
+    assert "lora_dropout=0.1" in script.with_name("train.patched.py").read_text()
+    assert "Left out  lora_dropout_cost: it changes what is learned" in capsys.readouterr().out
+
+
 def test_a_patched_copy_is_not_written_over_a_file(script: Path) -> None:
     run(script, apply=True)
     with pytest.raises(WrongUse, match="is there already"):
@@ -111,7 +121,7 @@ def test_a_folder_is_audited_file_by_file_and_what_trains_nothing_is_named(
 @pytest.mark.parametrize(("name", "content", "says"), [
     ("notes.txt", b"x", "neither a script"), ("absent.py", None, "there is no"), ("empty.py", b"", "trains nothing"),
     ("empty.yaml", b"", "sets nothing"), ("binary.py", b"\x9d\x00\xff", "is not UTF-8 text"),
-    ("binary.yaml", b"\x9d\x00\xff", "is not UTF-8 text"), ("two.py", b'import torch\nprint "loss"\n', "two.py:2 is not Python"),
+    ("binary.yaml", b"\x9d\x00\xff", "is not UTF-8 text"), ("two.py", b'import os\nprint "loss"\n', "two.py:2 is not Python"),
     ("nothing", "folder", "no training script or config in")])
 def test_what_cannot_be_audited_is_refused_in_one_sentence(name: str, content: bytes | str | None, says: str,
                                                            tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ from powertrain.diagnosis.audit.reading import files_in, read_subject
 from powertrain.diagnosis.audit.rules import Circumstances
 from powertrain.diagnosis.audit.subject import Subject
 from powertrain.records import WrongUse
-from powertrain.records.findings import Audit
+from powertrain.records.findings import Audit, Finding
 from powertrain.report import audit as report
 from powertrain.report import audit_markdown, audit_sarif
 
 STDOUT = Path("-")
+TASTE = "it changes what is learned, and little is wrong: decide yourself"
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,9 @@ def _apply(audits: Sequence[Audit], destination: Path | None, *, as_json: bool, 
     """Writes the patched copies, and says what was and was not changed; `aside`: stdout is another report's."""
     several = len(audits) > 1
     for found in audits:
-        patch = patches.make_patch(found.findings)
+        yours = [finding for finding in found.findings if _is_a_matter_of_taste(finding)]
+        patch = patches.make_patch(finding for finding in found.findings if finding not in yours)
+        patch = replace(patch, left_out=(*patch.left_out, *((finding, TASTE) for finding in yours)))
         if not patch.applied:
             nothing = f"nothing: no finding of {found.subject} has a fix that can be written"
             output.print_rows([("Patched", nothing)], stderr=True)
@@ -146,6 +149,11 @@ def _apply(audits: Sequence[Audit], destination: Path | None, *, as_json: bool, 
                                    "left_out": {finding.rule: reason for finding, reason in patch.left_out}})
                 continue
             _say_patched(found, only, written[0], aside=aside)
+
+
+def _is_a_matter_of_taste(finding: Finding) -> bool:
+    """Whether a fix changes what is learned without mending much: nobody asked for that by --apply."""
+    return bool(finding.cure.edits) and finding.severity == "low" and finding.risk.accuracy != "none"
 
 
 def _say_patched(found: Audit, patch: patches.Patch, written: Path, *, aside: bool) -> None:

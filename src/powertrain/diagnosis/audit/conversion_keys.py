@@ -254,5 +254,6 @@ ASIDE: Mapping[str, Aside] = {
     "training.assistant_only_loss": _loss_on, "training.completion_only_loss": _completion,
     "training.bf16": _precision("bf16"), "training.fp16": _precision("fp16"), "training.tf32": _precision("tf32"),
     "training.train_sampling_strategy": _sampling, "training.packing": _packing, "tokenizer.path": _tokenizer,
-    "data.padding": _padding, "data.truncation": _truncation, "loader.shuffle": _shuffled, "training.warmup_steps": _warmup, "training.max_steps": _all_epochs,
+    "data.padding": _padding, "data.truncation": _truncation, "loader.shuffle": _shuffled,
+    "training.warmup_steps": _warmup, "training.max_steps": _all_epochs,
 }
