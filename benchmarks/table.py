@@ -1,4 +1,4 @@
-"""The pages' tables, made from studies/ and from the code's own lists: `python benchmarks/table.py` writes them between their marks.
+"""The pages' tables, of studies/ and of the code's own lists: `python benchmarks/table.py` writes them between their marks.
 
 A mark is `<!-- NAME -->` ... `<!-- /NAME -->` in the page. docs/claims.md has none: all of it is generated.
 """
