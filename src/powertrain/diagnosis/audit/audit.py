@@ -83,8 +83,8 @@ def kind(subject: Subject) -> str:
 
 
 def environment(subject: Subject, where: Circumstances) -> dict[str, str]:
-    """What the script is written for, and where it would run, as far as either is known."""
-    said: dict[str, str] = {"written for": subject.framework}
+    """The model it trains, and where it would run, as far as either is known."""
+    said: dict[str, str] = {}
     if subject.value("model.path") is not None:
         said["model"] = str(subject.value("model.path"))
     hardware, software = where.hardware, where.software
@@ -101,6 +101,7 @@ def environment(subject: Subject, where: Circumstances) -> dict[str, str]:
 def undetermined(subject: Subject, depends: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """What only running the subject would tell, and which rules could not be decided for it."""
     for key, setting in subject.unread.items():
-        rules = depends.get(key, ())
-        rest = f"; not decided for it: {', '.join(rules)}" if rules else "; no rule depends on it"
-        yield f"{key} ({setting.place}): {setting.spelled}{rest}"
+        if key in depends:
+            yield f"{setting.place}: {setting.spelled}; not decided for it: {', '.join(depends[key])}"
+    if rest := [key for key in subject.unread if key not in depends]:
+        yield f"{', '.join(rest)}: only running it would tell, and no rule asks for {'it' if len(rest) == 1 else 'them'}"

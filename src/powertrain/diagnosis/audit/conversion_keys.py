@@ -241,6 +241,11 @@ def _provider(subject: Subject, value: Any) -> Answer:
                   "it is installed")
 
 
+def _truncation(subject: Subject, value: Any) -> Answer | None:
+    return Answer("no effect", "what is longer than data.max_length is cut anyway") if value in (
+        True, "longest_first", "only_first", "only_second") else None
+
+
 ASIDE: Mapping[str, Aside] = {
     "model.trust_remote_code": _remote_code, "model.provider": _provider,
     "training.eval_steps": _evaluation, "training.save_steps": _saving, "training.save_total_limit": _limit,
@@ -249,5 +254,6 @@ ASIDE: Mapping[str, Aside] = {
     "training.assistant_only_loss": _loss_on, "training.completion_only_loss": _completion,
     "training.bf16": _precision("bf16"), "training.fp16": _precision("fp16"), "training.tf32": _precision("tf32"),
     "training.train_sampling_strategy": _sampling, "training.packing": _packing, "tokenizer.path": _tokenizer,
-    "data.padding": _padding, "loader.shuffle": _shuffled, "training.warmup_steps": _warmup, "training.max_steps": _all_epochs,
+    "data.padding": _padding, "data.truncation": _truncation, "loader.shuffle": _shuffled,
+    "training.warmup_steps": _warmup, "training.max_steps": _all_epochs,
 }

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from powertrain.diagnosis.audit.subject import Setting, Subject
-from powertrain.records import DataFacts, Facts, Hardware, ModelFacts, Software
+from powertrain.records import DataFacts, Facts, Hardware, ModelFacts, Software, findings
 from powertrain.records.findings import Cure, Evidence, Expected, Finding, Risk, Severity
 
-UNMEASURED = Expected("no figure: it was not measured here, and no formula gives it", "none")
-NO_SPEED = Expected("not about speed", "none")
+UNMEASURED, NO_SPEED = findings.UNMEASURED, findings.NO_SPEED          # what most rules expect
 
 
 @dataclass(frozen=True)
