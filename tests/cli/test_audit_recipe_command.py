@@ -33,7 +33,7 @@ CONFIG = """lora:
 def beside(tmp_path: Path) -> Path:
     """A folder with a config, and the base and the data that it names."""
     tokenizer = open_example_tokenizer(chat_folder(tmp_path / "tokenizer"))
-    save_folder(make_base("llama", vocabulary=330, context=96, layers=1, width=32), tmp_path / "base", tokenizer)
+    save_folder(make_base("llama", vocabulary=330, context=96, layers=1, width=64), tmp_path / "base", tokenizer)
     rows = [{"instruction": "what is " + "one and " * (i % 3) + "two ?", "output": f"it is {i}"} for i in range(12)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "config.yaml").write_text(CONFIG)
@@ -94,3 +94,14 @@ def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(words: tuple[str, .
     assert err.startswith("powertrain: ")
     assert err.count("\n") == 1
     assert not (beside / "x.yaml").exists()
+
+
+def test_an_audit_looks_at_the_data_and_the_model_that_lie_beside_a_file(beside: Path, cli: Cli) -> None:
+    _, out, err = cli("audit", "config.yaml", "--json", folder=beside)
+    found = json.loads(out.splitlines()[0])
+    assert found["environment"]["its data"].startswith("8 examples"), err
+    (beside / "data.jsonl").unlink()
+    _, out, _ = cli("audit", "config.yaml", "--json", folder=beside)
+    assert "data.jsonl is not on this machine" in json.loads(out.splitlines()[0])["environment"]["its data"]
+    _, out, _ = cli("audit", "config.yaml", "--json", "--elsewhere", folder=beside)
+    assert "its data" not in json.loads(out.splitlines()[0])["environment"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from powertrain import __version__
 from powertrain.cli import output
-from powertrain.cli.surroundings import cache_folder
+from powertrain.cli.surroundings import cache_folder, say
 from powertrain.diagnosis.audit import patch as patches
 from powertrain.diagnosis.audit.audit import audit_subject
 from powertrain.diagnosis.audit.reading import files_in, read_subject
@@ -21,6 +21,7 @@ from powertrain.report import audit as report
 from powertrain.report import audit_markdown, audit_sarif
 
 STDOUT = Path("-")
+Where = Callable[[Subject], Circumstances]
 TASTE = "it changes what is learned, and little is wrong: decide yourself"
 
 
@@ -59,11 +60,11 @@ def audit(path: Path, reports: Reports, *, apply: bool, destination: Path | None
     return output.BY_SEVERITY[output.worst(finding for found in audits for finding in found.findings)]
 
 
-def _audits(path: Path, where: Circumstances) -> tuple[list[Audit], list[Path]]:
+def _audits(path: Path, where: Where) -> tuple[list[Audit], list[Path]]:
     """One audit for each file; in a folder, of those that say something about training, and which do not."""
     if not path.is_dir():
         subject = read_subject(path)
-        found = audit_subject(subject, where)
+        found = audit_subject(subject, where(subject))
         if not found.findings and not _trains(subject):
             raise WrongUse(f"{path} trains nothing: it has no trainer's arguments, no loop with a backward pass and no setting "
                            "that is known")
@@ -76,7 +77,7 @@ def _audits(path: Path, where: Circumstances) -> tuple[list[Audit], list[Path]]:
             skipped.append(file)                         # a JSON of data, a YAML of something else
             continue
         if _trains(subject):
-            audits.append(audit_subject(subject, where))
+            audits.append(audit_subject(subject, where(subject)))
         else:
             skipped.append(file)
     if not audits:
@@ -89,13 +90,22 @@ def _trains(subject: Subject) -> bool:
     return bool(subject.settings or subject.unknown) or (script is not None and bool(script.training_loops))
 
 
-def _circumstances(elsewhere: bool) -> Circumstances:
+def _circumstances(elsewhere: bool) -> Where:
+    """This machine, and of each subject the data and the model that lie on it."""
     if elsewhere:
-        return Circumstances()
+        return lambda subject: Circumstances()
+    from powertrain.diagnosis.audit.beside import facts_beside
     from powertrain.facts.hardware import read_hardware
     from powertrain.facts.software import read_software
 
-    return Circumstances(machine=read_hardware(cache_folder(), measure=False), installed=read_software())
+    machine, installed = read_hardware(cache_folder(), measure=False), read_software()
+
+    def here(subject: Subject) -> Circumstances:
+        found = facts_beside(subject, cache_folder(), say)
+        return Circumstances(machine=machine, installed=installed, not_looked_at=found) if isinstance(found, str) else \
+            Circumstances(found)
+
+    return here
 
 
 def _show(audits: Sequence[Audit], skipped: Sequence[Path], reports: Reports) -> None:

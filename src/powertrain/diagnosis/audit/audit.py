@@ -94,6 +94,11 @@ def environment(subject: Subject, where: Circumstances) -> dict[str, str]:
     said["machine"] = f"{hardware.devices} x {hardware.name}, {memory:.0f} GiB" if hardware.device != "cpu" else (
         f"{hardware.name}, {hardware.cores} cores, {memory:.0f} GiB, no GPU")
     versions = software.versions if software is not None else {}
+    if where.facts is not None:
+        data, model = where.facts.data, where.facts.model
+        said["its data"] = f"{data.examples:,} examples of {data.block} tokens on average, {model.parameters:,} parameters"
+    elif where.not_looked_at:
+        said["its data"] = f"not looked at: {where.not_looked_at}"
     installed = [f"{part} {versions[part]}" for part in SHOWN_VERSIONS if part in versions]
     return said | ({"installed here": ", ".join(installed)} if installed else {})
 

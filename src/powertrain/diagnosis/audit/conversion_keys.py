@@ -24,7 +24,7 @@ class Answer:
     pins: Mapping[str, Any] = field(default_factory=dict)
 
 
-Aside = Callable[[Subject, Any], Answer]
+Aside = Callable[[Subject, Any], Answer | None]      # None: it is read like any other key
 
 # the vocabulary's key -> the spelling that recipes read (recipe/spellings.py)
 SPELLED: Mapping[str, str] = {

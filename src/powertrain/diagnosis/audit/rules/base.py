@@ -20,6 +20,7 @@ class Circumstances:
     facts: Facts | None = None               # None: its data and model are not known
     machine: Hardware | None = None          # where only that is known
     installed: Software | None = None
+    not_looked_at: str = ""                  # why its data and model are not known
 
     @property
     def hardware(self) -> Hardware | None:
