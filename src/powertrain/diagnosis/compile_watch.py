@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -42,26 +43,30 @@ class CompileWatch:
         self._found.append(Compilation(part, time.perf_counter() - self._began))
 
 
-def still_to_come_s(per_step: list[tuple[Compilation, ...]], steps_left: int, functions: int) -> float:
+def still_to_come_s(per_step: Sequence[tuple[Compilation, ...]], steps_left: int,
+                    before: Sequence[tuple[Compilation, ...]] = ()) -> float:
     """Seconds of compiling in the steps that are left, where it goes on as in the later half of those watched.
 
-    torch gives a function up, and runs it as it is, once it has compiled it for `recompile_limit` kinds of input.
+    `before`: what was compiled before those, one entry for the set-up and one for each step.
     """
     lately = per_step[len(per_step) // 2:]
     if not any(lately):
         return 0.0
-    every = [one for step in per_step for one in step]
+    every = [one for step in (*before, *per_step) for one in step]
     rate = sum(map(len, lately)) / len(lately)
-    return min(rate * steps_left, float(most_compilations(functions) - len(every))) * _mean_s(every)
+    left = max(0, most_compilations([*before, *per_step]) - len(every))
+    return min(rate * steps_left, float(left)) * _mean_s([one for step in per_step for one in step])
 
 
-def most_compilations(functions: int) -> int:
-    """That torch makes of so many functions before it gives them up, forward and backward."""
+def most_compilations(per_step: Sequence[tuple[Compilation, ...]]) -> int:
+    """That torch makes of what is compiled here: it gives a function up, and runs it as it is, once it has compiled it for
+    `recompile_limit` kinds of input. As many functions are compiled as were at once, when they met one input."""
     import torch._dynamo.config
 
     limit: Any = torch._dynamo.config.recompile_limit
-    return 2 * int(limit) * max(1, functions)
+    by_part = [max((sum(one.part == part for one in step) for step in per_step), default=0) for part in ("forward", "backward")]
+    return int(limit) * sum(by_part)
 
 
-def _mean_s(compilations: list[Compilation]) -> float:
+def _mean_s(compilations: Sequence[Compilation]) -> float:
     return sum(one.seconds for one in compilations) / len(compilations)

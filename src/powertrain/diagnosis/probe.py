@@ -56,6 +56,7 @@ class Watched:
     parts: tuple[Mapping[str, float], ...]   # seconds of each, without compiling
     compilations: list[tuple[Compilation, ...]]
     first_s: float                           # of those before
+    compiled_first: tuple[Compilation, ...]  # in those before
     pass_s: float | None                     # that a pass takes however small it is
     meanwhile: Meanwhile
 
@@ -72,14 +73,14 @@ def probe(prepared: Prepared, seconds: float) -> Probed:
     began = time.perf_counter()
     with CompileWatch() as compiling:
         setup = build_setup(prepared)
-        functions = sum(one.part == "forward" for one in compiling.take())
+        at_setup = compiling.take()
         state = new_state(setup, prepared.recipe.weight_decay)
         gc.collect()
         gc.freeze()                          # as a run does
         start_s = time.perf_counter() - began
         watched = _watch(prepared, setup, state, compiling, seconds)
     pauses = watch_pauses(prepared, setup, state, statistics.median(watched.step_s))
-    observed = _observed(prepared, setup, watched, pauses, functions)
+    observed = _observed(prepared, setup, watched, pauses, at_setup)
     meanwhile = watched.meanwhile
     watts = None if meanwhile.energy_j is None else meanwhile.energy_j / meanwhile.wall_s
     return Probed(observed, start_s, max(0.0, watched.first_s - UNWATCHED * statistics.median(watched.step_s)),
@@ -94,8 +95,7 @@ def _watch(prepared: Prepared, setup: Setup, state: State, compiling: CompileWat
     for _ in range(unwatched):
         next(steps)
     wait_for(setup.device)
-    first_s = time.perf_counter() - began
-    compiling.take()
+    first_s, compiled_first = time.perf_counter() - began, compiling.take()
     results, compilations = [], []
     with MachineWatch() as machine:
         for result in steps:
@@ -111,7 +111,7 @@ def _watch(prepared: Prepared, setup: Setup, state: State, compiling: CompileWat
     if not results:
         raise WrongUse(f"the run has {total} steps, and there is nothing to see in so few; use max_steps={LEAST_STEPS} or more")
     parts = tuple(_without(result.laps.parts(), found) for result, found in zip(results, compilations, strict=True))
-    return Watched(tuple(results), parts, compilations, first_s, pass_seconds(setup), machine.seen)
+    return Watched(tuple(results), parts, compilations, first_s, compiled_first, pass_seconds(setup), machine.seen)
 
 
 def pass_seconds(setup: Setup) -> float | None:
@@ -148,7 +148,8 @@ def _without(parts: Mapping[str, float], compilations: Sequence[Compilation]) ->
     return left
 
 
-def _observed(prepared: Prepared, setup: Setup, watched: Watched, pauses: Pauses, functions: int) -> Observed:
+def _observed(prepared: Prepared, setup: Setup, watched: Watched, pauses: Pauses,
+              at_setup: tuple[Compilation, ...]) -> Observed:
     hardware, steps = prepared.facts.hardware, prepared.total_steps
     if prepared.recipe.train_time_s is not None:             # a run of a given time gets its steps by such a probe, too
         steps = max(1, round(prepared.recipe.train_time_s / statistics.median(watched.step_s)))
@@ -157,7 +158,7 @@ def _observed(prepared: Prepared, setup: Setup, watched: Watched, pauses: Pauses
     throttled_share, throttled_by = seen.throttled(hardware.cores) if on_cpu else (0.0, "")
     count, compiled = len(watched.results), [one for step in watched.compilations for one in step]
     recompile_s = sum(one.seconds for one in compiled)
-    recompile_s += still_to_come_s(watched.compilations, steps - count, functions)
+    recompile_s += still_to_come_s(watched.compilations, steps - count, (at_setup, watched.compiled_first))
     return Observed(
         step_s=watched.step_s, steps=steps,
         parts={part: statistics.mean(parts[part] for parts in watched.parts) for part in watched.parts[0]},
