@@ -1,7 +1,7 @@
 """Recipes that are crippled on purpose, put through `powertrain diagnose`'s own code: it has to name what was planted first,
 and the cure that it proposes has to give at least half of the gain that it predicts.
 
-    python benchmarks/crippled.py --study NAME                     about a quarter of an hour on two cores
+    python benchmarks/crippled.py --study NAME                     less than ten minutes on two cores
     python benchmarks/crippled.py --study NAME --only one-thread wrong-dtype
 
 Most of it is planted by words of the recipe. Two things a recipe cannot do, and planted techniques do them:
@@ -49,8 +49,8 @@ from powertrain.training.events import read_events
 from powertrain.training.setup import Setup
 
 HALF = 0.5                   # of the gain that is predicted: what a cure has to give at least
-PACE = Pace(window_s=0.5, pairs=6, most_pairs=10)
-RUN_PAIRS = 3
+PACE = Pace(window_s=0.5, pairs=5, most_pairs=8, warm_up_s=6.0)
+RUN_PAIRS = 2
 QUIET = ["train_time_s=null", "sample.tokens=0", "eval_steps=0", "save_steps=0"]
 TEXT = ["default", "data.max_chars=400000", "max_steps=400", *QUIET]
 ROWS = ["method=lora", "data.chat_template=plain", "data.train_on=all", "train_batch_size=16", "sample.tokens=0",
@@ -122,7 +122,7 @@ class NaiveCompile(Planted):
     It is traced and differentiated as always, and no code is generated: that alone would take minutes.
     """
 
-    limit: int = 32                          # kinds of input, of which torch compiles 8 if nothing is said
+    limit: int = 16                          # kinds of input, of which torch compiles 8 if nothing is said
 
     name = "naive_compile"
     touches = frozenset({"run_block"})
@@ -172,7 +172,7 @@ def judged(case: Case, words: tuple[str, ...], scratch: Path, budget_s: float) -
     return {"name": case.name, "planted": case.bound, "words": told(words), "named": first["name"],
             "share": first["share"], "bound": first["bound"], "predicted": first["predicted"], "basis": first["basis"],
             "cure": first["cure"]["words"], "evidence": [one["what"] for one in first["evidence"]], "measured": measured,
-            "interval": None if found is None else found.interval,
+            "interval": None if found is None else found.interval, "by_runs": case.by_runs,
             "ratio": None if measured is None or first["predicted"] <= 1 else (measured - 1) / (first["predicted"] - 1),
             "others": [{key: one[key] for key in ("name", "share", "predicted")} for one in causes[1:4]], "holds": holds}, found
 
@@ -304,7 +304,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--study", required=True, help="folder in studies/")
     parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES], help="these of them")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of each diagnosis")
+    parser.add_argument("--budget", type=float, default=30.0, help="seconds of each diagnosis")
     return parser.parse_args()
 
 

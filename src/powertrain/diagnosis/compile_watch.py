@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler
+
+COMPILE_IN = ("forward", "backward")         # the parts of a step, in which something may be compiled
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,36 @@ class CompileWatch:
     def _end(self, arguments: CallbackArgs) -> None:
         part = "backward" if arguments.callback_trigger is CallbackTrigger.LAZY_BACKWARD else "forward"
         self._found.append(Compilation(part, time.perf_counter() - self._began))
+
+
+def told_apart(steps: Sequence[Mapping[str, float]], compilations: Sequence[tuple[Compilation, ...]]
+               ) -> tuple[tuple[Mapping[str, float], ...], list[tuple[Compilation, ...]]]:
+    """Steps' parts without compiling, and the compilations with all that they took.
+
+    What torch calls compiling leaves out guards, the first call of a new graph and the garbage of making it. So where some
+    steps compiled nothing, a step that did takes as long without it as those.
+    """
+    usual = _usual([parts for parts, found in zip(steps, compilations, strict=True) if not found])
+    left, taken = [], []
+    for parts, found in zip(steps, compilations, strict=True):
+        rest = _without(parts, found)
+        if found:
+            rest |= {name: min(rest[name], usual.get(name, rest[name])) for name in COMPILE_IN}
+        told_s, whole_s = sum(one.seconds for one in found), sum(parts.values()) - sum(rest.values())
+        left.append(rest)
+        taken.append(tuple(replace(one, seconds=one.seconds * whole_s / told_s) for one in found) if told_s else found)
+    return tuple(left), taken
+
+
+def _usual(steps: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    return {name: statistics.median(parts[name] for parts in steps) for name in COMPILE_IN} if steps else {}
+
+
+def _without(parts: Mapping[str, float], compilations: Sequence[Compilation]) -> dict[str, float]:
+    left = dict(parts)
+    for one in compilations:
+        left[one.part] = max(0.0, left[one.part] - one.seconds)
+    return left
 
 
 def still_to_come_s(per_step: Sequence[tuple[Compilation, ...]], steps_left: int,

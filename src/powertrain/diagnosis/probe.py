@@ -15,7 +15,7 @@ import torch
 
 from powertrain import planner
 from powertrain.cost.workload import Workload
-from powertrain.diagnosis.compile_watch import Compilation, CompileWatch, still_to_come_s
+from powertrain.diagnosis.compile_watch import Compilation, CompileWatch, still_to_come_s, told_apart
 from powertrain.diagnosis.machine_watch import MachineWatch, Meanwhile
 from powertrain.diagnosis.observed import Observed
 from powertrain.diagnosis.pauses import Pauses, watch_pauses
@@ -66,7 +66,7 @@ class Watched:
 
 
 def probe(prepared: Prepared, seconds: float) -> Probed:
-    """Watch the run's first steps for about so many seconds, building not counted.
+    """Watch the run's first steps for about so many seconds, building and what comes first not counted.
 
     Raises RunFailed where a step's loss is not finite, and whatever a run raises that cannot start.
     """
@@ -96,21 +96,21 @@ def _watch(prepared: Prepared, setup: Setup, state: State, compiling: CompileWat
         next(steps)
     wait_for(setup.device)
     first_s, compiled_first = time.perf_counter() - began, compiling.take()
-    results, compilations = [], []
+    results, compilations = list[StepResult](), list[tuple[Compilation, ...]]()
     with MachineWatch() as machine:
         for result in steps:
             results.append(result)
             compilations.append(compiling.take())
             if len(results) % WAIT_EVERY == 0:
                 wait_for(setup.device)
-            late = time.perf_counter() - began > seconds and len(results) >= LEAST_STEPS
+            late = time.perf_counter() - began - first_s > seconds and len(results) >= LEAST_STEPS
             if len(results) == STEPS or late:
                 break
         wait_for(setup.device)
     steps.close()  # type: ignore[attr-defined]
     if not results:
-        raise WrongUse(f"the run has {total} steps, and there is nothing to see in so few; use max_steps={LEAST_STEPS} or more")
-    parts = tuple(_without(result.laps.parts(), found) for result, found in zip(results, compilations, strict=True))
+        raise WrongUse(f"the run has {total} step, and there is nothing to see in so few; use max_steps={LEAST_STEPS} or more")
+    parts, compilations = told_apart([result.laps.parts() for result in results], compilations)
     return Watched(tuple(results), parts, compilations, first_s, compiled_first, pass_seconds(setup), machine.seen)
 
 
@@ -138,14 +138,6 @@ def _pass_s(setup: Setup, batch: Batch) -> float:
     taken_s = time.perf_counter() - began
     setup.model.zero_grad(set_to_none=True)
     return taken_s
-
-
-def _without(parts: Mapping[str, float], compilations: Sequence[Compilation]) -> Mapping[str, float]:
-    """The parts of a step less the time that compiling took in them."""
-    left = dict(parts)
-    for one in compilations:
-        left[one.part] = max(0.0, left[one.part] - one.seconds)
-    return left
 
 
 def _observed(prepared: Prepared, setup: Setup, watched: Watched, pauses: Pauses,

@@ -17,8 +17,8 @@ def read(study: Study) -> Findings:
     cases, found = study["findings"]["cases"], compared(study)
     named = [case for case in cases if case.get("named") == case["planted"]]
     held = [case for case in cases if case["holds"]]
-    verdict = (f"diagnose named the planted cause first in {len(named)} of {len(cases)} crippled recipes, and in {len(held)} of "
-               "them the cure gave at least half of the gain that was predicted.")
+    verdict = (f"diagnose named the planted cause first in {len(named)} of {len(cases)} crippled recipes, and in {len(held)} "
+               "of them the cure gave at least half of the gain that was predicted.")
     ratios = [case["ratio"] for case in cases if case.get("ratio") is not None]
     numbers = (Number(f"{len(named)} of {len(cases)}", "named first", "the cause that was planted"),
                Number(f"{len(held)} of {len(cases)}", "cures that keep their word", "at least half of the predicted gain"),
@@ -71,7 +71,9 @@ def _table(cases: Sequence[Case]) -> Table:
 
 
 def _verdicts(cases: Sequence[Case]) -> Table:
-    return Table(("crippled by", "recipe", "seen", "the prediction rests on", "named next"),
-                 tuple((case["name"], " ".join(case["words"]), "; ".join(case.get("evidence") or [case.get("failed") or ""]),
-                        case.get("basis"), ", ".join(f"{one['name']} {one['predicted']:.2f}" for one in case.get("others") or ()))
-                       for case in cases), "What diagnose said")
+    rows = []
+    for case in cases:
+        seen = "; ".join(case.get("evidence") or [case.get("failed") or ""])
+        others = ", ".join(f"{one['name']} {one['predicted']:.2f}" for one in case.get("others") or ())
+        rows.append((case["name"], " ".join(case["words"]), seen, case.get("basis"), others))
+    return Table(("crippled by", "recipe", "seen", "the prediction rests on", "named next"), tuple(rows), "What diagnose said")
