@@ -18,12 +18,14 @@ from powertrain.models.adapters import AdapterConfig, add_adapters
 from powertrain.models.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention
 from powertrain.models.config import ModelConfig, make_config
 from powertrain.models.decoder import Decoder
+from powertrain.models.fused.saving import KINDS
 from powertrain.models.quantised import keep_whole, quantise_base
 from powertrain.models.scaled import FP8, INT8, scale_base
 from powertrain.records import IGNORE, ModelFacts
 from powertrain.techniques.activation_checkpointing import CheckpointedBlocks
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.fused_blocks import FusedBlocks
+from powertrain.techniques.saved_activations import SavedActivations
 from powertrain.training.ledger import measured_step_bytes
 from powertrain.training.loop import new_state
 from powertrain.training.setup import Precision, Setup, plain_adamw, plain_setup
@@ -50,6 +52,8 @@ class Case:
     chunk_rows: int | None = None
     fused: bool = False                      # the optimizer
     by_hand: bool = False                    # the blocks
+    saved: dict[str, str] = field(default_factory=dict)      # what such blocks do not keep
+    saved_blocks: int = 0
     ignored: float = 0.0                     # share of the targets that train nothing
     model: dict[str, Any] = field(default_factory=dict)
 
@@ -71,8 +75,8 @@ class Case:
         return Workload(examples, max(map(max, self.passes)), micro_batch=len(self.passes[0]), dtype=self.dtype,
                         checkpoint_every=self.every, checkpoint_keeps_attention=self.keeps_attention,
                         loss_chunk_rows=self.chunk_rows, kernel=self.kernel, fused_optimizer=self.fused,
-                        fused_blocks=self.by_hand, base_dtype=self.held,
-                        whole_blocks=self.whole,
+                        fused_blocks=self.by_hand, saved=self.saved, saved_blocks=self.saved_blocks,
+                        base_dtype=self.held, whole_blocks=self.whole,
                         documents=self.passes, trained_share=1 - self.ignored, threads=torch.get_num_threads())
 
     def make_model(self) -> Decoder:
@@ -104,6 +108,9 @@ class Case:
             scale_base(changed.model, SCALED[self.held], partial(changed.try_out, 1), otherwise=DTYPES[self.dtype])
         if self.by_hand:
             changed = FusedBlocks().apply(changed)
+        if self.saved:
+            kinds = dict.fromkeys(KINDS, "keep") | self.saved
+            changed = SavedActivations(**kinds, blocks=self.saved_blocks).apply(changed)
         return dataclasses.replace(changed, loss=ChunkedCrossEntropy(self.chunk_rows).loss) if self.chunk_rows else changed
 
     def measured_bytes(self) -> int:

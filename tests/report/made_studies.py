@@ -152,5 +152,11 @@ def diagnosis() -> dict[str, Any]:
         {"name": "wild", "planted": "compute", "words": ["default"], "failed": "the loss is not finite", "holds": False}]})
 
 
-KINDS = {"ablation": ablation, "tuning": tuning, "comparison": comparison, "claims": claims, "bench": bench, "speed": speed,
-         "memory": memory, "diagnosis": diagnosis}
+def peers() -> dict[str, Any]:
+    losses = [{"peer": "a peer", "steps": 8, "first": 1e-3, "mean": -2e-4, "mean_absolute": 4e-4, "largest": 2e-3}]
+    return study("peers", [compared("a peer", "powertrain", 2.5, "faster", rounding=1e-4)], {
+        "case": "lora", "losses": losses, "products_share": 0.54, "profile": {"products": 0.8, "attention": 0.2}})
+
+
+KINDS = {"peers": peers, "ablation": ablation, "tuning": tuning, "comparison": comparison, "claims": claims, "bench": bench,
+         "speed": speed, "memory": memory, "diagnosis": diagnosis}

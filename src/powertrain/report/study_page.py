@@ -13,7 +13,7 @@ from powertrain.report.study import Findings
 
 KINDS: Mapping[str, Callable[[Study], Findings]] = {
     "ablation": study_ablation.read, "claims": study_claims.read, "tuning": study_kinds.tuning,
-    "comparison": study_kinds.comparison, "bench": study_kinds.bench, "speed": study_kinds.speed,
+    "comparison": study_kinds.comparison, "peers": study_kinds.peers, "bench": study_kinds.bench, "speed": study_kinds.speed,
     "memory": study_kinds.memory_predictions, "diagnosis": study_diagnosis.read}
 BUSY = 0.5                   # load of the machine above which a measurement is suspect
 MOST_CAUTIONS = 6
