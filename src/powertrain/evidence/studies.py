@@ -10,6 +10,7 @@ each arm's plan. Nothing is written over, and no path of this machine is written
   bench       tables, assertions                                (evidence/bench.py)
   speed       rows: expected and measured seconds of a step
   memory      rows: predicted and measured bytes by component
+  diagnosis   cases: planted cause, verdict, predicted and measured gain of the cure (benchmarks/crippled.py)
   comparison  nothing
 """
 
