@@ -23,6 +23,7 @@ from powertrain.models.scaled import FP8, INT8, scale_base
 from powertrain.records import IGNORE, ModelFacts
 from powertrain.techniques.activation_checkpointing import CheckpointedBlocks
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
+from powertrain.techniques.flat_parameters import FlatParameters
 from powertrain.techniques.fused_blocks import FusedBlocks
 from powertrain.training.ledger import measured_step_bytes
 from powertrain.training.loop import new_state
@@ -50,6 +51,7 @@ class Case:
     chunk_rows: int | None = None
     fused: bool = False                      # the optimizer
     by_hand: bool = False                    # the blocks
+    flat: bool = False                       # weights and gradients in one buffer for each decay group
     ignored: float = 0.0                     # share of the targets that train nothing
     model: dict[str, Any] = field(default_factory=dict)
 
@@ -71,7 +73,7 @@ class Case:
         return Workload(examples, max(map(max, self.passes)), micro_batch=len(self.passes[0]), dtype=self.dtype,
                         checkpoint_every=self.every, checkpoint_keeps_attention=self.keeps_attention,
                         loss_chunk_rows=self.chunk_rows, kernel=self.kernel, fused_optimizer=self.fused,
-                        fused_blocks=self.by_hand, base_dtype=self.held,
+                        fused_blocks=self.by_hand, base_dtype=self.held, flat_parameters=self.flat,
                         whole_blocks=self.whole,
                         documents=self.passes, trained_share=1 - self.ignored, threads=torch.get_num_threads())
 
@@ -102,6 +104,9 @@ class Case:
             keep_whole(changed.model, self.whole, DTYPES[self.dtype])
         if self.held:
             scale_base(changed.model, SCALED[self.held], partial(changed.try_out, 1), otherwise=DTYPES[self.dtype])
+        if self.flat:
+            changed = FlatParameters().apply(changed)
+            changed.runtime.enter()
         if self.by_hand:
             changed = FusedBlocks().apply(changed)
         return dataclasses.replace(changed, loss=ChunkedCrossEntropy(self.chunk_rows).loss) if self.chunk_rows else changed

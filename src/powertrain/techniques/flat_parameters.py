@@ -49,8 +49,8 @@ class FlatParameters(Technique):
         if hardware.device != "cpu":
             return cls.refuse(f"on {hardware.device} a kernel takes many tensors already, and a gradient that has to be added "
                               "to a buffer is a kernel more for each weight and pass", possible=cls())
-        return Proposal(cls(), because=f"{_trained_tensors(model):,} tensors, {model.trainable:,} weights in all, are clipped and "
-                                       "updated as one or two",
+        return Proposal(cls(), because=f"{_trained_tensors(model):,} tensors, {model.trainable:,} weights in all, are clipped "
+                                       "and updated as one or two",
                         claim=Effect((0.9, 1.0), GRADIENT_BYTES * model.trainable, basis="guess: not measured yet"))
 
     def apply(self, setup: Setup) -> Setup:
