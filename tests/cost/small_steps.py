@@ -24,6 +24,7 @@ from powertrain.models.scaled import FP8, INT8, scale_base
 from powertrain.records import IGNORE, ModelFacts
 from powertrain.techniques.activation_checkpointing import CheckpointedBlocks
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
+from powertrain.techniques.flat_parameters import FlatParameters
 from powertrain.techniques.fused_blocks import FusedBlocks
 from powertrain.techniques.saved_activations import SavedActivations
 from powertrain.training.ledger import measured_step_bytes
@@ -54,6 +55,7 @@ class Case:
     by_hand: bool = False                    # the blocks
     saved: dict[str, str] = field(default_factory=dict)      # what such blocks do not keep
     saved_blocks: int = 0
+    flat: bool = False                       # weights and gradients in one buffer for each decay group
     ignored: float = 0.0                     # share of the targets that train nothing
     model: dict[str, Any] = field(default_factory=dict)
 
@@ -76,7 +78,7 @@ class Case:
                         checkpoint_every=self.every, checkpoint_keeps_attention=self.keeps_attention,
                         loss_chunk_rows=self.chunk_rows, kernel=self.kernel, fused_optimizer=self.fused,
                         fused_blocks=self.by_hand, saved=self.saved, saved_blocks=self.saved_blocks,
-                        base_dtype=self.held, whole_blocks=self.whole,
+                        base_dtype=self.held, whole_blocks=self.whole, flat_parameters=self.flat,
                         documents=self.passes, trained_share=1 - self.ignored, threads=torch.get_num_threads())
 
     def make_model(self) -> Decoder:
@@ -106,6 +108,9 @@ class Case:
             keep_whole(changed.model, self.whole, DTYPES[self.dtype])
         if self.held:
             scale_base(changed.model, SCALED[self.held], partial(changed.try_out, 1), otherwise=DTYPES[self.dtype])
+        if self.flat:
+            changed = FlatParameters().apply(changed)
+            changed.runtime.enter()
         if self.by_hand:
             changed = FusedBlocks().apply(changed)
         if self.saved:

@@ -74,7 +74,8 @@ class Weights:
                 continue
             trained = is_adapter or not frozen
             item = FP32 if trained else int(other_bytes(facts.model))
-            self.values[short] = Value(None, math.prod(shape), item, Leaf() if trained else None)
+            leaf = Leaf(stands=facts.workload.flat_parameters) if trained else None
+            self.values[short] = Value(None, math.prod(shape), item, leaf)
 
     def get(self, name: str) -> Value | None:
         return self.values.get(name)

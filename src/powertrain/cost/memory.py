@@ -68,7 +68,8 @@ def _run(model: ModelFacts, workload: Workload, memory: Memory, *, leaves_out: b
 def _standing(model: ModelFacts, workload: Workload) -> dict[str, int]:
     """What is there at every moment: the weights, the optimizer's state, the batch, a GPU library's workspace."""
     tokens = sum(map(sum, workload.passes))
-    return {"weights": FP32 * model.trainable + frozen_bytes(model), "gradients": 0,
+    return {"weights": FP32 * model.trainable + frozen_bytes(model),
+            "gradients": FP32 * model.trainable if workload.flat_parameters else 0,
             "optimizer": round(workload.moment_bytes * model.trainable), "batch": TENSORS * INDEX_BYTES * tokens,
             "workspace": workload.library_workspace_bytes, COPIES: whole_bytes(model, workload)}
 
@@ -94,6 +95,8 @@ def _standing_tensors(model: ModelFacts, workload: Workload) -> list[int]:
     """The same, tensor by tensor: weights of each block and outside, two moments of each trained one."""
     found = [TENSORS * INDEX_BYTES * sum(map(sum, workload.passes)), workload.library_workspace_bytes,
              whole_bytes(model, workload)]
+    if workload.flat_parameters:
+        found.append(FP32 * model.trainable)
     frozen = has_frozen_base(model)
     for name, shape in model.shapes.items():
         is_adapter, count = ".adapters." in name, math.prod(shape)

@@ -132,17 +132,21 @@ class Node:
 
 
 class Leaf(Node):
-    """A weight that is trained, or what else a gradient is asked for; `gradient` is its `.grad`, counted as `component`."""
+    """A weight that is trained, or what else a gradient is asked for; `gradient` is its `.grad`, counted as `component`.
 
-    __slots__ = ("gradient",)
+    Where it `stands` there is a place for the gradient from the beginning, to which what comes is added.
+    """
 
-    def __init__(self, component: str = GRADIENTS) -> None:
+    __slots__ = ("gradient", "stands")
+
+    def __init__(self, component: str = GRADIENTS, *, stands: bool = False) -> None:
         super().__init__(INFINITE, (), (), _nothing, component)
         self.gradient: Block | None = None
+        self.stands = stands
 
     def run(self, tape: Tape) -> Gradients:
         new = self.slots.pop(0, None)
-        if new is not None and self.gradient is None:
+        if new is not None and self.gradient is None and not self.stands:
             new.becomes(self.component)
             self.gradient = new
         return []

@@ -49,19 +49,20 @@ class Step:
         if self.facts.workload.updates_in_place:
             return
         divisor: Block | None = None
-        for nbytes in self._trained():
+        for nbytes in self._updated():
             root = Block(self.memory, nbytes, WORKSPACE)
             divisor = Block(self.memory, nbytes, WORKSPACE)
             del root
         del divisor
 
-    def _trained(self) -> list[int]:
-        """Bytes of the trained weights in the optimizer's order: as the model has them, those that decay first."""
+    def _updated(self) -> list[int]:
+        """Bytes of what is updated at a time, in the optimizer's order: as the model has them, those that decay first."""
         first, last = ([(name, value) for name, value in self.outside.values.items() if ("embedding" in name) == is_first]
                        for is_first in (True, False))
         blocks = [item for unit in self.units for weights in unit.weights for item in weights.values.items()]
         trained = [(name, value.nbytes) for name, value in (*first, *blocks, *last) if value.node is not None]
-        return [nbytes for decays in (True, False) for name, nbytes in trained if self.facts.decays(name) == decays]
+        groups = [[nbytes for name, nbytes in trained if self.facts.decays(name) == decays] for decays in (True, False)]
+        return [sum(group) for group in groups] if self.facts.workload.flat_parameters else [*groups[0], *groups[1]]
 
     def _loss(self, tape: Tape, lengths: tuple[int, ...]) -> Value:
         model, workload = self.facts.model, self.facts.workload

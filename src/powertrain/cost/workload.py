@@ -39,6 +39,7 @@ class Workload:
     packed_tokens: int | None = None         # of a pass, at most, where examples lie end to end; None = padded passes
     fill_multiple: int = 1                   # a packed pass is filled up to a multiple of so many tokens
     fused_optimizer: bool = False            # the update makes no temporary tensors
+    flat_parameters: bool = False            # gradients stand in a buffer of their own all the time
     documents: tuple[tuple[int, ...], ...] = ()      # the lengths in each pass of a step, where they are known
     device: str = "cpu"                      # torch device type
     threads: int = 1                         # of a CPU

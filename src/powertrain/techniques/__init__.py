@@ -9,6 +9,7 @@ from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.cuda_graph import CudaGraph
 from powertrain.techniques.dequantised_cache import DequantisedCache
 from powertrain.techniques.eight_bit_adamw import EightBitAdamW
+from powertrain.techniques.flat_parameters import FlatParameters
 from powertrain.techniques.four_bit_base import FourBitBase
 from powertrain.techniques.fp8_base import Fp8Base
 from powertrain.techniques.fp16 import Fp16
@@ -29,7 +30,7 @@ from powertrain.techniques.torch_compile import TorchCompile
 
 CATALOGUE: tuple[type[Technique], ...] = (
     Threads, Allocator, Bf16, Fp16, Tf32, FourBitBase, Int8Base, Fp8Base, DequantisedCache, FrozenBase, FusedAdamW,
-    EightBitAdamW, PagedAdamW, AttentionKernel, ChunkedCrossEntropy, Packing, MicroBatch, LengthGrouping, FusedBlocks,
-    SavedActivations, FrozenBackward, TorchCompile, ActivationCheckpointing, CudaGraph, Loader)
+    EightBitAdamW, PagedAdamW, FlatParameters, AttentionKernel, ChunkedCrossEntropy, Packing, MicroBatch, LengthGrouping,
+    FusedBlocks, SavedActivations, FrozenBackward, TorchCompile, ActivationCheckpointing, CudaGraph, Loader)
 
 __all__ = ["CATALOGUE", "Technique"]

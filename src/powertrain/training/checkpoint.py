@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from powertrain.data.publishing import sync
 from powertrain.models.folder import save_tensors
 from powertrain.records import RunFailed, WrongUse
+from powertrain.training.flat_optimizer import FlatAdamW
 from powertrain.training.loop import State
 
 FORMAT = 1
@@ -147,9 +148,10 @@ def _tensors(state: State) -> dict[str, dict[str, Tensor]]:
     random = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         random["cuda"] = torch.cuda.get_rng_state()
+    by_weight = state.optimizer.moments() if isinstance(state.optimizer, FlatAdamW) else state.optimizer.state
     moments = {f"{name}.{key}": value.contiguous()
                for name, parameter in _trained(state).items()
-               for key, value in state.optimizer.state.get(parameter, {}).items() if isinstance(value, Tensor)}
+               for key, value in by_weight.get(parameter, {}).items() if isinstance(value, Tensor)}
     weights = {name: parameter.detach().contiguous() for name, parameter in _trained(state).items()}
     return {"model.safetensors": weights, "optimizer.safetensors": moments, "random.safetensors": random}
 
@@ -174,12 +176,17 @@ def _copy_weights(state: State, weights: Mapping[str, Tensor]) -> None:
 
 
 def _restore_optimizer(state: State, moments: Mapping[str, Tensor]) -> None:
+    own: dict[nn.Parameter, dict[str, Tensor]] = {parameter: {} for parameter in _trained(state).values()}
     for name, parameter in _trained(state).items():
-        own = {key.removeprefix(f"{name}."): value for key, value in moments.items()
-               if key.rpartition(".")[0] == name}
+        own[parameter] = {key.removeprefix(f"{name}."): value for key, value in moments.items()
+                          if key.rpartition(".")[0] == name}
+    if isinstance(state.optimizer, FlatAdamW):
+        state.optimizer.restore(own)
+        return
+    for parameter, found in own.items():
         state.optimizer.state[parameter] = {
             key: value if key == "step" and not _steps_on_device(state) else value.to(parameter.device)
-            for key, value in own.items()}
+            for key, value in found.items()}
 
 
 def _steps_on_device(state: State) -> bool:

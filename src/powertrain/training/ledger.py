@@ -83,10 +83,11 @@ def measured_step_bytes(setup: Setup, state: State, max_grad_norm: float = 1.0) 
 
 
 def standing_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Of the model's weights and buffers, packed ones too, and of the optimizer's state: what stands between two steps."""
+    """What stands between two steps: weights and buffers, packed ones too, gradients that are kept, the optimizer's state."""
+    kept = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     moments = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-                for tensor in (*model.parameters(), *model.buffers(), *moments)}
+                for tensor in (*model.parameters(), *model.buffers(), *kept, *moments)}
     packed = sum(module.held_bytes for module in model.modules() if isinstance(module, QuantisedLinear))
     return sum(storages.values()) + packed
 

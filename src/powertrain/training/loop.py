@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from powertrain.models.decoder import decay_groups
+from powertrain.training.flat_optimizer import FlatAdamW
 from powertrain.training.laps import Lap, Laps, no_lap
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import MicroBatches, Setup, changed_fields
@@ -117,13 +118,22 @@ def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBat
 
 def update(state: State, max_grad_norm: float) -> Tensor:
     """Clip, step, clear; returns the gradient's norm before clipping, () on the device."""
-    state.scaler.unscale_(state.optimizer)
-    parameters = [p for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
+    optimizer = state.optimizer
+    if isinstance(optimizer, FlatAdamW):
+        optimizer.gather()
+    state.scaler.unscale_(optimizer)
+    norm = optimizer.clip(max_grad_norm) if isinstance(optimizer, FlatAdamW) else _clip(optimizer, max_grad_norm)
+    if max_grad_norm > 0:
+        state.clipped_steps += norm > max_grad_norm
+    state.scaler.step(optimizer)
+    state.scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+def _clip(optimizer: torch.optim.Optimizer, max_grad_norm: float) -> Tensor:
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if max_grad_norm > 0:
         nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
-        state.clipped_steps += norm > max_grad_norm
-    state.scaler.step(state.optimizer)
-    state.scaler.update()
-    state.optimizer.zero_grad(set_to_none=True)
     return norm
