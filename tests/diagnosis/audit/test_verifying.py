@@ -127,6 +127,6 @@ def test_the_answer_has_speed_memory_losses_and_what_differs(tmp_path: Path, fin
     rows = dict(verified_rows(found))
     assert rows["Speed"] == "1.50 times as fast as the original's way (1.40 to 1.60), over 6 pairs of windows"
     assert rows["Tokens/s"] == "1,500 against 1,000"
-    assert rows["Memory"] == "8.0 MiB against 9.0 MiB at the peak"
+    assert rows["Memory"] == "8 MiB against 9 MiB at the peak"
     assert rows["Same losses"] == "NO: losses 0.2 apart"
     assert rows["Differs"] == "it has no padding"

@@ -241,9 +241,9 @@ def _provider(subject: Subject, value: Any) -> Answer:
                   "it is installed")
 
 
-def _truncation(subject: Subject, value: Any) -> Answer | None:
-    return Answer("no effect", "what is longer than data.max_length is cut anyway") if value in (
-        True, "longest_first", "only_first", "only_second") else None
+def _truncation(subject: Subject, value: Any) -> Answer:
+    cut = "what is longer than data.max_length is cut anyway"
+    return Answer("no effect" if value else "not supported", cut if value else f"{cut}; set data.max_length to the longest")
 
 
 ASIDE: Mapping[str, Aside] = {
