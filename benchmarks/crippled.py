@@ -49,7 +49,7 @@ from powertrain.training.events import read_events
 from powertrain.training.setup import Setup
 
 HALF = 0.5                   # of the gain that is predicted: what a cure has to give at least
-PACE = Pace(window_s=0.5, pairs=5, most_pairs=8, warm_up_s=6.0)
+PACE = Pace(window_s=0.5, pairs=5, most_pairs=6, warm_up_s=6.0)
 RUN_PAIRS = 2
 QUIET = ["train_time_s=null", "sample.tokens=0", "eval_steps=0", "save_steps=0"]
 TEXT = ["default", "data.max_chars=400000", "max_steps=400", *QUIET]
@@ -72,10 +72,10 @@ CASES = (
     Case("starved-loader", "data", (*TEXT, "techniques.slow_source.seconds=0.15")),
     Case("tiny-micro-batch", "host overhead", (*TEXT, "data.block=64", "train_batch_size=32",
                                                "techniques.micro_batch.examples=1")),
-    Case("padding-heavy", "padding", (*ROWS, "max_steps=400", "techniques.packing=off", "techniques.length_grouping=off",
-                                      "techniques.fused_blocks=off"), rows=True),
-    Case("evaluation-every-step", "evaluation", (*TEXT, "max_steps=40", "eval_steps=1"), by_runs=True),
-    Case("checkpoint-every-step", "checkpointing", (*TEXT, "max_steps=40", "save_steps=1"), by_runs=True),
+    Case("padding-heavy", "padding", (*ROWS, "train_batch_size=8", "max_steps=400", "techniques.packing=off",
+                                      "techniques.length_grouping=off", "techniques.fused_blocks=off"), rows=True),
+    Case("evaluation-every-step", "evaluation", (*TEXT, "max_steps=24", "eval_steps=1"), by_runs=True),
+    Case("checkpoint-every-step", "checkpointing", (*TEXT, "max_steps=24", "save_steps=1"), by_runs=True),
     Case("wrong-dtype", "compute", (*TEXT, "model.width=384", "techniques.bf16=off")),
     Case("one-thread", "too few threads", (*TEXT, "model.width=384", "techniques.threads.threads=1")),
     Case("needless-checkpointing", "memory capacity", (*TEXT, "model.width=384",
@@ -304,7 +304,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--study", required=True, help="folder in studies/")
     parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES], help="these of them")
-    parser.add_argument("--budget", type=float, default=30.0, help="seconds of each diagnosis")
+    parser.add_argument("--budget", type=float, default=25.0, help="seconds of each diagnosis")
     return parser.parse_args()
 
 
