@@ -6,6 +6,7 @@ A fault is a place and a number:
   ("signal", 5)   sends SIGTERM to itself after step 5
   ("full", 2)     makes the system refuse the 2nd and all later writes of a checkpoint's tensors, as a full disk does
   ("model", 0)    does so while the final model is written
+  ("cores", 1)    lets the process and those that it starts use one core, on which other tests do not slow its threads down
   ("memory", 90)  lets the process have 90 MiB more than it has when the first step begins
 """
 
@@ -80,6 +81,8 @@ def _plant(place: str, number: int) -> None:
                 yield result
 
         session.train = train
+    elif place == "cores":
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:number])
     elif place == "memory":
         session.train = _in_little_memory(session.train, number << 20)
     elif place == "save":

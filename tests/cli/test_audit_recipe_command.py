@@ -16,13 +16,13 @@ from powertrain.models.folder import save_folder
 from powertrain.recipe import resolve
 
 Cli = Callable[..., tuple[int, str, str]]
-# document 000's trainer: adapters on a base in this folder, two passes of two examples a step
+# document 000's trainer: adapters on a base in this folder, three passes of two examples a step
 CONFIG = """lora:
   model_id: base
   dataset_path: data.jsonl
   use_4bit: false
   batch_size: 2
-  gradient_accumulation_steps: 2
+  gradient_accumulation_steps: 3
   eval_steps: 20
   max_seq_length: 64
   temperature: 0.85
@@ -33,8 +33,8 @@ CONFIG = """lora:
 def beside(tmp_path: Path) -> Path:
     """A folder with a config, and the base and the data that it names."""
     tokenizer = open_example_tokenizer(chat_folder(tmp_path / "tokenizer"))
-    save_folder(make_base("llama", vocabulary=330, context=96, layers=1, width=64), tmp_path / "base", tokenizer)
-    rows = [{"instruction": "what is " + "one and " * (i % 3) + "two ?", "output": f"it is {i}"} for i in range(12)]
+    save_folder(make_base("llama", vocabulary=330, context=96), tmp_path / "base", tokenizer)
+    rows = [{"instruction": "what is " + "one and " * (i % 3) + "two ?", "output": f"it is {i}"} for i in range(24)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "config.yaml").write_text(CONFIG)
     return tmp_path
@@ -43,7 +43,7 @@ def beside(tmp_path: Path) -> Path:
 def test_a_recipe_is_printed_with_an_account_of_every_key(beside: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = cli("audit", "config.yaml", "--convert", folder=beside)
     assert code == 0, err
-    assert yaml.safe_load(out)["train_batch_size"] == 4
+    assert yaml.safe_load(out)["train_batch_size"] == 6
     assert [key for key in yaml.safe_load(CONFIG)["lora"] if f"{key}:" not in out] == []
     (beside / "mine.yaml").write_text(out)
     monkeypatch.chdir(beside)
@@ -63,7 +63,7 @@ def test_a_recipe_is_written_once_and_summed_up(beside: Path, cli: Cli) -> None:
 
 
 def test_both_arms_run_and_learn_the_same(beside: Path, cli: Cli) -> None:
-    code, out, err = cli("audit", "config.yaml", "--verify", "--budget", "1s", "--json", folder=beside)
+    code, out, err = cli("audit", "config.yaml", "--verify", "--budget", "1s", "--json", folder=beside, fault=("cores", 1))
     assert code == 0, err
     found = json.loads(out)
     assert found["parity"]["holds"], found["parity"]
@@ -99,7 +99,7 @@ def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(words: tuple[str, .
 def test_an_audit_looks_at_the_data_and_the_model_that_lie_beside_a_file(beside: Path, cli: Cli) -> None:
     _, out, err = cli("audit", "config.yaml", "--json", folder=beside)
     found = json.loads(out.splitlines()[0])
-    assert found["environment"]["its data"].startswith("8 examples"), err
+    assert found["environment"]["its data"].startswith("16 examples"), err
     (beside / "data.jsonl").unlink()
     _, out, _ = cli("audit", "config.yaml", "--json", folder=beside)
     assert "data.jsonl is not on this machine" in json.loads(out.splitlines()[0])["environment"]["its data"]
