@@ -7,7 +7,7 @@ WORDS  ?=        # more words for the demo's train command
 TESTS  ?=        # which tests; all of them by default
 JOBS   ?= auto   # processes that test side by side: one per core
 
-CASES  ?=        # which benchmarks: lora, full, pre-training, char-large-dropout-0, ...; all of them by default
+CASES  ?=        # which benchmarks: lora, full, pre-training, prepare, start, char-large-dropout-0, ...; all of them by default
 BENCH  ?=        # more words for the benchmarks, such as --minutes 20 or --nanogpt CHECKOUT
 
 .PHONY: demo test check bench bench-gpu install clean

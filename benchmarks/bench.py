@@ -22,6 +22,8 @@ from typing import Any
 from cases import CASES, Case, Materials, PeerArm
 from nanogpt import prepare_nanogpt
 from peer import Peer
+from preparing import measure as measure_preparing
+from starting import measure as measure_starting
 
 from powertrain.cli.surroundings import cache_folder, say
 from powertrain.cost.work import step_work
@@ -37,6 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / ".peers"
 REQUIREMENTS = ROOT / "benchmarks" / "peers" / "requirements.txt"
 OURS = "powertrain"
+OTHERS = {"prepare": measure_preparing, "start": measure_starting}       # cases that take no steps by turns
 PACE = Pace(pairs=5, most_pairs=12, warm_up_s=10.0)              # a step of a peer can take most of a minute
 
 
@@ -51,11 +54,16 @@ def main() -> None:
                 run_case(case, materials, python, options)
             except CannotRun as error:
                 say(f"{case.name}: {error}\n{error.details}")
+    for name, measure in OTHERS.items():
+        if not options.cases or name in options.cases:
+            with tempfile.TemporaryDirectory(prefix="powertrain-bench-") as scratch:
+                measure(gather(options, Path(scratch)), python)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(case.name for case in CASES)}; default: all")
+    names = ", ".join([*(case.name for case in CASES), *OTHERS])
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {names}; default: all")
     parser.add_argument("--minutes", type=float, default=10.0, help="for each case, shared by its peers")
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder with benchmarks/ and data/")
     parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT; without it the character models are left out")
@@ -122,7 +130,7 @@ def run_case(case: Case, materials: Materials, python: Path, options: argparse.N
     study = Study(name=folder.name, kind="peers", what=case.what, arms=(Arm(OURS, ours.words, plan),), runs=tuple(runs),
                   comparisons=tuple(comparisons), noise_floor=noise_floor(control), seconds=time.monotonic() - began,
                   findings={"case": case.name, "losses": list(map(apart, runs[::2], runs[1::2])),
-                            "products_share": products_share(facts, runs[1]), "profile": profile.seconds},
+                            "products_share": products_share(facts, runs[1]), "profile": dict(profile.classes)},
                   **studies.describe(facts))
     studies.save(folder, study, facts)
     print(f"{case.name}: " + "; ".join(f"{found.speed.median:.2f} times {peer.name} ({found.speed.low:.2f} to "

@@ -14,7 +14,7 @@ from typing import Any
 
 BATCH, ACCUMULATION = 8, 6                   # 48 examples of GSM8K: 3,900 tokens
 PACKED_ROWS, PACKED_LENGTH = 4, 1024
-STEPS_WRITTEN = 120                          # of which the peers' files hold the examples
+STEPS_WRITTEN = 600                          # of which the peers' files hold the examples
 BLOCK, BLOCKS = 512, 8                       # of pre-training
 OPTIMIZER = ["learning_rate=2e-4", "weight_decay=0", "adam_beta2=0.999", "max_grad_norm=1.0"]
 QUIET = ["logging_steps=1000000", "save_steps=0", "eval_steps=0", "sample.tokens=0", "max_steps=2000"]
@@ -126,30 +126,30 @@ def pretraining_words(materials: Materials) -> list[str]:
 
 
 def trainer_peers(materials: Materials) -> list[PeerArm]:
-    model, blocks = first_weights_and_blocks(materials)
+    model, blocks = first_weights_and_blocks(materials, pretraining_words(materials), "pre-training")
     options = {"model": str(model), "blocks": str(blocks), "batch": BLOCKS, "learning_rate": 2e-4, "weight_decay": 0.0,
                "adam_beta2": 0.999}
     return [PeerArm(f"transformers Trainer, {shown}", "pretrain_trainer.py", options | {"arm": arm})
             for shown, arm in (("bf16", "bf16"), ("defaults", "default"))]
 
 
-def first_weights_and_blocks(materials: Materials) -> tuple[Path, Path]:
-    """What our arm begins with, as a Hugging Face folder, and the tokens of its first steps, (examples, block + 1)."""
+def first_weights_and_blocks(materials: Materials, words: Sequence[str], name: str) -> tuple[Path, Path]:
+    """What our arm begins with, as a Hugging Face folder, and what its first steps read: (steps, batch, block + 1) of ids."""
     import numpy as np
 
     from powertrain.data.order import step_examples
     from powertrain.recipe import resolve_words
     from powertrain.run.prepare import build_setup, prepare
 
-    model, blocks = materials.folder / "first-weights", materials.folder / "blocks.npy"
+    model, blocks = materials.folder / f"{name}-weights", materials.folder / f"{name}-blocks.npy"
     if not blocks.exists():
-        prepared = prepare(resolve_words(pretraining_words(materials)), materials.cache, lambda text: None)
+        prepared = prepare(resolve_words(words), materials.cache, lambda text: None)
         setup = build_setup(prepared)
         setup.model.save(model)
-        order = [int(i) for step in range(STEPS_WRITTEN)
-                 for i in step_examples(setup.seed, step, BLOCKS, len(setup.examples))]
-        rows = [np.append(setup.examples[i].inputs, setup.examples[i].targets[-1]) for i in order]
-        np.save(blocks, np.stack(rows).astype(np.int32))
+        rows = [[np.append(setup.examples[i].inputs, setup.examples[i].targets[-1])
+                 for i in step_examples(setup.seed, step, setup.train_batch_size, len(setup.examples))]
+                for step in range(STEPS_WRITTEN)]
+        np.save(blocks, np.array(rows, dtype=np.int32))
     return model, blocks
 
 
@@ -165,7 +165,9 @@ def nanogpt_peers(materials: Materials, dropout: float, *, small: bool) -> list[
     if materials.nanogpt is None:
         return []
     sizes = ["--block_size=64", "--batch_size=12", "--n_layer=4", "--n_head=4", "--n_embd=128"] if small else []
-    options = {"checkout": str(materials.nanogpt), "tokens": 64 * 12 if small else 256 * 64,
+    words = character_words(materials, "char-shakespeare-cpu" if small else "char-shakespeare", dropout)
+    model, blocks = first_weights_and_blocks(materials, words, f"char-{'small' if small else 'large'}-{dropout:g}")
+    options = {"checkout": str(materials.nanogpt), "weights": str(model), "blocks": str(blocks),
                "words": [f"--dropout={dropout}", "--learning_rate=1e-3", *sizes]}
     return [PeerArm("nanoGPT with bf16", "train_nanogpt.py", options | {"arm": "bf16"}),
             PeerArm("nanoGPT as shipped", "train_nanogpt.py", options | {"arm": "shipped"})]

@@ -1,4 +1,4 @@
-"""The pages' tables, made from studies/: `python benchmarks/table.py` writes them between their marks.
+"""The pages' tables, of studies/ and of the code's own lists: `python benchmarks/table.py` writes them between their marks.
 
 A mark is `<!-- NAME -->` ... `<!-- /NAME -->` in the page. docs/claims.md has none: all of it is generated.
 """
@@ -14,13 +14,15 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT / "benchmarks") not in sys.path:
     sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from tables import claims, nanogpt, techniques  # noqa: E402
+from tables import claims, diagnosis, peers, rules, techniques  # noqa: E402
 
 Make = Callable[[Path], str]                 # the folder of studies -> Markdown
 PAGES: Mapping[str, Mapping[str, Make] | Make] = {
-    "README.md": {"studies": nanogpt.rows, "techniques": techniques.short},
+    "README.md": {"studies": peers.rows, "techniques": techniques.short},
     "docs/techniques.md": {"techniques": techniques.in_full},
     "docs/claims.md": claims.page,
+    "docs/audit.md": {"rules": rules.rows},
+    "docs/diagnosis.md": {"checks": diagnosis.checks, "symptoms": diagnosis.symptoms, "crippled": diagnosis.crippled},
 }
 
 

@@ -126,7 +126,7 @@ def table() -> Any:
     return table
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/techniques.md", "docs/claims.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/techniques.md", "docs/claims.md", "docs/audit.md", "docs/diagnosis.md"])
 def test_the_tables_of_a_page_are_what_the_studies_say(table: Any, page: str) -> None:
     assert (ROOT / page).read_text(encoding="utf-8") == table.made()[page], "run `python benchmarks/table.py`"
 
@@ -137,7 +137,7 @@ class TestTables:
     @pytest.fixture
     def house(self, tmp_path: Path) -> Path:
         (tmp_path / "docs").mkdir()
-        for page in ("README.md", "docs/techniques.md"):
+        for page in ("README.md", "docs/techniques.md", "docs/audit.md", "docs/diagnosis.md"):
             shutil.copy(ROOT / page, tmp_path / page)
         return tmp_path
 
@@ -167,7 +167,7 @@ class TestTables:
 
     def test_without_studies_they_say_so_in_one_line(self, table: Any, house: Path) -> None:
         for page, text in table.made(house).items():
-            assert "is stored in `studies/` yet: `powertrain" in text, page
+            assert page == "docs/audit.md" or "is stored in `studies/` yet: `powertrain" in text, page
 
     def test_a_technique_is_shown_with_its_newest_study(self, table: Any, house: Path) -> None:
         self.store(house, "ablation", "2026-12-01", self.ablation(["docstrings"], 1.31, None))
@@ -213,6 +213,18 @@ class TestTables:
         self.store(house, "claims", "2026-12-04", {"claims": [self.claim("harmful", 0.9)]})
         assert "| **harmful** |" in table.made(house)["docs/claims.md"]
 
+    def test_the_newest_study_of_crippled_recipes_is_shown_with_what_failed(self, table: Any, house: Path) -> None:
+        case = {"name": "starved", "planted": "data", "named": "data", "share": 0.4, "predicted": 1.6, "measured": 1.5,
+                "cure": ["techniques.loader.workers=2"], "holds": True}
+        wrong = case | {"name": "padded", "planted": "padding", "measured": None, "holds": False}
+        self.store(house, "diagnosis", "2026-12-01", {"cases": [case]})
+        newest = self.store(house, "diagnosis", "2026-12-02", {"cases": [case, wrong]})
+        page = table.made(house)["docs/diagnosis.md"]
+        assert "| starved | data | 40% | 1.60 times as fast | 1.50 times as fast | `techniques.loader.workers=2` |" in page
+        assert "| padded | data, instead of padding | 40% | 1.60 times as fast | not measured |" in page
+        assert "1 of 2 hold: the planted cause was named first" in page
+        assert f"`studies/{newest}`" in page
+
     def test_a_page_without_its_marks_is_refused(self, table: Any, house: Path) -> None:
         (house / "README.md").write_text("# Nothing\n")
         with pytest.raises(ValueError, match=r"README\.md lacks the marks <!-- studies -->"):
@@ -227,8 +239,16 @@ def test_the_formats_in_the_table_are_those_that_are_read() -> None:
         known.name for known in FORMATS}
 
 
+def test_every_bound_of_a_verdict_has_its_words() -> None:
+    from powertrain.diagnosis.observed import BOUNDS
+
+    page = (ROOT / "docs" / "diagnosis.md").read_text(encoding="utf-8").partition("## What a run can be bound by")[2]
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in page.partition("## ")[0].splitlines() if line.startswith("| ")]
+    assert {name for row in rows for name in row.split(", ")} == {"bound", *BOUNDS}
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/ARCHITECTURE.md", "docs/techniques.md", "docs/claims.md",
-                                  "docs/fine-tuning.md"])
+                                  "docs/fine-tuning.md", "docs/audit.md", "docs/diagnosis.md"])
 def test_links_and_files_named_in_the_pages_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#:]+)\)", text)

@@ -2,7 +2,7 @@
 
     python pretrain_trainer.py '{"model": FOLDER, "blocks": FILE.npy, "batch": ..., ...}'
 
-Weights are those of the folder, so that both sides begin alike; blocks is (examples, block + 1) of token ids, in order.
+Weights are those of the folder, so that both sides begin alike; blocks is (steps, batch, block + 1) of token ids, in order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Blocks(Dataset):  # type: ignore[type-arg]
     """The model shifts the labels itself: an example is a block and the token after it."""
 
     def __init__(self, file: str) -> None:
-        self.blocks = np.load(file, mmap_mode="r")
+        steps = np.load(file, mmap_mode="r")
+        self.blocks = steps.reshape(-1, steps.shape[-1])
 
     def __len__(self) -> int:
         return len(self.blocks)

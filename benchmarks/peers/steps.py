@@ -34,6 +34,12 @@ class Steps:
         self._answer({"ready": True})
         self._wait()
 
+    def already(self, loss: float, grad_norm: float) -> None:
+        """One step was over before anything could be asked."""
+        self._steps += 1
+        self._losses.append(loss)
+        self._norms.append(grad_norm)
+
     def count(self, *, trained: int, real: int, padding: int) -> None:
         """What one forward and backward pass reads."""
         if self._timed is not None:

@@ -18,6 +18,7 @@ from powertrain.models.adapters import AdapterConfig, add_adapters
 from powertrain.models.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention
 from powertrain.models.config import ModelConfig, make_config
 from powertrain.models.decoder import Decoder
+from powertrain.models.fused.saving import KINDS
 from powertrain.models.quantised import keep_whole, quantise_base
 from powertrain.models.scaled import FP8, INT8, scale_base
 from powertrain.records import IGNORE, ModelFacts
@@ -25,6 +26,7 @@ from powertrain.techniques.activation_checkpointing import CheckpointedBlocks
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.flat_parameters import FlatParameters
 from powertrain.techniques.fused_blocks import FusedBlocks
+from powertrain.techniques.saved_activations import SavedActivations
 from powertrain.training.ledger import measured_step_bytes
 from powertrain.training.loop import new_state
 from powertrain.training.setup import Precision, Setup, plain_adamw, plain_setup
@@ -51,6 +53,8 @@ class Case:
     chunk_rows: int | None = None
     fused: bool = False                      # the optimizer
     by_hand: bool = False                    # the blocks
+    saved: dict[str, str] = field(default_factory=dict)      # what such blocks do not keep
+    saved_blocks: int = 0
     flat: bool = False                       # weights and gradients in one buffer for each decay group
     ignored: float = 0.0                     # share of the targets that train nothing
     model: dict[str, Any] = field(default_factory=dict)
@@ -73,8 +77,8 @@ class Case:
         return Workload(examples, max(map(max, self.passes)), micro_batch=len(self.passes[0]), dtype=self.dtype,
                         checkpoint_every=self.every, checkpoint_keeps_attention=self.keeps_attention,
                         loss_chunk_rows=self.chunk_rows, kernel=self.kernel, fused_optimizer=self.fused,
-                        fused_blocks=self.by_hand, base_dtype=self.held, flat_parameters=self.flat,
-                        whole_blocks=self.whole,
+                        fused_blocks=self.by_hand, saved=self.saved, saved_blocks=self.saved_blocks,
+                        base_dtype=self.held, whole_blocks=self.whole, flat_parameters=self.flat,
                         documents=self.passes, trained_share=1 - self.ignored, threads=torch.get_num_threads())
 
     def make_model(self) -> Decoder:
@@ -109,6 +113,9 @@ class Case:
             changed.runtime.enter()
         if self.by_hand:
             changed = FusedBlocks().apply(changed)
+        if self.saved:
+            kinds = dict.fromkeys(KINDS, "keep") | self.saved
+            changed = SavedActivations(**kinds, blocks=self.saved_blocks).apply(changed)
         return dataclasses.replace(changed, loss=ChunkedCrossEntropy(self.chunk_rows).loss) if self.chunk_rows else changed
 
     def measured_bytes(self) -> int:

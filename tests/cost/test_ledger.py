@@ -84,6 +84,14 @@ CASES = {
     "by hand, gpt2 with dropout": Case("gpt2", "bmm", "bf16", ((64,) * 4,), by_hand=True, model={"dropout": 0.1}),
     "by hand, fp32": Case("gpt_neox", "sdpa", passes=((40,) * 4,) * 2, by_hand=True),
     "by hand, qwen3": Case("qwen3", "bmm", "bf16", by_hand=True),
+    "by hand, inner again": Case("llama", "bmm", "bf16", ((64,) * 6,), by_hand=True, saved={"inner": "recompute"},
+                                 saved_blocks=9, model={"layers": 6}),
+    "by hand, products again in the lowest blocks": Case(
+        "llama", "sdpa", passes=((64,) * 6,), by_hand=True, saved={"inner": "recompute", "heads": "recompute"}, saved_blocks=3,
+        model={"layers": 6}),
+    "by hand, lora, products again": Case(
+        "qwen3", "bmm", "bf16", RAGGED, AdapterConfig(r=4), "bf16", by_hand=True, saved_blocks=4,
+        saved={"inner": "recompute", "heads": "recompute"}, model={"layers": 6}),
     "by hand, weights are all there is": Case("llama", "bmm", "bf16", SHORT * 2, by_hand=True, fused=True, model=MANY_WEIGHTS),
     "by hand, lora": Case("llama", "bmm", "bf16", RAGGED, AdapterConfig(r=8), stored="bf16", by_hand=True, model={"layers": 5}),
     "by hand, lora, some modules of the upper blocks": Case("llama", "bmm", "bf16", adapters=AdapterConfig(

@@ -135,5 +135,28 @@ def memory() -> dict[str, Any]:
         for length in (16, 64, 257, 1023)]})
 
 
-KINDS = {"ablation": ablation, "tuning": tuning, "comparison": comparison, "claims": claims, "bench": bench, "speed": speed,
-         "memory": memory}
+def crippled(name: str, planted: str, named: str, predicted: float, measured: float | None, **more: Any) -> dict[str, Any]:
+    holds = measured is not None and measured - 1 >= 0.5 * (predicted - 1)
+    return {"name": name, "planted": planted, "words": ["default", "eval_steps=1"], "named": named, "share": 0.4, "bound": 1.67,
+            "predicted": predicted, "basis": "formula: of a test", "cure": ["techniques.loader=on"], "evidence": ["it waits"],
+            "measured": measured, "interval": None if measured is None else [0.9 * measured, 1.1 * measured],
+            "ratio": None if measured is None else (measured - 1) / (predicted - 1), "by_runs": False,
+            "others": [{"name": "compute", "share": 0.3, "predicted": 1.0}], "holds": holds} | more
+
+
+def diagnosis() -> dict[str, Any]:
+    return study("diagnosis", [compared("starved: crippled", "starved: cured", 1.5, "faster")], {"cases": [
+        crippled("starved", "data", "data", 1.6, 1.5), crippled("one-thread", "too few threads", "too few threads", 1.9, 1.2),
+        crippled("evaluating", "evaluation", "evaluation", 1.5, 1.45, by_runs=True),
+        crippled("padded", "padding", "host overhead", 2.0, None),
+        {"name": "wild", "planted": "compute", "words": ["default"], "failed": "the loss is not finite", "holds": False}]})
+
+
+def peers() -> dict[str, Any]:
+    losses = [{"peer": "a peer", "steps": 8, "first": 1e-3, "mean": -2e-4, "mean_absolute": 4e-4, "largest": 2e-3}]
+    return study("peers", [compared("a peer", "powertrain", 2.5, "faster", rounding=1e-4)], {
+        "case": "lora", "losses": losses, "products_share": 0.54, "profile": {"products": 0.8, "attention": 0.2}})
+
+
+KINDS = {"peers": peers, "ablation": ablation, "tuning": tuning, "comparison": comparison, "claims": claims, "bench": bench,
+         "speed": speed, "memory": memory, "diagnosis": diagnosis}

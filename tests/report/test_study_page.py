@@ -138,6 +138,21 @@ def test_predictions_are_shown_with_their_errors():
     assert rows[0].points[0].value == 100
 
 
+def test_a_planted_cause_that_was_not_named_first_is_said_and_counted():
+    page = page_of("diagnosis")
+    assert page.tone == "bad"
+    assert "first in 3 of 5 crippled recipes, and in 2 of them" in page.verdict
+    assert {"padded: host overhead was named, and padding was planted", "wild: the loss is not finite"} <= set(page.cautions)
+    assert any("Whole runs in turns measured evaluating" in caution for caution in page.cautions)
+
+
+def test_a_cure_that_gave_less_than_half_of_its_promise_is_drawn_as_such():
+    rows = figure(page_of("diagnosis"), "gains").drawings[0].rows
+    assert [(row.label, row.says) for row in rows] == [("starved", "holds"), ("one-thread", "less than half"),
+                                                       ("evaluating", "holds")]
+    assert (rows[0].segments[0].end, rows[0].points[0].value) == (1.6, 1.5)
+
+
 def test_text_of_a_study_from_outside_stays_text():
     study = made_studies.ablation() | {"what": EVIL, "command": EVIL}
     study["findings"]["techniques"][0] |= {"name": EVIL, "why": EVIL, "because": EVIL}

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from powertrain.cost.padding import length_at, longest_of, mean_length, padding_share
-from powertrain.data.collate import collate_padded
+from powertrain.data.collate import collate_padded, real_documents
 from powertrain.data.packing import pack
 from powertrain.planner import make_plan
 from powertrain.recipe import Recipe
@@ -137,6 +137,15 @@ def test_passes_are_filled_up_so_that_sizes_repeat_and_learn_the_same(cases: Map
         torch.testing.assert_close(filled.batch_loss(ours), packed.batch_loss(theirs), rtol=1e-5, atol=0)
     with pytest.raises(NotApplied, match="slots of a pass are padding"):
         Packing(tokens=100, multiple=2).confirm(replace(filled, arrange=Packing(tokens=100, multiple=2).arrange))
+
+
+def test_no_document_of_padding_is_longer_than_a_real_one(cases: Mapping[str, Any]) -> None:
+    """Learned positions end somewhere, and padding must not reach beyond."""
+    for batch in Packing(tokens=400, multiple=400).apply(cases["lora"].make_setup()).prepare(0):
+        real = real_documents(batch)
+        assert max(batch.lengths) == max(batch.lengths[:real])
+        assert sum(batch.lengths[real:]) == batch.padding_tokens > 40
+        assert sum(batch.lengths) == len(batch.tokens) == 400
 
 
 def test_packing_says_how_much_padding_there_would_be(lora_facts: Facts) -> None:

@@ -11,6 +11,7 @@ import torch
 from kinds_of_runs import LORA, make_ragged, ragged_facts
 
 from powertrain.models.adapters import AdapterConfig
+from powertrain.models.fused.compiled import tokens_to_divide
 from powertrain.planner import make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Proposal, Refusal
@@ -91,6 +92,29 @@ def test_blocks_of_one_length_are_left_to_the_compiler(slow: Facts) -> None:
     assert "fused_blocks" in names(pinned)
     assert "torch_compile" not in names(pinned)
     assert "fused_blocks" in [step.technique.name for step in make_plan(slow, LONG, 100_000).steps]
+
+
+def test_blocks_of_one_length_with_dropout_are_written_by_hand_on_a_cpu(slow: Facts) -> None:
+    equal = replace(slow, data=replace(slow.data, kind="blocks", length_quantiles={}))
+    dropping = replace(equal, model=replace(equal.model, dropout=0.2))
+    names = [step.technique.name for step in make_plan(dropping, LONG, 100_000).steps]
+    assert "fused_blocks" in names
+    assert "torch_compile" not in names
+
+
+def test_blocks_too_small_for_the_calls_are_left_as_they_are(slow: Facts) -> None:
+    peaks = slow.hardware.peak_flops_per_s
+    fast = replace(slow, hardware=replace(slow.hardware, peak_flops_per_s={dtype: 1e3 * peak for dtype, peak in peaks.items()}))
+    assert "calling compiled code" in refusal(fast).because
+    assert refusal(fast).possible == FusedBlocks()
+
+
+def test_it_is_compiled_for_enough_tokens_to_be_divided_among_the_threads() -> None:
+    setup = make_ragged(LORA)
+    assert len(setup.few_tokens(1).lengths) == 2
+    assert sum(setup.few_tokens(40).lengths) >= 40
+    assert sum(setup.few_tokens(10**9).lengths) == sum(batch.tokens.numel() for batch in setup.prepare(0))
+    assert tokens_to_divide(64) >= 2 * tokens_to_divide(128) - 2 >= torch.get_num_threads() * 512 // 64 - 2
 
 
 @pytest.mark.parametrize("missing", ["c++ compiler", "python headers"])

@@ -278,16 +278,16 @@ def audit(path: Annotated[Path, typer.Argument(help="A training script or config
           output: Annotated[Path | None, typer.Option(help="Where --apply or --convert writes.")] = None,
           budget: Annotated[str, typer.Option(help="Time for --verify: 90s, 2m.")] = "2m",
           elsewhere: Annotated[bool, typer.Option("--elsewhere", help="It runs on another machine: do not look at "
-                                                                      "this one.")] = False,
-          fail_on: Annotated[str, typer.Option(help="Exit with 1 if anything is as bad as this: critical, moderate, low, "
-                                                    "or never.")] = "critical") -> None:
+                                                                      "this one.")] = False) -> None:
     """Say what to change in a training script or config of any trainer, without running it.
 
-    Exit codes: 0 nothing as bad as --fail-on, 1 something is, 2 it cannot be read.
+    Exit code: 0 nothing above low, 4 moderate, 5 critical findings.
     """
     if convert or verify:
         from powertrain.cli import auditing_recipe
 
+        auditing_recipe.refuse_together(convert=convert, verify=verify, apply=apply, sarif=sarif, markdown=markdown,
+                                        output=output)
         if verify:
             auditing_recipe.verify_recipe(path, budget=budget, as_json=json)
         else:
@@ -295,5 +295,5 @@ def audit(path: Annotated[Path, typer.Argument(help="A training script or config
         return
     from powertrain.cli import auditing
 
-    raise typer.Exit(auditing.audit(path, as_json=json, sarif=sarif, markdown=markdown, apply=apply, destination=output,
-                                    elsewhere=elsewhere, fail_on=fail_on))
+    raise typer.Exit(auditing.audit(path, auditing.Reports(json, sarif, markdown), apply=apply, destination=output,
+                                    elsewhere=elsewhere))

@@ -3,78 +3,127 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from powertrain import __version__
 from powertrain.cli import output
-from powertrain.cli.surroundings import cache_folder
+from powertrain.cli.surroundings import cache_folder, say
 from powertrain.diagnosis.audit import patch as patches
 from powertrain.diagnosis.audit.audit import audit_subject
 from powertrain.diagnosis.audit.reading import files_in, read_subject
 from powertrain.diagnosis.audit.rules import Circumstances
+from powertrain.diagnosis.audit.subject import Subject
 from powertrain.records import WrongUse
-from powertrain.records.findings import SEVERITIES, Audit
+from powertrain.records.findings import Audit, Finding
 from powertrain.report import audit as report
 from powertrain.report import audit_markdown, audit_sarif
 
-FAIL_ON = ("critical", "moderate", "low", "never")
 STDOUT = Path("-")
+Where = Callable[[Subject], Circumstances]
+TASTE = "it changes what is learned, and little is wrong: decide yourself"
 
 
-def audit(path: Path, *, as_json: bool, sarif: Path | None, markdown: Path | None, apply: bool, destination: Path | None,
-          elsewhere: bool, fail_on: str) -> int:
-    """The audit of a file, or of each script and config in a folder; the exit code."""
-    if fail_on not in FAIL_ON:
-        raise WrongUse(f"--fail-on {fail_on} is not a rank; take one of {', '.join(FAIL_ON)}")
+@dataclass(frozen=True)
+class Reports:
+    """Where an audit is written besides the terminal."""
+
+    as_json: bool = False
+    sarif: Path | None = None
+    markdown: Path | None = None
+
+    @property
+    def stdout_is_taken(self) -> bool:
+        return STDOUT in (self.sarif, self.markdown)
+
+
+def audit(path: Path, reports: Reports, *, apply: bool, destination: Path | None, elsewhere: bool) -> int:
+    """The audit of a file, or of each script and config in a folder; the exit code, by severity."""
     if destination is not None and not apply:
-        raise WrongUse("--output says where the patched copy goes; it needs --apply")
-    if as_json and STDOUT in (sarif, markdown):
-        raise WrongUse("--json and a report to - both write to stdout; give the report a file")
-    audits = _audits(path, _circumstances(elsewhere))
+        raise WrongUse("--output says where the patched copy or the recipe goes; it needs --apply or --convert")
+    if [reports.as_json, reports.sarif == STDOUT, reports.markdown == STDOUT].count(True) > 1:
+        raise WrongUse("of --json, --sarif - and --markdown - only one can have stdout; give the others a file")
+    audits, skipped = _audits(path, _circumstances(elsewhere))
     texts = {file: patches.read(Path(file)) for file in _files(audits)}
-    if as_json:
-        for found in audits:
-            output.print_json({"event": "audit", **report.plain(found)})
-    elif STDOUT not in (sarif, markdown):
-        for found in audits:
-            output.print_rows(report.terminal_rows(found))
-    if markdown is not None:
-        _write(markdown, "\n".join(audit_markdown.write(found, texts) for found in audits))
-    if sarif is not None:
-        _write(sarif, json.dumps(audit_sarif.write(audits, __version__, texts), indent=1, ensure_ascii=False) + "\n")
+    for file in (reports.sarif, reports.markdown):
+        if file is not None and file.exists() and file.resolve() in {Path(found.subject).resolve() for found in audits}:
+            raise WrongUse(f"{file} is the audited file itself; give the report another name")
+    _show(audits, skipped, reports)
+    if reports.markdown is not None:
+        _write(reports.markdown, "\n".join(audit_markdown.write(found, texts) for found in audits))
+    if reports.sarif is not None:
+        log = audit_sarif.write(audits, __version__, texts, Path.cwd())
+        _write(reports.sarif, json.dumps(log, indent=1, ensure_ascii=False) + "\n")
     if apply:
-        _apply(audits, destination, as_json=as_json, aside=as_json or STDOUT in (sarif, markdown))
-    worst = SEVERITIES.index(fail_on) if fail_on != "never" else -1
-    return output.FAILED if any(SEVERITIES.index(finding.severity) <= worst for found in audits
-                                for finding in found.findings) else 0
+        _apply(audits, destination, as_json=reports.as_json, aside=reports.as_json or reports.stdout_is_taken)
+    return output.BY_SEVERITY[output.worst(finding for found in audits for finding in found.findings)]
 
 
-def _audits(path: Path, where: Circumstances) -> list[Audit]:
-    """One audit for each file; in a folder, of those that say something about training."""
+def _audits(path: Path, where: Where) -> tuple[list[Audit], list[Path]]:
+    """One audit for each file; in a folder, of those that say something about training, and which do not."""
     if not path.is_dir():
-        return [audit_subject(read_subject(path), where)]
-    found = []
+        subject = read_subject(path)
+        found = audit_subject(subject, where(subject))
+        if not found.findings and not _trains(subject):
+            raise WrongUse(f"{path} trains nothing: it has no trainer's arguments, no loop with a backward pass and no setting "
+                           "that is known")
+        return [found], []
+    audits, skipped = [], []
     for file in files_in(path):
         try:
             subject = read_subject(file)
         except WrongUse:
-            continue                                     # a JSON of data, a YAML of something else
-        if subject.settings or (subject.script is not None and subject.script.training_loops):
-            found.append(audit_subject(subject, where))
-    if not found:
+            skipped.append(file)                         # a JSON of data, a YAML of something else
+            continue
+        if _trains(subject):
+            audits.append(audit_subject(subject, where(subject)))
+        else:
+            skipped.append(file)
+    if not audits:
         raise WrongUse(f"there is no training script or config in {path}/; name a file to be told what is wrong with it")
-    return found
+    return audits, skipped
 
 
-def _circumstances(elsewhere: bool) -> Circumstances:
+def _trains(subject: Subject) -> bool:
+    script = subject.script
+    return bool(subject.settings or subject.unknown) or (script is not None and bool(script.training_loops))
+
+
+def _circumstances(elsewhere: bool) -> Where:
+    """This machine, and of each subject the data and the model that lie on it."""
     if elsewhere:
-        return Circumstances()
+        return lambda subject: Circumstances()
+    from powertrain.diagnosis.audit.beside import facts_beside
     from powertrain.facts.hardware import read_hardware
     from powertrain.facts.software import read_software
 
-    return Circumstances(machine=read_hardware(cache_folder(), measure=False), installed=read_software())
+    machine, installed = read_hardware(cache_folder(), measure=False), read_software()
+
+    def here(subject: Subject) -> Circumstances:
+        found = facts_beside(subject, cache_folder(), say)
+        return Circumstances(machine=machine, installed=installed, not_looked_at=found) if isinstance(found, str) else \
+            Circumstances(found)
+
+    return here
+
+
+def _show(audits: Sequence[Audit], skipped: Sequence[Path], reports: Reports) -> None:
+    if reports.as_json:
+        for found in audits:
+            severity = output.worst(found.findings)
+            output.print_json({"event": "audit", **report.plain(found), "severity": severity,
+                               "exit_code": output.BY_SEVERITY[severity]})
+    elif not reports.stdout_is_taken:
+        for number, found in enumerate(audits):
+            rows = list(report.terminal_rows(found))
+            output.print_rows([("", ""), *rows] if number else rows)
+        if len(audits) > 1:
+            everything = tuple(finding for found in audits for finding in found.findings)
+            output.print_rows([("", ""), ("Together", f"{report.counted(everything)} in {len(audits)} files")])
+    if skipped:
+        names = ", ".join(str(file) for file in skipped)
+        output.print_rows([("Left out", f"{names}: no training script or config that is known")], stderr=True)
 
 
 def _files(audits: Sequence[Audit]) -> list[str]:
@@ -93,7 +142,9 @@ def _apply(audits: Sequence[Audit], destination: Path | None, *, as_json: bool, 
     """Writes the patched copies, and says what was and was not changed; `aside`: stdout is another report's."""
     several = len(audits) > 1
     for found in audits:
-        patch = patches.make_patch(found.findings)
+        yours = [finding for finding in found.findings if _is_a_matter_of_taste(finding)]
+        patch = patches.make_patch(finding for finding in found.findings if finding not in yours)
+        patch = replace(patch, left_out=(*patch.left_out, *((finding, TASTE) for finding in yours)))
         if not patch.applied:
             nothing = f"nothing: no finding of {found.subject} has a fix that can be written"
             output.print_rows([("Patched", nothing)], stderr=True)
@@ -107,8 +158,19 @@ def _apply(audits: Sequence[Audit], destination: Path | None, *, as_json: bool, 
                                    "applied": [finding.rule for finding in patch.applied], "diff": str(only),
                                    "left_out": {finding.rule: reason for finding, reason in patch.left_out}})
                 continue
-            applied = ", ".join(finding.rule for finding in patch.applied)
-            left_out = [("Left out", f"{finding.rule}: {reason}") for finding, reason in patch.left_out]
-            output.print_rows([("Patched", f"{written[0]}: {applied}"), *left_out], stderr=aside)
-            if not aside:
-                print(str(only), end="", flush=True)
+            _say_patched(found, only, written[0], aside=aside)
+
+
+def _is_a_matter_of_taste(finding: Finding) -> bool:
+    """Whether a fix changes what is learned without mending much: nobody asked for that by --apply."""
+    return bool(finding.cure.edits) and finding.severity == "low" and finding.risk.accuracy != "none"
+
+
+def _say_patched(found: Audit, patch: patches.Patch, written: Path, *, aside: bool) -> None:
+    dealt_with = {finding.rule for finding in (*patch.applied, *(finding for finding, _ in patch.left_out))}
+    by_hand = [finding.rule for finding in found.findings if finding.severity != "good" and finding.rule not in dealt_with]
+    rows = [("", ""), ("Patched", f"{written}: {', '.join(finding.rule for finding in patch.applied)}"),
+            *(("Left out", f"{finding.rule}: {reason}") for finding, reason in patch.left_out)]
+    output.print_rows([*rows, *([("By hand", ", ".join(by_hand))] if by_hand else [])], stderr=aside)
+    if not aside:
+        print(f"\n{patch}", end="", flush=True)

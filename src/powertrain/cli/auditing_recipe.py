@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from powertrain.cli import output
 from powertrain.cli.budget import budget_s
@@ -14,6 +14,21 @@ from powertrain.diagnosis.audit.reading import read_subject
 from powertrain.diagnosis.audit.recipe_text import TITLES, account_json, account_rows, recipe_yaml
 from powertrain.records import WrongUse, to_plain
 from powertrain.report.figures import memory
+
+if TYPE_CHECKING:
+    from powertrain.diagnosis.audit.verify import Verified
+
+
+def refuse_together(*, convert: bool, verify: bool, apply: bool, sarif: Path | None, markdown: Path | None,
+                    output: Path | None) -> None:
+    """Raises WrongUse for options of which one would be passed over in silence."""
+    given = {"--convert": convert, "--verify": verify, "--apply": apply, "--sarif": sarif is not None,
+             "--markdown": markdown is not None}
+    names = [name for name, here in given.items() if here]
+    if len(names) > 1:
+        raise WrongUse(f"{' and '.join(names)} are different answers; ask for one at a time")
+    if verify and output is not None:
+        raise WrongUse("--verify writes no file; --output goes with --convert or --apply")
 
 
 def convert_to_recipe(path: Path, *, out: Path | None = None, as_json: bool = False) -> None:
@@ -47,18 +62,24 @@ def verify_recipe(path: Path, *, budget: str = "2m", as_json: bool = False) -> N
                            "original": dict(found.rendering.pins), "comparison": to_plain(comparison),
                            "parity": to_plain(parity), "plan": [step.technique.name for step in found.plan.steps]})
         return
+    output.print_rows(verified_rows(found))
+
+
+def verified_rows(found: Verified) -> list[tuple[str, str]]:
+    """(title, text): both arms, what was measured of them, and in what the plain one differs from the original."""
+    comparison, parity = found.comparison, found.parity
     rows: list[tuple[str, str]] = [("Original", _pins(found.rendering.pins)),
                                    ("Plan", ", ".join(step.technique.name for step in found.plan.steps) or "no technique")]
     if comparison is not None:
         slow, fast = comparison.tokens_per_s
-        rows += [("Speed", f"{found.sentence()}: {fast:,.0f} tokens/s against {slow:,.0f}, {comparison.pairs} pairs"),
-                 ("Memory", f"{memory(comparison.peak_memory_bytes[1])} at the peak against "
-                            f"{memory(comparison.peak_memory_bytes[0])}"),
+        original, ours = (memory(peak) for peak in comparison.peak_memory_bytes)
+        rows += [("Speed", f"{found.sentence()}, over {comparison.pairs} pairs of windows"),
+                 ("Tokens/s", f"{fast:,.0f} against {slow:,.0f}"), ("Memory", f"{ours} against {original} at the peak"),
                  ("Same losses", f"not seen: {found.why_no_parity}" if parity is None else
                   f"{'yes' if parity.holds else 'NO'}: {parity.because}")]
     else:
         rows.append(("Speed", found.sentence()))
-    output.print_rows([*rows, *(("Apart", one) for one in found.apart)])
+    return [*rows, *(("Differs", one) for one in found.apart)]
 
 
 def _recognised(path: Path) -> str:

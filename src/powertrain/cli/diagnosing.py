@@ -11,9 +11,6 @@ from powertrain.cli.surroundings import cache_folder, say
 from powertrain.records import WrongUse, to_plain
 from powertrain.report.diagnosis import diagnosis_rows, finding_rows, summary_row
 
-# by the worst finding; what cannot be used at all is 2, as everywhere
-EXIT_CODES = {"good": 0, "low": 0, "moderate": 4, "critical": 5}
-
 
 def diagnose(words: Sequence[str], *, budget: str, probe: bool, price_per_hour: float | None, as_json: bool) -> int:
     """The exit code, by severity."""
@@ -39,7 +36,7 @@ def diagnose(words: Sequence[str], *, budget: str, probe: bool, price_per_hour: 
     else:
         found = Diagnosis(environment_of(prepared), check(prepared, look_around(prepared), refused))
     print_diagnosis(to_plain(found), as_json=as_json, severity=found.severity)
-    return EXIT_CODES[found.severity]
+    return output.BY_SEVERITY[found.severity]
 
 
 def print_diagnosis(found: Mapping[str, Any], *, as_json: bool, severity: str) -> None:
@@ -51,7 +48,7 @@ def print_diagnosis(found: Mapping[str, Any], *, as_json: bool, severity: str) -
             output.print_json({"event": "cause", **cause})
         if found["forecast"]:
             output.print_json({"event": "forecast", **found["forecast"]})
-        output.print_json({"event": "diagnosis", "severity": severity, "exit_code": EXIT_CODES[severity],
+        output.print_json({"event": "diagnosis", "severity": severity, "exit_code": output.BY_SEVERITY[severity],
                            "bound_by": found["causes"][0]["name"] if found["causes"] else None, "failed": found["failed"],
                            "observed": found["probed"] and found["probed"]["observed"]})
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from powertrain.cli import output
 from powertrain.records import WrongUse, to_plain
 
 MOST_FINDINGS = 2            # that `runs show` names; the others are for who asks
@@ -31,7 +32,7 @@ def names_a_run(words: Sequence[str]) -> bool:
 
 def diagnose_run(words: Sequence[str], *, as_json: bool) -> int:
     """The exit code, by severity."""
-    from powertrain.cli.diagnosing import EXIT_CODES, print_diagnosis
+    from powertrain.cli.diagnosing import print_diagnosis
     from powertrain.diagnosis.diagnose import Diagnosis
     from powertrain.diagnosis.history import causes_of, told
     from powertrain.diagnosis.run_record import read_run
@@ -43,4 +44,4 @@ def diagnose_run(words: Sequence[str], *, as_json: bool) -> int:
     run = read_run(Path(words[0]))
     found = Diagnosis(told(run), tuple(symptoms_of(run)), tuple(causes_of(run)))
     print_diagnosis(to_plain(found), as_json=as_json, severity=found.severity)
-    return EXIT_CODES[found.severity]
+    return output.BY_SEVERITY[found.severity]

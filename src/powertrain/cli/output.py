@@ -12,11 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from powertrain.records import RunFailed, UserError
+from powertrain.records.findings import SEVERITIES, Finding, Severity
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 FAILED, WRONG_USE = 1, 2
+# of audit and diagnose, by the worst finding; what cannot be read at all is 2, as everywhere
+BY_SEVERITY: Mapping[str, int] = {"good": 0, "low": 0, "moderate": 4, "critical": 5}
 PLAIN_LINE_EVERY_S = 5.0
 
 
@@ -24,6 +27,11 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False, soft_wrap=False, emoji=False, markup=False)
+
+
+def worst(findings: Iterable[Finding]) -> Severity:
+    """The severity of the worst of them; `good` of none."""
+    return min((finding.severity for finding in findings), key=SEVERITIES.index, default="good")
 
 
 def print_json(value: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ class Kind:
     is_adapted: bool
     is_checkpointed: bool
     reads_a_gradient: bool                   # its input needs one
+    is_light: bool = False                   # not all that its backward pass needs is kept
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,16 @@ class Unit:
     left_out: int = 0
 
 
-def kinds_of(model: ModelFacts, every: int) -> tuple[Kind, ...]:
-    """Of all blocks, when every `every`-th one is checkpointed, if it has a backward pass; 0: none."""
+def kinds_of(model: ModelFacts, every: int, light: int = 0) -> tuple[Kind, ...]:
+    """Of all blocks, when every `every`-th one is checkpointed, if it has a backward pass; 0: none.
+
+    `light`: how many of those that have a backward pass do not keep all that it needs, from below.
+    """
     frozen, lowest = has_frozen_base(model), lowest_layer(model)
     return tuple(Kind(is_adapted=layer in model.adapted_layers,
                       is_checkpointed=bool(every) and layer % every == 0 and layer >= lowest,
-                      reads_a_gradient=not frozen or layer > lowest) for layer in range(model.layers))
+                      reads_a_gradient=not frozen or layer > lowest,
+                      is_light=lowest <= layer < lowest + light) for layer in range(model.layers))
 
 
 def units_of(kinds: tuple[Kind, ...], period: int) -> list[Unit]:

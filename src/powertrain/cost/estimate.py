@@ -9,6 +9,7 @@ from powertrain.cost.bridged import as_decoder
 from powertrain.cost.fitting import largest_pass
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.padding import length_at
+from powertrain.cost.recomputing import made_again_flops
 from powertrain.cost.roofline import Efficiency, efficiency, expected_step_s, size_class, step_floor
 from powertrain.cost.stored import EIGHT_BIT, as_held
 from powertrain.cost.work import Work, step_work, training_flops
@@ -85,7 +86,9 @@ def workload_work(model: ModelFacts, workload: Workload) -> Work:
     work = step_work(model, slots, workload.dtype, checkpoint_every=workload.checkpoint_every,
                      checkpoint_keeps_attention=keeps_attention, head_share=reaching, moment_bytes=workload.moment_bytes)
     needed = training_flops(model, real, workload.head_share, passes=len(slots))
-    work = dataclasses.replace(work, tokens=workload.tokens, flops=needed, padding_flops=max(0.0, work.flops - needed))
+    again = made_again_flops(model, sum(map(sum, slots)), workload.saved, workload.saved_blocks)
+    work = dataclasses.replace(work, tokens=workload.tokens, flops=needed, padding_flops=max(0.0, work.flops - needed),
+                               recompute_flops=work.recompute_flops + again)
     return _compiled(work) if workload.compiled or workload.fused_blocks else work
 
 

@@ -6,7 +6,8 @@ it beside models/fused/parts.py and block.py; see replay.py for the rules.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from powertrain.cost.forward import StepFacts, Tables, Weights
 from powertrain.cost.gradients import Linear, has_frozen_base, linears
@@ -16,6 +17,7 @@ from powertrain.cost.replay import COPIES, WORKSPACE, Block, Gradients, Leaf, Sa
 from powertrain.cost.stored import EIGHT_BIT
 
 Blocks = tuple[Block, ...]
+NOTHING: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,9 @@ class Sizes:
         return product if self.item == FP32 else self.tape.new(count * FP32)
 
 
-def run_fused_block(tape: Tape, facts: StepFacts, weights: Weights, x: Value, tables: Tables | None, shape: Shape) -> Value:
-    """One block on the residual x (T, width) fp32."""
+def run_fused_block(tape: Tape, facts: StepFacts, weights: Weights, x: Value, tables: Tables | None, shape: Shape,
+                    saving: Mapping[str, str] = NOTHING) -> Value:
+    """One block on the residual x (T, width) fp32. `saving`: what it does not keep, as in models/fused/saving.py."""
     model = facts.model
     sizes = Sizes(tape, facts, weights, x.count // model.width)
     trained = [value for value in weights.values.values() if value.node is not None]
@@ -125,15 +128,53 @@ def run_fused_block(tape: Tape, facts: StepFacts, weights: Weights, x: Value, ta
     if not records:
         return Value(out, x.count, FP32)
     held: list[Blocks] = [copies, entered, (heads, mixed.block), left]
+    light = Light(sizes, saving, (("normalised", left[0]), ("mixed", mixed.block), ("inner", left[2])),
+                  (("normalised", entered[0]), ("heads", heads)))
+    light.put_away()
     names = [name for name, value in weights.values.items() if value.node is not None]
     needs_x = x.node is not None
 
     def back(saved: Saved, gradients: Gradients) -> Gradients:
-        made, dx = _backward(sizes, held, inside, mixed, tables, needs_x=needs_x)
+        made, dx = _backward(sizes, held, inside, mixed, tables, light, needs_x=needs_x)
         return [dx, *_of_weights(sizes, names, made)]
 
     node = tape.node((x, *trained), (), back)
     return Value(out, x.count, FP32, node)
+
+
+@dataclass(frozen=True)
+class Light:
+    """What a block puts away, in the order in which it comes back: before one half's backward pass, and the other's."""
+
+    sizes: Sizes
+    saving: Mapping[str, str]                # kind -> "recompute" or "offload"
+    left: tuple[tuple[str, Block], ...]
+    entered: tuple[tuple[str, Block], ...]
+    coming: list[Block] = field(default_factory=list)        # of the block below, while this one computes
+
+    def put_away(self) -> None:
+        for kind, block in (*self.left, *self.entered):
+            if kind in self.saving:
+                block.put_away()
+
+    def bring(self, half: tuple[tuple[str, Block], ...]) -> None:
+        for kind, block in half:
+            action = self.saving.get(kind)
+            if action == "offload":
+                self.coming.append(self.sizes.tape.new(block.away))
+            made = self._made_again(kind) if action == "recompute" else None
+            if kind == "inner":
+                made = None                  # it is what is kept from here on, and not copied
+            block.bring_back()
+            del made
+
+    def _made_again(self, kind: str) -> Block:
+        """A kind of tensor, made again; what comes by in between is let go."""
+        sizes = self.sizes
+        h = sizes.new(sizes.facts.model.width)
+        y, ranks = sizes.product("mlp_in" if kind == "inner" else "qkv")
+        del h, ranks
+        return y if kind == "inner" else sizes.new(sizes.part("qkv").outputs)
 
 
 def _enter(sizes: Sizes, tables: Tables | None) -> tuple[Block, Blocks]:
@@ -164,12 +205,13 @@ def _leave(sizes: Sizes) -> tuple[Block, Blocks]:
     return out, (n, rate, inner, *out_ranks, *in_ranks, *down_ranks)
 
 
-def _backward(sizes: Sizes, held: list[Blocks], inside: list[Value], mixed: Value, tables: Tables | None, *,
-              needs_x: bool) -> tuple[dict[str, Block], Block | None]:
+def _backward(sizes: Sizes, held: list[Blocks], inside: list[Value], mixed: Value, tables: Tables | None,
+              light: Light, *, needs_x: bool) -> tuple[dict[str, Block], Block | None]:
     """(the gradients of weights, that of x). `held` is let go from its end."""
     model = sizes.facts.model
     whole = not has_frozen_base(model)
     made: dict[str, Block] = {}
+    light.bring(light.left)
     dy = sizes.new(model.width)
     da, dranks = sizes.product_back("mlp_out")
     act, dinner = sizes.new(model.mlp_width), sizes.new(sizes.part("mlp_in").outputs)
@@ -187,7 +229,9 @@ def _backward(sizes: Sizes, held: list[Blocks], inside: list[Value], mixed: Valu
     held.pop()
     if not (needs_x or whole or sizes.ranks("qkv")):
         held.clear()
+        light.coming.clear()
         return made, None
+    light.bring(light.entered)
     sizes.tape.backward(mixed, dmixed)
     held.pop()
     dheads = [value.node.gradient for value in inside if isinstance(value.node, Leaf)]
@@ -204,6 +248,7 @@ def _backward(sizes: Sizes, held: list[Blocks], inside: list[Value], mixed: Valu
     made |= sizes.weight_gradients("qkv")
     del dy, dranks, dheads, dbetween, dmixed
     held.clear()
+    light.coming.clear()
     return made, dx
 
 

@@ -57,7 +57,7 @@ def replay(model: ModelFacts, workload: Workload, *, leaves_out: bool = True) ->
 
 
 def _run(model: ModelFacts, workload: Workload, memory: Memory, *, leaves_out: bool) -> None:
-    kinds, period = kinds_of(model, workload.checkpoint_every), max(1, workload.checkpoint_every)
+    kinds, period = kinds_of(model, workload.checkpoint_every, workload.saved_blocks), max(1, workload.checkpoint_every)
     units = units_of(kinds, period) if leaves_out else [Unit((kind,)) for kind in kinds]
     step = Step(StepFacts(model, workload), memory, units)
     for lengths in _passes(workload):

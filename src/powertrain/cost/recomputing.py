@@ -8,6 +8,7 @@ each product, nothing of that is saved, and the last thing is what the adapter's
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from powertrain.cost.gradients import adapter_dropout, has_frozen_base, linears, lowest_layer
@@ -33,6 +34,14 @@ def recomputed_of(model: ModelFacts, every: int, dtype: str) -> tuple[Recomputed
         return ()
     layers = (layer for layer in range(0, model.layers, every) if layer >= lowest_layer(model))
     return tuple(_of_layer(model, layer, dtype) for layer in layers)
+
+
+def made_again_flops(model: ModelFacts, tokens: int, saved: Mapping[str, str], blocks: int) -> float:
+    """FLOPs of what blocks written by hand do not keep (models/fused/saving.py) and make again: the products alone."""
+    again = {"inner": "mlp_in", "heads": "qkv"}
+    names = {again[kind] for kind, action in saved.items() if action == "recompute"}
+    blocks = min(blocks, model.layers - lowest_layer(model))
+    return 2.0 * blocks * tokens * sum(linear.weights for linear in linears(model) if linear.name in names)
 
 
 def _of_layer(model: ModelFacts, layer: int, dtype: str) -> Recomputed:

@@ -80,10 +80,10 @@ class Memory:
 class Block:
     """Bytes in one piece: a tensor's storage. Views share it. `is_viewed`: as a gradient it is another tensor's view."""
 
-    __slots__ = ("component", "is_viewed", "memory", "nbytes", "piece")
+    __slots__ = ("away", "component", "is_viewed", "memory", "nbytes", "piece")
 
     def __init__(self, memory: Memory, nbytes: int, component: str) -> None:
-        self.memory, self.nbytes, self.component, self.is_viewed = memory, nbytes, component, False
+        self.memory, self.nbytes, self.component, self.is_viewed, self.away = memory, nbytes, component, False, 0
         memory.take(nbytes, component)
         self.piece = None if memory.segments is None else memory.segments.take(nbytes)
 
@@ -91,6 +91,20 @@ class Block:
         self.memory.give(self.nbytes, self.component)
         if self.memory.segments is not None and self.piece is not None:
             self.memory.segments.give(self.piece)
+
+    def put_away(self) -> None:
+        """Its bytes are given back, whoever still refers to it."""
+        self.memory.give(self.nbytes, self.component)
+        if self.memory.segments is not None and self.piece is not None:
+            self.memory.segments.give(self.piece)
+        self.away, self.nbytes, self.piece = self.nbytes, 0, None
+
+    def bring_back(self) -> None:
+        """They are taken again, if they were put away."""
+        if self.away:
+            self.memory.take(self.away, self.component)
+            self.piece = None if self.memory.segments is None else self.memory.segments.take(self.away)
+            self.nbytes, self.away = self.away, 0
 
     def becomes(self, component: str) -> None:
         self.memory.give(self.nbytes, self.component)

@@ -91,14 +91,16 @@ class Step:
         return _noticed(tape, x, partial(self._begin_backward, replayed)) if leaves_out else x
 
     def _run_block(self, tape: Tape, kind: Kind, weights: Weights, x: Value, tables: Tables | None, shape: Shape) -> Value:
-        run = partial(self._plainly, tape, weights, tables, shape)
+        run = partial(self._plainly, tape, kind, weights, tables, shape)
         if not kind.is_checkpointed:
             return run(x)
         return tape.checkpoint(run, x, keeps=self.facts.workload.checkpoint_keeps_attention and not self.facts.model.dropout)
 
-    def _plainly(self, tape: Tape, weights: Weights, tables: Tables | None, shape: Shape, x: Value) -> Value:
-        run = run_fused_block if self.facts.workload.fused_blocks else run_block
-        return run(tape, self.facts, weights, x, tables, shape)
+    def _plainly(self, tape: Tape, kind: Kind, weights: Weights, tables: Tables | None, shape: Shape, x: Value) -> Value:
+        if not self.facts.workload.fused_blocks:
+            return run_block(tape, self.facts, weights, x, tables, shape)
+        saving = self.facts.workload.saved if kind.is_light else {}
+        return run_fused_block(tape, self.facts, weights, x, tables, shape, saving)
 
     def _begin_backward(self, replayed: Replayed) -> None:
         replayed.before = dict(self.memory.held)

@@ -28,6 +28,8 @@ class Workload:
     kernel: str = ""                         # of attention, by its name in models/attention.py; "" = see attention_kernel
     compiled: bool = False
     fused_blocks: bool = False               # they are run by functions written by hand, compiled
+    saved: Mapping[str, str] = field(default_factory=dict)       # of such blocks: kind of tensor -> "recompute" or "offload"
+    saved_blocks: int = 0                    # the lowest so many of those that have a backward pass
     trained_share: float = 1.0               # of the tokens: those that are targets
     base_dtype: str | None = None            # what frozen matrices of the blocks are held in; None = as their files have them
     whole_blocks: int = 0                    # of a 4-bit base, made whole in the products' type once

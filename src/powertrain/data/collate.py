@@ -48,15 +48,28 @@ def collate_padded(examples: Sequence[Example]) -> Batch:
 
 
 def collate_filled(examples: Sequence[Example], multiple: int) -> Batch:
-    """As `collate`, with a document of padding behind the others where T would not be a multiple of `multiple`.
+    """As `collate`, with documents of padding behind the others where T would not be a multiple of `multiple`.
 
-    For libraries that make their products ready for each size they meet: they then meet few.
+    For libraries that make their products ready for each size they meet: they then meet few. No document of padding is
+    longer than the longest real one, so that padding has no position that no token has, and costs no more attention.
     """
     missing = -sum(len(example.inputs) for example in examples) % multiple
     if not missing:
         return collate(examples)
-    filler = Example(np.full(missing, PAD, dtype=np.int64), np.full(missing, IGNORE, dtype=np.int64))
-    return replace(collate([*examples, filler]), padding_tokens=missing)
+    longest = max(len(example.inputs) for example in examples)
+    whole, rest = divmod(missing, longest)
+    fillers = [Example(np.full(length, PAD, dtype=np.int64), np.full(length, IGNORE, dtype=np.int64))
+               for length in (longest,) * whole + ((rest,) if rest else ())]
+    return replace(collate([*examples, *fillers]), padding_tokens=missing)
+
+
+def real_documents(batch: Batch) -> int:
+    """How many of a filled batch's documents are not padding."""
+    left, count = batch.padding_tokens, len(batch.lengths)
+    while left > 0:
+        count -= 1
+        left -= batch.lengths[count]
+    return count
 
 
 def _joined(parts: Sequence[npt.NDArray[np.int64]]) -> Tensor:

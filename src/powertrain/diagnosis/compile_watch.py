@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler
+
+COMPILE_IN = ("forward", "backward")         # the parts of a step, in which something may be compiled
 
 
 @dataclass(frozen=True)
@@ -42,26 +46,60 @@ class CompileWatch:
         self._found.append(Compilation(part, time.perf_counter() - self._began))
 
 
-def still_to_come_s(per_step: list[tuple[Compilation, ...]], steps_left: int, functions: int) -> float:
+def told_apart(steps: Sequence[Mapping[str, float]], compilations: Sequence[tuple[Compilation, ...]]
+               ) -> tuple[tuple[Mapping[str, float], ...], list[tuple[Compilation, ...]]]:
+    """Steps' parts without compiling, and the compilations with all that they took.
+
+    What torch calls compiling leaves out guards, the first call of a new graph and the garbage of making it. So where some
+    steps compiled nothing, a step that did takes as long without it as those.
+    """
+    usual = _usual([parts for parts, found in zip(steps, compilations, strict=True) if not found])
+    left, taken = [], []
+    for parts, found in zip(steps, compilations, strict=True):
+        rest = _without(parts, found)
+        if found:
+            rest |= {name: min(rest[name], usual.get(name, rest[name])) for name in COMPILE_IN}
+        told_s, whole_s = sum(one.seconds for one in found), sum(parts.values()) - sum(rest.values())
+        left.append(rest)
+        taken.append(tuple(replace(one, seconds=one.seconds * whole_s / told_s) for one in found) if told_s else found)
+    return tuple(left), taken
+
+
+def _usual(steps: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    return {name: statistics.median(parts[name] for parts in steps) for name in COMPILE_IN} if steps else {}
+
+
+def _without(parts: Mapping[str, float], compilations: Sequence[Compilation]) -> dict[str, float]:
+    left = dict(parts)
+    for one in compilations:
+        left[one.part] = max(0.0, left[one.part] - one.seconds)
+    return left
+
+
+def still_to_come_s(per_step: Sequence[tuple[Compilation, ...]], steps_left: int,
+                    before: Sequence[tuple[Compilation, ...]] = ()) -> float:
     """Seconds of compiling in the steps that are left, where it goes on as in the later half of those watched.
 
-    torch gives a function up, and runs it as it is, once it has compiled it for `recompile_limit` kinds of input.
+    `before`: what was compiled before those, one entry for the set-up and one for each step.
     """
     lately = per_step[len(per_step) // 2:]
     if not any(lately):
         return 0.0
-    every = [one for step in per_step for one in step]
+    every = [one for step in (*before, *per_step) for one in step]
     rate = sum(map(len, lately)) / len(lately)
-    return min(rate * steps_left, float(most_compilations(functions) - len(every))) * _mean_s(every)
+    left = max(0, most_compilations([*before, *per_step]) - len(every))
+    return min(rate * steps_left, float(left)) * _mean_s([one for step in per_step for one in step])
 
 
-def most_compilations(functions: int) -> int:
-    """That torch makes of so many functions before it gives them up, forward and backward."""
+def most_compilations(per_step: Sequence[tuple[Compilation, ...]]) -> int:
+    """That torch makes of what is compiled here: it gives a function up, and runs it as it is, once it has compiled it for
+    `recompile_limit` kinds of input. As many functions are compiled as were at once, when they met one input."""
     import torch._dynamo.config
 
     limit: Any = torch._dynamo.config.recompile_limit
-    return 2 * int(limit) * max(1, functions)
+    by_part = [max((sum(one.part == part for one in step) for step in per_step), default=0) for part in ("forward", "backward")]
+    return int(limit) * sum(by_part)
 
 
-def _mean_s(compilations: list[Compilation]) -> float:
+def _mean_s(compilations: Sequence[Compilation]) -> float:
     return sum(one.seconds for one in compilations) / len(compilations)

@@ -21,7 +21,9 @@ from powertrain.diagnosis.verdict import Cause, causes
 from powertrain.recipe import Resolved
 from powertrain.records import RunFailed, WrongUse
 from powertrain.records.findings import SEVERITIES, Finding, Severity
+from powertrain.run.out_of_memory import is_out_of_memory, said_by
 from powertrain.run.prepare import Prepared, prepare
+from powertrain.techniques.base import NotApplied
 
 Say = Callable[[str], None]
 PROBE_SHARE = 0.35           # of the time that is given; the rest is for trying cures
@@ -78,8 +80,10 @@ def diagnose(words: Sequence[str], prepared: Prepared, refused: Mapping[str, str
     say("watching the first steps of the run")
     try:
         probed = probe(prepared, PROBE_SHARE * budget_s)
-    except (RunFailed, WrongUse, MemoryError) as error:
-        return Diagnosis(environment, check(prepared, machine, refused), failed=str(error))
+    except Exception as error:
+        if (failed := why_it_fails(error)) is None:
+            raise
+        return Diagnosis(environment, check(prepared, machine, refused), failed=failed)
     words = (*words, *(f"techniques.{name}=off" for name in refused))
     probed = with_trials(words, prepared, probed, cache=cache, deadline=began + budget_s, say=say, preload=preload)
     expected = forecast(probed.observed, start_s=probed.start_s + probed.first_steps_s, last_s=probed.last_s,
@@ -95,6 +99,15 @@ def with_trials(words: Sequence[str], prepared: Prepared, probed: Probed, *, cac
     start_s = probed.start_s + probed.first_steps_s
     tried = try_remedies(words, observed, remedies, cache=cache, deadline=deadline, start_s=start_s, say=say, preload=preload)
     return replace(probed, observed=replace(observed, remedies=tried))
+
+
+def why_it_fails(error: Exception) -> str | None:
+    """What keeps the run from starting, in words; None for a fault of ours."""
+    if isinstance(error, (RunFailed, WrongUse)):
+        return str(error)
+    if isinstance(error, NotApplied):
+        return f"{error}; the plan asked for it, so nothing would be trained. Pin it off to go without"
+    return f"out of memory ({said_by(error)})" if is_out_of_memory(error) else None
 
 
 def severity_of(cause: Cause) -> Severity:

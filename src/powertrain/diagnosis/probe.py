@@ -15,7 +15,7 @@ import torch
 
 from powertrain import planner
 from powertrain.cost.workload import Workload
-from powertrain.diagnosis.compile_watch import Compilation, CompileWatch, still_to_come_s
+from powertrain.diagnosis.compile_watch import Compilation, CompileWatch, still_to_come_s, told_apart
 from powertrain.diagnosis.machine_watch import MachineWatch, Meanwhile
 from powertrain.diagnosis.observed import Observed
 from powertrain.diagnosis.pauses import Pauses, watch_pauses
@@ -56,6 +56,7 @@ class Watched:
     parts: tuple[Mapping[str, float], ...]   # seconds of each, without compiling
     compilations: list[tuple[Compilation, ...]]
     first_s: float                           # of those before
+    compiled_first: tuple[Compilation, ...]  # in those before
     pass_s: float | None                     # that a pass takes however small it is
     meanwhile: Meanwhile
 
@@ -65,21 +66,21 @@ class Watched:
 
 
 def probe(prepared: Prepared, seconds: float) -> Probed:
-    """Watch the run's first steps for about so many seconds, building not counted.
+    """Watch the run's first steps for about so many seconds, building and what comes first not counted.
 
     Raises RunFailed where a step's loss is not finite, and whatever a run raises that cannot start.
     """
     began = time.perf_counter()
     with CompileWatch() as compiling:
         setup = build_setup(prepared)
-        functions = sum(one.part == "forward" for one in compiling.take())
+        at_setup = compiling.take()
         state = new_state(setup, prepared.recipe.weight_decay)
         gc.collect()
         gc.freeze()                          # as a run does
         start_s = time.perf_counter() - began
         watched = _watch(prepared, setup, state, compiling, seconds)
     pauses = watch_pauses(prepared, setup, state, statistics.median(watched.step_s))
-    observed = _observed(prepared, setup, watched, pauses, functions)
+    observed = _observed(prepared, setup, watched, pauses, at_setup)
     meanwhile = watched.meanwhile
     watts = None if meanwhile.energy_j is None else meanwhile.energy_j / meanwhile.wall_s
     return Probed(observed, start_s, max(0.0, watched.first_s - UNWATCHED * statistics.median(watched.step_s)),
@@ -94,24 +95,23 @@ def _watch(prepared: Prepared, setup: Setup, state: State, compiling: CompileWat
     for _ in range(unwatched):
         next(steps)
     wait_for(setup.device)
-    first_s = time.perf_counter() - began
-    compiling.take()
-    results, compilations = [], []
+    first_s, compiled_first = time.perf_counter() - began, compiling.take()
+    results, compilations = list[StepResult](), list[tuple[Compilation, ...]]()
     with MachineWatch() as machine:
         for result in steps:
             results.append(result)
             compilations.append(compiling.take())
             if len(results) % WAIT_EVERY == 0:
                 wait_for(setup.device)
-            late = time.perf_counter() - began > seconds and len(results) >= LEAST_STEPS
+            late = time.perf_counter() - began - first_s > seconds and len(results) >= LEAST_STEPS
             if len(results) == STEPS or late:
                 break
         wait_for(setup.device)
     steps.close()  # type: ignore[attr-defined]
     if not results:
-        raise WrongUse(f"the run has {total} steps, and there is nothing to see in so few; use max_steps={LEAST_STEPS} or more")
-    parts = tuple(_without(result.laps.parts(), found) for result, found in zip(results, compilations, strict=True))
-    return Watched(tuple(results), parts, compilations, first_s, pass_seconds(setup), machine.seen)
+        raise WrongUse(f"the run has {total} step, and there is nothing to see in so few; use max_steps={LEAST_STEPS} or more")
+    parts, compilations = told_apart([result.laps.parts() for result in results], compilations)
+    return Watched(tuple(results), parts, compilations, first_s, compiled_first, pass_seconds(setup), machine.seen)
 
 
 def pass_seconds(setup: Setup) -> float | None:
@@ -140,15 +140,8 @@ def _pass_s(setup: Setup, batch: Batch) -> float:
     return taken_s
 
 
-def _without(parts: Mapping[str, float], compilations: Sequence[Compilation]) -> Mapping[str, float]:
-    """The parts of a step less the time that compiling took in them."""
-    left = dict(parts)
-    for one in compilations:
-        left[one.part] = max(0.0, left[one.part] - one.seconds)
-    return left
-
-
-def _observed(prepared: Prepared, setup: Setup, watched: Watched, pauses: Pauses, functions: int) -> Observed:
+def _observed(prepared: Prepared, setup: Setup, watched: Watched, pauses: Pauses,
+              at_setup: tuple[Compilation, ...]) -> Observed:
     hardware, steps = prepared.facts.hardware, prepared.total_steps
     if prepared.recipe.train_time_s is not None:             # a run of a given time gets its steps by such a probe, too
         steps = max(1, round(prepared.recipe.train_time_s / statistics.median(watched.step_s)))
@@ -157,7 +150,7 @@ def _observed(prepared: Prepared, setup: Setup, watched: Watched, pauses: Pauses
     throttled_share, throttled_by = seen.throttled(hardware.cores) if on_cpu else (0.0, "")
     count, compiled = len(watched.results), [one for step in watched.compilations for one in step]
     recompile_s = sum(one.seconds for one in compiled)
-    recompile_s += still_to_come_s(watched.compilations, steps - count, functions)
+    recompile_s += still_to_come_s(watched.compilations, steps - count, (at_setup, watched.compiled_first))
     return Observed(
         step_s=watched.step_s, steps=steps,
         parts={part: statistics.mean(parts[part] for parts in watched.parts) for part in watched.parts[0]},

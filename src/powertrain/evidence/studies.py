@@ -10,6 +10,7 @@ each arm's plan. Nothing is written over, and no path of this machine is written
   bench       tables, assertions                                (evidence/bench.py)
   speed       rows: expected and measured seconds of a step
   memory      rows: predicted and measured bytes by component
+  diagnosis   cases: planted cause, verdict, predicted and measured gain of the cure (benchmarks/crippled.py)
   comparison  nothing
 """
 
@@ -28,7 +29,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from powertrain.records import Facts, WrongUse, to_plain
+from powertrain.records import Facts, Hardware, Software, WrongUse, to_plain
 from powertrain.records.evidence import Arm, ArmRun, Comparison, Interval, Parity, Study, Window
 
 STUDIES = Path("studies")
@@ -58,12 +59,16 @@ def new_folder(what: str, named: str | None = None) -> Path:
 
 def describe(facts: Facts) -> dict[str, Any]:
     """What Study says of the circumstances: date, command, commit, machine, versions."""
-    return {"date": f"{datetime.date.today()}", "command": command(), "commit": commit(), "machine": machine(facts),
-            "versions": dict(facts.software.versions)}
+    return circumstances(facts.hardware, facts.software)
 
 
-def machine(facts: Facts) -> dict[str, Any]:
-    hardware = facts.hardware
+def circumstances(hardware: Hardware, software: Software) -> dict[str, Any]:
+    """The same, for what is measured without a model."""
+    return {"date": f"{datetime.date.today()}", "command": command(), "commit": commit(), "machine": machine(hardware),
+            "versions": dict(software.versions)}
+
+
+def machine(hardware: Hardware) -> dict[str, Any]:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {"name": hardware.name, "device": hardware.device, "cores": hardware.cores,
             "memory_bytes": hardware.memory_bytes, "fingerprint": hardware.fingerprint, "load": load}

@@ -158,6 +158,8 @@ class Decoder(Model):
         The two matrices that write to the residual stream are smaller by sqrt(2 layers), so that its variance does not
         grow with depth. Source: Radford et al. 2019 (GPT-2), section 2.3.
         """
+        if self.embedding.weight.is_meta:
+            return                           # weights are to be loaded, and to draw none takes seconds
         residual = INITIAL_DEVIATION / math.sqrt(2 * self.config.layers)
         for name, parameter in self.named_parameters():
             if parameter.dim() >= 2:

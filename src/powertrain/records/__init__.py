@@ -245,6 +245,14 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """What of a batch differs from pass to pass, as tensors of a constant shape: for passes that are recorded and replayed."""
+
+    ends: Tensor                             # (D + 1,) int32: 0 and where each document ends; then empty ones, which end at T
+    rows: Tensor                             # (R,) int64, each token once: those that have a target, then others
+
+
+@dataclass(frozen=True)
 class Batch:
     """One forward pass: documents laid end to end. T = the sum of `lengths`.
 
@@ -261,6 +269,7 @@ class Batch:
     padding_tokens: int = 0                  # of T: behind the documents' ends, to make them equally long
     source: Source | None = None             # encoder-decoders: then `tokens` are what the decoder reads
     segments: Tensor | None = None           # (T,) int64: 0 in a pair's first text, 1 in its second (BERT)
+    layout: Layout | None = None             # where passes are replayed, and this one has the shape for it
 
     @property
     def real_tokens(self) -> int:
@@ -272,6 +281,9 @@ class Batch:
                                  if getattr(self, name) is not None}
         if self.source is not None:
             moved["source"] = Source(self.source.tokens.to(device, non_blocking=non_blocking), self.source.lengths)
+        if self.layout is not None:
+            moved["layout"] = Layout(*(part.to(device, non_blocking=non_blocking)
+                                       for part in (self.layout.ends, self.layout.rows)))
         return dataclasses.replace(self, **moved)
 
 

@@ -98,7 +98,7 @@ class Study:
     """One measurement, as `studies/<date>_<what>/evidence.json` holds it; facts.json lies beside it."""
 
     name: str                                # of the folder
-    kind: str                                # "ablation", "tuning", "comparison", "claims", "bench", "speed"
+    kind: str                                # "ablation", "tuning", "comparison", "claims", "bench", "speed", "diagnosis"
     what: str                                # one sentence
     date: str                                # 2026-11-21
     command: str                             # that makes it again

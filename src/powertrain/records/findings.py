@@ -39,6 +39,11 @@ class Expected:
     speed: tuple[float, float] | None = None     # times as fast, low..high; None where it is not about speed or is unknown
 
 
+# of findings that no figure can be given for, and of those whose cure changes no speed
+UNMEASURED = Expected("no figure: it was not measured here, and no formula gives it", "none")
+NO_SPEED = Expected("not about speed", "none")
+
+
 @dataclass(frozen=True)
 class Risk:
     """What the cure may cost, as document 002 asks it."""

@@ -5,34 +5,55 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from powertrain.records.findings import SEVERITIES, Audit, Finding
+from powertrain.records.findings import NO_SPEED, SEVERITIES, UNMEASURED, Audit, Evidence, Finding
 
 MARKS = {"critical": "CRITICAL", "moderate": "MODERATE", "low": "LOW", "good": "GOOD"}
 PHASES = {"low": "Now: small changes that break nothing", "medium": "Next: changes to test on a short run",
           "high": "Later: changes that need work"}
+LONGEST = 110                # characters of evidence; a call over twenty lines is found by its line
 
 
 def terminal_rows(audit: Audit) -> Iterator[tuple[str, str]]:
     """(severity, text) for each line of a terminal's report."""
     yield "Audit", f"{audit.subject} ({audit.kind})"
-    yield from audit.environment.items()
-    yield "Found", counted(audit)
+    yield from ((name.capitalize(), value) for name, value in audit.environment.items())
+    yield "Found", counted(audit.findings)
     for number, finding in enumerate(audit.findings, 1):
+        yield "", ""
         yield MARKS[finding.severity], f"{number}. {finding.title} [{finding.rule}]"
         yield "", finding.why
-        for evidence in finding.evidence:
-            yield "", f"  {evidence.place}: {evidence.what}" if evidence.place is not None else f"  {evidence.what}"
+        yield from (("", f"  {where}") for where in places(finding))
         if finding.severity != "good":
             yield "", f"-> {finding.cure.says}" + (" (patch)" if finding.cure.edits else "")
+        if finding.severity != "good" and says_something(finding):
             yield "", f"   expected: {expected(finding)}"
-    for line in audit.undetermined:
-        yield "Not read", line
+    if audit.undetermined:
+        yield "", ""
+    yield from (("Not read", line) for line in audit.undetermined)
 
 
-def counted(audit: Audit) -> str:
+def counted(findings: tuple[Finding, ...]) -> str:
     """"2 critical, 1 low, 3 good"."""
-    counts = [(sum(finding.severity == severity for finding in audit.findings), severity) for severity in SEVERITIES]
-    return ", ".join(f"{count} {severity}" for count, severity in counts if count) or "nothing"
+    counts = [(sum(finding.severity == severity for finding in findings), severity) for severity in SEVERITIES]
+    return ", ".join(f"{count} {severity}" for count, severity in counts if count) or "nothing to change"
+
+
+def places(finding: Finding) -> Iterator[str]:
+    """Each piece of evidence with its line; an argument of a call that is evidence itself adds nothing."""
+    for number, evidence in enumerate(finding.evidence):
+        before = finding.evidence[:number]
+        if not any(evidence.place == other.place and evidence.what in other.what for other in before):
+            yield f"{evidence.place}: {shortened(evidence)}" if evidence.place is not None else shortened(evidence)
+
+
+def shortened(evidence: Evidence) -> str:
+    text = " ".join(evidence.what.split())
+    return text if len(text) <= LONGEST else f"{text[:LONGEST - 4]} ..."
+
+
+def says_something(finding: Finding) -> bool:
+    """Whether anything is known of the cure's effect."""
+    return finding.expected not in (UNMEASURED, NO_SPEED)
 
 
 def expected(finding: Finding) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from powertrain.records.timeline import quantile
@@ -104,6 +105,21 @@ def comparison(study: Study) -> Findings:
     return Findings(verdict, "bad" if "harmful" in verdicts or "invalid" in verdicts else "good", numbers, (), (
         Section("Speed", (intervals(study, found, "comparisons", verdict.rstrip(".")), paired_windows(study, found))),
         Section("The same losses", (loss_difference(found),))))
+
+
+def peers(study: Study) -> Findings:
+    """Ours against other trainers, and where the time of our step goes."""
+    findings, plain = study["findings"], comparison(study)
+    step_s = sum(findings["profile"].values())
+    parts = sorted(findings["profile"].items(), key=lambda part: -part[1])
+    share = Number(f"{findings['products_share']:.0%}", "of the measured GEMM limit", "exact FLOPs of our arm, per second")
+    apart = Table(("peer", "steps", "first step", "mean", "mean of the distances", "largest"), tuple(
+        (one["peer"], one["steps"], one["first"], one["mean"], one["mean_absolute"], one["largest"])
+        for one in findings["losses"]), "Our loss less the peer's, step by step")
+    return replace(plain, numbers=(*plain.numbers, share), sections=(
+        *plain.sections, Section("How far apart", (apart,)), Section("Where our step's time goes", (Table(
+            ("class of work", "ms", "share"),
+            tuple((name, 1e3 * seconds, f"{seconds / step_s:.0%}") for name, seconds in parts)),))))
 
 
 def bench(study: Study) -> Findings:

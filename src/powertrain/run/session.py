@@ -185,7 +185,8 @@ def _run(session: Session, interrupt: Interrupt) -> int:
                      seconds=time.perf_counter() - began)
         raise
     session.emit("end", durable=True, reason=reason, step=session.state.step, seconds=time.perf_counter() - began,
-                 clipped_steps=int(session.state.clipped_steps), peak_memory_bytes=peak_memory_bytes(session.setup.device))
+                 clipped_steps=int(session.state.clipped_steps), passes=getattr(session.setup.run_pass, "counts", {}),
+                 peak_memory_bytes=peak_memory_bytes(session.setup.device))
     return DONE if stopped_by is None else STOPPED_AND_SAVED
 
 

@@ -6,6 +6,7 @@ from powertrain.techniques.attention_kernel import AttentionKernel
 from powertrain.techniques.base import Technique
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
+from powertrain.techniques.cuda_graph import CudaGraph
 from powertrain.techniques.dequantised_cache import DequantisedCache
 from powertrain.techniques.eight_bit_adamw import EightBitAdamW
 from powertrain.techniques.flat_parameters import FlatParameters
@@ -22,14 +23,14 @@ from powertrain.techniques.loader import Loader
 from powertrain.techniques.micro_batch import MicroBatch
 from powertrain.techniques.packing import Packing
 from powertrain.techniques.paged_adamw import PagedAdamW
+from powertrain.techniques.saved_activations import SavedActivations
 from powertrain.techniques.tf32 import Tf32
 from powertrain.techniques.threads import Threads
 from powertrain.techniques.torch_compile import TorchCompile
 
 CATALOGUE: tuple[type[Technique], ...] = (
-    Threads, Allocator, Bf16, Fp16, Tf32, FourBitBase,
-    Int8Base, Fp8Base, DequantisedCache, FrozenBase, FusedAdamW, EightBitAdamW, PagedAdamW, FlatParameters,
-    AttentionKernel,    ChunkedCrossEntropy, Packing, MicroBatch, LengthGrouping, FusedBlocks,
-    FrozenBackward, TorchCompile, ActivationCheckpointing, Loader)
+    Threads, Allocator, Bf16, Fp16, Tf32, FourBitBase, Int8Base, Fp8Base, DequantisedCache, FrozenBase, FusedAdamW,
+    EightBitAdamW, PagedAdamW, FlatParameters, AttentionKernel, ChunkedCrossEntropy, Packing, MicroBatch, LengthGrouping,
+    FusedBlocks, SavedActivations, FrozenBackward, TorchCompile, ActivationCheckpointing, CudaGraph, Loader)
 
 __all__ = ["CATALOGUE", "Technique"]

@@ -75,6 +75,9 @@ class ActivationCheckpointing(Technique):
     def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
         if facts.model.provider != "native":
             return cls.refuse(f"the model is computed by {facts.model.provider}, whose blocks are not ours to run twice")
+        if recipe.techniques.get("fused_blocks", "off") != "off":
+            return cls.refuse("the recipe asks for fused_blocks, in which it would compute nothing again; saved_activations "
+                              "decides what those keep")
         room_bytes, tokens = int(ROOM * facts.hardware.free_memory_bytes), longest_example(facts.data)
         plain = Workload(facts.data.train_batch_size, tokens, micro_batch=1)
         needed_bytes = sum(peak_memory(facts.model, plain).values())

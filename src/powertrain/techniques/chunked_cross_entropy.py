@@ -94,47 +94,62 @@ class ChunkedCrossEntropy(Technique):
 
     def loss(self, model: Model, hidden: Tensor, targets: Tensor) -> Tensor:
         """() fp32 cross-entropy in nats, summed over the targets that are not IGNORE."""
+        return self._loss(model, hidden, targets, skips=True)
+
+    def loss_of_all(self, model: Model, hidden: Tensor, targets: Tensor) -> Tensor:
+        """The same with every row sent to the head, so that no shape depends on the targets."""
+        return self._loss(model, hidden, targets, skips=False)
+
+    def _loss(self, model: Model, hidden: Tensor, targets: Tensor, *, skips: bool) -> Tensor:
         assert isinstance(model, Decoder)                # no other model has a head of its own; see propose
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         weight = model.head_weight                       # (V, width), in the dtype that it is stored in
         if not torch.is_grad_enabled():                  # a Function would still be asked for the gradients of weights
             hidden, weight = hidden.detach(), weight.detach()
-        loss: Tensor = _ChunkedLoss.apply(hidden, weight, targets, self.rows, dtype)  # type: ignore[no-untyped-call]
+        loss: Tensor = _ChunkedLoss.apply(hidden, weight, targets, self.rows, dtype, skips)  # type: ignore[no-untyped-call]
         return loss
 
 
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype,
+                skips: bool) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            return _forward(ctx, hidden, weight, targets, rows, dtype)
+            return _forward(ctx, hidden, weight, targets, rows, dtype, skips)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         (scale,) = gradients
         hidden_gradient, weight_gradient = ctx.saved_tensors
         ctx.maybe_clear_saved_tensors()
         return (None if hidden_gradient is None else hidden_gradient * scale.to(hidden_gradient.dtype),
-                None if weight_gradient is None else weight_gradient.mul_(scale), None, None, None)
+                None if weight_gradient is None else weight_gradient.mul_(scale), None, None, None, None)
 
 
-def _forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+def _forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype,
+             skips: bool) -> Tensor:
     wants_hidden, wants_weight = ctx.needs_input_grad[:2]
     head = weight.to(dtype)                              # (V, width)
     hidden_gradient = torch.zeros_like(hidden) if wants_hidden else None
     weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
     total = torch.zeros((), device=hidden.device)
-    trained = torch.arange(len(targets), device=targets.device)[targets != IGNORE]
+    counts = targets != IGNORE
+    trained = torch.arange(len(targets), device=targets.device)
+    if skips:
+        trained = trained[counts]
     for chunk in torch.split(trained, rows):
-        x, target = hidden[chunk].to(dtype), targets[chunk]
+        x, target = hidden[chunk].to(dtype), targets[chunk].clamp(min=0)
         logits = (x @ head.T).float()                    # (rows, V)
         normaliser = logits.logsumexp(-1, keepdim=True)  # (rows, 1)
-        total += (normaliser.squeeze(1) - logits.gather(1, target[:, None]).squeeze(1)).sum()
+        losses = normaliser.squeeze(1) - logits.gather(1, target[:, None]).squeeze(1)
+        total += (losses if skips else losses * counts[chunk]).sum()
         if not (wants_hidden or wants_weight):
             continue
         gradient = logits.sub_(normaliser).exp_()        # softmax
         gradient[torch.arange(len(target), device=target.device), target] -= 1
+        if not skips:
+            gradient *= counts[chunk][:, None]
         small = gradient.to(dtype)
         if hidden_gradient is not None:
             hidden_gradient[chunk] = (small @ head).to(hidden.dtype)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from powertrain.cost.compiling import bargain
+from powertrain.cost.compiling import PASS_TOKENS, bargain
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.passes import longest_example
 from powertrain.cost.workload import Workload
@@ -18,15 +19,22 @@ if TYPE_CHECKING:
     from powertrain.models.attention import Attention
     from powertrain.models.decoder import Block, Rotary
     from powertrain.models.fused.block import HandWritten
+    from powertrain.models.fused.parts import Parts
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 COMPILE_S = {"cpu": 15.0, "cuda": 30.0}      # guess: four functions, nothing cached
 GAIN = {"cpu": (0.83, 0.97), "cuda": (0.6, 0.95)}
 BASIS = {"cpu": "study: 2026-11-21_fused-blocks-docstrings", "cuda": "guess: not measured yet"}
+DROPPING_GAIN = (0.74, 0.88)
+DROPPING_STUDY = "2026-11-21_fused-blocks-char-dropout"          # on a CPU
 COMPILED_STUDY = "2026-11-21_fused-or-compiled-default"          # blocks of one length
+SMALL_STUDY = "2026-11-21_fused-blocks-char-cpu"
+CALLS_S = 4 * 140e-6         # of a block's pass, in torch's checks before compiled code, as profiled on two cores
+LARGEST_CALLS_SHARE = 0.1    # of the time that the block's products take; at 0.25 a small model was slower (SMALL_STUDY)
 ROOM = 0.8                                   # share of the free memory that a plan may count on
 NEEDED = {"cpu": ("c++ compiler", "python headers"), "cuda": ("triton",)}
+KERNELS = ("compiled", "triton")             # no study has chosen the second yet: it is for pins
 NOT_BY_HAND = {"magnitude": "DoRA", "log_sigma": "LS-LoRA"}      # adapters, by a weight that only they have
 
 
@@ -50,12 +58,18 @@ class FusedBlocks(Technique):
     over the batch, for any number of tokens. The products are those of before, in the same precision.
     """
 
+    kernels: str = "compiled"                # what does the elementwise work: torch's compiler, or "triton"
+
     name = "fused_blocks"
     exactness = Exactness.ROUNDING
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "attention", "elementwise"})
     slot = "blocks"
     source = "performance.md sections 2.5, 3.2 and 8; regions compiled by Inductor (Ansel et al. 2024, ASPLOS)"
+
+    def __post_init__(self) -> None:
+        if self.kernels not in KERNELS:
+            raise ValueError(f"techniques.fused_blocks.kernels={self.kernels!r} is none of {', '.join(KERNELS)}")
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
@@ -68,9 +82,14 @@ class FusedBlocks(Technique):
             return cls.refuse("with dropout of their own each adapter reads another input, and products cannot be shared")
         if recipe.techniques.get("activation_checkpointing", "off") != "off":
             return cls.refuse("the recipe asks for activation_checkpointing, which computes again what this keeps")
-        if facts.data.kind == "blocks":
+        if (why := _no_triton(facts, recipe.techniques.get(cls.name))) is not None:
+            return cls.refuse(why)
+        drops = device == "cpu" and model.dropout > 0            # which whole compiled blocks do badly
+        if facts.data.kind == "blocks" and not drops:
             return cls.refuse("passes of equal lengths can have whole blocks compiled for them, which was faster "
                               f"(study: {COMPILED_STUDY})", possible=cls())
+        if (small := _too_small(facts)) is not None:
+            return cls.refuse(small, possible=cls())
         if (short := _short_of_memory(facts)) is not None:
             return cls.refuse(short, possible=cls())
         if device not in NEEDED:
@@ -78,11 +97,12 @@ class FusedBlocks(Technique):
         for part in NEEDED[device]:
             if part in missing:
                 return cls.refuse(f"compiling needs the part {part!r}, which is {missing[part]}")
-        found = bargain(facts, GAIN[device], COMPILE_S[device], train_time_s=recipe.train_time_s, max_steps=recipe.max_steps,
+        gain, basis = (DROPPING_GAIN, f"study: {DROPPING_STUDY}") if drops else (GAIN[device], BASIS[device])
+        found = bargain(facts, gain, COMPILE_S[device], train_time_s=recipe.train_time_s, max_steps=recipe.max_steps,
                         epochs=recipe.num_train_epochs)
         if not found.pays:
             return cls.refuse(found.shown, possible=cls())
-        return Proposal(cls(), because=found.shown, claim=Effect(GAIN[device], 0, basis=BASIS[device]))
+        return Proposal(cls(), because=found.shown, claim=Effect(gain, 0, basis=basis))
 
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, fused_blocks=True)
@@ -95,12 +115,13 @@ class FusedBlocks(Technique):
         from powertrain.models.fused.weights import Weights
 
         assert isinstance(setup.model, Decoder)
-        functions = Functions.of(Parts(setup.model.config), CompiledPart)
+        functions = Functions.of(Parts(setup.model.config), CompiledPart) if self.kernels == "compiled" else \
+            Functions.of(_triton_parts(setup))
         blocks = [block for block in setup.model.blocks if isinstance(block, Block)]
         return replace(setup, run_block=ByHand(tuple(HandWritten(Weights(block), functions) for block in blocks)))
 
     def confirm(self, setup: Setup) -> None:
-        """One forward and backward pass of the first micro-batch, which compiles; every block that trains has to be in it."""
+        """One forward and backward pass of a few tokens, which compiles; every block that trains has to be in it."""
         found = setup.run_block
         while not isinstance(found, ByHand) and hasattr(found, "inner"):
             if getattr(found, "recomputes", False):
@@ -109,7 +130,12 @@ class FusedBlocks(Technique):
             found = found.inner
         if not isinstance(found, ByHand):
             raise NotApplied(f"fused_blocks: blocks are run by {setup.run_block!r}")
-        loss = setup.batch_loss(setup.prepare(0)[0].to(setup.device))
+        from powertrain.models.decoder import Decoder
+        from powertrain.models.fused.compiled import tokens_to_divide
+
+        assert isinstance(setup.model, Decoder)
+        few = setup.few_tokens(tokens_to_divide(setup.model.config.width))
+        loss = setup.batch_loss(few.to(setup.device))
         recorded = _blocks_recorded(loss)
         loss.backward()  # type: ignore[no-untyped-call]
         setup.model.zero_grad(set_to_none=True)
@@ -117,8 +143,32 @@ class FusedBlocks(Technique):
         if recorded < len(training):
             raise NotApplied(f"fused_blocks: {recorded} of {len(training)} blocks that train are recorded as one function")
         parts = (found.blocks[0].functions.leave, found.blocks[0].functions.leave_back)
-        if not all(getattr(part, "is_compiled", False) for part in parts):
+        if self.kernels == "triton":
+            if any(type(getattr(part, "__self__", None)).__name__ != "TritonParts" for part in parts):
+                raise NotApplied(f"fused_blocks: the elementwise work is done by {parts[0]!r}, and not by Triton's kernels")
+        elif not all(getattr(part, "is_compiled", False) for part in parts):
             raise NotApplied("fused_blocks: nothing was compiled; torch fell back to running the parts as they are")
+
+
+def _no_triton(facts: Facts, pin: object) -> str | None:
+    """Why kernels of Triton, where the recipe asks for them, cannot run here."""
+    if not isinstance(pin, Mapping) or pin.get("kernels") != "triton":
+        return None
+    if facts.hardware.device != "cuda":
+        return f"Triton's kernels run on a GPU, and this run computes on {facts.hardware.device!r}; leave kernels at compiled"
+    missing = facts.software.missing.get("triton")
+    return None if missing is None else f"kernels of Triton need the part 'triton', which is {missing}"
+
+
+def _triton_parts(setup: Setup) -> Parts:
+    try:
+        from powertrain.models.fused.triton_parts import TritonParts
+    except ImportError as error:
+        raise NotApplied(f"fused_blocks: kernels of Triton cannot be had here ({error}); leave kernels at compiled") from error
+    from powertrain.models.decoder import Decoder
+
+    assert isinstance(setup.model, Decoder)
+    return TritonParts(setup.model.config)
 
 
 def _blocks_recorded(loss: Tensor) -> int:
@@ -137,6 +187,19 @@ def _blocks_recorded(loss: Tensor) -> int:
 def _not_by_hand(model: ModelFacts) -> str | None:
     """The kind of the model's adapters, where it is one that has no hand-written backward pass."""
     return next((kind for name, kind in NOT_BY_HAND.items() if any(shape.endswith(f".{name}") for shape in model.shapes)), None)
+
+
+def _too_small(facts: Facts) -> str | None:
+    """Why calling compiled code costs more than it saves; None where it does not, or nothing is measured."""
+    model, data, peaks = facts.model, facts.data, facts.hardware.peak_flops_per_s
+    tokens = min(PASS_TOKENS, data.block * data.train_batch_size)
+    if facts.hardware.device != "cpu" or not peaks:
+        return None
+    products_s = 6 * model.matmul_parameters / model.layers * tokens / max(peaks.values())
+    if LARGEST_CALLS_SHARE * products_s >= CALLS_S:
+        return None
+    return (f"a block's products take {1e3 * products_s:.1f} ms a pass, of which calling compiled code would take another "
+            f"{CALLS_S / products_s:.0%} (study: {SMALL_STUDY})")
 
 
 def _short_of_memory(facts: Facts) -> str | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from powertrain.records import Batch, Effect, Facts, Proposal, Refusal
+from powertrain.records import Batch, Effect, Facts, Layout, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 from powertrain.training.setup import MicroBatches, Prepare
 
@@ -94,6 +94,7 @@ class Loader(Technique):
 def _pinned(batch: Batch) -> Batch:
     """The batch in memory that a GPU can read by itself."""
     source = batch.source and replace(batch.source, tokens=batch.source.tokens.pin_memory())
+    layout = batch.layout and Layout(batch.layout.ends.pin_memory(), batch.layout.rows.pin_memory())
     return replace(batch, tokens=batch.tokens.pin_memory(), targets=batch.targets.pin_memory(),
-                   positions=batch.positions.pin_memory(), source=source,
+                   positions=batch.positions.pin_memory(), source=source, layout=layout,
                    segments=None if batch.segments is None else batch.segments.pin_memory())

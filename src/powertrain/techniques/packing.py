@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from powertrain.cost.padding import padding_share
 from powertrain.cost.passes import can_pack, fitting_tokens, longest_example, wanted_tokens
-from powertrain.data.collate import collate_filled
+from powertrain.data.collate import collate_filled, real_documents
 from powertrain.data.example import Example
 from powertrain.data.packing import pack
 from powertrain.records import Batch, Effect, Facts, ModelFacts, Proposal, Refusal
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
+ROOMY = 1.1                  # of a step's mean tokens: what passes of one size have room for
 LEAST_TOKENS = 64            # of a pass, however little memory there is: less is all overhead
 CPU_MULTIPLE = 256           # oneDNN makes a product ready for each size it meets, and keeps a thousand of them; see CPU_STUDY
 CPU_STUDY = "2026-11-21_cpu-packing-multiple"
@@ -62,7 +64,10 @@ class Packing(Technique):
         share = padding_share(data.length_quantiles, data.train_batch_size) if data.length_quantiles else 0.0
         multiple = CPU_MULTIPLE if hardware.device == "cpu" and tokens >= CPU_MULTIPLE else 1
         tokens -= tokens % multiple
-        filled = f", filled up to multiples of {multiple}: sizes repeat (study: {CPU_STUDY})" if multiple > 1 else ""
+        if recipe.techniques.get("cuda_graph", "off") != "off":
+            tokens = multiple = _constant_tokens(step_tokens, tokens, longest_example(data))
+        filled = ", each filled up to that: a recorded pass has one shape" if 1 < multiple == tokens else \
+            f", filled up to multiples of {multiple}: sizes repeat (study: {CPU_STUDY})" if multiple > 1 else ""
         return Proposal(
             cls(tokens, _crossover(model), multiple),
             because=f"padded to its longest, a batch of {data.train_batch_size} would be {share:.0%} padding (estimated from "
@@ -88,7 +93,7 @@ class Packing(Technique):
         padding = max(batch.padding_tokens for batch in passes)
         if padding >= self.multiple or getattr(setup.collate, "__self__", None) != self:
             raise NotApplied(f"packing: {padding} slots of a pass are padding; batches are made by {setup.collate!r}")
-        documents = [len(batch.lengths) - (batch.padding_tokens > 0) for batch in passes]
+        documents = [real_documents(batch) for batch in passes]
         full = [sum(batch.lengths) - batch.padding_tokens for batch, count in zip(passes, documents, strict=True) if count > 1]
         if max(full, default=0) > self.tokens or getattr(setup.arrange, "__self__", None) != self:
             raise NotApplied(f"packing: a pass has {max(full, default=0)} tokens, not {self.tokens} at most; passes are "
@@ -104,6 +109,8 @@ class Packing(Technique):
         if self.tokens <= LEAST_TOKENS:
             return None
         tokens = max(LEAST_TOKENS, self.tokens // 2)
+        if 1 < self.multiple == self.tokens:
+            return replace(self, tokens=tokens, multiple=tokens)
         multiple = self.multiple if tokens >= self.multiple else 1
         return replace(self, tokens=tokens - tokens % multiple, multiple=multiple)
 
@@ -116,6 +123,16 @@ class Packing(Technique):
         del micro_batch                      # examples per pass; here a pass has as many as fit
         passes = pack([example.tokens for example in examples], self.tokens, crossover=self.crossover)
         return [[examples[i] for i in chosen] for chosen in passes]
+
+
+def _constant_tokens(step_tokens: int, most: int, longest: int) -> int:
+    """The size of passes that are all filled up: a step's tokens, and some more, over as few passes as `most` allows.
+
+    Steps differ in length, and one that is a little too long would cost a whole pass of padding.
+    """
+    expected = ROOMY * step_tokens
+    passes = math.ceil(expected / most)
+    return min(most, max(longest, 64 * math.ceil(expected / passes / 64)))
 
 
 def _crossover(model: ModelFacts) -> int:

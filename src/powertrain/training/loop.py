@@ -109,11 +109,7 @@ def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBat
     """Gradients of the step's mean loss, and of the model's penalty, into `.grad`; returns the loss, () fp32."""
     total = torch.zeros((), device=setup.device)
     for batch in micro_batches:
-        loss = setup.batch_loss(batch) / trained_tokens
-        lap("forward")
-        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        total += loss.detach()
-        lap("backward")
+        total += setup.run_pass(setup, batch, trained_tokens, scaler, lap)
     if (penalty := setup.model.penalty()) is not None:
         scaler.scale(penalty).backward()  # type: ignore[no-untyped-call]
         lap("backward")

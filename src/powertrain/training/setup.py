@@ -18,11 +18,13 @@ from powertrain.models.attention import Attention, math_attention
 from powertrain.models.decoder import RunBlock, run_plainly
 from powertrain.models.model import Model
 from powertrain.records import IGNORE, Batch
+from powertrain.training.laps import Lap
 
 MicroBatches = list[Batch]                   # one optimizer step's batch, split
 Prepare = Callable[[int], MicroBatches]      # optimizer step (from 0) -> its batch, on the host
 Arrange = Callable[[Sequence[Example], int], list[list[Example]]]    # (a step's examples, micro_batch) -> its passes
 Loss = Callable[[Model, Tensor, Tensor], Tensor]             # (model, hidden (R, width), targets (R,)) -> () fp32 sum
+RunPass = Callable[["Setup", Batch, int, torch.amp.GradScaler, Lap], Tensor]     # see run_eagerly
 MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
 
@@ -53,6 +55,20 @@ class Runtime:
             setting()
 
 
+def as_collated(batch: Batch) -> Batch:
+    """The batch."""
+    return batch
+
+
+def run_eagerly(setup: Setup, batch: Batch, trained_tokens: int, scaler: torch.amp.GradScaler, lap: Lap) -> Tensor:
+    """One pass: adds the gradients of its loss over the step's `trained_tokens` to `.grad`, and returns that loss, () fp32."""
+    loss = setup.batch_loss(batch) / trained_tokens
+    lap("forward")
+    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    lap("backward")
+    return loss.detach()
+
+
 @dataclass(frozen=True)
 class Setup:
     model: Model                             # on `device`; what is trained in it is fp32
@@ -70,6 +86,8 @@ class Setup:
     precision: Precision
     optimizer: MakeOptimizer
     runtime: Runtime = Runtime()
+    lay_out: Callable[[Batch], Batch] = as_collated      # adds what `run_pass` wants to know of a batch, on the host
+    run_pass: RunPass = run_eagerly
 
     def prepare(self, step: int) -> MicroBatches:
         """Batch of optimizer step `step` (from 0): a pure function of the seed and the step."""
@@ -78,7 +96,17 @@ class Setup:
 
     def passes(self, examples: Sequence[Example]) -> MicroBatches:
         """The batches of the forward passes that these examples take."""
-        return [self.collate(part) for part in self.arrange(examples, self.micro_batch)]
+        return [self.lay_out(self.collate(part)) for part in self.arrange(examples, self.micro_batch)]
+
+    def few_tokens(self, at_least: int) -> Batch:
+        """A pass of the first step's shortest examples, two or more, for whoever has to see a pass and not what it comes to."""
+        indices = step_examples(self.seed, 0, self.train_batch_size, len(self.examples))
+        few: list[Example] = []
+        for example in sorted((self.examples[int(i)] for i in indices), key=lambda example: example.tokens):
+            if len(few) > 1 and sum(one.tokens for one in few) >= at_least:
+                break
+            few.append(example)
+        return self.passes(few)[0]
 
     def try_out(self, tokens: int) -> None:
         """The blocks run forward once, without a gradient, over the first step's first examples of `tokens` or a bit more."""

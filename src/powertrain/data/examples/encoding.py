@@ -6,24 +6,22 @@ text. A beginning of sequence stands once in front, and an end behind every turn
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import Encoding
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from powertrain.data.examples.templates import ChatTemplate, Marked, Place
+from powertrain.data.examples.tokenising import Ids, Tokenised, each_or_reason, offsets, places_of, tokenise
 from powertrain.data.examples.tokenizer import ExampleTokenizer
 from powertrain.data.rows.row import BadRow
 from powertrain.data.rows.samples import Conversation, Pair, Sample, Span, Text
 from powertrain.records import WrongUse
 
-Ids = npt.NDArray[np.int64]
 TrainOn = Literal["assistant", "all"]
 
 SPAN_STRIDE = 128                            # tokens that two windows of a context share: transformers' run_qa.py
@@ -108,7 +106,7 @@ class ConversationEncoder:
     limit: Limit
 
     @cached_property
-    def _tails(self) -> dict[str, Ids]:
+    def _tails(self) -> dict[str, bytes]:
         return {}
 
     def encode(self, samples: Sequence[Conversation]) -> list[EncodedRow]:
@@ -119,43 +117,50 @@ class ConversationEncoder:
                 marked[number] = self.template.marked(sample.messages, self.train_on)
             except BadRow as error:
                 rows[number].refused, rows[number].reason = "bad", str(error)
-        encodings = dict(zip(marked, encode_all(self.tokenizer, [found.text for found in marked.values()]), strict=True))
         ends: list[tuple[EncodedRow, str, Ids]] = []
-        for number, found in marked.items():
-            encoding, row = encodings[number], rows[number]
-            if isinstance(encoding, str):
-                row.refused, row.reason = "bad", encoding
+        for (number, one), (found, places) in zip(marked.items(), self._placed(list(marked.values())), strict=True):
+            row = rows[number]
+            if isinstance(found, str):
+                row.refused, row.reason = "bad", found
                 continue
-            ids = np.array(encoding.ids, dtype=np.int64)
-            places = [_tokens(encoding, place, found.text) for place in found.trained]
-            row.only_last = found.only_last
+            row.only_last = one.only_last
             if self.train_on != "all":
-                ends += [(row, *self._prompt_end(found.text, encoding, ids, start[0], place[0]))
-                         for start, place in zip(places, found.trained, strict=True)]
-            cut_causal(row, ids, places, self.limit)
+                ends += [(row, *_prompt_end(found, start[0], place[0]))
+                         for start, place in zip(places, one.trained, strict=True)]
+            cut_causal(row, found.ids, places, self.limit)
         self._check_boundaries(ends)
         return rows
 
-    def _prompt_end(self, text: str, encoding: Encoding, ids: Ids, token: int, character: int) -> tuple[str, Ids]:
-        """The end of a prompt from its last special token on, and the tokens that stand for it in the whole text.
-
-        A text is cut at its special tokens before it is encoded, so that what is before them changes nothing.
-        """
-        special = np.flatnonzero(self.tokenizer.is_added[ids[:token]])
-        first = int(special[-1]) if len(special) else 0
-        begin = _start(encoding, first) if len(special) else 0
-        return text[begin:character], ids[first:token]
+    def _placed(self, marked: Sequence[Marked]) -> list[tuple[Tokenised | str, list[Place]]]:
+        """Each text's tokens, and which of them are trained."""
+        found = tokenise(self.tokenizer, [one.text for one in marked])
+        places = [[] if isinstance(tokens, str) else places_of(tokens, one.trained)
+                  for tokens, one in zip(found, marked, strict=True)]
+        untold = [number for number, place in enumerate(places) if place is None]
+        for number, tokens in zip(untold, offsets(self.tokenizer, [marked[number].text for number in untold]), strict=True):
+            found[number] = tokens
+            places[number] = [] if isinstance(tokens, str) else places_of(tokens, marked[number].trained)
+        return [(tokens, place or []) for tokens, place in zip(found, places, strict=True)]
 
     def _check_boundaries(self, ends: Sequence[tuple[EncodedRow, str, Ids]]) -> None:
         """Note the rows whose prompt, encoded alone as generation will do, has other tokens than it was trained with."""
-        news = list(dict.fromkeys(tail for _, tail, _ in ends if tail not in self._tails))
-        encoded = {tail: np.array(encoding.ids, dtype=np.int64)
-                   for tail, encoding in zip(news, self.tokenizer.encodings(news), strict=True)}
+        news = list(dict.fromkeys([tail for _, tail, _ in ends if tail not in self._tails]))
+        encoded = {tail: b"" if isinstance(found, str) else found.ids.tobytes()
+                   for tail, found in zip(news, tokenise(self.tokenizer, news), strict=True)}
         for row, tail, inside in ends:
             alone = encoded[tail] if tail in encoded else self._tails[tail]
-            row.boundary |= not np.array_equal(alone, inside)
+            row.boundary |= alone != inside.tobytes()
         if len(self._tails) < MOST_KEPT_TAILS:
             self._tails.update({tail: ids for tail, ids in encoded.items() if len(tail) <= LONGEST_KEPT_TAIL})
+
+
+def _prompt_end(found: Tokenised, token: int, character: int) -> tuple[str, Ids]:
+    """The end of a prompt from its last special token on, and the tokens that stand for it in the whole text.
+
+    A text is cut at its special tokens before it is encoded, so that what is before them changes nothing.
+    """
+    first, begin = found.last_special(token) or (0, 0)
+    return found.text[begin:character], found.ids[first:token]
 
 
 def cut_causal(row: EncodedRow, ids: Ids, trained: Sequence[Place], limit: Limit) -> None:
@@ -196,17 +201,18 @@ class TextEncoder:
 
     def encode(self, samples: Sequence[Text]) -> list[EncodedRow]:
         rows = [EncodedRow() for _ in samples]
-        for row, encoding in zip(rows, encode_all(self.tokenizer, [sample.text for sample in samples]), strict=True):
-            if isinstance(encoding, str):
-                row.refused, row.reason = "bad", encoding
+        before, _ = self.tokenizer.frame
+        first, end = np.array(before, dtype=np.int64), np.array([self.tokenizer.end_of_text], dtype=np.int64)
+        longest = self.limit.max_length
+        for row, found in zip(rows, tokenise(self.tokenizer, [sample.text for sample in samples]), strict=True):
+            if isinstance(found, str):
+                row.refused, row.reason = "bad", found
                 continue
-            before, _ = self.tokenizer.frame
-            ids = encoding.ids if before and tuple(encoding.ids[:1]) == before else [*before, *encoding.ids]
-            whole = np.array([*ids, self.tokenizer.end_of_text], dtype=np.int64)
+            framed = not before or tuple(found.ids[:1].tolist()) == before
+            whole = np.concatenate((found.ids, end) if framed else (first, found.ids, end))
             row.tokens = len(whole)
-            starts = range(0, len(whole) - 1, self.limit.max_length)
-            row.examples = [Encoded(piece, ((1, len(piece)),)) for start in starts
-                            for piece in [whole[start:start + self.limit.max_length + 1]]]
+            pieces = [whole[start:start + longest + 1] for start in range(0, len(whole) - 1, longest)]
+            row.examples = [Encoded(piece, ((1, len(piece)),)) for piece in pieces]
             if not row.examples:
                 row.refused, row.reason = "untrained", "its text has no tokens"
         return rows
@@ -224,13 +230,13 @@ class PairEncoder:
 
     def encode(self, samples: Sequence[Pair]) -> list[EncodedRow]:
         rows = [EncodedRow() for _ in samples]
-        sources = encode_all(self.tokenizer, [sample.source for sample in samples])
-        targets = encode_all(self.tokenizer, [sample.target for sample in samples])
+        sources = tokenise(self.tokenizer, [sample.source for sample in samples])
+        targets = tokenise(self.tokenizer, [sample.target for sample in samples])
         for row, source, target in zip(rows, sources, targets, strict=True):
             if isinstance(source, str) or isinstance(target, str):
                 row.refused, row.reason = "bad", source if isinstance(source, str) else str(target)
             else:
-                self._one(row, source.ids, target.ids)
+                self._one(row, source.ids.tolist(), target.ids.tolist())
         return rows
 
     def _one(self, row: EncodedRow, source: list[int], target: list[int]) -> None:
@@ -278,7 +284,7 @@ class SpanEncoder:
     def encode(self, samples: Sequence[Span]) -> list[EncodedRow]:
         rows = [EncodedRow() for _ in samples]
         pairs = [(sample.question, sample.context) for sample in samples]
-        for row, sample, encoding in zip(rows, samples, _each_or_reason(self._library, pairs, True), strict=True):
+        for row, sample, encoding in zip(rows, samples, each_or_reason(self._library, pairs, True), strict=True):
             if isinstance(encoding, str):
                 row.refused = "bad"
                 row.reason = (f"its question leaves no room for the context within max_length={self.limit.max_length}"
@@ -308,49 +314,6 @@ class SpanEncoder:
             return 0, 0
         inside = [number for number, (first, last) in context if last > start and first < stop]
         return (inside[0], inside[-1]) if inside else (0, 0)
-
-
-# ------------------------------------------------------------------------------------------------ tokens
-
-
-def encode_all(tokenizer: ExampleTokenizer, texts: Sequence[str]) -> list[Encoding | str]:
-    """Encodings without added special tokens; where the tokenizer cannot encode a text, its reason."""
-    return _each_or_reason(tokenizer.library, texts, False)
-
-
-def _each_or_reason(library: LibraryTokenizer, texts: Sequence[Any], special: bool) -> list[Encoding | str]:
-    try:
-        return list(library.encode_batch(list(texts), add_special_tokens=special))
-    except Exception:  # the library raises bare Exception, and does not say for which text
-        return [_one_or_reason(library, text, special) for text in texts]
-
-
-def _one_or_reason(library: LibraryTokenizer, text: Any, special: bool) -> Encoding | str:
-    try:
-        return library.encode_batch([text], add_special_tokens=special)[0]
-    except Exception as error:
-        return f"the tokenizer cannot encode it: {error}"
-
-
-def _tokens(encoding: Encoding, place: Place, text: str) -> Place:
-    """The tokens that start in a place of the text, as a range."""
-    return _first_from(encoding, place[0], text), _first_from(encoding, place[1], text)
-
-
-def _first_from(encoding: Encoding, character: int, text: str) -> int:
-    """The first token that starts at `character` or later."""
-    if character >= len(text):
-        return len(encoding.ids)
-    token = encoding.char_to_token(character)
-    if token is not None and _start(encoding, token) == character:
-        return token
-    return bisect_left([start for start, _ in encoding.offsets], character)
-
-
-def _start(encoding: Encoding, token: int) -> int:
-    place = encoding.token_to_chars(token)
-    assert place is not None, token          # only tokens that the post-processor adds have none
-    return place[0]
 
 
 def _clipped(places: Sequence[Place], first: int, stop: int) -> list[Place]:

@@ -21,7 +21,7 @@ from powertrain.data.rows.reading import read_rows
 from powertrain.data.rows.row import Row
 from powertrain.data.rows.schemas import Schema, find_schema
 
-FORMAT = 1                                   # of a part, and of all that decides its content
+FORMAT = 2                                   # of a part, and of all that decides its content
 ROWS_LOOKED_AT = 64                          # to find out what they mean
 
 Say = Callable[[str], None]

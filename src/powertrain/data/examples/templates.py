@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from powertrain.data.examples.shapes import Layout, find_layout, plainly_rendered, writes_contents_only
 from powertrain.data.examples.tokenizer import CONFIG, TEMPLATE_FILE, ExampleTokenizer, open_example_tokenizer
 from powertrain.data.rows.row import BadRow
 from powertrain.data.rows.samples import Message
@@ -23,6 +24,7 @@ from powertrain.records import WrongUse
 
 Place = tuple[int, int]                      # start and stop, in characters
 
+MOST_LAYOUTS = 1000          # orders of roles that are remembered
 GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 MARKED = ("<|im_start|>", "<|im_end|>")      # what chatml needs in the vocabulary
 
@@ -69,6 +71,8 @@ class ChatTemplate:
         return marked.text, marked.trained
 
     def marked(self, messages: Sequence[Message], train_on: str) -> Marked:
+        if self._has_shapes and (found := self._by_layout(messages, all=train_on == "all")) is not None:
+            return found
         if train_on == "all":
             text = self.render(messages)
             return Marked(text, [(0, len(text))], False)
@@ -88,12 +92,41 @@ class ChatTemplate:
         return next((token for token in self.special if behind.startswith(token)), None)
 
     @cached_property
+    def _has_shapes(self) -> bool:
+        return writes_contents_only(self.text)
+
+    @cached_property
+    def _layouts(self) -> dict[tuple[bool, tuple[str, ...]], Layout | None]:
+        return {}
+
+    def _by_layout(self, messages: Sequence[Message], *, all: bool) -> Marked | None:
+        """The same without Jinja, where a conversation with these roles has been laid out before; None where that cannot be."""
+        roles = tuple([message.role for message in messages])
+        if (all, roles) not in self._layouts:
+            if len(self._layouts) >= MOST_LAYOUTS:
+                return None
+            self._layouts[all, roles] = find_layout(self.render, roles, turns=not all) if all or self._asks else None
+        layout = self._layouts[all, roles]
+        if layout is None:
+            return None
+        text = layout.whole.written(messages)
+        if all:
+            return Marked(text, [(0, len(text))], False)
+        places = [(before.length(messages), len(text) if behind is None else behind.length(messages))
+                  for before, behind in layout.turns]
+        if any(stop < start for start, stop in places):
+            return None
+        return Marked(text, [(start, self._without_rest(text, start, stop)) for start, stop in places], False)
+
+    @cached_property
     def _asks(self) -> bool:
         """Whether add_generation_prompt makes a difference."""
         question = [Message("user", "x")]
         return self._attempt(question, add_generation_prompt=True) != self._attempt(question)
 
     def _rendered(self, messages: Sequence[Message], **options: Any) -> tuple[str, list[Place]]:
+        if self._has_shapes:
+            return plainly_rendered(self.text, messages, {**self.tokens, **options}), []
         from transformers.utils.chat_template_utils import render_jinja_template  # 0.7 s: not before it is needed
 
         chat = [{"role": message.role, "content": message.content} for message in messages]

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as LibraryTokenizer
 
+from powertrain.data.examples.words import Words, words_of
 from powertrain.data.library_tokenizers import FolderTokenizer
 from powertrain.data.saved_tokenizers import read_json
 from powertrain.records import WrongUse
@@ -48,6 +49,11 @@ class ExampleTokenizer(FolderTokenizer):
     @cached_property
     def added_texts(self) -> tuple[str, ...]:
         return tuple(token.content for token in self.library.get_added_tokens_decoder().values())
+
+    @cached_property
+    def words(self) -> Words | None:
+        """What encodes a text by its words; None for a tokenizer of another kind."""
+        return words_of(self.library)
 
     @cached_property
     def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -83,8 +83,8 @@ def kind(subject: Subject) -> str:
 
 
 def environment(subject: Subject, where: Circumstances) -> dict[str, str]:
-    """What the script is written for, and where it would run, as far as either is known."""
-    said: dict[str, str] = {"written for": subject.framework}
+    """The model it trains, and where it would run, as far as either is known."""
+    said: dict[str, str] = {}
     if subject.value("model.path") is not None:
         said["model"] = str(subject.value("model.path"))
     hardware, software = where.hardware, where.software
@@ -94,6 +94,11 @@ def environment(subject: Subject, where: Circumstances) -> dict[str, str]:
     said["machine"] = f"{hardware.devices} x {hardware.name}, {memory:.0f} GiB" if hardware.device != "cpu" else (
         f"{hardware.name}, {hardware.cores} cores, {memory:.0f} GiB, no GPU")
     versions = software.versions if software is not None else {}
+    if where.facts is not None:
+        data, model = where.facts.data, where.facts.model
+        said["its data"] = f"{data.examples:,} examples of {data.block} tokens on average, {model.parameters:,} parameters"
+    elif where.not_looked_at:
+        said["its data"] = f"not looked at: {where.not_looked_at}"
     installed = [f"{part} {versions[part]}" for part in SHOWN_VERSIONS if part in versions]
     return said | ({"installed here": ", ".join(installed)} if installed else {})
 
@@ -101,6 +106,7 @@ def environment(subject: Subject, where: Circumstances) -> dict[str, str]:
 def undetermined(subject: Subject, depends: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """What only running the subject would tell, and which rules could not be decided for it."""
     for key, setting in subject.unread.items():
-        rules = depends.get(key, ())
-        rest = f"; not decided for it: {', '.join(rules)}" if rules else "; no rule depends on it"
-        yield f"{key} ({setting.place}): {setting.spelled}{rest}"
+        if key in depends:
+            yield f"{setting.place}: {setting.spelled}; not decided for it: {', '.join(depends[key])}"
+    if rest := [key for key in subject.unread if key not in depends]:
+        yield f"{', '.join(rest)}: only running it would tell, and no rule asks for {'it' if len(rest) == 1 else 'them'}"

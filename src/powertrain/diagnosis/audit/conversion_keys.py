@@ -24,7 +24,7 @@ class Answer:
     pins: Mapping[str, Any] = field(default_factory=dict)
 
 
-Aside = Callable[[Subject, Any], Answer]
+Aside = Callable[[Subject, Any], Answer | None]      # None: it is read like any other key
 
 # the vocabulary's key -> the spelling that recipes read (recipe/spellings.py)
 SPELLED: Mapping[str, str] = {
@@ -241,6 +241,11 @@ def _provider(subject: Subject, value: Any) -> Answer:
                   "it is installed")
 
 
+def _truncation(subject: Subject, value: Any) -> Answer:
+    cut = "what is longer than data.max_length is cut anyway"
+    return Answer("no effect" if value else "not supported", cut if value else f"{cut}; set data.max_length to the longest")
+
+
 ASIDE: Mapping[str, Aside] = {
     "model.trust_remote_code": _remote_code, "model.provider": _provider,
     "training.eval_steps": _evaluation, "training.save_steps": _saving, "training.save_total_limit": _limit,
@@ -249,5 +254,6 @@ ASIDE: Mapping[str, Aside] = {
     "training.assistant_only_loss": _loss_on, "training.completion_only_loss": _completion,
     "training.bf16": _precision("bf16"), "training.fp16": _precision("fp16"), "training.tf32": _precision("tf32"),
     "training.train_sampling_strategy": _sampling, "training.packing": _packing, "tokenizer.path": _tokenizer,
-    "data.padding": _padding, "loader.shuffle": _shuffled, "training.warmup_steps": _warmup, "training.max_steps": _all_epochs,
+    "data.padding": _padding, "data.truncation": _truncation, "loader.shuffle": _shuffled,
+    "training.warmup_steps": _warmup, "training.max_steps": _all_epochs,
 }

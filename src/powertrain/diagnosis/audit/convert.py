@@ -138,7 +138,7 @@ def _batch(subject: Subject) -> list[Accounted]:
                           "the examples of an optimizer step") for key, setting in said.items()]
     processes = subject.value("accelerate.num_processes") or 1
     times = f" x {processes} processes" if processes != 1 else ""
-    why = f"{micro} x {steps} accumulated{times}, which the plan splits; on several devices it was so many on each"
+    why = f"{micro} x {steps} accumulated{times}, on each device; the plan splits it"
     ours = {"train_batch_size": micro * steps * processes}
     accounts = [Accounted(key, setting, "translated", "" if number else why, ours, pins=_split(micro))
                 for number, (key, setting) in enumerate(said.items())]

@@ -21,6 +21,8 @@ from powertrain.records.findings import Edit
 _SPELLED = re.compile(r"""^["']?(?P<name>[A-Za-z_][\w.-]*)["']?\s*[=:]""")
 _VALUE = r"""(?P<value>"[^"]*"|'[^']*'|[^\s,#(){}\[\]]+)"""
 _NOT_READ = object()
+AS_IT_IS = object()
+BY_LENGTH = "group_by_length"                # what `group_by_length=True` is called in the vocabulary
 
 
 def set_to(subject: Subject, key: str, value: Any) -> tuple[Edit, ...]:
@@ -32,18 +34,20 @@ def set_to(subject: Subject, key: str, value: Any) -> tuple[Edit, ...]:
     return (_edit(place, line[:match.start("value")] + _written(value, place.place.file) + line[match.end("value"):]),)
 
 
-def renamed(subject: Subject, key: str, name: str) -> tuple[Edit, ...]:
-    """The edit that gives the setting another name."""
-    found = _found(subject, key)
+def renamed(subject: Subject, key: str, name: str, value: Any = AS_IT_IS) -> tuple[Edit, ...]:
+    """The edit that gives the setting another name, and another value where one is given."""
+    found = _found(subject, key, of_value=value is not AS_IT_IS)
     if found is None:
         return ()
     place, line, match = found
+    if value is not AS_IT_IS:
+        line = line[:match.start("value")] + _written(value, place.place.file) + line[match.end("value"):]
     return (_edit(place, line[:match.start("name")] + name + line[match.end("name"):]),)
 
 
 def removed(subject: Subject, key: str) -> tuple[Edit, ...]:
     """The edit that takes the setting's line out, if nothing else stands in it."""
-    found = _found(subject, key)
+    found = _found(subject, key, of_value=False)
     if found is None:
         return ()
     place, line, match = found
@@ -67,7 +71,8 @@ def added(subject: Subject, beside: tuple[str, ...], name: str, value: Any) -> t
     return ()
 
 
-def _found(subject: Subject, key: str) -> tuple[Setting, str, re.Match[str]] | None:
+def _found(subject: Subject, key: str, *, of_value: bool = True) -> tuple[Setting, str, re.Match[str]] | None:
+    """The setting, its line, and where name and value stand in it; `of_value`: only where the very value stands there."""
     setting = subject.settings.get(key)
     spelled = _SPELLED.match(setting.spelled) if setting else None
     if setting is None or spelled is None or not setting.place.line:
@@ -79,9 +84,15 @@ def _found(subject: Subject, key: str) -> tuple[Setting, str, re.Match[str]] | N
     name = re.escape(spelled["name"])
     pattern = re.compile(rf"""(?<![\w.])(?P<quote>["']?)(?P<name>{name})(?P=quote)\s*[=:](?!=)\s*{_VALUE}""")
     matches = list(pattern.finditer(line))
-    if len(matches) != 1 or _read(matches[0]["value"], setting.place.file) != setting.value:
+    if len(matches) != 1 or (of_value and not _says(setting, matches[0]["value"])):
         return None
     return setting, line, matches[0]
+
+
+def _says(setting: Setting, text: str) -> bool:
+    """Whether a text is the setting's value, itself or before it got the vocabulary's word for it."""
+    read = _read(text, setting.place.file)
+    return bool(read == setting.value) or (read is True and setting.value == BY_LENGTH)
 
 
 def _lines(subject: Subject, file: str) -> list[str]:

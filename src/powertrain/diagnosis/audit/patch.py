@@ -79,6 +79,8 @@ def write_copy(patch: Patch, destination: Path) -> list[Path]:
         path = destination / Path(file).name if len(patch.after) > 1 or destination.is_dir() else destination
         if path.exists() and path.resolve() == Path(file).resolve():
             raise WrongUse(f"{path} is the audited file itself; give another path to write the patched copy to")
+        if path.exists():
+            raise WrongUse(f"{path} is there already; take it away, or give another path to write the patched copy to")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8", newline="") as handle:
             handle.write(text)
@@ -132,7 +134,8 @@ def _overlap(a: _Change, b: _Change) -> bool:
 
 
 def _joined(taken: Iterable[_Change], changes: Iterable[_Change]) -> list[_Change]:
-    return list(dict.fromkeys([*taken, *changes]))       # the same change twice is one: two fixes may
+    return list(dict.fromkeys([*taken, *changes]))       # the same change twice is one: two fixes may want it
+
 
 def _changed(text: str, changes: Iterable[_Change]) -> str:
     # from the end, so that positions before a change hold; of changes at one place the first taken comes first

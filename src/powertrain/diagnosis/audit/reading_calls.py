@@ -171,9 +171,16 @@ def _special(made: Made, followed: Followed) -> Iterator[Found]:
     elif last == "Accelerator":
         yield from _accelerator(made)
     elif is_tokenising(made):
-        yield from ((f"data.{name}", made.named[name]) for name in ("padding", "truncation") if name in made.named)
+        yield from _tokenising(made, followed)
     if last == "from_pretrained":                        # before BitsAndBytesConfig, and Unsloth's
         yield from ((f"quantisation.{name}", made.named[name]) for name in IN_FEW_BITS if name in made.named)
+
+
+def _tokenising(made: Made, followed: Followed) -> Iterator[Found]:
+    yield from ((f"data.{name}", made.named[name]) for name in ("padding", "truncation") if name in made.named)
+    # TRL cuts by its own max_length, whatever the script tokenises besides
+    if {"truncation", "max_length"} <= set(made.named) and not any(other.name.startswith("trl.") for other in followed.calls):
+        yield "training.max_length", made.named["max_length"]
 
 
 def _autocast(made: Made, said: Any) -> Iterator[Found]:

@@ -7,6 +7,7 @@ calls of a kind set different things and it is not known which of them trains, w
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from powertrain.diagnosis.audit.values import Unread, is_known, plain
 from powertrain.records import WrongUse
 
 Found = tuple[str, Setting]
+ASSIGNED = re.compile(r"[\w.\"'\[\]]+\s*=")
 
 
 def read_script(path: Path) -> Subject:
@@ -76,8 +78,10 @@ def put(settings: dict[str, Setting], unread: dict[str, Setting], key: str, sett
 
 def shown(setting: Setting) -> str:
     """How it is spelled, with the value where the spelling does not say it."""
-    value = plain(setting.value)
-    literal = str(value) in setting.spelled or repr(value) in setting.spelled
+    value, spelled = plain(setting.value), setting.spelled.replace("'", '"')
+    literal = str(value) in setting.spelled or repr(value).replace("'", '"') in spelled
+    if value is True and spelled.endswith(")") and not ASSIGNED.match(spelled):
+        return setting.spelled               # `torch.compile(model)`: the call itself is what switches it on
     return setting.spelled if literal or isinstance(value, (dict, float)) else f"{setting.spelled} (is {value!r})"
 
 

@@ -64,14 +64,17 @@ def _place(key: str, keys: list[str]) -> tuple[int, int]:
 def _commented(text: str, accounts: list[Accounted]) -> str:
     if not accounts:
         return text
-    return f"{text:<{COMMENTS_FROM}}  # {'; '.join(_origin(account) for account in accounts)}"
+    origins: dict[str, str] = {}             # what the file says, once -> why; two settings may stand in one call
+    for account in accounts:
+        said, why = _origin(account)
+        origins[said] = origins.get(said) or why
+    return f"{text:<{COMMENTS_FROM}}  # " + "; ".join(f"{said} ({why})" if why else said for said, why in origins.items())
 
 
-def _origin(account: Accounted) -> str:
-    why = f" ({account.why})" if account.why else ""
+def _origin(account: Accounted) -> tuple[str, str]:
     if account.setting is None:
-        return account.why or "a default"
-    return f"line {account.setting.place.line}: {_short(account.setting.spelled)}{why}"
+        return account.why or "a default", ""
+    return f"line {account.setting.place.line}: {_short(account.setting.spelled)}", account.why
 
 
 def _account_lines(conversion: Conversion) -> list[str]:

@@ -49,7 +49,9 @@ def seen(subject: Subject, key: str) -> Evidence:
     """The setting as evidence, or that it is left to the framework's default."""
     setting = subject.settings.get(key)
     name = key.partition(".")[2]
-    default = Evidence(f"{name} is not set; {subject.framework}'s default is {value(subject, key)!r}", Place(str(subject.path)))
+    standing = value(subject, key)
+    rest = "" if standing is None else f"; the default is {standing!r}"
+    default = Evidence(f"{name} is not set{rest}", Place(str(subject.path)))
     return setting.evidence if setting is not None else default
 
 

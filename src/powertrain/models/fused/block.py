@@ -6,7 +6,7 @@ Memory: what the backward pass needs is held by the function itself and let go a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,7 +14,9 @@ from torch import Tensor
 
 from powertrain.models.attention import Attention
 from powertrain.models.decoder import Rotary
-from powertrain.models.fused.parts import Entered, EnteredBack, Left, LeftBack, Parts, Seeds, Wanted
+from powertrain.models.fused.parts import Parts
+from powertrain.models.fused.saving import Saving
+from powertrain.models.fused.values import Entered, EnteredBack, Left, LeftBack, Seeds, Wanted
 from powertrain.models.fused.weights import Copies, Weights
 from powertrain.models.linear import compute_dtype
 
@@ -41,6 +43,7 @@ class HandWritten:
 
     weights: Weights
     functions: Functions
+    saving: Saving | None = None             # what is not simply kept for the backward pass, and how it comes back
 
     def __call__(self, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...], attention: Attention) -> Tensor:
         call = Call(self, rotary, lengths, attention, compute_dtype(x), self.weights.block.training)
@@ -61,6 +64,7 @@ class Saved:
     mixed: Tensor
     left: Left
     seeds: Seeds
+    away: dict[str, Any] = field(default_factory=dict)       # see saving.py
 
 
 @dataclass(frozen=True)
@@ -93,18 +97,25 @@ class Call:
                                        window=config.window, scale=config.head_width ** -0.5)
             seeds = Seeds(draw_seed(x.device), draw_seed(x.device)) if dropout else Seeds()
             out, left = self.block.functions.leave(x, mixed.detach().flatten(1), seeds, weights.leave(copies, self.dtype))
-        return out, Saved(copies, entered, (q, k, v), mixed, left, seeds)
+        saved = Saved(copies, entered, (q, k, v), mixed, left, seeds)
+        if record and self.block.saving is not None:
+            self.block.saving.put_away(saved)
+        return out, saved
 
     def backward(self, dx: Tensor, saved: Saved, *, needs_x: bool) -> tuple[Tensor | None, ...]:
         """Gradients of x and of the trained weights."""
         weights, copies = self.block.weights, saved.copies
         wanted = Wanted(weights=weights.trains_whole, input=needs_x)
-        functions = self.block.functions
+        functions, saving = self.block.functions, self.block.saving
+        if saving is not None:
+            saving.bring_left(saved, weights.leave(copies, self.dtype))
         left = functions.leave_back(dx, saved.mixed.detach().flatten(1), saved.left, saved.seeds,
                                     weights.leave(copies, self.dtype), wanted)
         del saved.left
         if not (wanted.input or wanted.weights or weights.adapts("qkv")):
             return None, *weights.gradients(None, left)
+        if saving is not None:
+            saving.bring_entered(saved, *self.tables, weights.enter(copies, self.dtype))
         dheads = torch.autograd.grad(saved.mixed, saved.heads, left.mixed.view_as(saved.mixed))
         del saved.mixed, saved.heads
         enter_back = functions.enter_back if wanted.input or wanted.weights else functions.enter_back_of_first

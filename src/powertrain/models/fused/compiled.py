@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from powertrain.models.fused.parts import EnterWeights, LeaveWeights
+from powertrain.models.fused.values import EnterWeights, LeaveWeights
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,16 @@ class CompiledPart:
     @property
     def is_compiled(self) -> bool:
         return is_compiled(self.compiled)
+
+
+def tokens_to_divide(width: int) -> int:
+    """Tokens of the first call from which on the compiled loops are divided among the threads: later calls run the same code.
+
+    Source: decide_parallel_depth of Inductor's C++ back end, whose least piece of a thread is cpp.min_chunk_size elements.
+    """
+    from torch._inductor import config
+
+    return -(-2 * torch.get_num_threads() * config.cpp.min_chunk_size // width)
 
 
 def is_compiled(function: Callable[..., Any]) -> bool:

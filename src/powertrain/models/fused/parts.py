@@ -14,124 +14,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from powertrain.models.config import ModelConfig
+from powertrain.models.fused.values import (
+    Entered,
+    EnteredBack,
+    EnterWeights,
+    LeaveWeights,
+    Left,
+    LeftBack,
+    Linear,
+    LinearGradients,
+    Normalised,
+    NormGradients,
+    NormWeights,
+    Seeds,
+    Wanted,
+)
 from powertrain.models.scaled import scaled_product, scaled_product_back
-
-
-class Linear(NamedTuple):
-    """A linear and its adapters, all in the type that products are computed in: y = x (weight + b a)^T + bias.
-
-    With `scales`, `weight` is the codes of a frozen base in 8 bits (models/scaled.py).
-    """
-
-    weight: Tensor                   # (out, in)
-    bias: Tensor | None = None       # (out,)
-    a: Tensor | None = None          # (R, in): the A of all adapters, one below the other
-    b: Tensor | None = None          # (out, R): scale x B of each, in its rows and columns, and zeros
-    scales: Tensor | None = None     # (out,) fp32
-
-
-class NormWeights(NamedTuple):
-    """fp32. Gemma's 1 + weight is made before."""
-
-    weight: Tensor                   # (d,)
-    bias: Tensor | None = None       # (d,)
-
-
-class Normalised(NamedTuple):
-    """What a norm's backward pass needs of its input."""
-
-    n: Tensor                        # (T, d) in the type of products: the input less its mean, over its deviation
-    rate: Tensor                     # (T, 1) fp32: one over the deviation
-
-
-class LinearGradients(NamedTuple):
-    """None for what is not trained. In the types of the products; a and b as in `Linear`."""
-
-    weight: Tensor | None = None
-    bias: Tensor | None = None
-    a: Tensor | None = None
-    b: Tensor | None = None
-
-
-class NormGradients(NamedTuple):
-    weight: Tensor | None = None
-    bias: Tensor | None = None
-
-
-class Wanted(NamedTuple):
-    """Which gradients a block has to make."""
-
-    weights: bool                    # of all its weights; else only those of adapters
-    input: bool                      # of the residual that it was given
-
-
-class Entered(NamedTuple):
-    """What the backward pass of the half before attention needs."""
-
-    normalised: Normalised
-    ranks: Tensor | None             # (T, R) of the adapters of qkv
-    raw: Tensor | None               # (T, H + K, D): queries and keys before their own norm, where they have one
-
-
-class Left(NamedTuple):
-    """What the backward pass of the half after attention needs, and what attention gave."""
-
-    normalised: Normalised
-    inner: Tensor                    # (T, f), or (T, 2 f) if gated: what the MLP's first product gave
-    out_ranks: Tensor | None
-    in_ranks: Tensor | None
-    down_ranks: Tensor | None
-
-
-class LeftBack(NamedTuple):
-    """Gradients made by the half after attention."""
-
-    x: Tensor                        # (T, d) fp32, of the residual that its norm read
-    mixed: Tensor                    # (T, H D), of what attention gave
-    norm: NormGradients
-    out: LinearGradients
-    mlp_in: LinearGradients
-    mlp_out: LinearGradients
-
-
-class EnteredBack(NamedTuple):
-    """Gradients made by the half before attention. None for what nobody needs."""
-
-    x: Tensor | None = None          # (T, d) fp32
-    norm: NormGradients = NormGradients()
-    q_norm: Tensor | None = None     # (D,) fp32
-    k_norm: Tensor | None = None
-    qkv: LinearGradients = LinearGradients()
-
-
-class LeaveWeights(NamedTuple):
-    out: Linear
-    norm: NormWeights
-    mlp_in: Linear
-    mlp_out: Linear
-    dtype: torch.dtype               # of products
-
-
-class EnterWeights(NamedTuple):
-    norm: NormWeights
-    qkv: Linear
-    dtype: torch.dtype               # of products
-    q_norm: Tensor | None = None     # (D,) fp32
-    k_norm: Tensor | None = None
-
-
-class Seeds(NamedTuple):
-    """What the two branches' dropout is a function of, () int32; None without dropout."""
-
-    attention: Tensor | None = None
-    mlp: Tensor | None = None
 
 
 def is_kept(seed: Tensor, x: Tensor, dropout: float) -> Tensor:
@@ -157,9 +61,15 @@ class Parts:
 
     def enter(self, x: Tensor, cosines: Tensor | None, sines: Tensor | None, weights: EnterWeights) -> tuple[Tensor, Entered]:
         """From the residual x (T, d) fp32 to queries and keys at their positions, then values: (T, H + 2 K, D)."""
-        c, dtype = self.config, weights.dtype
-        normalised, h = self._normalise(x, weights.norm, dtype)
+        normalised, h = self._normalise(x, weights.norm, weights.dtype)
         y, ranks = product(h, weights.qkv)
+        heads, raw = self.heads(y, cosines, sines, weights)
+        return heads, Entered(normalised, ranks, raw)
+
+    def heads(self, y: Tensor, cosines: Tensor | None, sines: Tensor | None,
+              weights: EnterWeights) -> tuple[Tensor, Tensor | None]:
+        """What attention reads of the product y (T, (H + 2 K) D), and `raw` of `Entered`."""
+        c, dtype = self.config, y.dtype
         heads = torch.unflatten(y, -1, (c.heads + 2 * c.kv_heads, c.head_width))
         q, k, v = heads[:, :c.heads], heads[:, c.heads:-c.kv_heads], heads[:, -c.kv_heads:]
         raw = None
@@ -168,15 +78,14 @@ class Parts:
             q = _unit(q, c.norm_epsilon)[0] * weights.q_norm
             k = _unit(k, c.norm_epsilon)[0] * weights.k_norm
         if cosines is not None and sines is not None:
-            q, k = _turn(q, cosines, sines, dtype), _turn(k, cosines, sines, dtype)
-        return torch.cat((q.to(dtype), k.to(dtype), v), dim=1), Entered(normalised, ranks, raw)
+            q, k = self._turn(q, cosines, sines, dtype), self._turn(k, cosines, sines, dtype)
+        return torch.cat((q.to(dtype), k.to(dtype), v), dim=1), raw
 
     def leave(self, x: Tensor, mixed: Tensor, seeds: Seeds, weights: LeaveWeights) -> tuple[Tensor, Left]:
         """From the residual and what attention gave, mixed (T, H D), to the next block's residual, (T, d) fp32."""
-        c, dtype = self.config, weights.dtype
+        dtype = weights.dtype
         o, out_ranks = product(mixed, weights.out)
-        between = x + self._drop(o, seeds.attention)
-        normalised, h = self._normalise(x if c.parallel_residual else between, weights.norm, dtype)
+        between, normalised, h = self._join_normalise(x, o, seeds.attention, weights.norm, dtype)
         inner, in_ranks = product(h, weights.mlp_in)
         y, down_ranks = product(self._act(inner).to(dtype), weights.mlp_out)
         return between + self._drop(y, seeds.mlp), Left(normalised, inner, out_ranks, in_ranks, down_ranks)
@@ -194,7 +103,7 @@ class Parts:
         dh, in_dranks = product_back(dinner, weights.mlp_in)
         mlp_in = weight_gradients(dinner, left.normalised.n, left.in_ranks, in_dranks, weights.mlp_in, weights.norm, wanted)
         norm = _norm_gradients(dh, left.normalised, weights.norm, wanted)
-        dbetween = dx + self._normalise_back(dh, left.normalised, weights.norm)
+        dbetween = self._normalise_back(dx, dh, left.normalised, weights.norm)
         do = self._drop(dx if c.parallel_residual else dbetween, seeds.attention).to(dtype)
         dmixed, out_dranks = product_back(do, weights.out)
         out = weight_gradients(do, mixed, left.out_ranks, out_dranks, weights.out, None, wanted)
@@ -207,7 +116,7 @@ class Parts:
         if cosines is not None and sines is not None:
             # in fp32 where more of the chain follows
             turned = dtype if entered.raw is None else torch.float32
-            dq, dk = _turn(dq, cosines, -sines, turned), _turn(dk, cosines, -sines, turned)
+            dq, dk = self._turn(dq, cosines, -sines, turned), self._turn(dk, cosines, -sines, turned)
         q_norm = k_norm = None
         if entered.raw is not None and weights.q_norm is not None and weights.k_norm is not None:
             q, k = entered.raw[:, :c.heads], entered.raw[:, c.heads:]
@@ -221,7 +130,7 @@ class Parts:
         dh, dranks = product_back(dy, weights.qkv)
         qkv = weight_gradients(dy, entered.normalised.n, entered.ranks, dranks, weights.qkv, weights.norm, wanted)
         norm = _norm_gradients(dh, entered.normalised, weights.norm, wanted)
-        read = dx + self._normalise_back(dh, entered.normalised, weights.norm) if wanted.input else None
+        read = self._normalise_back(dx, dh, entered.normalised, weights.norm) if wanted.input else None
         return EnteredBack(read, norm, q_norm if wanted.weights else None, k_norm if wanted.weights else None, qkv)
 
     # ------------------------------------------------------------------------------------------- elementwise
@@ -242,13 +151,22 @@ class Parts:
         h = n * norm.weight if norm.bias is None else n * norm.weight + norm.bias
         return Normalised(n.to(dtype), rate), h.to(dtype)
 
-    def _normalise_back(self, dh: Tensor, normalised: Normalised, norm: NormWeights) -> Tensor:
-        """(T, d) fp32: the gradient of the norm's input."""
+    def _join_normalise(self, x: Tensor, branch: Tensor, seed: Tensor | None, norm: NormWeights,
+                        dtype: torch.dtype) -> tuple[Tensor, Normalised, Tensor]:
+        """The residual with the attention branch added, (T, d) fp32, and `_normalise` of what the MLP's norm reads."""
+        joined = x + self._drop(branch, seed)
+        return joined, *self._normalise(x if self.config.parallel_residual else joined, norm, dtype)
+
+    def _normalise_back(self, dx: Tensor, dh: Tensor, normalised: Normalised, norm: NormWeights) -> Tensor:
+        """(T, d) fp32: dx, and the gradient of the norm's input."""
         n, dn = normalised.n.float(), dh.float() * norm.weight
         along = (dn * n).mean(-1, keepdim=True)
         if self.config.norm == "rms":
-            return normalised.rate * (dn - n * along)
-        return normalised.rate * (dn - dn.mean(-1, keepdim=True) - n * along)
+            return dx + normalised.rate * (dn - n * along)
+        return dx + normalised.rate * (dn - dn.mean(-1, keepdim=True) - n * along)
+
+    def _turn(self, x: Tensor, cosines: Tensor, sines: Tensor, dtype: torch.dtype) -> Tensor:
+        return _turn(x, cosines, sines, dtype)
 
     def _act(self, inner: Tensor) -> Tensor:
         """(T, f) fp32."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from powertrain.models.adapter_kinds import Lora
 from powertrain.models.adapters import AdaptedLinear
 from powertrain.models.decoder import Block, Norm
-from powertrain.models.fused.parts import (
+from powertrain.models.fused.values import (
     EnteredBack,
     EnterWeights,
     LeaveWeights,

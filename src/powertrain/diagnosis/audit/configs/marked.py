@@ -56,8 +56,10 @@ def read_marked(path: Path) -> Marked:
         if path.stat().st_size > LARGEST_BYTES:
             raise WrongUse(f"{path} has {path.stat().st_size:,} bytes; a config has at most {LARGEST_BYTES:,}: is it data?")
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise WrongUse(f"{path} cannot be read: {error}") from None
+    except UnicodeDecodeError as error:
+        raise WrongUse(f"{path} is not UTF-8 text (byte {error.start}); an audit reads scripts and configs") from None
+    except OSError as error:
+        raise WrongUse(f"{path} cannot be read: {error.strerror or error}") from None
     found = json_marked(text, path) if text.lstrip().startswith("{") else yaml_marked(text, path)
     if not isinstance(found.value, dict):
         raise WrongUse(f"{path} is not a config: it holds a {type(found.value).__name__}, not keys with values")

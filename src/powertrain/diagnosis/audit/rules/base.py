@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from powertrain.diagnosis.audit.subject import Setting, Subject
-from powertrain.records import DataFacts, Facts, Hardware, ModelFacts, Software
+from powertrain.records import DataFacts, Facts, Hardware, ModelFacts, Software, findings
 from powertrain.records.findings import Cure, Evidence, Expected, Finding, Risk, Severity
 
-UNMEASURED = Expected("no figure: it was not measured here, and no formula gives it", "none")
-NO_SPEED = Expected("not about speed", "none")
+UNMEASURED, NO_SPEED = findings.UNMEASURED, findings.NO_SPEED          # what most rules expect
 
 
 @dataclass(frozen=True)
@@ -21,6 +20,7 @@ class Circumstances:
     facts: Facts | None = None               # None: its data and model are not known
     machine: Hardware | None = None          # where only that is known
     installed: Software | None = None
+    not_looked_at: str = ""                  # why its data and model are not known
 
     @property
     def hardware(self) -> Hardware | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from powertrain.diagnosis.audit.editing import set_to
+from powertrain.diagnosis.audit.editing import removed, set_to
 from powertrain.diagnosis.audit.rules.base import Circumstances, Rule
 from powertrain.diagnosis.audit.subject import Subject
 from powertrain.records.findings import Cure, Expected, Finding
@@ -16,7 +16,14 @@ class BothHalfPrecisions(Rule):
 
     @classmethod
     def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
-        if subject.on("training.fp16") and subject.on("training.bf16"):
+        if not (subject.on("training.fp16") and subject.on("training.bf16")):
+            return
+        if subject.framework == "axolotl":       # core/builders/base.py: fp16 is passed on only where bf16 is not
+            yield cls.found("low", "fp16 beside bf16 does nothing", "Axolotl takes fp16 only where bf16 is off, which `bf16: "
+                            "auto` finds out by itself", subject.settings["training.fp16"], subject.settings["training.bf16"],
+                            expected=Expected("nothing changes", "none"), cure=Cure("Leave fp16 out",
+                                                                                    removed(subject, "training.fp16")))
+        else:
             yield cls.found("critical", "fp16 and bf16 together", "A product is computed in one type; the trainer raises "
                             "\"At most one of fp16 and bf16 can be True\"", subject.settings["training.fp16"],
                             subject.settings["training.bf16"], expected=Expected("the run starts", "none"),

@@ -28,7 +28,7 @@ class Fp16OnBf16Hardware(Rule):
             edits = renamed(subject, "training.fp16", "bf16")
             if "training.bf16" in subject.settings:
                 edits = (*set_to(subject, "training.fp16", False), *set_to(subject, "training.bf16", True))
-            yield cls.found("moderate", "fp16 where there is bf16", f"{unit}: bf16 is as fast there, and has fp32's range. "
+            yield cls.found("moderate", "fp16 where there is bf16", f"bf16 is as fast here ({unit}), and has fp32's range. "
                             "fp16 overflows above 65,504: its steps are scaled, tried, and skipped when a gradient overflows",
                             seen(subject, key), expected=Expected("no skipped steps; about as fast", "none"),
                             risk=Risk("none", "low", "low"),

@@ -24,6 +24,7 @@ class GoodBatch(Rule):
         if each is None or batch is None or batch < FEWEST or KEYS[0] not in subject.settings:
             return
         ranks = processes(subject)
-        says = f"{each} a pass x {times} passes" + (f" x {ranks} processes" if ranks > 1 else "")
+        says = ("all in one pass" if times == 1 else f"{each} a pass x {times} passes") + (
+            f" x {ranks} processes" if ranks > 1 else "")
         yield cls.found("good", f"{batch} examples a step", says, *(subject.settings.get(key) for key in KEYS),
                         expected=NO_SPEED, cure="Keep the product when you change its factors")

@@ -9,7 +9,7 @@ from powertrain.diagnosis.audit.editing import set_to
 from powertrain.diagnosis.audit.resolved import TRAINERS, is_on, number, seen
 from powertrain.diagnosis.audit.rules.base import NO_SPEED, Circumstances, Rule
 from powertrain.diagnosis.audit.subject import Subject
-from powertrain.records.findings import Cure, Finding
+from powertrain.records.findings import Cure, Finding, Risk
 
 LEAST, MOST = 0.5, 8.0       # of alpha / r; 1 to 2 is usual
 
@@ -32,9 +32,11 @@ class LoraScaling(Rule):
         if LEAST <= scale <= (MOST if not rooted else MOST * 4):
             return
         usual = int(2 * rank)
-        yield cls.found("moderate" if scale < LEAST else "low", "adapters are scaled oddly",
-                        f"alpha / {'sqrt(r)' if rooted else 'r'} is {scale:.2g}, where 1 to 2 is usual: the adapters' output "
-                        "and gradients are multiplied by it, as if the learning rate were another",
+        # QLoRA's own 16 / 64 is below: it works, with its own learning rate
+        yield cls.found("low", "adapters are scaled unusually",
+                        f"Their scale, alpha / {'sqrt(r)' if rooted else 'r'}, is {scale:.2g}, where 1 to 2 is usual: "
+                        "the adapters' output and gradients are multiplied by it, as if the learning rate were another",
                         seen(subject, "lora.lora_alpha"), seen(subject, "lora.r"), expected=NO_SPEED,
+                        risk=Risk("none", "medium", "low"),
                         cure=Cure(f"Set lora_alpha={usual}", set_to(subject, "lora.lora_alpha", usual),
                                   (f"lora.alpha={usual}",)))

@@ -35,9 +35,8 @@ def _backward_of(loop: ast.AST) -> Iterator[str]:
     """The variables that `.backward()` is called on."""
     for node in ast.walk(loop):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
-            for item in (node.func.value, *node.args):
-                if isinstance(item, ast.Name):
-                    yield item.id
+            for item in (node.func.value, *node.args):         # `scaler.scale(loss).backward()`, `(loss / 4).backward()` too
+                yield from (name.id for name in ast.walk(item) if isinstance(name, ast.Name))
 
 
 def _kept(node: ast.AST) -> ast.expr | None:

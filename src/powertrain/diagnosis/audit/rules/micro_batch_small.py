@@ -18,8 +18,8 @@ MANY = 4                     # passes a step; fewer cost little
 
 class MicroBatchSmall(Rule):
     name = "micro_batch_small"
-    rests_on = "technique: micro_batch; features: X7 (accumulation runs the same small passes; it is the pass that fills a "
-    "device)"
+    rests_on = ("technique: micro_batch; features: X7 (accumulation runs the same small passes; it is the pass that fills a "
+                "device)")
 
     @classmethod
     def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
@@ -33,7 +33,7 @@ class MicroBatchSmall(Rule):
         says = f"{larger} fit here" if larger else "how many fit is not known here; `powertrain plan` reckons it"
         one = "training.per_device_train_batch_size"
         yield cls.found("moderate" if larger else "low", "small passes, accumulated", f"A step is {times} passes of {each} "
-                        f"{'example' if each == 1 else 'examples'}: weights are read and kernels started {times} times. {says}",
+                        f"{'example' if each == 1 else 'examples'}: weights are read and kernels started {times} times; {says}",
                         seen(subject, one), seen(subject, "training.gradient_accumulation_steps"), expected=UNMEASURED,
                         cure=Cure(f"Take {larger} examples a pass and accumulate {each * times // larger} times" if larger else
                                   "Take the largest pass that fits, and accumulate accordingly less",

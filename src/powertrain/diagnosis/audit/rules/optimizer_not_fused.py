@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from powertrain.cost.work import step_work
+from powertrain.diagnosis.audit.code_editing import with_argument
 from powertrain.diagnosis.audit.editing import set_to
 from powertrain.diagnosis.audit.reckoning import at_most, reckonable
-from powertrain.diagnosis.audit.resolved import is_unread, products_dtype
+from powertrain.diagnosis.audit.resolved import is_unread, method, products_dtype
 from powertrain.diagnosis.audit.rules.base import UNMEASURED, Circumstances, Rule
 from powertrain.diagnosis.audit.subject import Subject
-from powertrain.records.findings import Cure, Expected, Finding
+from powertrain.records.findings import Cure, Edit, Expected, Finding
 
 ADAMS = ("adam", "adamw")
 
@@ -23,18 +24,25 @@ class OptimizerNotFused(Rule):
     def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
         own = subject.settings.get("optimizer.name")
         if subject.value("training.optim") == "adamw_torch":
-            asked, edits = subject.settings["training.optim"], set_to(subject, "training.optim", "adamw_torch_fused")
+            asked, says = subject.settings["training.optim"], 'Use optim="adamw_torch_fused"'
+            edits = set_to(subject, "training.optim", "adamw_torch_fused")
         elif own is not None and str(own.value).rpartition(".")[2].lower() in ADAMS:
             if subject.on("optimizer.fused") or is_unread(subject, "optimizer.fused"):
                 return
-            asked, edits = own, set_to(subject, "optimizer.fused", True)
+            asked, edits, says = own, _argument(subject), "Pass fused=True to AdamW"
         else:
             return
-        cure = Cure("Use adamw_torch_fused, or AdamW(fused=True)", edits, ("techniques.fused_adamw=on",))
+        cure = Cure(says, edits, ("techniques.fused_adamw=on",))
+        little = "; of adapters there is little to update" if method(subject) in ("lora", "qlora") else ""
         yield cls.found("low", "AdamW is not the fused one", "The update of all trained weights takes several kernels "
-                        "instead of one, and foreach needs a copy of them more at the peak; of adapters there is little to "
-                        "update", asked,
+                        f"instead of one, and foreach needs a copy of them more at the peak{little}", asked,
                         expected=_bound(subject, where), cure=cure)
+
+
+def _argument(subject: Subject) -> tuple[Edit, ...]:
+    """The argument in the script's own call."""
+    call = subject.script.sections.get("optimizer") if subject.script is not None else None
+    return with_argument(subject.script, call, "fused", "True") if subject.script is not None and call is not None else ()
 
 
 def _bound(subject: Subject, where: Circumstances) -> Expected:

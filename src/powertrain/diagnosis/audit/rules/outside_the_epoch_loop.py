@@ -31,9 +31,8 @@ class OutsideTheEpochLoop(Rule):
             deeper = indent(script, loop.body[0])[len(indent(script, late[0])):]
             yield cls.found(
                 "critical", "evaluation and checkpoints come only after the last epoch",
-                f"{_names(script, late)} use {script.words(loop.target)} but stand after its loop: they happen once, at the "
-                f"very "
-                "end. A run that stops before has saved nothing, and nobody sees it overfit",
+                f"{_names(script, late)} {'uses' if len(late) == 1 else 'use'} {script.words(loop.target)} after its "
+                "loop, and so only once, at the end. A run that stops before has saved nothing, and nobody sees it overfit",
                 *(script.evidence(_first_line(node)) for node in late), script.evidence(loop.target), expected=NO_SPEED,
                 risk=Risk("none", "none", "low"),
                 cure=Cure("Move them into the loop over epochs", indented(script, between, deeper)))

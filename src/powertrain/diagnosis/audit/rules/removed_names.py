@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from powertrain.diagnosis.audit.editing import renamed
+from powertrain.diagnosis.audit.editing import BY_LENGTH, removed, renamed
 from powertrain.diagnosis.audit.resolved import TRAINERS
 from powertrain.diagnosis.audit.rules.base import Circumstances, Rule
 from powertrain.diagnosis.audit.subject import Setting, Subject
@@ -49,5 +49,10 @@ def _name(setting: Setting) -> str:
 
 
 def _edits(subject: Subject, key: str, name: str) -> tuple[Edit, ...]:
-    """A rename where the value means the same under the new name."""
-    return () if name in ("group_by_length", "no_cuda") or not REMOVED[name] else renamed(subject, key, REMOVED[name])
+    """A rename where the value means the same under the new name; what is gone is taken out."""
+    if name == "group_by_length":
+        grouped = subject.value(key) == BY_LENGTH
+        return renamed(subject, key, REMOVED[name], BY_LENGTH) if grouped else removed(subject, key)
+    if not REMOVED[name]:
+        return removed(subject, key)
+    return () if name == "no_cuda" else renamed(subject, key, REMOVED[name])

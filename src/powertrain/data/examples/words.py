@@ -1,0 +1,273 @@
+"""Texts to token ids by way of their words, each of which the tokenizer itself sees once.
+
+Byte-level tokenizers cut a text at its added tokens, then by a pattern into words, and encode each word by itself. So the ids
+of a text are those of its words, and most words of a text have been met before: looking them up costs a quarter of encoding
+them again. The pattern is the tokenizer's own, with its classes of characters spelled out for Python's `re`; a text with a
+character whose class might differ between versions of Unicode is left to the library, and so is a tokenizer whose rules are
+not of this kind. The first texts are encoded both ways, and a difference ends this way for good.
+
+Source of the scheme: tokenizers' pipeline, https://huggingface.co/docs/tokenizers/pipeline
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, groupby
+from typing import Any
+from unicodedata import category, normalize
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer as LibraryTokenizer
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"     # of ByteLevel(use_regex=True)
+MOST_REMEMBERED = 1 << 20    # characters of words, each of them some 30 bytes; then it begins anew
+COMPARED = 32                # texts that are encoded by the library too, before this way is trusted
+
+# Code points whose class Unicode has not changed since version 6: Latin to Cyrillic, punctuation, signs, Japanese, Chinese
+KNOWN = ((0x00, 0x24F), (0x370, 0x3FF), (0x400, 0x52F), (0x2000, 0x206F), (0x20A0, 0x20B8), (0x2190, 0x22FF),
+         (0x3000, 0x30FF), (0x4E00, 0x9FA5), (0x1F300, 0x1F5FF), (0x1F600, 0x1F64F))
+SPACES = {*"\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000", *map(chr, range(0x2000, 0x200B))}      # White_Space
+CASELESS = {"\u0130", "\u0131", "\u017f"}    # that (?i:...) takes for i or s, or not, as the library pleases
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """One text's ids, and where its words begin."""
+
+    text: str
+    ids: npt.NDArray[np.int64]
+    characters: npt.NDArray[np.int64]        # where each word begins, in characters
+    tokens: npt.NDArray[np.int64]            # and in tokens
+    special: list[int]                       # the words that are added tokens
+
+    def first_from(self, character: int) -> int | None:
+        """The first token that starts at `character` or later; None where only the library's offsets tell.
+
+        They do where no word begins there, or it begins with a space, which offsets may leave out.
+        """
+        if character >= len(self.text):
+            return len(self.ids)
+        word = int(self.characters.searchsorted(character))
+        begins = word < len(self.characters) and self.characters[word] == character and self.text[character] != " "
+        return int(self.tokens[word]) if begins else None
+
+    def last_special(self, token: int) -> tuple[int, int] | None:
+        """Token and character of the last added token before `token`."""
+        word = int(self.tokens.searchsorted(token))
+        place = bisect_left(self.special, word)
+        if place == 0:
+            return None
+        found = self.special[place - 1]
+        return int(self.tokens[found]), int(self.characters[found])
+
+
+class Words:
+    """The words of one tokenizer, with their ids."""
+
+    def __init__(self, library: LibraryTokenizer, pattern: str, *, composed: bool):
+        self.library, self.composed = library, composed
+        added = sorted((token.content for token in library.get_added_tokens_decoder().values() if token.content),
+                       key=len, reverse=True)            # of two that begin alike the library takes the longer one
+        self.added, self.added_ids = frozenset(added), frozenset(library.get_added_tokens_decoder())
+        self.cut_added = re.compile(f"({'|'.join(map(re.escape, added))})") if added else None
+        self.narrow = re.compile(spelled_out(pattern, _classes(128, composed)) or "")
+        self.wide = re.compile(spelled_out(pattern, _classes(0x110000, composed)) or "")
+        self.trusted, self.compared = True, False
+        self._clear()
+
+    def _clear(self) -> None:
+        self.numbers, self.remembered = _Numbers(self), 0
+        self.ids, self.begins, self.token_counts, self.lengths = (array("q") for _ in range(4))
+
+    def learn(self, word: str) -> int:
+        """The number of a word that was not known."""
+        ids = self.library.encode(word, add_special_tokens=False).ids
+        if word not in self.added and not self.added_ids.isdisjoint(ids):
+            self.trusted = False             # a plain word that looks like an added token: boundaries could not be told
+        self.begins.append(len(self.ids))
+        self.ids.extend(ids)
+        self.token_counts.append(len(ids))
+        self.lengths.append(len(word))
+        self.remembered += len(word)
+        return len(self.lengths) - 1
+
+    def encode(self, texts: Sequence[str]) -> list[Pieces | None]:
+        """None for each text that is left to the library."""
+        if not self.compared and texts:
+            self.compared = True
+            self._compare(texts[:COMPARED])
+        if not self.trusted:
+            return [None] * len(texts)
+        if self.remembered > MOST_REMEMBERED:
+            self._clear()
+        found = [self._words(text) for text in texts]
+        pieces = self._pieces(texts, found)
+        return pieces if self.trusted else [None] * len(texts)
+
+    def _compare(self, texts: Sequence[str]) -> None:
+        for text, pieces in zip(texts, self._pieces(texts, [self._words(text) for text in texts]), strict=True):
+            if pieces is not None and pieces.ids.tolist() != self.library.encode(text, add_special_tokens=False).ids:
+                self.trusted = False
+
+    def _words(self, text: str) -> tuple[list[str], list[int]] | None:
+        """The words of a text, and which of them are added tokens."""
+        pattern = self.narrow
+        if not text.isascii():
+            if _unknown(self.composed).search(text):
+                return None
+            pattern = self.wide
+        parts = [text] if self.cut_added is None else self.cut_added.split(text)
+        words: list[str] = pattern.findall(parts[0]) if parts[0] else []
+        special: list[int] = []
+        for place in range(1, len(parts), 2):
+            special.append(len(words))
+            words.append(parts[place])
+            if parts[place + 1]:
+                words += pattern.findall(parts[place + 1])
+        return words, special
+
+    def _pieces(self, texts: Sequence[str], found: Sequence[tuple[list[str], list[int]] | None]) -> list[Pieces | None]:
+        """All texts at once: what is looked up, and the sums over it."""
+        counts = [0 if words is None else len(words[0]) for words in found]
+        every = chain.from_iterable(words[0] for words in found if words is not None)
+        numbers = np.fromiter(map(self.numbers.__getitem__, every), np.int64, sum(counts))
+        begins, token_counts, lengths = (np.frombuffer(column, np.int64).take(numbers) if len(column) else numbers
+                                         for column in (self.begins, self.token_counts, self.lengths))
+        token_stops, character_stops = token_counts.cumsum(), lengths.cumsum()
+        tokens, characters = token_stops - token_counts, character_stops - lengths
+        total = int(token_stops[-1]) if len(token_stops) else 0
+        ids = np.empty(0, np.int64)
+        if total:
+            ids = np.frombuffer(self.ids, np.int64).take(np.repeat(begins - tokens, token_counts) + np.arange(total))
+        result: list[Pieces | None] = []
+        word = token = character = 0
+        for text, words, count in zip(texts, found, counts, strict=True):
+            if words is None:
+                result.append(None)
+                continue
+            stop = word + count
+            token_stop = int(token_stops[stop - 1]) if stop else 0
+            piece = Pieces(text, ids[token:token_stop], characters[word:stop] - character, tokens[word:stop] - token, words[1])
+            character_stop = int(character_stops[stop - 1]) if stop else 0
+            # a pattern that leaves characters out would have them encoded by the library, between its matches
+            result.append(piece if character_stop - character == len(text) else None)
+            word, token, character = stop, token_stop, character_stop
+        return result
+
+
+class _Numbers(dict[str, int]):
+    """A word's number, found out when it is first asked for."""
+
+    def __init__(self, words: Words):
+        self.words = words
+
+    def __missing__(self, word: str) -> int:
+        number = self[word] = self.words.learn(word)
+        return number
+
+
+# ------------------------------------------------------------------------------------------------ whether it can be done
+
+
+def words_of(library: LibraryTokenizer) -> Words | None:
+    """None where the tokenizer's rules are not known to be of this kind."""
+    settings = json.loads(library.to_str())
+    normalizer = settings.get("normalizer")
+    composed = normalizer is not None
+    pattern = _pattern(settings.get("pre_tokenizer"))
+    plain_model = settings["model"].get("type") == "BPE" and not settings["model"].get("dropout")
+    plain_added = not any(token["lstrip"] or token["rstrip"] or token["single_word"]
+                          for token in settings.get("added_tokens", ()))
+    if (pattern is None or not plain_model or not plain_added or library.encode_special_tokens or library.truncation
+            or library.padding or (composed and normalizer != {"type": "NFC"})
+            or spelled_out(pattern, _classes(0x110000, composed)) is None):
+        return None
+    return Words(library, pattern, composed=composed)
+
+
+def _pattern(rule: dict[str, Any] | None) -> str | None:
+    """The one pattern that cuts a text into words; None where there is more to it."""
+    if rule is None:
+        return None
+    if rule["type"] == "ByteLevel":
+        return GPT2 if rule["use_regex"] and not rule["add_prefix_space"] else None
+    if rule["type"] != "Sequence" or [part["type"] for part in rule["pretokenizers"]] != ["Split", "ByteLevel"]:
+        return None
+    split, level = rule["pretokenizers"]
+    plain = split["behavior"] == "Isolated" and not split["invert"] and not level["use_regex"] and not level["add_prefix_space"]
+    return split["pattern"].get("Regex") if plain else None
+
+
+# ------------------------------------------------------------------------------------------------ its pattern
+
+
+ALIKE = (r"\S", r"\r", r"\n", r"\t", "(?i:", "(?:", "(?!")      # in both languages
+
+@dataclass(frozen=True)
+class Classes:
+    """The insides of three character classes."""
+
+    letters: str
+    numbers: str
+    spaces: str
+
+
+def spelled_out(pattern: str, classes: Classes) -> str | None:
+    r"""A pattern of the library (Oniguruma) for Python: \p{L}, \p{N} and \s written as characters.
+
+    None if it has anything that the two might read differently.
+    """
+    inside, out, at = False, [], 0
+    named = {r"\p{L}": classes.letters, r"\p{N}": classes.numbers, r"\s": classes.spaces}
+    while at < len(pattern):
+        token = next((name for name in (*named, *ALIKE) if pattern.startswith(name, at)), pattern[at])
+        at += len(token)
+        if token in named:
+            out.append(named[token] if inside else f"[{named[token]}]")
+        elif token == r"\S" and not inside:
+            out.append(f"[^{classes.spaces}]")
+        elif (token in ("\\", r"\S") or (token in "[&" if inside else token in "^$.")
+              or (token == "(" and pattern.startswith("?", at)) or (token == "}" and pattern.startswith("+", at))):
+            return None
+        else:
+            inside = token == "[" or (inside and token != "]")
+            out.append(token)
+    return "".join(out)
+
+
+@lru_cache(maxsize=4)
+def _classes(below: int, composed: bool) -> Classes:
+    characters = [character for character in _alphabet(composed) if ord(character) < below]
+    spaces = [character for character in characters if character in SPACES]
+    letters = [character for character in characters if category(character)[0] == "L"]
+    numbers = [character for character in characters if category(character)[0] == "N"]
+    return Classes(_ranges(letters), _ranges(numbers), _ranges(spaces))
+
+
+@lru_cache(maxsize=2)
+def _unknown(composed: bool) -> re.Pattern[str]:
+    """Finds a character that has to be left to the library."""
+    return re.compile(f"[^{_ranges(_alphabet(composed))}]")
+
+
+@lru_cache(maxsize=2)
+def _alphabet(composed: bool) -> list[str]:
+    """What is known here: no marks that join a letter, nothing unassigned, and nothing that a normalizer would change."""
+    characters = (chr(code) for first, last in KNOWN for code in range(first, last + 1))
+    return [character for character in characters
+            if category(character)[0] != "M" and category(character) not in ("Cn", "Cs", "Co") and character not in CASELESS
+            and (not composed or normalize("NFC", character) == character)]
+
+
+def _ranges(characters: Iterable[str]) -> str:
+    """Characters in order of their code as the inside of a class."""
+    codes = [ord(character) for character in characters]
+    runs = [[code for _, code in run] for _, run in groupby(enumerate(codes), lambda pair: pair[1] - pair[0])]
+    return "".join(f"\\U{run[0]:08x}-\\U{run[-1]:08x}" for run in runs)

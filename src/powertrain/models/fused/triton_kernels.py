@@ -1,0 +1,155 @@
+"""The elementwise stretches of a block as Triton kernels: each reads and writes a token's numbers once.
+
+For where torch's compiler is not there, or does not fuse. Arithmetic is fp32 whatever the tensors' type; each function here
+does what the method of `Parts` of its name does, which is its definition. Only this file imports Triton.
+
+One program has one token's row (norms), a piece of it (SwiGLU), or one head of a token (rotary). `place` is where a row
+begins, in 64 bits: a batch has more than 2^31 numbers sooner than one thinks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PIECE = 1024                                 # numbers of a row that one program of SwiGLU has
+
+
+@triton.jit
+def _normalise_rows(x: Any, added: Any, weight: Any, joined: Any, n: Any, rates: Any, h: Any, width: Any, epsilon: Any,
+                    HAS_ADDED: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    place = row * width + columns
+    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    if HAS_ADDED:
+        value += tl.load(added + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(joined + place, value, mask=inside)
+    rate = 1.0 / tl.sqrt(tl.sum(value * value, axis=0) / width + epsilon)
+    normal = value * rate
+    scale = tl.load(weight + columns, mask=inside, other=0.0)
+    tl.store(n + place, normal.to(n.dtype.element_ty), mask=inside)
+    tl.store(h + place, (normal * scale).to(h.dtype.element_ty), mask=inside)
+    tl.store(rates + row, rate)
+
+
+@triton.jit
+def _normalise_rows_back(dh: Any, n: Any, rates: Any, weight: Any, dx: Any, out: Any, width: Any, BLOCK: tl.constexpr) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    place = row * width + columns
+    normal = tl.load(n + place, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.load(weight + columns, mask=inside, other=0.0)
+    dn = tl.load(dh + place, mask=inside, other=0.0).to(tl.float32) * scale
+    along = tl.sum(dn * normal, axis=0) / width
+    above = tl.load(dx + place, mask=inside, other=0.0)
+    tl.store(out + place, above + tl.load(rates + row) * (dn - normal * along), mask=inside)
+
+
+@triton.jit
+def _swiglu_rows(inner: Any, out: Any, width: Any, BLOCK: tl.constexpr) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    gate = tl.load(inner + 2 * row * width + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(inner + (2 * row + 1) * width + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + columns, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _swiglu_rows_back(inner: Any, dout: Any, out: Any, dinner: Any, width: Any, BLOCK: tl.constexpr) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    gate = tl.load(inner + 2 * row * width + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(inner + (2 * row + 1) * width + columns, mask=inside, other=0.0).to(tl.float32)
+    given = tl.load(dout + row * width + columns, mask=inside, other=0.0).to(tl.float32)
+    share = tl.sigmoid(gate)
+    act = gate * share
+    slope = share * (1.0 + gate * (1.0 - share))
+    tl.store(out + row * width + columns, (act * up).to(out.dtype.element_ty), mask=inside)
+    tl.store(dinner + 2 * row * width + columns, (given * up * slope).to(dinner.dtype.element_ty), mask=inside)
+    tl.store(dinner + (2 * row + 1) * width + columns, (given * act).to(dinner.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _turn_heads(x: Any, cosines: Any, sines: Any, out: Any, token_stride: Any, head_stride: Any, table_stride: Any, heads: Any,
+                half: Any, rest: Any, BLOCK: tl.constexpr, REST: tl.constexpr) -> None:
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    source = x + token * token_stride + head * head_stride
+    target = out + (token * heads + head) * (2 * half + rest)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < half
+    left = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32)
+    right = tl.load(source + half + columns, mask=inside, other=0.0).to(tl.float32)
+    c = tl.load(cosines + token * table_stride + columns, mask=inside, other=0.0)
+    s = tl.load(sines + token * table_stride + columns, mask=inside, other=0.0)
+    tl.store(target + columns, (left * c - right * s).to(out.dtype.element_ty), mask=inside)
+    tl.store(target + half + columns, (right * c + left * s).to(out.dtype.element_ty), mask=inside)
+    if REST > 0:
+        others = tl.arange(0, REST)
+        beyond = others < rest
+        passed = tl.load(source + 2 * half + others, mask=beyond, other=0.0)
+        tl.store(target + 2 * half + others, passed.to(out.dtype.element_ty), mask=beyond)
+
+
+def normalise(x: Tensor, added: Tensor | None, weight: Tensor, epsilon: float,
+              dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """RMS norm of x (T, d) fp32, after `added` (T, d) was added to it: the sum (x itself without), n, rate and h."""
+    x = x.contiguous()
+    rows, width = x.shape
+    joined = x if added is None else torch.empty_like(x)
+    n, h = torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=dtype)
+    rates = x.new_empty(rows, 1)
+    _normalise_rows[rows,](x, x if added is None else added.contiguous(), weight, joined, n, rates, h, width, epsilon,
+                           HAS_ADDED=added is not None, BLOCK=triton.next_power_of_2(width))
+    return joined, n, rates, h
+
+
+def normalise_back(dh: Tensor, n: Tensor, rates: Tensor, weight: Tensor, dx: Tensor) -> Tensor:
+    """(T, d) fp32: dx, and the gradient of the norm's input."""
+    out = torch.empty_like(dx, memory_format=torch.contiguous_format)
+    rows, width = dx.shape
+    _normalise_rows_back[rows,](dh.contiguous(), n.contiguous(), rates, weight, dx.contiguous(), out, width,
+                                BLOCK=triton.next_power_of_2(width))
+    return out
+
+
+def swiglu(inner: Tensor) -> Tensor:
+    """silu(gate) * up (T, f), in the type of inner (T, 2 f)."""
+    rows, width = len(inner), inner.shape[1] // 2
+    out = inner.new_empty(rows, width)
+    _swiglu_rows[rows, triton.cdiv(width, PIECE)](inner.contiguous(), out, width, BLOCK=_piece(width))
+    return out
+
+
+def swiglu_back(inner: Tensor, dout: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What `swiglu` gave, made again, and the gradient of inner; both in `dtype`."""
+    rows, width = len(inner), inner.shape[1] // 2
+    out, dinner = inner.new_empty(rows, width, dtype=dtype), inner.new_empty(rows, 2 * width, dtype=dtype)
+    _swiglu_rows_back[rows, triton.cdiv(width, PIECE)](inner.contiguous(), dout.contiguous(), out, dinner, width,
+                                                       BLOCK=_piece(width))
+    return out, dinner
+
+
+def turn(x: Tensor, cosines: Tensor, sines: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rotary positions on x (T, heads, D), in `dtype`; cosines and sines are (T, 1, rotary width)."""
+    x = x if x.stride(2) == 1 else x.contiguous()
+    tokens, heads, width = x.shape
+    half = cosines.shape[-1] // 2
+    rest = width - 2 * half
+    cosines, sines = cosines.contiguous(), sines.contiguous()
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    _turn_heads[tokens, heads](x, cosines, sines, out, x.stride(0), x.stride(1), cosines.shape[-1], heads, half, rest,
+                               BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0)
+    return out
+
+
+def _piece(width: int) -> int:
+    return min(PIECE, int(triton.next_power_of_2(width)))

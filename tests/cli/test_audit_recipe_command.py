@@ -1,0 +1,107 @@
+"""`powertrain audit PATH --convert` and `--verify` as a user runs them: what is written and measured, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from adapted_models import make_base
+from example_folders import chat_folder
+from powertrain.data.examples.tokenizer import open_example_tokenizer
+from powertrain.models.folder import save_folder
+from powertrain.recipe import resolve
+
+Cli = Callable[..., tuple[int, str, str]]
+# document 000's trainer: adapters on a base in this folder, two passes of two examples a step
+CONFIG = """lora:
+  model_id: base
+  dataset_path: data.jsonl
+  use_4bit: false
+  batch_size: 2
+  gradient_accumulation_steps: 2
+  eval_steps: 20
+  max_seq_length: 64
+  temperature: 0.85
+"""
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Path:
+    """A folder with a config, and the base and the data that it names."""
+    tokenizer = open_example_tokenizer(chat_folder(tmp_path / "tokenizer"))
+    save_folder(make_base("llama", vocabulary=330, context=96, layers=1, width=64), tmp_path / "base", tokenizer)
+    rows = [{"instruction": "what is " + "one and " * (i % 3) + "two ?", "output": f"it is {i}"} for i in range(12)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def test_a_recipe_is_printed_with_an_account_of_every_key(beside: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, err = cli("audit", "config.yaml", "--convert", folder=beside)
+    assert code == 0, err
+    assert yaml.safe_load(out)["train_batch_size"] == 4
+    assert [key for key in yaml.safe_load(CONFIG)["lora"] if f"{key}:" not in out] == []
+    (beside / "mine.yaml").write_text(out)
+    monkeypatch.chdir(beside)
+    assert resolve("mine.yaml").recipe.model.path == "base"
+
+
+def test_a_recipe_is_written_once_and_summed_up(beside: Path, cli: Cli) -> None:
+    code, out, _ = cli("audit", "config.yaml", "--convert", "--output", "mine.yaml", folder=beside)
+    assert code == 0
+    assert "train it with `powertrain train mine.yaml`" in out
+    assert " translated, " in out
+    before = (beside / "mine.yaml").read_text()
+    code, out, err = cli("audit", "config.yaml", "--convert", "--output", "mine.yaml", folder=beside)
+    assert (code, out) == (2, "")
+    assert "mine.yaml is there already" in err
+    assert (beside / "mine.yaml").read_text() == before
+
+
+def test_both_arms_run_and_learn_the_same(beside: Path, cli: Cli) -> None:
+    code, out, err = cli("audit", "config.yaml", "--verify", "--budget", "1s", "--json", folder=beside)
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["parity"]["holds"], found["parity"]
+    assert found["comparison"]["pairs"] >= 5
+    assert min(found["comparison"]["peak_memory_bytes"]) > 0
+    assert found["original"]["micro_batch"] == {"examples": 2}
+    assert "times as fast" in found["says"]
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (("config.yaml", "--verify", "--output", "x.yaml"), "--verify writes no file"),
+    (("config.yaml", "--verify", "--convert"), "ask for one at a time"),
+    (("config.yaml", "--convert", "--apply"), "ask for one at a time"),
+    (("config.yaml", "--output", "x.yaml"), "it needs --apply or --convert"),
+    ((".", "--convert"), "is a folder"),
+    (("notes.txt", "--convert"), "neither a script"),
+    (("other.json", "--verify"), "no config that is known"),
+    (("no_data.yaml", "--verify"), "its data ./no.jsonl are not here"),
+    (("no_model.yaml", "--verify"), "its model ./no-base is not here")])
+def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(words: tuple[str, ...], says: str, beside: Path, cli: Cli) -> None:
+    (beside / "notes.txt").write_text("hello\n")
+    (beside / "other.json").write_text('{"compilerOptions": {"strict": true}, "include": ["src"]}')
+    (beside / "no_data.yaml").write_text(CONFIG.replace("data.jsonl", "./no.jsonl"))
+    (beside / "no_model.yaml").write_text(CONFIG.replace("model_id: base", "model_id: ./no-base"))
+    code, out, err = cli("audit", *words, folder=beside)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert err.startswith("powertrain: ")
+    assert err.count("\n") == 1
+    assert not (beside / "x.yaml").exists()
+
+
+def test_an_audit_looks_at_the_data_and_the_model_that_lie_beside_a_file(beside: Path, cli: Cli) -> None:
+    _, out, err = cli("audit", "config.yaml", "--json", folder=beside)
+    found = json.loads(out.splitlines()[0])
+    assert found["environment"]["its data"].startswith("8 examples"), err
+    (beside / "data.jsonl").unlink()
+    _, out, _ = cli("audit", "config.yaml", "--json", folder=beside)
+    assert "data.jsonl is not on this machine" in json.loads(out.splitlines()[0])["environment"]["its data"]
+    _, out, _ = cli("audit", "config.yaml", "--json", "--elsewhere", folder=beside)
+    assert "its data" not in json.loads(out.splitlines()[0])["environment"]

@@ -1,0 +1,78 @@
+"""Triton's kernels give what the plain functions give: compared by Triton's interpreter, on a CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from powertrain.planner import make_plan
+from powertrain.recipe import Recipe
+from powertrain.records import Facts, Refusal, WrongUse
+from powertrain.techniques.fused_blocks import FusedBlocks
+
+CASES = Path(__file__).with_name("triton_cases.py")
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None,
+                                  reason="Triton is not installed, whose interpreter runs the kernels: pip install triton")
+KERNELS = ("normalise", "join", "normalise_back", "swiglu", "swiglu_back", "turn", "turn_back")
+FAMILIES = ("llama", "qwen3", "gemma", "gpt2", "gpt_neox")
+PINNED = Recipe.model_validate({"max_steps": 100, "techniques": {"fused_blocks": {"kernels": "triton"}}})
+
+
+@pytest.fixture(scope="module")
+def differences() -> Mapping[str, float]:
+    """Kernel, rows and type -> how far apart; in a process of its own, where Triton interprets."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, str(CASES)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: Mapping[str, float] = json.loads(done.stdout)
+    return found
+
+
+@needs_triton
+@pytest.mark.parametrize("rows", [1, 5, 123])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_kernel_gives_what_it_stands_for_in_fp32(differences: Mapping[str, float], kernel: str, rows: int) -> None:
+    assert differences[f"{kernel} {rows} fp32"] < 1e-6
+
+
+@needs_triton
+@pytest.mark.parametrize("rows", [1, 5, 123])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_kernel_rounds_once_in_bf16(differences: Mapping[str, float], kernel: str, rows: int) -> None:
+    """Equal but for the last of bf16's eight bits: the interpreter cuts it off where a GPU rounds to the nearest."""
+    assert differences[f"{kernel} {rows} bf16"] <= 2 ** -7
+
+
+@needs_triton
+@pytest.mark.parametrize("family", FAMILIES)
+def test_blocks_of_a_family_have_the_same_gradients(differences: Mapping[str, float], family: str) -> None:
+    assert differences[f"blocks of {family}"] < 1e-5
+
+
+def test_a_pin_on_triton_is_refused_where_it_cannot_run(facts: Facts) -> None:
+    here = replace(facts, hardware=replace(facts.hardware, device="cpu"))
+    answer = FusedBlocks.propose(here, PINNED)
+    assert isinstance(answer, Refusal)
+    assert answer.possible is None
+    assert "run on a GPU" in answer.because
+    with pytest.raises(WrongUse, match="run on a GPU"):
+        make_plan(here, PINNED, 100)
+
+
+def test_a_pin_on_triton_is_refused_without_triton(facts: Facts) -> None:
+    software = replace(facts.software, missing={"triton": "not installed"})
+    gpu = replace(facts, hardware=replace(facts.hardware, device="cuda", compute_capability=(9, 0)), software=software)
+    assert "which is not installed" in FusedBlocks.propose(gpu, PINNED).because
+
+
+def test_there_are_no_other_kernels() -> None:
+    with pytest.raises(ValueError, match="is none of compiled, triton"):
+        FusedBlocks("numpy")

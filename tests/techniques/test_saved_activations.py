@@ -1,0 +1,273 @@
+"""What a hand-written block does not keep comes back with the same numbers, and as little of it as has to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from kinds_of_runs import LORA, make_ragged, ragged_facts
+from torch import Tensor
+
+from powertrain.cost.memory import peak_memory
+from powertrain.cost.saving import kinds_by_worth, lightest_that_fits
+from powertrain.cost.workload import Workload
+from powertrain.models.adapters import AdapterConfig
+from powertrain.models.attention import bmm_attention, math_attention, sdpa_attention
+from powertrain.models.fused.block import Functions, HandWritten
+from powertrain.models.fused.parts import Parts
+from powertrain.models.fused.saving import KINDS, PlainHost
+from powertrain.models.fused.weights import Weights
+from powertrain.planner import make_plan
+from powertrain.recipe import Recipe
+from powertrain.records import Facts, Proposal
+from powertrain.techniques.base import NotApplied
+from powertrain.techniques.frozen_backward import FrozenBackward
+from powertrain.techniques.fused_blocks import ByHand, FusedBlocks
+from powertrain.techniques.packing import Packing
+from powertrain.techniques.saved_activations import SavedActivations
+from powertrain.training.ledger import MemoryLedger
+from powertrain.training.loop import new_state, train
+from powertrain.training.schedule import Schedule
+from powertrain.training.setup import Precision, Setup
+
+KEPT = dict.fromkeys(KINDS, "keep")
+ALL = {"inner": "recompute", "heads": "recompute", "mixed": "offload", "normalised": "offload"}
+WAYS = ({"inner": "recompute"}, {"heads": "recompute"}, {"inner": "recompute", "heads": "recompute"}, {"inner": "offload"},
+        {"heads": "offload"}, {"mixed": "offload"}, {"normalised": "offload"}, ALL, dict.fromkeys(KINDS, "offload"))
+
+
+@pytest.fixture(autouse=True)
+def forgotten_compilations() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def by_hand(adapters: AdapterConfig | None = LORA, *, kernel: Any = sdpa_attention, **asked: Any) -> Setup:
+    """Run by hand, not compiled."""
+    setup = Packing(tokens=120).apply(replace(make_ragged(adapters, layers=4, **asked), attention=kernel))
+    for name, parameter in setup.model.named_parameters():   # norms at identity would hide what is left out of them
+        if "norm" in name or name.endswith("bias"):
+            torch.nn.init.normal_(parameter, 1.0, 0.3, generator=torch.Generator().manual_seed(len(parameter)))
+    functions = Functions.of(Parts(setup.model.config))
+    blocks = tuple(HandWritten(Weights(block), functions) for block in setup.model.blocks)
+    return replace(setup, run_block=ByHand(blocks))
+
+
+def gradients_of(setup: Setup, seed: int = 3) -> list[Tensor]:
+    setup.model.zero_grad(set_to_none=True)
+    torch.manual_seed(seed)
+    loss = setup.batch_loss(setup.prepare(0)[0])
+    loss.backward()
+    return [loss.detach(), *(parameter.grad for parameter in setup.model.parameters() if parameter.requires_grad)]
+
+
+@pytest.mark.parametrize("actions", WAYS, ids=lambda actions: " ".join(f"{kind}-{action}" for kind, action in actions.items()))
+@pytest.mark.parametrize("adapters", [None, LORA], ids=["full", "lora"])
+def test_gradients_keep_their_bits(adapters: AdapterConfig | None, actions: Mapping[str, str]) -> None:
+    found = SavedActivations(**(KEPT | actions)).apply(by_hand(adapters))
+    for gradient, expected in zip(gradients_of(found), gradients_of(by_hand(adapters)), strict=True):
+        assert torch.equal(gradient, expected)
+
+
+@pytest.mark.parametrize("kernel", [math_attention, bmm_attention, sdpa_attention])
+@pytest.mark.parametrize(("family", "asked"), [("qwen3", {}), ("gemma", {}), ("gpt_neox", {"kv_heads": 2}),
+                                               ("gpt2", {"kv_heads": 2, "dropout": 0.2})])
+def test_any_kernel_family_and_dropout(kernel: Any, family: str, asked: dict[str, Any]) -> None:
+    found = SavedActivations(**ALL).apply(by_hand(None, kernel=kernel, family=family, **asked))
+    for gradient, expected in zip(gradients_of(found), gradients_of(by_hand(None, kernel=kernel, family=family, **asked)),
+                                  strict=True):
+        assert torch.equal(gradient, expected)
+
+
+def test_bf16_is_no_further_from_fp32_than_when_all_is_kept() -> None:
+    def distance(setup: Setup) -> float:
+        exact = gradients_of(by_hand())
+        found = gradients_of(replace(setup, precision=Precision(torch.bfloat16)))
+        return float(sum((a.float() - b).norm() / b.norm() for a, b in zip(found, exact, strict=True)))
+
+    assert distance(SavedActivations(**ALL).apply(by_hand())) < 1.1 * distance(by_hand())
+
+
+@pytest.mark.parametrize("actions", [actions for actions in WAYS if "offload" not in actions.values()], ids=str)
+def test_memory_is_really_given_back(actions: Mapping[str, str]) -> None:
+    def forward_bytes(setup: Setup) -> int:
+        batch, held = setup.prepare(0)[0], []
+        with MemoryLedger(torch.device("cpu")) as ledger:
+            held.append(setup.batch_loss(batch))
+        return ledger.peak_bytes
+
+    setup = by_hand()
+    tokens, c = len(setup.prepare(0)[0].tokens), setup.model.config
+    columns = {"inner": 2 * c.mlp_width, "heads": (c.heads + 2 * c.kv_heads) * c.head_width}
+    saved = forward_bytes(setup) - forward_bytes(SavedActivations(**(KEPT | actions)).apply(by_hand()))
+    one_block = 4 * tokens * sum(columns[kind] for kind in actions)
+    assert 3 * one_block <= saved <= 4 * one_block           # the last block's may be there at the peak, with what comes after
+
+
+def test_only_as_many_blocks_as_are_asked_for_put_something_away() -> None:
+    setup = SavedActivations(blocks=3).apply(by_hand())
+    assert [block.saving is not None for block in setup.run_block.blocks] == [True, True, True, False]
+    upper = by_hand(AdapterConfig(r=4, target_modules=r"model\.layers\.[23]\..*"))
+    setup = SavedActivations(blocks=1).apply(upper)
+    assert [block.saving is not None for block in setup.run_block.blocks] == [False, False, True, False]
+
+
+class Counting(PlainHost):
+    """What went, and in which order it came back."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "log", [])
+
+    def put(self, tensor: Tensor) -> Any:
+        self.log.append(("put", tensor.numel()))
+        return super().put(tensor)
+
+    def fetch(self, stay: Any) -> Tensor:
+        self.log.append(("fetch", stay.numel()))
+        return super().fetch(stay)
+
+
+def test_what_is_out_is_a_copy_that_comes_back_once() -> None:
+    setup, host = SavedActivations(**dict.fromkeys(KINDS, "offload")).apply(by_hand()), Counting()
+    blocks = tuple(replace(block, saving=replace(block.saving, host=host)) for block in setup.run_block.blocks)
+    gradients_of(replace(setup, run_block=ByHand(blocks)))
+    count = 5 * len(blocks)                                  # both norms' results, heads, inner, mixed
+    assert [kind for kind, _ in host.log] == ["put"] * count + ["fetch"] * count
+    sizes = [size for _, size in host.log]
+    assert sorted(sizes[:count]) == sorted(sizes[count:])
+
+
+def test_evaluation_puts_nothing_away() -> None:
+    setup = SavedActivations(**ALL).apply(by_hand())
+    with torch.no_grad():
+        setup.batch_loss(setup.prepare(0)[0])
+    assert setup.run_block.blocks[0].saving.count.put_away == 0
+
+
+def test_a_run_with_compiled_blocks_learns_the_same() -> None:
+    def losses(*techniques: Any) -> list[float]:
+        setup = make_ragged(LORA)
+        for technique in techniques:
+            setup = technique.apply(setup)
+        for technique in techniques:
+            technique.confirm(setup)
+        return [float(step.loss) for step in train(setup, new_state(setup, 0.1), Schedule("constant", 1e-2, 4), 1.0)]
+
+    assert losses(FusedBlocks(), SavedActivations(**ALL), FrozenBackward(), Packing(100)) == pytest.approx(losses(), rel=1e-5)
+
+
+def test_confirm_notices_blocks_that_keep_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    technique = SavedActivations(**ALL)
+    with pytest.raises(NotApplied, match="keep all that they need"):
+        technique.confirm(by_hand())
+    with pytest.raises(NotApplied, match="not by hand"):
+        technique.apply(make_ragged(LORA))
+    setup = technique.apply(by_hand())
+    technique.confirm(setup)
+    monkeypatch.setattr("powertrain.models.fused.saving._is_alone", lambda *_: False)
+    with pytest.raises(NotApplied, match="0 tensors of 4 blocks"):
+        technique.confirm(setup)
+
+
+@pytest.mark.parametrize("setting", [{"mixed": "recompute"}, {"normalised": "recompute"}, {"inner": "drop"}, {"blocks": 0}])
+def test_settings_that_cannot_be_are_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"techniques\.saved_activations\."):
+        SavedActivations(**setting)
+
+
+# ------------------------------------------------------------------------------------------------ what is planned
+
+
+PINNED = Recipe.model_validate({"max_steps": 1000, "techniques": {"fused_blocks": "on"}})
+
+
+@pytest.fixture
+def large(facts: Facts) -> Facts:
+    found = ragged_facts(facts, None)
+    sizes = {"layers": 12, "width": 512, "heads": 8, "kv_heads": 8, "head_width": 64, "mlp_width": 1376}
+    from powertrain.facts.model import model_facts
+    from powertrain.models.config import make_config
+
+    config = make_config("llama", vocabulary=500, context=4096, **{k: v for k, v in sizes.items() if k != "head_width"})[0]
+    return replace(found, model=model_facts(config), data=replace(found.data, max_length=4096, block=4096),
+                   hardware=replace(found.hardware, device="cpu"), software=replace(found.software, missing={}))
+
+
+def with_room(facts: Facts, share: float, device: str = "cpu") -> Facts:
+    """Free memory for that share of what one example at a time needs where all is kept."""
+    needed = sum(peak_memory(facts.model, workload(facts, device)).values())
+    return replace(facts, hardware=replace(facts.hardware, device=device, free_memory_bytes=int(share * needed / 0.8)))
+
+
+def workload(facts: Facts, device: str = "cpu") -> Workload:
+    return Workload(facts.data.train_batch_size, 4096, micro_batch=1, attention_saves_scores=False, fused_blocks=True,
+                    device=device)
+
+
+def test_the_shortest_contraction_goes_first_and_attention_is_never_made_again(large: Facts) -> None:
+    kinds = kinds_by_worth(large.model)
+    assert [kind.name for kind in kinds][:2] == ["inner", "heads"]
+    assert [kind.contraction for kind in kinds] == [512, 512, float("inf"), float("inf")]
+
+
+def test_as_few_blocks_as_fit_are_light(large: Facts) -> None:
+    plain = workload(large)
+    needed = sum(peak_memory(large.model, plain).values())
+    some = lightest_that_fits(large.model, plain, int(0.9 * needed), offloads=False)
+    assert some is not None
+    assert some.saved == {"inner": "recompute"}
+    assert 0 < some.saved_blocks < 12
+    assert sum(peak_memory(large.model, some).values()) <= 0.9 * needed
+    fewer = replace(some, saved_blocks=some.saved_blocks - 1)
+    assert sum(peak_memory(large.model, fewer).values()) > 0.9 * needed
+    assert lightest_that_fits(large.model, plain, int(0.01 * needed), offloads=True) is None
+
+
+def test_what_cannot_be_made_again_goes_to_the_host_of_a_gpu_only(large: Facts) -> None:
+    plain = workload(large)
+    everything = replace(plain, saved={"inner": "recompute", "heads": "recompute"}, saved_blocks=12)
+    below = int(0.97 * sum(peak_memory(large.model, everything).values()))
+    assert lightest_that_fits(large.model, plain, below, offloads=False) is None
+    found = lightest_that_fits(large.model, plain, below, offloads=True)
+    assert found is not None
+    assert "offload" in found.saved.values()
+
+
+def test_it_proposes_only_where_the_run_does_not_fit_otherwise(large: Facts) -> None:
+    roomy = SavedActivations.propose(with_room(large, 1.1), PINNED)
+    assert "nothing has to be made again" in roomy.because
+    tight = SavedActivations.propose(with_room(large, 0.9), PINNED)
+    assert isinstance(tight, Proposal)
+    assert tight.technique.actions == {"inner": "recompute"}
+    assert tight.claim.peak_memory_bytes < 0
+    assert "techniques.fused_blocks=on" in SavedActivations.propose(with_room(large, 0.9), Recipe()).because
+    names = [step.technique.name for step in make_plan(with_room(large, 0.9), PINNED, 1000).steps]
+    assert {"fused_blocks", "saved_activations"} <= set(names)
+    assert "activation_checkpointing" not in names
+
+
+def test_the_estimate_counts_what_is_made_again(large: Facts) -> None:
+    from powertrain.cost.estimate import workload_work
+
+    plain = workload(large)
+    light = replace(plain, saved={"inner": "recompute"}, saved_blocks=12)
+    again = workload_work(large.model, light).recompute_flops - workload_work(large.model, plain).recompute_flops
+    assert again == 2 * 12 * (large.data.train_batch_size * 4096) * 512 * 2 * 1376
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory and streams need a GPU")
+def test_gradients_are_the_same_by_way_of_pinned_memory() -> None:
+    def on_gpu(setup: Setup) -> Setup:
+        return replace(setup, model=setup.model.cuda(), device=torch.device("cuda"))
+
+    kept, light = on_gpu(by_hand()), SavedActivations(**dict.fromkeys(KINDS, "offload")).apply(on_gpu(by_hand()))
+    for step in range(3):                                    # buffers are used again
+        for batch in (batch.to(kept.device) for batch in kept.prepare(step)):
+            for setup in (kept, light):
+                setup.model.zero_grad(set_to_none=True)
+                setup.batch_loss(batch).backward()
+            for one, other in zip(light.model.parameters(), kept.model.parameters(), strict=True):
+                torch.testing.assert_close(one.grad, other.grad)
