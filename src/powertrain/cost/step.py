@@ -59,10 +59,12 @@ class Step:
         """Bytes of what is updated at a time, in the optimizer's order: as the model has them, those that decay first."""
         first, last = ([(name, value) for name, value in self.outside.values.items() if ("embedding" in name) == is_first]
                        for is_first in (True, False))
-        blocks = [item for unit in self.units for weights in unit.weights for item in weights.values.items()]
+        flat = self.facts.workload.flat_parameters       # then those of units that are not run count, too
+        blocks = [item for replayed in self.units for _ in range(1 + replayed.unit.left_out if flat else 1)
+                  for weights in replayed.weights for item in weights.values.items()]
         trained = [(name, value.nbytes) for name, value in (*first, *blocks, *last) if value.node is not None]
         groups = [[nbytes for name, nbytes in trained if self.facts.decays(name) == decays] for decays in (True, False)]
-        return [sum(group) for group in groups] if self.facts.workload.flat_parameters else [*groups[0], *groups[1]]
+        return [sum(group) for group in groups] if flat else [*groups[0], *groups[1]]
 
     def _loss(self, tape: Tape, lengths: tuple[int, ...]) -> Value:
         model, workload = self.facts.model, self.facts.workload
