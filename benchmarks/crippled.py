@@ -260,7 +260,7 @@ def material(scratch: Path) -> tuple[str, ...]:
     draw, rows = random.Random(0), scratch / "unequal.jsonl"
     with open(rows, "w", encoding="utf-8") as file:
         for number in range(800):
-            letters = draw.randint(700, 1000) if number % 8 == 0 else draw.randint(20, 80)
+            letters = draw.randint(350, 500) if number % 8 == 0 else draw.randint(20, 80)
             answer = "".join(draw.choice("abcdefgh ") for _ in range(letters))
             file.write(json.dumps({"prompt": f"Write {number}.", "completion": answer}) + "\n")
     return (f"model.path={scratch / 'random-small'}", f"data.source={rows}")

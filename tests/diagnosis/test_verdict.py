@@ -130,6 +130,19 @@ def test_steps_that_grow_longer_on_an_idle_machine_are_throttled() -> None:
     assert "throttling" not in {cause.name for cause in causes(seen(step_s=tuple(reversed(rising))))}
 
 
+def test_longer_steps_of_more_tokens_are_not_throttled() -> None:
+    rising = tuple(0.1 + 0.005 * step for step in range(20))
+    in_step = seen(step_s=rising, step_slots=tuple(20_000 * taken for taken in rising))
+    assert "throttling" not in {cause.name for cause in causes(in_step)}
+    assert "throttling" in {cause.name for cause in causes(seen(step_s=rising, step_slots=(2048.0,) * 20))}
+
+
+def test_a_few_unequal_steps_make_no_trend() -> None:
+    few, mixed = (0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4, 0.4), (0.1, 0.1, 0.5, 0.1, 0.2, 0.1, 0.2, 0.1, 0.3, 0.1, 0.3, 0.3)
+    for step_s in (few, mixed):
+        assert "throttling" not in {cause.name for cause in causes(seen(step_s=step_s))}
+
+
 def test_amdahl_ends_where_a_share_of_everything_would_promise_infinity() -> None:
     assert amdahl(0.5) == 2.0
     assert amdahl(1.0) == 100.0

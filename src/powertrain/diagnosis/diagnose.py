@@ -23,7 +23,6 @@ from powertrain.records import RunFailed, WrongUse
 from powertrain.records.findings import SEVERITIES, Finding, Severity
 from powertrain.run.out_of_memory import is_out_of_memory, said_by
 from powertrain.run.prepare import Prepared, prepare
-from powertrain.techniques.base import NotApplied
 
 Say = Callable[[str], None]
 PROBE_SHARE = 0.35           # of the time that is given; the rest is for trying cures
@@ -105,7 +104,7 @@ def why_it_fails(error: Exception) -> str | None:
     """What keeps the run from starting, in words; None for a fault of ours."""
     if isinstance(error, (RunFailed, WrongUse)):
         return str(error)
-    if isinstance(error, NotApplied):
+    if type(error).__name__ == "NotApplied":             # of techniques/, a room that this one does not know
         return f"{error}; the plan asked for it, so nothing would be trained. Pin it off to go without"
     return f"out of memory ({said_by(error)})" if is_out_of_memory(error) else None
 

@@ -62,6 +62,7 @@ class Observed:
     pass_s: float | None = None              # that a pass takes however few tokens it has; None: unknown
     real_tokens: float = 0.0                 # of a step
     padding_tokens: float = 0.0
+    step_slots: tuple[float, ...] = ()       # tokens and padding of each step, in order; (): they are alike
     recomputing_is_needed: bool = False      # the memory would not hold the step without it
     # the machine meanwhile
     threads: int | None = None               # that compute, on a CPU; None: another device does

@@ -21,7 +21,7 @@ from powertrain.diagnosis.observed import Observed
 from powertrain.diagnosis.pauses import Pauses, watch_pauses
 from powertrain.diagnosis.step_work import step_work
 from powertrain.evidence.worker import wait_for
-from powertrain.records import Batch, RunFailed, WrongUse
+from powertrain.records import Batch, RunFailed
 from powertrain.run.fits import needed_bytes, room_bytes
 from powertrain.run.prepare import Prepared, build_setup, schedule_of
 from powertrain.run.session import peak_memory_bytes
@@ -79,12 +79,13 @@ def probe(prepared: Prepared, seconds: float) -> Probed:
         gc.freeze()                          # as a run does
         start_s = time.perf_counter() - began
         watched = _watch(prepared, setup, state, compiling, seconds)
+    losses = _losses(watched.results)        # before an evaluation or a checkpoint of weights that are none any more
     pauses = watch_pauses(prepared, setup, state, statistics.median(watched.step_s))
     observed = _observed(prepared, setup, watched, pauses, at_setup)
     meanwhile = watched.meanwhile
     watts = None if meanwhile.energy_j is None else meanwhile.energy_j / meanwhile.wall_s
     return Probed(observed, start_s, max(0.0, watched.first_s - UNWATCHED * statistics.median(watched.step_s)),
-                  pauses.last_s, peak_memory_bytes(setup.device), _losses(watched.results), watts)
+                  pauses.last_s, peak_memory_bytes(setup.device), losses, watts)
 
 
 def _watch(prepared: Prepared, setup: Setup, state: State, compiling: CompileWatch, seconds: float) -> Watched:
@@ -108,8 +109,6 @@ def _watch(prepared: Prepared, setup: Setup, state: State, compiling: CompileWat
                 break
         wait_for(setup.device)
     steps.close()  # type: ignore[attr-defined]
-    if not results:
-        raise WrongUse(f"the run has {total} step, and there is nothing to see in so few; use max_steps={LEAST_STEPS} or more")
     parts, compilations = told_apart([result.laps.parts() for result in results], compilations)
     return Watched(tuple(results), parts, compilations, first_s, compiled_first, pass_seconds(setup), machine.seen)
 
@@ -153,6 +152,7 @@ def _observed(prepared: Prepared, setup: Setup, watched: Watched, pauses: Pauses
     recompile_s += still_to_come_s(watched.compilations, steps - count, (at_setup, watched.compiled_first))
     return Observed(
         step_s=watched.step_s, steps=steps,
+        step_slots=tuple(float(result.real_tokens + result.padding_tokens) for result in watched.results),
         parts={part: statistics.mean(parts[part] for parts in watched.parts) for part in watched.parts[0]},
         **step_work(prepared.facts, prepared.plan, sum(result.real_tokens for result in watched.results) / count,
                   sum(result.padding_tokens for result in watched.results) / count),

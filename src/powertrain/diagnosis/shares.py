@@ -29,7 +29,7 @@ from powertrain.diagnosis.observed import (
 from powertrain.records.findings import Evidence
 
 SLOWED = 1.15                # times as long as at the beginning: steps that take this much longer later were slowed down
-LEAST_STEPS_FOR_TREND = 9
+LEAST_STEPS_FOR_TREND = 12   # four in each third
 
 
 @dataclass(frozen=True)
@@ -91,14 +91,18 @@ def overhead_seconds(observed: Observed, step_s: float) -> float:
 def slowed_share(observed: Observed) -> float:
     """The share of a later step's time by which it is longer than those at the beginning; 0 where they are alike.
 
-    Medians of thirds: single slow steps are others' work, a limit of heat or power holds all that follow.
+    Of steps with unequally many tokens, the time of a token. Medians of thirds: single slow steps are others' work, a limit of
+    heat or power holds all that follow, so hardly a late step is as short as an early one.
     """
-    if len(observed.step_s) < LEAST_STEPS_FOR_TREND:
+    slots = observed.step_slots or (1.0,) * len(observed.step_s)
+    each = [taken / max(1.0, count) for taken, count in zip(observed.step_s, slots, strict=True)]
+    if len(each) < LEAST_STEPS_FOR_TREND:
         return 0.0
-    third = len(observed.step_s) // 3
-    early, middle, late = (statistics.median(part) for part in (observed.step_s[:third], observed.step_s[third:-third],
-                                                                observed.step_s[-third:]))
-    return 1 - early / late if early <= middle <= late and late >= SLOWED * early else 0.0
+    third = len(each) // 3
+    parts = [sorted(part) for part in (each[:third], each[third:-third], each[-third:])]
+    early, middle, late = (statistics.median(part) for part in parts)
+    apart = parts[2][third // 4] > parts[0][-1 - third // 4]
+    return 1 - early / late if apart and early <= middle <= late and late >= SLOWED * early else 0.0
 
 
 def _of_step(observed: Observed, step_s: float) -> dict[str, float]:
