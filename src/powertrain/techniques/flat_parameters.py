@@ -48,8 +48,8 @@ class FlatParameters(Technique):
         if hardware.device != "cpu":
             return cls.refuse(f"on {hardware.device} a kernel takes many tensors already, and a gradient that has to be added "
                               "to a buffer is a kernel more for each weight and pass", possible=cls())
-        return cls.refuse(f"{_trained_tensors(model):,} tensors would be clipped and updated as one or two, which was no "
-                          "faster than torch's own fused update of many where it was tried, on two cores", possible=cls())
+        return cls.refuse(f"{_trained_tensors(model):,} tensors would be clipped and updated as one or two; no study "
+                          "has shown yet that this is faster", possible=cls())
 
     def apply(self, setup: Setup) -> Setup:
         optimizer: Any = setup.optimizer
