@@ -277,8 +277,9 @@ def main() -> int:
         for case in CASES:
             if options.only and case.name not in options.only:
                 continue
+            case_began = time.monotonic()
             row, measured = judged(case, (*case.words, *(unequal if case.rows else ())), scratch, options.budget)
-            rows.append(row)
+            rows.append({**row, "seconds": time.monotonic() - case_began})
             found += [measured] if measured is not None and measured.comparison is not None else []
             print(shown(row), flush=True)
     facts = prepare(resolve_words(TEXT), cache, say).facts

@@ -138,7 +138,7 @@ def test_longer_steps_of_more_tokens_are_not_throttled() -> None:
 
 
 def test_a_few_unequal_steps_make_no_trend() -> None:
-    few, mixed = (0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4, 0.4), (0.1, 0.1, 0.5, 0.1, 0.2, 0.1, 0.2, 0.1, 0.3, 0.1, 0.3, 0.3)
+    few, mixed = (0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4, 0.4), (0.1, 0.1, 0.5, 0.1, 0.2, 0.1, 0.2, 0.1, 0.3, 0.1, 0.1, 0.3)
     for step_s in (few, mixed):
         assert "throttling" not in {cause.name for cause in causes(seen(step_s=step_s))}
 
