@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from powertrain.cost.estimate import estimate
@@ -9,6 +10,8 @@ from powertrain.cost.workload import Workload
 from powertrain.records import Facts, UnknownFact
 
 PASS_TOKENS = 4096
+# by device, the parts without which torch.compile makes no code there (facts/software.py says what is missing)
+COMPILER_PARTS: Mapping[str, tuple[str, ...]] = {"cpu": ("c++ compiler", "python headers"), "cuda": ("triton",)}
 WORTH_IT = 2                                 # times its own cost that compiling has to save
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from powertrain.cost.compiling import COMPILER_PARTS
 from powertrain.records import Hardware, Software
 
 CAPABILITY = re.compile(r"cuda(>=|<)(\d+)\.(\d+)")
-COMPILER = {"cpu": ("c++ compiler", "python headers"), "cuda": ("triton",)}
 
 
 def why_not(needs: Sequence[str], hardware: Hardware, software: Software) -> str | None:
@@ -27,7 +27,7 @@ def _missing(need: str, hardware: Hardware, software: Software) -> str | None:
         return None if hardware.device == "cuda" and hardware.devices > 1 else \
             f"it needs two GPUs, and {_seen(hardware)}"
     if need == "compiler":
-        lacking = [f"{part}: {software.missing[part]}" for part in COMPILER.get(hardware.device, ())
+        lacking = [f"{part}: {software.missing[part]}" for part in COMPILER_PARTS.get(hardware.device, ())
                    if part in software.missing]
         return f"torch.compile cannot work here ({lacking[0]})" if lacking else None
     if need.startswith("gpu:"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from powertrain.cost.compiling import PASS_TOKENS, bargain
+from powertrain.cost.compiling import COMPILER_PARTS, PASS_TOKENS, bargain
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.passes import longest_example
 from powertrain.cost.workload import Workload
@@ -33,7 +33,6 @@ SMALL_STUDY = "2026-11-21_fused-blocks-char-cpu"
 CALLS_S = 4 * 140e-6         # of a block's pass, in torch's checks before compiled code, as profiled on two cores
 LARGEST_CALLS_SHARE = 0.1    # of the time that the block's products take; at 0.25 a small model was slower (SMALL_STUDY)
 ROOM = 0.8                                   # share of the free memory that a plan may count on
-NEEDED = {"cpu": ("c++ compiler", "python headers"), "cuda": ("triton",)}
 KERNELS = ("compiled", "triton")             # no study has chosen the second yet: it is for pins
 NOT_BY_HAND = {"magnitude": "DoRA", "log_sigma": "LS-LoRA"}      # adapters, by a weight that only they have
 
@@ -92,9 +91,9 @@ class FusedBlocks(Technique):
             return cls.refuse(small, possible=cls())
         if (short := _short_of_memory(facts)) is not None:
             return cls.refuse(short, possible=cls())
-        if device not in NEEDED:
+        if device not in COMPILER_PARTS:
             return cls.refuse(f"not known to work on {device!r}")
-        for part in NEEDED[device]:
+        for part in COMPILER_PARTS[device]:
             if part in missing:
                 return cls.refuse(f"compiling needs the part {part!r}, which is {missing[part]}")
         gain, basis = (DROPPING_GAIN, f"study: {DROPPING_STUDY}") if drops else (GAIN[device], BASIS[device])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from powertrain.cost.compiling import bargain
+from powertrain.cost.compiling import COMPILER_PARTS, bargain
 from powertrain.cost.passes import longest_example
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, Facts, Proposal, Refusal
@@ -26,7 +26,6 @@ COMPILE_S = {"cpu": 20.0, "cuda": 40.0}      # guess: one block, forward and bac
 GAIN = {"cpu": (0.9, 1.0), "cuda": (0.7, 0.95)}
 BASIS = {"cpu": "study: 2026-11-21_cpu-compile", "cuda": "guess: not measured yet"}
 DROPOUT_STUDY = "2026-11-21_cpu-compile-dropout"   # on a CPU the compiled dropout is slower than torch's own
-NEEDED = {"cpu": ("c++ compiler", "python headers"), "cuda": ("triton",)}
 
 
 @dataclass(frozen=True)
@@ -76,9 +75,9 @@ class TorchCompile(Technique):
         if data.kind != "blocks":
             return cls.refuse("blocks are compiled for the lengths of one pass, and examples of up to "
                               f"{longest_example(data):,} tokens have no common length: hardly another pass would meet them")
-        if device not in NEEDED:
+        if device not in COMPILER_PARTS:
             return cls.refuse(f"not known to work on {device!r}")
-        for part in NEEDED[device]:
+        for part in COMPILER_PARTS[device]:
             if part in missing:
                 return cls.refuse(f"it needs the part {part!r}, which is {missing[part]}")
         if device == "cpu" and facts.model.dropout:
