@@ -66,7 +66,8 @@ def chats_with_faults(folder):
 
 
 @given(lines=st.lists(st.sampled_from([b'{"text": "a"}', b"", b"  ", b'{"text": "\xc3\xa4\xe2\x80\xa8"}\r', b"{",
-                                       b'{"text": "long"}' * 9]), max_size=12), end=st.sampled_from([b"", b"\n"]), size_bytes=st.integers(1, 200), mark=st.booleans())
+                                       b'{"text": "long"}' * 9]), max_size=12),
+       end=st.sampled_from([b"", b"\n"]), size_bytes=st.integers(1, 200), mark=st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_stretches_have_the_rows_and_origins_of_the_whole_file(tmp_path_factory, lines, end, size_bytes, mark):
     path = tmp_path_factory.mktemp("lines") / "rows.jsonl"
