@@ -50,7 +50,7 @@ def ragged_forward(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], drop
     seed = torch.empty((), dtype=torch.int64)
     seed.random_(-2**63, None) if dropout else seed.zero_()
     problem = _problem(q, k, v, tuple(lengths), dropout, window, scale, seed)
-    _function("forward", q.dtype)(ctypes.byref(problem), *map(_pointer, (q, k, v, out, sums)))
+    _call("forward", problem, q, k, v, out, sums)
     return out, sums, seed
 
 
@@ -61,7 +61,7 @@ def ragged_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tens
     gradient, q, k, v = gradient.contiguous(), _rows(q), _rows(k), _rows(v)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
     problem = _problem(q, k, v, tuple(lengths), dropout, window, scale, seed)
-    _function("backward", q.dtype)(ctypes.byref(problem), *map(_pointer, (gradient, q, k, v, out, sums, dq, dk, dv)))
+    _call("backward", problem, gradient, q, k, v, out, sums, dq, dk, dv)
     return dq, dk, dv
 
 
@@ -70,12 +70,10 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
-def _function(name: str, dtype: torch.dtype) -> Any:
-    return getattr(build.load(), f"{name}_{DTYPES[dtype]}")
-
-
-def _pointer(x: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(x.data_ptr())
+def _call(name: str, problem: Problem, *tensors: Tensor) -> None:
+    function = getattr(build.load(), f"{name}_{DTYPES[tensors[0].dtype]}")
+    if function(ctypes.byref(problem), *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors)):
+        raise MemoryError(f"not enough memory for the attention kernel's {name} pass")
 
 
 def _problem(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], dropout: float, window: int | None, scale: float,
