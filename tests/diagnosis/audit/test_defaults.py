@@ -116,7 +116,7 @@ def test_of_every_optional_library_it_is_said_where_to_look() -> None:
     assert {default.source.rpartition(":")[0] for _, default in OPTIONAL_ROWS} == set(OPTIONAL)
 
 
-@pytest.mark.parametrize(("key", "default"), OPTIONAL_ROWS, ids=[f"{one.source.split()[0]} {key}" for key, one in OPTIONAL_ROWS])
+@pytest.mark.parametrize(("key", "default"), OPTIONAL_ROWS, ids=[f"{one.source[:3]} {key}" for key, one in OPTIONAL_ROWS])
 def test_a_default_of_an_optional_library_is_what_it_has_and_stands_there(key: str, default: Default) -> None:
     source, _, line = default.source.rpartition(":")
     module, owner = installed(source)
