@@ -45,7 +45,8 @@ EVALUATE = "\ndef evaluate():\n    model.eval()\n    for batch in held_out:\n   
 PARALLEL = "dist.init_process_group('nccl')\nmodel = DistributedDataParallel(model)\n"
 TOKENIZER = "tokenizer = AutoTokenizer.from_pretrained('gpt2')\n"
 PADDED = (TOKENIZER + "tokenizer.add_special_tokens({{'pad_token': '[PAD]'}})\ndef tokenise(row):\n"
-          "    ids = tokenizer(row['text'], padding='max_length', max_length=64)\n    ids['labels'] = {labels}\n    return ids\n")
+          "    ids = tokenizer(row['text'], padding='max_length', max_length=64)\n    ids['labels'] = {labels}\n"
+          "    return ids\n")
 ARGUMENTS = "args = TrainingArguments(output_dir='out')\n"
 COLLATOR = ("collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)\nTrainer(model, args, "
             "data_collator=collator).train()\n")

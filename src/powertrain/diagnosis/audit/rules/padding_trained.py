@@ -40,8 +40,8 @@ class PaddingTrained(Rule):
             yield cls.found(
                 "moderate", "padding is trained like text", "The labels are a copy of the tokens, and the loss counts all "
                 f"labels but -100: it asks for the padding token{ends} after every example's end, of which short ones are "
-                "full, and the loss that is shown falls as that is learned", script.evidence(copied), padding, expected=NO_SPEED,
-                risk=Risk("none", "low", "low"),
+                "full, and the loss that is shown falls as that is learned", script.evidence(copied), padding,
+                expected=NO_SPEED, risk=Risk("none", "low", "low"),
                 cure=Cure("Set the labels to -100 where the attention mask is 0: labels[attention_mask == 0] = -100"))
 
 
