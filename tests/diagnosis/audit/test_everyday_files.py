@@ -111,6 +111,15 @@ def test_the_held_out_share_and_the_epochs_of_a_script_go_into_the_recipe() -> N
     assert plain.values["num_train_epochs"] == 5
 
 
+def test_the_schedule_and_the_part_of_a_dataset_go_into_the_recipe_however_they_are_named() -> None:
+    values = convert(read_subject(EVERYDAY / "accelerate_loop.py")).values
+    assert (values["lr_scheduler_type"], values["warmup_steps"]) == ("linear", 100)
+    assert values["data.source"] == "wikitext"
+    config = accounted(read_subject(EVERYDAY / "accelerate_loop.py"))["data.config"]
+    assert config.fate == "not supported"
+    assert "OWNER/wikitext:wikitext-2-raw-v1" in config.why
+
+
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name != "ds_z3.json"])
 def test_every_key_of_them_is_accounted_for(name: str) -> None:
     of = read_subject(EVERYDAY / name)

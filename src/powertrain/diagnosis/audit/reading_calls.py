@@ -120,6 +120,8 @@ def _arguments(section: str, made: Made, followed: Followed) -> Iterator[Found]:
     if made.positional and section in ("model", "tokenizer", "data"):
         key = {"model": "model.path", "tokenizer": "tokenizer.path", "data": "data.source"}[section]
         yield key, Setting(made.positional[0], _place(made, followed), followed.script.words(node))
+    if section == "data" and len(made.positional) > 1:
+        yield "data.config", Setting(made.positional[1], _place(made, followed), followed.script.words(node))
     if section == "optimizer":
         yield "optimizer.name", Setting(made.name.rpartition(".")[2], _place(made, followed), followed.script.words(node))
         if len(made.positional) > 1:
@@ -160,6 +162,10 @@ def _special(made: Made, followed: Followed) -> Iterator[Found]:
         yield "training.lr_scheduler_type", said(SCHEDULERS[last])
         if last.startswith("get_") and made.argument(1, "num_warmup_steps") is not None:
             yield "training.warmup_steps", made.named.get("num_warmup_steps", said(made.argument(1, "num_warmup_steps")))
+    elif last == "get_scheduler":
+        yield "training.lr_scheduler_type", made.named.get("name", said(made.argument(0, "name")))
+        if "num_warmup_steps" in made.named:
+            yield "training.warmup_steps", made.named["num_warmup_steps"]
     elif last == "set_float32_matmul_precision" and made.positional:
         yield "training.tf32", said(made.positional[0] in ("high", "medium"))
     elif last in ("autocast", "autocast_mode"):
