@@ -15,7 +15,7 @@ from powertrain.records.findings import Cure, Finding, Risk
 
 TO_THE_LONGEST = (True, "longest")           # of a batch: of one example there is nothing to pad
 LEFT_OUT = ("-100", "ignore_index", "IGNORE", "loss_mask")       # how a script takes padding out of the labels
-OWN_LABELS = (".DataCollatorForLanguageModeling", ".DataCollatorForCompletionOnlyLM")    # they make labels of their own
+OWN_LABELS = (".DataCollatorForLanguageModeling", ".DataCollatorForCompletionOnlyLM", ".SFTTrainer")     # made by themselves
 
 
 class PaddingTrained(Rule):
@@ -25,9 +25,7 @@ class PaddingTrained(Rule):
     @classmethod
     def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
         script, padding = subject.script, subject.settings.get("data.padding")
-        if script is None or subject.framework == "trl":             # TRL makes its labels itself
-            return
-        if padding is None or padding.value not in (*TO_THE_LONGEST, "max_length"):
+        if script is None or padding is None or padding.value not in (*TO_THE_LONGEST, "max_length"):
             return
         if any(word in script.text for word in LEFT_OUT) or script.has_call(*OWN_LABELS):
             return
