@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-BATCH, ACCUMULATION = 8, 6                   # 48 examples of GSM8K: 3,900 tokens
+BATCH, ACCUMULATION = 8, 3                   # 24 examples of GSM8K: about 3,800 tokens
 PACKED_ROWS, PACKED_LENGTH = 4, 1024
 STEPS_WRITTEN = 600                          # of which the peers' files hold the examples
 BLOCK, BLOCKS = 512, 8                       # of pre-training
