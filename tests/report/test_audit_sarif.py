@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,74 @@ from powertrain.report.audit_sarif import write
 
 DOCUMENTS = Path(__file__).parents[1] / "diagnosis" / "audit" / "documents"
 FILES = sorted(path.name for path in DOCUMENTS.iterdir() if path.is_file())
+
+# what the 2.1.0 schema of OASIS says of each kind of object that is written here: its keys, * those without which it is none.
+# Of keys joined by | one has to be there. An object has no keys besides these, but for a bag of `properties`.
+KINDS: Mapping[str, str] = {
+    "log": "$schema version* runs*",
+    "run": "tool* columnKind invocations results",
+    "tool": "driver*",
+    "driver": "name* version rules",
+    "rule": "id* shortDescription fullDescription help defaultConfiguration",
+    "defaultConfiguration": "level",
+    "invocation": "executionSuccessful* toolExecutionNotifications",
+    "notification": "message* level",
+    "result": "ruleId ruleIndex level kind message* locations relatedLocations fixes properties",
+    "text": "text*",
+    "location": "id physicalLocation message",
+    "physicalLocation": "artifactLocation* region",
+    "artifactLocation": "uri",
+    "region": "startLine* startColumn endLine endColumn snippet",
+    "fix": "description artifactChanges*",
+    "change": "artifactLocation* replacements*",
+    "replacement": "deletedRegion* insertedContent",
+}
+# the kind of what stands under a key, where that is not the key itself; of a list, of its items
+UNDER = {"runs": "run", "rules": "rule", "invocations": "invocation", "toolExecutionNotifications": "notification",
+         "results": "result", "locations": "location", "relatedLocations": "location", "fixes": "fix",
+         "artifactChanges": "change", "replacements": "replacement", "deletedRegion": "region", "message": "text",
+         "shortDescription": "text", "fullDescription": "text", "help": "text", "snippet": "text", "description": "text",
+         "insertedContent": "text"}
+ONE_OF = {"level": {"none", "note", "warning", "error"}, "columnKind": {"utf16CodeUnits", "unicodeCodePoints"},
+          "kind": {"notApplicable", "pass", "fail", "review", "open", "informational"}, "version": {"2.1.0"}}
+NOT_EMPTY, ALL_DIFFERENT = ("artifactChanges", "replacements"), ("rules", "relatedLocations", "fixes", "artifactChanges")
+FROM_ONE = ("startLine", "startColumn", "endLine", "endColumn")
+
+
+def faults(node: dict[str, Any], kind: str = "log") -> Iterator[str]:
+    """In what an object and all under it are not what the schema requires."""
+    keys = KINDS[kind].split()
+    yield from (f"a {kind} without {key[:-1]}" for key in keys if key.endswith("*") and key[:-1] not in node)
+    yield from (f"a {kind} has no {key}" for key in node if key not in {key.rstrip("*") for key in keys})
+    for key, value in node.items():
+        items = value if isinstance(value, list) else [value]
+        if key in ONE_OF and kind != "driver" and value not in ONE_OF[key]:
+            yield f"{key}: {value!r}"
+        if (key in FROM_ONE and value < 1) or (key == "ruleIndex" and value < 0):
+            yield f"{key}: {value}"
+        if key == "uri" and (" " in value or "\\" in value):
+            yield f"{value!r} is no reference to a file"
+        if key in ("text", "uri", "id", "ruleId", "name") and not isinstance(value, (str, int)):
+            yield f"{key}: {value!r}"
+        if key in NOT_EMPTY and not items:
+            yield f"no {key}"
+        if key in ALL_DIFFERENT and len({json.dumps(item) for item in items}) < len(items):
+            yield f"{key} are not all different"
+        for item in items if key != "properties" else ():
+            if isinstance(item, dict):
+                yield from faults(item, UNDER.get(key, key))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_log_is_what_the_schema_requires(name: str) -> None:
+    assert list(faults(log_of(name))) == []
+
+
+def test_logs_of_nothing_and_of_a_changing_file_without_lines_are_what_the_schema_requires(tmp_path: Path) -> None:
+    file = str(tmp_path / "a b.py")
+    insertion = finding(Edit(file, 1, 0, "x = 1\n"), place=Place(file, 0))
+    one = write([Audit(file, "script", {}, (insertion,), ("not read",))], "1", {file: ""}, tmp_path)
+    assert [*faults(write([], "1", {}, tmp_path)), *faults(one)] == []
 
 
 def log_of(name: str) -> dict[str, Any]:

@@ -8,10 +8,13 @@ import sys
 
 import made_studies
 import pytest
-from made_runs import on_disk, whole_run
+from made_runs import files, on_disk, whole_run
 
 from powertrain.cli import reporting
+from powertrain.diagnosis.run_record import read_run
+from powertrain.diagnosis.symptoms import symptoms_of
 from powertrain.records import WrongUse
+from powertrain.report import html, markdown, run_page
 
 
 def test_a_run_gets_its_report_in_three_files_and_nothing_else(tmp_path, capsys):
@@ -79,3 +82,31 @@ def test_a_report_is_not_written_over_a_file(tmp_path):
 def test_reporting_loads_no_torch():
     code = "import sys, powertrain.cli.reporting; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_page_says_what_a_diagnosis_finds_in_the_events(tmp_path):
+    events = whole_run()[:-1]
+    events[-12]["loss"] = float("nan")
+    folder = on_disk(tmp_path / "a", events)
+    page = reporting.read_page(folder)
+    section = page.sections[0]
+    assert section.title == "What the events say"
+    found = symptoms_of(read_run(folder))
+    assert found, "a loss that is not finite, and a run without an end"
+    (table,) = section.blocks
+    assert [row[0] for row in table.rows] == [finding.severity for finding in found]
+    assert all(row[1].startswith(finding.title) for row, finding in zip(table.rows, found, strict=True))
+    assert found[0].title in markdown.write(page)
+    assert found[0].title in html.write(page)
+
+
+def test_a_run_in_which_nothing_is_found_has_no_such_section(tmp_path):
+    assert not any(section.title == "What the events say" for section in run_page.page(files(whole_run())).sections)
+
+
+def test_a_run_that_cannot_be_diagnosed_has_a_report_that_says_why(tmp_path):
+    folder = on_disk(tmp_path / "a", whole_run())
+    with open(folder / "recipe.yaml", "a", encoding="utf-8") as file:
+        file.write("a_key_of_another_version: 1\n")
+    section = reporting.read_page(folder).sections[0]
+    assert "a_key_of_another_version" in section.blocks[0].words

@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -72,7 +73,18 @@ def _run_files(folder: Path) -> RunFiles:
         facts=read_json(folder / "facts.json") if (folder / "facts.json").is_file() else {},
         plan=read_json(folder / "plan.json") if (folder / "plan.json").is_file() else {},
         events=read_events(events) if events.is_file() else [], all_events=read_all_events(events) if events.is_file() else [],
-        made=_made())
+        made=_made(), **_diagnosed(folder))
+
+
+def _diagnosed(folder: Path) -> dict[str, Any]:
+    """What `powertrain diagnose RUN` finds in the events, or why it cannot."""
+    from powertrain.diagnosis.run_record import read_run
+    from powertrain.diagnosis.symptoms import symptoms_of
+
+    try:
+        return {"symptoms": tuple(symptoms_of(read_run(folder)))}
+    except WrongUse as error:
+        return {"not_diagnosed": str(error)}
 
 
 def _made() -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from powertrain.records import Effect, WrongUse, timeline
+from powertrain.records.findings import Finding
 from powertrain.records.timeline import History, quantile, steady
 from powertrain.report import figures_loss, figures_machine, figures_time
 from powertrain.report.cautions import of_run
@@ -16,6 +17,7 @@ from powertrain.report.page import Block, Cell, Code, Number, Page, Section, Tab
 from powertrain.report.plan import claim
 
 MOST_SAMPLES = 6
+SYMPTOMS = "What the events say"
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class RunFiles:
     events: Sequence[Mapping[str, Any]]      # the history as it counts
     all_events: Sequence[Mapping[str, Any]] = field(default=())
     made: str = ""
+    symptoms: Sequence[Finding] = ()         # what `powertrain diagnose RUN` finds in the events, the worst first
+    not_diagnosed: str = ""                  # why it finds nothing out, where it cannot
 
 
 def page(files: RunFiles) -> Page:
@@ -42,6 +46,7 @@ def page(files: RunFiles) -> Page:
     hardware = files.facts.get("hardware") or {}
     device = history.start.get("device", "cpu")
     sections = (
+        *_symptoms(files),
         Section("Loss", (figures_loss.loss(history), figures_loss.signals(history, files.recipe))),
         Section("Where the time went", (figures_time.breakdown(history),)),
         Section("Speed", (figures_time.throughput(history), figures_time.prediction(history, estimate),
@@ -119,6 +124,18 @@ def _plan(plan: Mapping[str, Any]) -> Iterator[Block]:
                f"{len(plan['refused'])} not, for the reasons given. Every claim says what it rests on; "
                "`powertrain ablate` measures it here.")
     yield Table(("", "technique", "exactness", "because", "claimed"), tuple(rows), "Every technique, and why")
+
+
+def _symptoms(files: RunFiles) -> Iterator[Section]:
+    """What a diagnosis of the events found; no section where that is nothing."""
+    if files.not_diagnosed:
+        yield Section(SYMPTOMS, (Text(f"They were not diagnosed: {files.not_diagnosed}."),))
+    elif files.symptoms:
+        rows = [(finding.severity, f"{finding.title}: {'; '.join(seen.what for seen in finding.evidence)}", finding.why,
+                 " ".join([finding.cure.says, *(f"`{words}`" for words in finding.cure.words)]))
+                for finding in files.symptoms]
+        yield Section(SYMPTOMS, (Table(("", "seen", "why it matters", "what to do"), tuple(rows),
+                                       f"`powertrain diagnose {files.folder}`"),))
 
 
 def _predictions(history: History, estimate: Mapping[str, Any] | None) -> Block:

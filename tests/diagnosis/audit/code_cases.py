@@ -44,6 +44,9 @@ HF = "model = AutoModelForCausalLM.from_pretrained('gpt2')\n"
 EVALUATE = "\ndef evaluate():\n    model.eval()\n    for batch in held_out:\n        total = model(batch)\n"
 PARALLEL = "dist.init_process_group('nccl')\nmodel = DistributedDataParallel(model)\n"
 TOKENIZER = "tokenizer = AutoTokenizer.from_pretrained('gpt2')\n"
+PADDED = (TOKENIZER + "tokenizer.add_special_tokens({{'pad_token': '[PAD]'}})\ndef tokenise(row):\n"
+          "    ids = tokenizer(row['text'], padding='max_length', max_length=64)\n    ids['labels'] = {labels}\n"
+          "    return ids\n")
 ARGUMENTS = "args = TrainingArguments(output_dir='out')\n"
 COLLATOR = ("collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)\nTrainer(model, args, "
             "data_collator=collator).train()\n")
@@ -97,6 +100,8 @@ CASES: dict[str, tuple[str, str]] = {
         "    F.cross_entropy(logits.flatten(0, 1), batch['labels'].flatten()).backward()\n"),
     "pad_is_end": (HEAD + TOKENIZER + "tokenizer.pad_token = tokenizer.eos_token\n" + COLLATOR,
                    HEAD + TOKENIZER + "tokenizer.pad_token = '<pad>'\n" + COLLATOR),
+    "padding_trained": (HEAD + PADDED.format(labels="ids['input_ids'].copy()"),
+                        HEAD + PADDED.format(labels="[t if t != pad else -100 for t in ids['input_ids']]")),
     "device_map_auto": (HEAD + ARGUMENTS + "model = AutoModelForCausalLM.from_pretrained('gpt2', device_map='auto')\n",
                         HEAD + ARGUMENTS + "model = AutoModelForCausalLM.from_pretrained('gpt2', device_map={'': 0})\n"),
     "outside_the_epoch_loop": (

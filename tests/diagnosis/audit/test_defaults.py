@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
+import importlib.util
 import inspect
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
@@ -30,6 +33,13 @@ SOURCES: dict[str, tuple[ModuleType, str]] = {
     f"torch {'.'.join(torch.__version__.split('.')[:2])}, utils/data/dataloader.py": (dataloader, "DataLoader"),
     f"torch {'.'.join(torch.__version__.split('.')[:2])}, optim/adamw.py": (inspect.getmodule(torch.optim.AdamW), "AdamW"),
 }
+# libraries that need not be installed: the version that is meant, and what holds the arguments
+OPTIONAL: dict[str, tuple[str, str, str]] = {
+    "TRL 1.16, trainer/base_config.py": ("trl", "trl.trainer.base_config", "_BaseConfig"),
+    "TRL 1.16, trainer/sft_config.py": ("trl", "trl.trainer.sft_config", "SFTConfig"),
+    "Accelerate 1.15, accelerator.py": ("accelerate", "accelerate.accelerator", "Accelerator"),
+    "Accelerate 1.15, utils/dataclasses.py": ("accelerate", "accelerate.utils.dataclasses", "DataLoaderConfiguration"),
+}
 # what the constructor makes of None, not its signature
 MADE_LATER = {"quantisation.bnb_4bit_compute_dtype": "float32"}
 
@@ -42,6 +52,24 @@ def rows() -> Iterator[tuple[str, Default]]:
             seen[key, default.source] = default
     yield from ((key, default) for (key, _), default in sorted(seen.items()) if not default.source.startswith(
         ("TRL", "Accelerate")))
+
+
+def optional_rows() -> Iterator[tuple[str, Default]]:
+    """Every default of a library that may be absent."""
+    for table in DEFAULTS.values():
+        yield from ((key, default) for key, default in table.items() if default.source.startswith(("TRL", "Accelerate")))
+
+
+def installed(source: str) -> tuple[ModuleType, type]:
+    """The module and class of a source; the test is skipped where the library is absent or of another version."""
+    distribution, module, name = OPTIONAL[source]
+    if importlib.util.find_spec(distribution) is None:
+        pytest.skip(f"{distribution} is not installed: what the audit takes for its defaults is not compared here")
+    meant, here = source.split(",")[0].split()[1], importlib.metadata.version(distribution)
+    if here.split(".")[:2] != meant.split("."):
+        pytest.skip(f"{distribution} {here} is installed, and the defaults are those of {meant}")
+    loaded = importlib.import_module(module)
+    return loaded, getattr(loaded, name)
 
 
 def in_library(key: str, owner: type) -> Any:
@@ -79,3 +107,24 @@ def test_the_source_line_names_the_argument(key: str, default: Default) -> None:
     module, _ = SOURCES[source]
     text = Path(str(module.__file__)).read_text(encoding="utf-8").splitlines()[int(line) - 1]
     assert SPELLED.get(key, key.partition(".")[2]) in text
+
+
+OPTIONAL_ROWS = list(optional_rows())
+
+
+def test_of_every_optional_library_it_is_said_where_to_look() -> None:
+    assert {default.source.rpartition(":")[0] for _, default in OPTIONAL_ROWS} == set(OPTIONAL)
+
+
+@pytest.mark.parametrize(("key", "default"), OPTIONAL_ROWS, ids=[f"{one.source[:3]} {key}" for key, one in OPTIONAL_ROWS])
+def test_a_default_of_an_optional_library_is_what_it_has_and_stands_there(key: str, default: Default) -> None:
+    source, _, line = default.source.rpartition(":")
+    module, owner = installed(source)
+    text = Path(str(module.__file__)).read_text(encoding="utf-8").splitlines()[int(line) - 1]
+    assert SPELLED.get(key, key.partition(".")[2]) in text
+    if key == "training.bf16":                       # None, of which __post_init__ makes bf16 unless fp16 is asked for
+        assert "not (self.fp16) if self.bf16 is None" in text
+        assert default.value is True
+        return
+    found = in_library(key, owner)
+    assert found == default.value or (not found and not default.value), f"{key}: {default.source}"

@@ -16,6 +16,7 @@ from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.diagnosis.audit import verify as verifying
 from powertrain.diagnosis.audit.configs import read_config
 from powertrain.diagnosis.audit.convert import convert
+from powertrain.diagnosis.audit.reading import read_subject
 from powertrain.diagnosis.audit.rendering import differences, original_pins, render
 from powertrain.diagnosis.audit.subject import Subject
 from powertrain.diagnosis.audit.verify import ORIGINAL, OURS, refuse_what_is_missing
@@ -47,6 +48,14 @@ def test_the_original_s_own_way_becomes_pins(tmp_path: Path, fine_tuning: Facts)
     assert pins["activation_checkpointing"] == {"every": 1, "keep_attention": False}, "LLaMA-Factory's default"
     assert pins["attention_kernel"] == {"kernel": "sdpa"}, "flash kernels are not for this machine"
     assert not {"fused_adamw", "chunked_cross_entropy", "torch_compile", "length_grouping", "loader", "packing"} & set(pins)
+
+
+def test_fp16_that_is_asked_for_turns_trl_s_bf16_off(tmp_path: Path, fine_tuning: Facts) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from trl import SFTConfig\nargs = SFTConfig('out', fp16=True)\n", encoding="utf-8")
+    pins = original_pins(read_subject(script), fine_tuning)
+    assert pins["fp16"] == "on"
+    assert pins.get("bf16") != "on"
 
 
 def test_packed_rows_of_the_original_are_as_long_as_it_has_them(tmp_path: Path, fine_tuning: Facts) -> None:

@@ -105,6 +105,10 @@ def environment(subject: Subject, where: Circumstances) -> dict[str, str]:
 
 def undetermined(subject: Subject, depends: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """What only running the subject would tell, and which rules could not be decided for it."""
+    script = subject.script
+    if script is not None:
+        yield from (f"{script.place(call)}: {script.words(call)} may change any value that is set before it"
+                    for call in script.calls("exec"))
     for key, setting in subject.unread.items():
         if key in depends:
             yield f"{setting.place}: {setting.spelled}; not decided for it: {', '.join(depends[key])}"

@@ -51,6 +51,10 @@ def _one(subject: Subject, key: str, setting: Setting) -> Accounted:
     value = setting.value
     if key in ("data.source", "data.validation_source"):
         return _sources(subject, key, setting)
+    source = subject.value("data.source")
+    if key == "data.config" and isinstance(source, str) and not is_hub_id(source):
+        return Accounted(key, setting, "not supported", f"a dataset of the hub is named with its owner: write data.source="
+                         f"OWNER/{source}:{value}")
     if key == "data.config":
         return Accounted(key, setting, "translated", "it is part of the source's name", {})
     if key == "data.split":

@@ -198,6 +198,17 @@ def _packing(subject: Subject, value: Any) -> Answer:
                   pins={"techniques.packing": "on" if value is True else "off"})
 
 
+def _held_out_seed(subject: Subject, value: Any) -> Answer:
+    return Answer("no effect", "as many examples are held out, and which ones follows from the recipe's seed")
+
+
+def _held_out_shuffled(subject: Subject, value: Any) -> Answer:
+    if value is True:
+        return Answer("no effect", "examples that are held out are drawn from the seed")
+    return Answer("not supported", "held-out examples are drawn from the seed, and not taken from the end; write the end "
+                  "into a file of its own and name it with data.validation_source")
+
+
 def _tokenizer(subject: Subject, value: Any) -> Answer:
     if value == subject.value("model.path") or (subject.value("model.path") is None and subject.framework in METHODS):
         return Answer("no effect", "the model's own tokenizer is used")
@@ -255,5 +266,7 @@ ASIDE: Mapping[str, Aside] = {
     "training.bf16": _precision("bf16"), "training.fp16": _precision("fp16"), "training.tf32": _precision("tf32"),
     "training.train_sampling_strategy": _sampling, "training.packing": _packing, "tokenizer.path": _tokenizer,
     "data.padding": _padding, "data.truncation": _truncation, "loader.shuffle": _shuffled,
+    "trainer.tokenizer": lambda subject, value: Answer("no effect", "the model's own tokenizer is used"),
+    "data.validation_seed": _held_out_seed, "data.validation_shuffle": _held_out_shuffled,
     "training.warmup_steps": _warmup, "training.max_steps": _all_epochs,
 }

@@ -221,7 +221,9 @@ def _defaults(subject: Subject, tunes: bool, accounts: Iterable[Accounted]) -> l
         ours = {name: item for name, item in answer.ours.items()
                 if name not in written and not (name.startswith("warmup") and written & {"warmup_steps", "warmup_ratio"})}
         if ours:
-            found.append(Accounted(key, None, "default", f"{subject.framework} does so where the file does not say", ours))
+            why = f"{subject.framework} does so where the file does not say" if key not in subject.settings else \
+                f"what the file says cannot be had here, and this is what {subject.framework} does without it"
+            found.append(Accounted(key, None, "default", why, ours))
     return found
 
 

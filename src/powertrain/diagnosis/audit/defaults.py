@@ -61,7 +61,7 @@ _TRAINER = _LIBRARIES | _at("transformers 5.23, training_args.py", {
     "training.fsdp": (None, 1447), "training.deepspeed": (None, 1463),
 })
 _TRL = _TRAINER | _at("TRL 1.16, trainer/base_config.py", {
-    "training.logging_steps": (10, 55), "training.activation_checkpointing": (True, 62), "training.bf16": (True, 107),
+    "training.logging_steps": (10, 55), "training.activation_checkpointing": (True, 62), "training.bf16": (True, 108),
 }) | _at("TRL 1.16, trainer/sft_config.py", {
     "training.learning_rate": (2e-5, 140), "training.max_length": (1024, 202), "training.packing": (False, 222),
     "training.packing_strategy": ("bfd", 229), "training.padding_free": (False, 238), "training.eval_packing": (None, 255),
@@ -71,8 +71,8 @@ _TRL = _TRAINER | _at("TRL 1.16, trainer/base_config.py", {
 })
 _ACCELERATE = _LIBRARIES | _at("Accelerate 1.15, accelerator.py", {
     "training.gradient_accumulation_steps": (1, 285), "accelerate.mixed_precision": (None, 284),
-    "accelerate.step_scheduler_with_optimizer": (True, 297), "accelerate.split_batches": (False, 283),
-})
+    "accelerate.step_scheduler_with_optimizer": (True, 297),
+}) | _at("Accelerate 1.15, utils/dataclasses.py", {"accelerate.split_batches": (False, 859)})
 
 DEFAULTS: Mapping[str, Mapping[str, Default]] = {
     "transformers": _TRAINER, "trl": _TRL, "accelerate": _ACCELERATE,

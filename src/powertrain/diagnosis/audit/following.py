@@ -69,6 +69,7 @@ class _Follower:
         self.followed = Followed(script)
         self.expressions = Expressions(script, self.call)
         self.entered: set[ast.AST] = set()
+        self.defined: dict[ast.AST, FunctionValue] = {}      # functions in functions, with the names that they see
         self.stack: list[ast.AST] = []
         self.returns: list[list[Any]] = []
         self.instances: set[str] = set()
@@ -79,7 +80,7 @@ class _Follower:
         self.block(self.script.tree.body, scope)
         for node in ast.walk(self.script.tree):
             if isinstance(node, FunctionNode) and node not in self.entered:
-                self.enter(FunctionValue(node, scope, self._owner(node)), Arguments([], {}))
+                self.enter(self.defined.get(node) or FunctionValue(node, scope, self._owner(node)), Arguments([], {}))
 
     def _owner(self, node: FunctionNode) -> Any:
         """An instance, of which nothing is known, for a method that nothing was seen to call."""
@@ -236,7 +237,7 @@ class _Follower:
     # -------------------------------------------------------------------------------------------- definitions
 
     def _functiondef(self, statement: FunctionNode, scope: Scope) -> None:
-        scope.names[statement.name] = FunctionValue(statement, scope)
+        scope.names[statement.name] = self.defined[statement] = FunctionValue(statement, scope)
 
     _asyncfunctiondef = _functiondef
 

@@ -215,6 +215,8 @@ def as_table(value: Any, spelled: str) -> Any:
 
 
 def get_attribute(made: Made, script: Script) -> Any:
+    if len(made.positional) == 2 and isinstance(made.positional[0], Reference) and isinstance(made.positional[1], str):
+        return Reference(f"{made.positional[0].name}.{made.positional[1]}")      # getattr(torch, "float16")
     if len(made.positional) >= 2 and isinstance(made.positional[0], Made) and isinstance(made.positional[1], str):
         found = attribute(made.positional[0], made.positional[1])
         if found is not None:

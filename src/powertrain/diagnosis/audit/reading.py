@@ -17,11 +17,21 @@ def read_subject(path: Path) -> Subject:
         raise WrongUse(f"{path} is a folder; name one of its files, or audit the folder to have each read by itself")
     if not path.exists():
         raise WrongUse(f"there is no {path}; give the path of a training script (.py) or a config (.yaml, .json)")
+    if not path.is_file():
+        raise WrongUse(f"{path} is no regular file, and is not opened; give the path of a script or config")
+    try:
+        return _read(path)
+    except RecursionError:
+        raise WrongUse(f"{path} nests brackets or operators too deep to be followed; is it a program's output?") from None
+
+
+def _read(path: Path) -> Subject:
     if path.suffix == ".py":
         subject = read_script(path)
         return subject if subject.framework != "unknown" else _assignments(path) or subject
     if path.suffix not in CONFIGS:
-        raise WrongUse(f"{path} is neither a script (.py) nor a config ({', '.join(CONFIGS)})")
+        cure = "; export it as a script (jupyter nbconvert --to script)" if path.suffix == ".ipynb" else ""
+        raise WrongUse(f"{path} is neither a script (.py) nor a config ({', '.join(CONFIGS)}){cure}")
     from powertrain.diagnosis.audit.configs import read_config
 
     return read_config(path)

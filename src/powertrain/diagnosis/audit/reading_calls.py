@@ -19,6 +19,8 @@ SCHEDULERS = {"get_cosine_schedule_with_warmup": "cosine", "get_linear_schedule_
               "StepLR": "step", "ExponentialLR": "exponential", "LinearLR": "linear",
               "ReduceLROnPlateau": "reduce_lr_on_plateau", "get_polynomial_decay_schedule_with_warmup": "polynomial"}
 IN_FEW_BITS = ("load_in_4bit", "load_in_8bit")
+HELD_OUT_BY_DEFAULT = 0.25                   # of train_test_split, where neither size is given
+OTHER_TOKENS = ("unk_token", "unk_token_id", "bos_token", "bos_token_id", "mask_token", "sep_token")
 HELD_OUT = ("val", "eval", "test", "dev", "valid")
 OF_THE_CONFIG = ("packing", "max_seq_length", "dataset_text_field", "dataset_num_proc", "neftune_noise_alpha", "eval_packing")
 FP32_PRECISION = {"torch.backends.cuda.matmul.allow_tf32": "training.tf32",
@@ -118,6 +120,8 @@ def _arguments(section: str, made: Made, followed: Followed) -> Iterator[Found]:
     if made.positional and section in ("model", "tokenizer", "data"):
         key = {"model": "model.path", "tokenizer": "tokenizer.path", "data": "data.source"}[section]
         yield key, Setting(made.positional[0], _place(made, followed), followed.script.words(node))
+    if section == "data" and len(made.positional) > 1:
+        yield "data.config", Setting(made.positional[1], _place(made, followed), followed.script.words(node))
     if section == "optimizer":
         yield "optimizer.name", Setting(made.name.rpartition(".")[2], _place(made, followed), followed.script.words(node))
         if len(made.positional) > 1:
@@ -158,6 +162,10 @@ def _special(made: Made, followed: Followed) -> Iterator[Found]:
         yield "training.lr_scheduler_type", said(SCHEDULERS[last])
         if last.startswith("get_") and made.argument(1, "num_warmup_steps") is not None:
             yield "training.warmup_steps", made.named.get("num_warmup_steps", said(made.argument(1, "num_warmup_steps")))
+    elif last == "get_scheduler":
+        yield "training.lr_scheduler_type", made.named.get("name", said(made.argument(0, "name")))
+        if "num_warmup_steps" in made.named:
+            yield "training.warmup_steps", made.named["num_warmup_steps"]
     elif last == "set_float32_matmul_precision" and made.positional:
         yield "training.tf32", said(made.positional[0] in ("high", "medium"))
     elif last in ("autocast", "autocast_mode"):
@@ -166,10 +174,15 @@ def _special(made: Made, followed: Followed) -> Iterator[Found]:
         yield from ((f"training.{name}", made.named[name]) for name in OF_THE_CONFIG if name in made.named)
         yield from ((f"trainer.{name}", entry) for name, entry in made.named.items()
                     if name in ("data_collator", "compute_metrics", "callbacks") and not isinstance(entry.value, Made))
+        if "tokenizer" in made.named and made.local is None:
+            entry = made.named["tokenizer"]
+            yield "trainer.tokenizer", Setting(entry.spelled.partition("=")[2], entry.place, entry.spelled)
         if isinstance(made.argument(1, "args"), Unread):
             yield "training.*", said(made.argument(1, "args"))
     elif last == "Accelerator":
         yield from _accelerator(made)
+    elif last == "train_test_split":
+        yield from _held_out(made, said)
     elif is_tokenising(made):
         yield from _tokenising(made, followed)
     if last == "from_pretrained":                        # before BitsAndBytesConfig, and Unsloth's
@@ -193,6 +206,20 @@ def _autocast(made: Made, said: Any) -> Iterator[Found]:
     else:
         device = made.argument(0, "device_type")
         yield ("training.bf16" if device == "cpu" else "training.fp16"), said(True)      # torch's defaults per device
+
+
+def _held_out(made: Made, said: Any) -> Iterator[Found]:
+    """`rows.train_test_split(test_size=0.1, seed=1)`, of datasets, or scikit-learn's."""
+    place = 0 if made.owner is not None else len(made.positional)        # scikit-learn's positional arguments are the data
+    share, kept = made.argument(place, "test_size"), made.argument(place + 1, "train_size")
+    if share is None and made.open:
+        share = Unread(made.open)
+    if share is None:
+        share = 1 - kept if isinstance(kept, float) else kept if kept is not None else HELD_OUT_BY_DEFAULT
+    yield "data.validation_share", made.named.get("test_size", said(share))
+    for name in ("seed", "random_state", "shuffle"):
+        if name in made.named:
+            yield f"data.validation_{'shuffle' if name == 'shuffle' else 'seed'}", made.named[name]
 
 
 def _accelerator(made: Made) -> Iterator[Found]:
@@ -223,6 +250,8 @@ def _attribute_written(written: Written, followed: Followed) -> Iterator[Found]:
         value = node.value
         if isinstance(value, ast.Attribute) and value.attr in ("eos_token", "eos_token_id"):
             yield "tokenizer.pad_token", Setting("eos_token", setting.place, setting.spelled)
+        elif isinstance(value, ast.Attribute) and value.attr in OTHER_TOKENS:
+            yield "tokenizer.pad_token", Setting(value.attr.removesuffix("_id"), setting.place, setting.spelled)
         elif written.name == "pad_token" and not _is_of_a_config(node, followed):
             yield "tokenizer.pad_token", setting
     elif written.name == "use_cache":

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from powertrain.diagnosis.audit import known_calls, reading_calls
+from powertrain.diagnosis.audit import known_calls, reading_calls, reading_loops
 from powertrain.diagnosis.audit.following import Followed, follow
 from powertrain.diagnosis.audit.script import Script, imports
 from powertrain.diagnosis.audit.spellings import vocabulary
@@ -22,6 +22,7 @@ from powertrain.diagnosis.audit.values import Unread, is_known, plain
 from powertrain.records import WrongUse
 
 Found = tuple[str, Setting]
+LARGEST_BYTES = 2**20                        # as of configs; every value is followed, so that a table of numbers takes long
 ASSIGNED = re.compile(r"[\w.\"'\[\]]+\s*=")
 
 
@@ -42,13 +43,19 @@ def read_script(path: Path) -> Subject:
 
 
 def parse(path: Path) -> Script:
+    if path.stat().st_size > LARGEST_BYTES:
+        raise WrongUse(f"{path} has {path.stat().st_size:,} bytes; a script has at most {LARGEST_BYTES:,}: is it data?")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")              # of the script's own escapes
             tree = ast.parse(text)
     except UnicodeDecodeError as error:
         raise WrongUse(f"{path} is not UTF-8 text (byte {error.start}); an audit reads scripts and configs") from None
+    except (MemoryError, RecursionError):                 # of the parser, which has a limit of its own
+        raise WrongUse(f"{path} nests brackets or operators too deep for Python to parse; is it a program's output?") from None
+    except OSError as error:
+        raise WrongUse(f"{path} cannot be read: {error.strerror or error}") from None
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         raise WrongUse(f"{path}{f':{line}' if line else ''} is not Python that this interpreter can parse "
@@ -89,6 +96,7 @@ def found_settings(followed: Followed) -> Iterator[Found]:
     for made in followed.calls:
         yield from reading_calls.settings_of_call(made, followed)
     yield from reading_calls.settings_written(followed)
+    yield from reading_loops.settings_of_loops(followed)
 
 
 def framework(followed: Followed) -> Framework:

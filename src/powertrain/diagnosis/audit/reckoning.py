@@ -44,6 +44,17 @@ def needed_and_there(model: ModelFacts, workload: Workload, facts: Facts) -> tup
     return total_bytes(model, workload) + own_bytes(facts.hardware.device), there
 
 
+def room(subject: Subject, where: Circumstances, *, four_bits: bool = True) -> tuple[int, int] | None:
+    """(bytes that a step of the subject needs if it keeps all activations, bytes that are there); None where it is not known.
+
+    Without `four_bits` the frozen weights are taken as bf16.
+    """
+    facts = reckonable(where)
+    if facts is None:
+        return None
+    return needed_and_there(facts.model if four_bits else unquantised(facts.model), as_trained(subject, facts), facts)
+
+
 def unquantised(model: ModelFacts) -> ModelFacts:
     """The model with its frozen weights in bf16 instead of 4 bits."""
     return replace(model, method="lora", frozen_dtype="bf16", unquantised_dtype="")

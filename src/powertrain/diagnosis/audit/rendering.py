@@ -84,12 +84,12 @@ def _precision(subject: Subject, facts: Facts) -> dict[str, Pin]:
     bf16, fp16 = in_force(subject, "training.bf16"), in_force(subject, "training.fp16")
     if mixed in ("bf16", "fp16"):
         return {mixed: "on"}
+    if fp16 is True and not subject.on("training.bf16"):     # TRL's bf16 is on unless fp16 is asked for
+        return {"fp16": "on"}
     if bf16 == "auto":                       # Axolotl: where the hardware has it
         return {"bf16": "on"} if facts.hardware.device == "cuda" else {}
     if bf16 is True:
         return {"bf16": "on"}
-    if fp16 is True:
-        return {"fp16": "on"}
     return {"tf32": "on"} if in_force(subject, "training.tf32") is True else {}
 
 

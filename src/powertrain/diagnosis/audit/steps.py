@@ -169,6 +169,19 @@ def step_code(script: Script) -> list[Step]:
     return [*training_steps(script), *(Step(script, hook) for hook in hooks)]
 
 
+def outermost(script: Script, loop: Loop) -> Loop:
+    """The loop over epochs around a training loop, also where that stands in a function called from it."""
+    around = script.loops(loop)
+    if around:
+        return around[-1]
+    function = script.function(loop)
+    for node in ast.walk(script.tree):
+        if isinstance(node, Loop) and function is not None and any(
+                isinstance(item, ast.Call) and script.called(item) is function for item in ast.walk(node)):
+            return node
+    return loop
+
+
 def is_rare(call: StepCall) -> bool:
     """Whether a call happens at intervals only: under an `if` that counts steps."""
     return any(interval(condition.test) is not None for condition in call.conditions)

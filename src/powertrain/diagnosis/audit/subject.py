@@ -9,7 +9,7 @@ Keys are those of transformers 5 and TRL, in sections, whatever the file itself 
     quantisation.*  BitsAndBytesConfig: quantisation.load_in_4bit, quantisation.bnb_4bit_compute_dtype
     model.*      from_pretrained: model.path, model.dtype, model.attn_implementation, model.device_map, model.use_cache
     tokenizer.*  tokenizer.pad_token ("eos_token" where the script sets them equal), tokenizer.path
-    data.*       data.source, data.format, data.padding, data.split
+    data.*       data.source, data.format, data.padding, data.split, data.validation_share
     loader.*     a DataLoader of the script's own: loader.num_workers, loader.pin_memory, loader.prefetch_factor, loader.shuffle
     optimizer.*  of the script's own: optimizer.name ("AdamW"), optimizer.fused, optimizer.lr
     deepspeed.*, accelerate.*, fsdp.*   their files' keys, as they are

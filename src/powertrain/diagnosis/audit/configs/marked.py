@@ -62,8 +62,12 @@ def read_marked(path: Path) -> Marked:
         raise WrongUse(f"{path} cannot be read: {error.strerror or error}") from None
     found = json_marked(text, path) if text.lstrip().startswith("{") else yaml_marked(text, path)
     if not isinstance(found.value, dict):
-        raise WrongUse(f"{path} is not a config: it holds a {type(found.value).__name__}, not keys with values")
+        raise WrongUse(f"{path} is not a config: it holds {_kind(found.value)}, and not keys with values")
     return found
+
+
+def _kind(value: Any) -> str:
+    return "a list" if isinstance(value, list) else "a text" if isinstance(value, str) else f"the value {shown(value)}"
 
 
 def shown(value: Any) -> str:

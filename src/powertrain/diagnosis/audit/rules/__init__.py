@@ -80,6 +80,7 @@ from powertrain.diagnosis.audit.rules.packing_off import PackingOff
 from powertrain.diagnosis.audit.rules.pad_is_end import PadIsEnd
 from powertrain.diagnosis.audit.rules.padding_free_unbounded import PaddingFreeUnbounded
 from powertrain.diagnosis.audit.rules.padding_to_max_length import PaddingToMaxLength
+from powertrain.diagnosis.audit.rules.padding_trained import PaddingTrained
 from powertrain.diagnosis.audit.rules.pickle_loaded import PickleLoaded
 from powertrain.diagnosis.audit.rules.pinned_memory import PinnedMemory
 from powertrain.diagnosis.audit.rules.prompts_trained import PromptsTrained
@@ -184,6 +185,7 @@ RULES: tuple[type[Rule], ...] = (
     PadIsEnd,
     PaddingFreeUnbounded,
     PaddingToMaxLength,
+    PaddingTrained,
     PickleLoaded,
     PinnedMemory,
     PromptsTrained,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from powertrain.diagnosis.audit.rules.base import NO_SPEED, Circumstances, Rule
 from powertrain.diagnosis.audit.script import Loop, Script
+from powertrain.diagnosis.audit.steps import outermost
 from powertrain.diagnosis.audit.subject import Subject
 from powertrain.records.findings import Cure, Finding, Risk
 
@@ -47,22 +48,17 @@ class CheckpointCannotResume(Rule):
                 cure=Cure(f"Save {', '.join(missing)} too"))
 
 
-def outermost(script: Script, loop: Loop) -> Loop:
-    """The loop over epochs around a training loop, also where that stands in a function called from it."""
-    around = script.loops(loop)
-    if around:
-        return around[-1]
-    function = script.function(loop)
-    for node in ast.walk(script.tree):
-        if isinstance(node, Loop) and function is not None and any(
-                isinstance(item, ast.Call) and script.called(item) is function for item in ast.walk(node)):
-            return node
-    return loop
-
-
 def _saves(script: Script, loop: Loop) -> list[ast.Call]:
     return [node for statement in loop.body for node in (statement, *script.reached(statement))
-            if isinstance(node, ast.Call) and script.name(node.func) in ("torch.save", "safetensors.torch.save_file")]
+            if isinstance(node, ast.Call) and (script.name(node.func) in ("torch.save", "safetensors.torch.save_file")
+                                               or _saves_a_model(script, node))]
+
+
+def _saves_a_model(script: Script, call: ast.Call) -> bool:
+    """`model.save_pretrained(folder)`, and not a tokenizer's."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "save_pretrained":
+        return False
+    return not any(word in script.words(call.func.value).lower() for word in ("tok", "processor", "config"))
 
 
 def _contents(script: Script, call: ast.Call) -> str:

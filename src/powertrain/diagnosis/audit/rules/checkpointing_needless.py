@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from powertrain.diagnosis.audit.editing import added, set_to
-from powertrain.diagnosis.audit.reckoning import GIB, as_trained, at_most, needed_and_there, reckonable, recomputed_share
+from powertrain.diagnosis.audit.reckoning import GIB, at_most, reckonable, recomputed_share, room
 from powertrain.diagnosis.audit.resolved import is_on, is_unread, seen
 from powertrain.diagnosis.audit.rules.base import Circumstances, Rule
 from powertrain.diagnosis.audit.subject import Subject
@@ -21,10 +21,10 @@ class CheckpointingNeedless(Rule):
 
     @classmethod
     def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
-        facts = reckonable(where)
-        if facts is None or is_unread(subject, KEY) or not is_on(subject, KEY):
+        facts, found = reckonable(where), room(subject, where)
+        if facts is None or found is None or is_unread(subject, KEY) or not is_on(subject, KEY):
             return
-        needed, there = needed_and_there(facts.model, as_trained(subject, facts), facts)
+        needed, there = found
         if needed > there:
             return
         edits = set_to(subject, KEY, False)

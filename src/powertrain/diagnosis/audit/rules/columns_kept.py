@@ -22,6 +22,6 @@ class ColumnsKept(Rule):
             yield cls.found("low", "unused columns are kept", "Columns that the model does not read are carried to the "
                             "collator, which may stumble over them; leaving them out happens once, before training",
                             subject.settings[KEY],
-                            expected=Expected("none that study 2026-11-21_claims-2 (000-06) could tell from none",
+                            expected=Expected("no effect that could be measured (claim 000-06)",
                                               "study: 2026-11-21_claims-2"),
                             cure=Cure("Leave it out, unless a collator of your own needs the columns", removed(subject, KEY)))

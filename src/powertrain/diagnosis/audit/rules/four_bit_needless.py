@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from powertrain.diagnosis.audit.editing import set_to
-from powertrain.diagnosis.audit.reckoning import GIB, as_trained, needed_and_there, reckonable, unquantised
+from powertrain.diagnosis.audit.reckoning import GIB, room
 from powertrain.diagnosis.audit.resolved import is_four_bit, seen
 from powertrain.diagnosis.audit.rules.base import Circumstances, Rule
 from powertrain.diagnosis.audit.subject import Subject
@@ -19,10 +19,10 @@ class FourBitNeedless(Rule):
 
     @classmethod
     def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
-        facts = reckonable(where)
-        if facts is None or not is_four_bit(subject):
+        found = room(subject, where, four_bits=False)
+        if found is None or not is_four_bit(subject):
             return
-        needed, there = needed_and_there(unquantised(facts.model), as_trained(subject, facts), facts)
+        needed, there = found
         if needed <= there:
             yield cls.found("moderate", "4-bit weights where bf16 would fit", f"In bf16 a step needs about {needed / GIB:.1f} "
                             f"GiB, and {there / GIB:.1f} may be counted on here: rounding to 16 values and widening each "

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from powertrain.diagnosis.audit.reckoning import GIB, as_trained, needed_and_there, reckonable
+from powertrain.diagnosis.audit.reckoning import GIB, room
 from powertrain.diagnosis.audit.resolved import is_on, is_unread, seen
 from powertrain.diagnosis.audit.rules.base import NO_SPEED, Circumstances, Rule
+from powertrain.diagnosis.audit.rules.checkpointing_needless import KEY
 from powertrain.diagnosis.audit.subject import Subject
 from powertrain.records.findings import Finding
-
-KEY = "training.activation_checkpointing"
 
 
 class GoodCheckpointing(Rule):
@@ -19,10 +18,10 @@ class GoodCheckpointing(Rule):
 
     @classmethod
     def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
-        facts = reckonable(where)
-        if facts is None or is_unread(subject, KEY) or not is_on(subject, KEY):
+        found = room(subject, where)
+        if found is None or is_unread(subject, KEY) or not is_on(subject, KEY):
             return
-        needed, there = needed_and_there(facts.model, as_trained(subject, facts), facts)
+        needed, there = found
         if needed > there:
             yield cls.found("good", "checkpointing where it is needed", "Kept, activations and all else would take about "
                             f"{needed / GIB:.1f} GiB, and {there / GIB:.1f} may be counted on", seen(subject, KEY),

@@ -24,7 +24,7 @@ class LoggingEachStep(Rule):
                 and (steps or SHORT_RUN + 1) > SHORT_RUN:
             yield cls.found("low", "the loss is read after every step", "A GPU runs ahead of Python until its loss is asked "
                             "for; asked each step, the two take turns", subject.settings["training.logging_steps"],
-                            expected=Expected("on a CPU none that study 2026-11-21_claims (003-14) could tell from none",
+                            expected=Expected("on a CPU nothing that could be measured (claim 003-14)",
                                               "study: 2026-11-21_claims"),
                             cure=Cure("Log every 10 steps", set_to(subject, "training.logging_steps", 10),
                                       ("logging_steps=10",)))

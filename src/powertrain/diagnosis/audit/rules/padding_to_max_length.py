@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from powertrain.diagnosis.audit.editing import set_to
@@ -31,4 +32,15 @@ class PaddingToMaxLength(Rule):
                         "teaches nothing" + here, subject.settings["data.padding"], subject.settings.get("training.max_length"),
                         expected=at_most(share, "the share of padding") if share else UNMEASURED,
                         cure=Cure("Let the collator pad to the longest of each batch, or pack",
-                                  set_to(subject, "data.padding", True), ("techniques.packing=on",)))
+                                  set_to(subject, "data.padding", True) if _sees_a_batch(subject) else (),
+                                  ("techniques.packing=on",)))
+
+
+def _sees_a_batch(subject: Subject) -> bool:
+    """Whether what pads has a batch before it; rows that are tokenised by themselves have no longest one."""
+    script, line = subject.script, subject.settings["data.padding"].place.line
+    if script is None:
+        return True
+    collating = {script.words(keyword.value) for call in ast.walk(script.tree) if isinstance(call, ast.Call)
+                 for keyword in call.keywords if keyword.arg in ("collate_fn", "data_collator")}
+    return any(node.lineno <= line <= (node.end_lineno or line) for name, node in script.functions.items() if name in collating)

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from powertrain.diagnosis.audit.editing import removed
+from powertrain.diagnosis.audit.labels import is_copied
 from powertrain.diagnosis.audit.rules.base import NO_SPEED, Circumstances, Rule
-from powertrain.diagnosis.audit.script import Script
 from powertrain.diagnosis.audit.subject import Subject
 from powertrain.records.findings import Cure, Edit, Evidence, Finding, Risk
 
@@ -33,7 +33,7 @@ class PromptsTrained(Rule):
             return
         if any(word in script.text for word in MASKING):
             return
-        copied = next((node for node in ast.walk(script.tree) if _copies(script, node)), None)
+        copied = next((node for node in ast.walk(script.tree) if is_copied(script, node)), None)
         joined = next((node for node in ast.walk(script.tree) if _joins(node)), None)
         if copied is None and subject.framework == "trl" and subject.value("training.packing") is not True:
             copied = script.sections.get("training")
@@ -52,21 +52,6 @@ class PromptsTrained(Rule):
 def _is_plain_text(subject: Subject) -> bool:
     """Whether the data is text to go on with, which has no prompts."""
     return subject.value("training.stage") == "pt" or "completion" in str(subject.value("data.format"))
-
-
-def _copies(script: Script, node: ast.AST) -> bool:
-    """`labels = input_ids.clone()`, `x["labels"] = x["input_ids"].copy()`, `{"labels": ids["input_ids"]}`."""
-    pairs: list[tuple[str, ast.expr]] = []
-    if isinstance(node, ast.Assign) and len(node.targets) == 1:
-        target = node.targets[0]
-        name = target.slice.value if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant) else getattr(
-            target, "id", "")
-        pairs = [(str(name), node.value)]
-    elif isinstance(node, ast.Dict):
-        pairs = [(str(key.value), value) for key, value in zip(node.keys, node.values, strict=True)
-                 if isinstance(key, ast.Constant)]
-    return any(name == "labels" and "input_ids" in script.words(value) and "[1:" not in script.words(value)
-               for name, value in pairs)
 
 
 def _joins(node: ast.AST) -> bool:

@@ -12,11 +12,12 @@ from powertrain.diagnosis.audit.subject import Setting, Subject
 from powertrain.records.findings import Cure, Edit, Expected, Finding, Severity
 
 SINCE = (5,)                 # transformers; and TRL 1 with it
-# old name -> new one, "" where there is none. Source: TrainingArguments of transformers 5.23, SFTConfig of TRL 1.16
+# old name -> new one, "" where there is none. Source: TrainingArguments and Trainer of transformers 5.23, TRL 1.16's SFTConfig
 REMOVED: Mapping[str, str] = {
     "warmup_ratio": "warmup_steps", "evaluation_strategy": "eval_strategy", "max_seq_length": "max_length",
     "group_by_length": "train_sampling_strategy", "logging_dir": "", "save_safetensors": "", "overwrite_output_dir": "",
     "no_cuda": "use_cpu", "per_gpu_train_batch_size": "per_device_train_batch_size", "fp16_opt_level": "",
+    "tokenizer": "processing_class",
     "fp16_backend": "", "half_precision_backend": "", "use_mps_device": "", "past_index": "", "jit_mode_eval": "",
 }
 
@@ -32,7 +33,7 @@ class RemovedNames(Rule):
         version = where.version("transformers")
         everything = {**subject.settings, **subject.unread, **subject.unknown}
         found = {key: (setting, name) for key, setting in everything.items() if (name := _name(setting)) in REMOVED
-                 and key.startswith("training.")}
+                 and key.startswith(("training.", "trainer."))}
         if not found:
             return
         severity: Severity = "moderate" if version is None else "critical" if version >= SINCE else "low"

@@ -41,8 +41,7 @@ class ShardingOneDevice(Rule):
             yield cls.found("low", "sharding over one device", "What ZeRO and FSDP save is divided by the number of "
                             "processes, and there is one; what they cost remains",
                             asked, subject.settings.get("accelerate.num_processes"),
-                            expected=Expected("no effect on memory, and none on speed that study 2026-11-21_claims (000-19) "
-                                              "could tell from none",
+                            expected=Expected("no effect on memory, and none on speed that could be measured (claim 000-19)",
                                               "study: 2026-11-21_claims"), risk=Risk("low", "none", "low"),
                             cure=Cure("Train without it on one device"))
 

@@ -21,7 +21,8 @@ class UnknownKeys(Rule):
     @classmethod
     def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:
         said_elsewhere = {OFFLOAD, *(REMOVED if subject.framework in TRAINERS else ())}
-        found = {key: setting for key, setting in subject.unknown.items() if key.rpartition(".")[2] not in said_elsewhere}
+        found = {key: setting for key, setting in subject.unknown.items() if key.rpartition(".")[2] not in said_elsewhere
+                 and not (setting.value is None and subject.script is None and subject.framework not in STRICT)}
         if not found:
             return
         raises = subject.framework in STRICT

@@ -25,7 +25,7 @@ class WorkersForReadyData(Rule):
             yield cls.found("low", "loader workers for data that is ready", "SFTTrainer tokenises before training; what is "
                             "left for workers is to put rows together, for which each is a process with a copy of the "
                             "dataset's handle and a start at every epoch", subject.settings[KEY],
-                            expected=Expected("no effect that study 2026-11-21_claims (002-03) could tell from none",
+                            expected=Expected("no effect that could be measured (claim 002-03)",
                                               "study: 2026-11-21_claims"),
                             cure=Cure("Measure first (`powertrain diagnose`): keep 0 while a step waits less than 2 % for data",
                                       set_to(subject, KEY, 0)))

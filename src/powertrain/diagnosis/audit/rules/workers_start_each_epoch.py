@@ -25,7 +25,8 @@ class WorkersStartEachEpoch(Rule):
         for workers, lasting in PAIRS:
             if workers in subject.settings and (number(subject, workers) or 0) >= 1 and not is_unread(subject, lasting) \
                     and not subject.on(lasting) and (epochs or 1) > 1 and (number(subject, "training.max_steps") or -1) < 0:
+                written = f"{lasting.partition('.')[2]}{'=True' if subject.script else ': true'}"
                 yield cls.found("low", "workers are started anew each epoch", f"{epochs:g} epochs start their worker "
                                 f"processes {epochs:g} times, each importing what the dataset needs", subject.settings[workers],
                                 subject.settings.get("training.num_train_epochs"), expected=UNMEASURED,
-                                cure=Cure("Let them live with persistent_workers=True", set_to(subject, lasting, True)))
+                                cure=Cure(f"Let them live: {written}", set_to(subject, lasting, True)))
