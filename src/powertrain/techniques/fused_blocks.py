@@ -116,8 +116,9 @@ class FusedBlocks(Technique):
 
         assert isinstance(setup.model, Decoder)
         if self.kernels == "compiled":
-            stored = setup.code is not None and setup.device.type == "cpu"
-            functions = Functions.of(Parts(setup.model.config), partial(StoredPart, folder=setup.code) if stored else CompiledPart)
+            is_stored = setup.code is not None and setup.device.type == "cpu"
+            change = partial(StoredPart, folder=setup.code) if is_stored else CompiledPart
+            functions = Functions.of(Parts(setup.model.config), change)
         else:
             functions = Functions.of(_triton_parts(setup))
         blocks = [block for block in setup.model.blocks if isinstance(block, Block)]

@@ -94,7 +94,7 @@ def _describe(argument: Any, rows: int | None, tensors: list[Tensor], layout: li
         if isinstance(argument, Linear) and argument.scales is not None:
             return False
         of = None if isinstance(argument, EnterWeights | LeaveWeights) else rows
-        return all([_describe(part, of, tensors, layout) for part in argument])
+        return all(_describe(part, of, tensors, layout) for part in argument)
     return True
 
 

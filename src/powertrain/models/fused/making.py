@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,13 @@ class Flat(nn.Module):
         super().__init__()
         self.function = getattr(Parts(ModelConfig(**told["config"])), told["function"])
         self.structure = json.loads(told["structure"])
-        self.gives: Any = None               # the structure of what it gave last
+
+    def call(self, tensors: Sequence[Tensor]) -> Any:
+        """What the function gives, in its own structure."""
+        return self.function(*built(self.structure, tensors))
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        given = self.function(*built(self.structure, tensors))
-        self.gives = structure_of(given, [0])
-        return tuple(_tensors(given))
+        return tuple(_tensors(self.call(tensors)))
 
 
 def main() -> None:
@@ -56,13 +57,14 @@ def compile_one(told: Mapping[str, Any]) -> None:
     shapes = tuple({0: size} if sizes[:1] == [ROWS] else None for _, sizes, _ in told["layout"])
     path.parent.mkdir(parents=True, exist_ok=True)
     with torch.no_grad(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        gives = structure_of(flat.call(tensors), [0])
         program = torch.export.export(flat, tensors, dynamic_shapes=(shapes,), strict=False)
         made = Path(torch._inductor.aot_compile(program.module(), tensors, options={  # type: ignore[arg-type]
             "aot_inductor.output_path": str(Path(folder) / path.name), "aot_inductor.compile_wrapper_opt_level": "O0",
             "aot_inductor.precompile_headers": False}))
         sum_ = hashlib.sha256(made.read_bytes()).hexdigest()
         aside = Path(folder) / "told.json"
-        aside.write_text(json.dumps({"sha256": sum_, "gives": flat.gives}), encoding="utf-8")
+        aside.write_text(json.dumps({"sha256": sum_, "gives": gives}), encoding="utf-8")
         os.replace(made, path)
         os.replace(aside, path.with_suffix(".json"))
 
