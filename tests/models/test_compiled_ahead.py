@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_fused_blocks import ByHand, distance, gradients, make_batch, make_model
 
 from powertrain.models.fused.compiled import CompiledPart, StoredPart, settle
 from powertrain.models.fused.library import built, describe, load, structure_of
 from powertrain.models.fused.values import LeaveWeights, Linear, NormWeights, Wanted
-from test_fused_blocks import ByHand, distance, gradients, make_batch, make_model
 
 pytestmark = pytest.mark.skipif(not torch._inductor.cpp_builder.get_cpp_compiler(), reason="no C++ compiler")
 
