@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from powertrain.data.examples.sharing import further_processes
 from powertrain.data.examples.store import ExampleStore, open_examples
 
 
@@ -22,8 +24,11 @@ def main() -> None:
         store = open_examples([options["rows"]], max_length=2048, validation_share=0.0,
                               tokenizer_folder=Path(options["tokenizer"]), cache=Path(cache))
         seconds = time.perf_counter() - began
-        resident_kib = most_resident_kib()
+        further = further_processes([Path(options["rows"])])
+        # of the further ones, of which only the largest is told, each is taken to be as large
+        resident_kib = most_resident_kib() + further * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
         print(json.dumps({"rows": store.counts["rows"], "seconds": seconds, "resident_bytes": resident_kib * 1024,
+                          "processes": 1 + further,
                           "tokens": int(store.lengths.sum()), "trained_tokens": int(store.trained.sum()),
                           "digest": digest(store)}))
 

@@ -1,7 +1,8 @@
 """Case `prepare`: rows from a file to token ids and masks on disk, by `powertrain data prepare` and by datasets.map.
 
 Each run is a fresh process with fresh caches; what it imports is not timed, all from the file to what a trainer reads is. Runs
-go by turns, A B B A, and the peer does the work as fast as it can: in batches, in one process or in two, whichever was faster.
+go by turns, A B B A, and the peer does the work as fast as it can: in batches, in one process or in two, whichever was faster
+(in one, the tokenizer works on all cores; in two, on one each). Ours takes as many as it finds cores for.
 What comes out has to be the same: the number of tokens, and every id that is trained, in order.
 """
 
@@ -73,6 +74,7 @@ def compared(kind: str, materials: Materials, python: Path) -> dict[str, Any]:
             "ratio_to_map_alone": plain(interval([b["map_s"] / a["seconds"] for a, b in zip(ours, theirs, strict=True)])),
             "rows_per_s": ROWS / interval([one["seconds"] for one in ours]).median,
             "peer_rows_per_s": ROWS / interval([one["seconds"] for one in theirs]).median, "peer_processes": processes or 1,
+            "processes": ours[0]["processes"],
             "resident_bytes": max(one["resident_bytes"] for one in ours),
             "resident_bytes_of_fewer": once({**asked, "rows": str(fewer)})["resident_bytes"],
             "peer_resident_bytes": max(one["resident_bytes"] for one in theirs),

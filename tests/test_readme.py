@@ -177,6 +177,25 @@ class TestTables:
         rest = f"-1 MiB | yes: losses 2.0e-05 apart | faster | `studies/{newest}` |"
         assert rows == [f"| `t0` | `docstrings` | 1.42 (1.41 to 1.43) | {rest}", f"| `t1` | `docstrings` | not timed | {rest}"]
 
+    def test_preparing_and_starting_have_rows_of_their_own(self, table: Any, house: Path) -> None:
+        ratio = {"median": 2.5, "low": 2.4, "high": 2.6}
+        one = {"ratio": ratio, "rows_per_s": 20000.0, "peer_rows_per_s": 8000.0, "peer_processes": 2}
+        seconds = {name: {"median": found, "low": found - 1, "high": found + 1}
+                   for name, found in {"warm": 7.0, "cold": 20.0, "peer": 14.0}.items()}
+        self.store(house, "prepare", "2026-12-01", {"text": {**one, "rows_per_s": 1.0}})
+        prepared = self.store(house, "prepare", "2026-12-02", {"text": one})
+        started = self.store(house, "start", "2026-12-02", {"to_first_step": seconds}, name="Another CPU")
+        page = table.made(house)["README.md"]
+        rows = [line for line in page.splitlines() if "| TRL |" in line or "datasets.map" in line]
+        assert rows == [
+            "| data preparation, rows of text, to the same trained tokens | datasets.map in batches, the faster of 1 and 2 "
+            f"processes (2) | 8,000 rows/s | 20,000 rows/s | 2.50 (2.40 to 2.60) | `studies/{prepared}` |",
+            f"| from the command to the first step of LoRA, warm caches | TRL | 14.0 s | 7.0 (6.0 to 8.0) s | 2.00 | "
+            f"`studies/{started}` |",
+            f"| from the command to the first step of LoRA, cold caches | TRL | 14.0 s | 20.0 (19.0 to 21.0) s | 0.70 | "
+            f"`studies/{started}` |"]
+        assert "On: A CPU, 2 cores; Another CPU, 2 cores." in page
+
     def test_recipes_and_machines_keep_their_own_studies(self, table: Any, house: Path) -> None:
         self.store(house, "ablation", "2026-12-01", self.ablation(["default"], 1.1))
         self.store(house, "ablation", "2026-12-02", self.ablation(["docstrings"], 1.2))

@@ -22,11 +22,12 @@ def machine(study: Study) -> str:
     return f"{of['name']}, {of['cores']} cores" if of.get("device", "cpu") == "cpu" else str(of["name"])
 
 
-def times(interval: Mapping[str, float] | None) -> str:
+def times(interval: Mapping[str, float] | None, digits: str = ".2f") -> str:
     """1.12 (1.10 to 1.14), as a factor; nothing where nothing was timed."""
     if interval is None:
         return ""
-    return f"{interval['median']:.2f} ({interval['low']:.2f} to {interval['high']:.2f})"
+    median, low, high = (f"{interval[name]:{digits}}" for name in ("median", "low", "high"))
+    return f"{median} ({low} to {high})"
 
 
 def folder_of(study: Study) -> str:

@@ -235,7 +235,7 @@ def test_tuning_starts_from_the_untuned_plan(prepared: Prepared, words: list[str
 def test_the_command_ends_in_a_table_and_a_study(cli: Callable[..., tuple[int, str, str]], words: list[str], tmp_path: Path
                                                  ) -> None:
     off = [f"techniques.{name}=off" for name in ("attention_kernel", "micro_batch", "activation_checkpointing", "loader",
-                                                  "chunked_cross_entropy")]
+                                                  "chunked_cross_entropy", "flat_parameters")]
     code, out, err = cli("tune", *words, *off, "--budget", "3s", "--study", "proof")
     assert code == 0, err
     assert "without fused_adamw" in out

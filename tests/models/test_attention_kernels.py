@@ -21,7 +21,7 @@ from powertrain.models.attention import (
 from powertrain.models.ragged import build
 from powertrain.records import WrongUse
 
-LENGTHS = [(1,), (5, 1, 123), (7, 7, 7), (130, 3, 130, 3, 64), (61, 62, 63, 64, 65)]
+LENGTHS = [(1,), (5, 1, 123), (7, 7, 7), (130, 3, 130, 3, 64), (61, 62, 63, 64, 65), (1100, 33)]
 FAST = [bmm_attention, ragged_attention, sdpa_attention]
 KERNELS = [math_attention, *FAST]
 
@@ -44,7 +44,7 @@ def gradients(out: Tensor, inputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Tenso
     return torch.autograd.grad((out * weights).sum(), inputs)
 
 
-@pytest.mark.parametrize("window", [None, 1, 4, 70])
+@pytest.mark.parametrize("window", [None, 1, 4, 70, 600])
 @pytest.mark.parametrize("kv_heads", [6, 2])
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("kernel", FAST)
@@ -55,6 +55,13 @@ def test_a_kernel_gives_what_the_definition_gives(kernel: Attention, lengths: tu
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)     # fp32: sums in another order
     for mine, theirs in zip(gradients(got, inputs), gradients(expected, inputs), strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kernel", [bmm_attention, ragged_attention])
+def test_a_kernel_of_ours_is_compiled_without_a_break(kernel: Attention) -> None:
+    inputs = draw(16)
+    compiled = torch.compile(run, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(kernel, inputs, (5, 11)), run(kernel, inputs, (5, 11)))
 
 
 def test_the_definition_is_softmax_over_what_came_before() -> None:

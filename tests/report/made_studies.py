@@ -158,5 +158,23 @@ def peers() -> dict[str, Any]:
         "case": "lora", "losses": losses, "products_share": 0.54, "profile": {"products": 0.8, "attention": 0.2}})
 
 
-KINDS = {"peers": peers, "ablation": ablation, "tuning": tuning, "comparison": comparison, "claims": claims, "bench": bench,
-         "speed": speed, "memory": memory, "diagnosis": diagnosis}
+def prepare() -> dict[str, Any]:
+    one = {"rows": 40000, "ratio": {"median": 2.5, "low": 2.4, "high": 2.6}, "rows_per_s": 20000.0, "peer_rows_per_s": 8000.0,
+           "ratio_to_map_alone": {"median": 2.25, "low": 2.2, "high": 2.3}, "processes": 2, "peer_processes": 2,
+           "resident_bytes": 120 << 20, "resident_bytes_of_fewer": 119 << 20, "peer_resident_bytes": 500 << 20,
+           "seconds": [2.0], "peer_seconds": [5.0], "trained_tokens": 3_800_000, "digest": "f"}
+    return study("prepare", [], {"conversation": one, "text": {**one, "ratio": {"median": 3.5, "low": 3.4, "high": 3.6}}})
+
+
+def start() -> dict[str, Any]:
+    warm, cold = ({"planned": 2.0 * times, "in force": 5.0 * times, "first step done": 7.0 * times} for times in (1, 3))
+    theirs = {"in force": 11.0, "first step done": 19.0}
+    return study("start", [], {"medians": {"warm": warm, "cold": cold}, "runs": {"warm": [warm] * 3, "cold": [cold] * 2},
+                               "peer_runs": [theirs], "to_first_step": {
+                                   "warm": {"median": 7.0, "low": 6.5, "high": 7.5},
+                                   "cold": {"median": 21.0, "low": 20.0, "high": 22.0},
+                                   "peer": {"median": 19.0, "low": 19.0, "high": 19.0}}})
+
+
+KINDS = {"prepare": prepare, "start": start, "peers": peers, "ablation": ablation, "tuning": tuning, "comparison": comparison,
+         "claims": claims, "bench": bench, "speed": speed, "memory": memory, "diagnosis": diagnosis}

@@ -153,6 +153,28 @@ def test_a_cure_that_gave_less_than_half_of_its_promise_is_drawn_as_such():
     assert (rows[0].segments[0].end, rows[0].points[0].value) == (1.6, 1.5)
 
 
+def test_rows_prepared_are_shown_for_each_kind_and_memory_that_grows_is_said():
+    page = page_of("prepare")
+    assert page.verdict == ("Rows of conversation and text are prepared 2.50 and 3.50 times as fast as by datasets.map, to the "
+                            "same trained tokens.")
+    (drawing,) = figure(page, "prepare").drawings
+    assert [(row.label, row.points[0].value) for row in drawing.rows] == [("conversation", 2.5), ("text", 3.5)]
+    assert not any("memory grew" in caution for caution in page.cautions)
+    grown = made_studies.prepare()["findings"]
+    grown["text"] = {**grown["text"], "resident_bytes": 200 << 20}
+    assert page_of("prepare", findings=grown).cautions[0] == (
+        "With rows of text, memory grew from 119 MiB to 200 MiB with the number of rows.")
+
+
+def test_a_start_is_drawn_stage_by_stage_beside_the_peers():
+    page = page_of("start")
+    assert page.verdict == "The first step is done 7 s (warm) and 21 s (cold) after the command; the peer's after 19 s."
+    (drawing,) = figure(page, "start").drawings
+    assert [(segment.label, segment.start, segment.end) for segment in drawing.rows[0].segments] == [
+        ("planned", 0.0, 2.0), ("in force", 2.0, 5.0), ("first step done", 5.0, 7.0)]
+    assert [row.label for row in drawing.rows] == ["warm", "cold", "peer"]
+
+
 def test_text_of_a_study_from_outside_stays_text():
     study = made_studies.ablation() | {"what": EVIL, "command": EVIL}
     study["findings"]["techniques"][0] |= {"name": EVIL, "why": EVIL, "because": EVIL}

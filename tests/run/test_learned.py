@@ -76,10 +76,10 @@ def base(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
 
 @pytest.mark.parametrize("words", [
     ["method=full", "learning_rate=1e-3"],
-    ["method=lora", "learning_rate=1e-2"],
-    ["method=qlora", "learning_rate=1e-2"],
-    ["method=lora", "learning_rate=1e-2", "lora.kind=lslora"],
-    ["method=lora", "learning_rate=1e-2", "lora.use_dora=true", "lora.use_rslora=true"],
+    ["method=lora", "learning_rate=5e-3"],
+    ["method=qlora", "learning_rate=5e-3"],
+    ["method=lora", "learning_rate=5e-3", "lora.kind=lslora"],
+    ["method=lora", "learning_rate=5e-3", "lora.use_dora=true", "lora.use_rslora=true"],
 ], ids=["full", "lora", "qlora", "lslora", "dora"])
 def test_a_decoder_learns_which_numbers_are_odd(
         words: list[str], base: Path, parity: Path, cache: Path, tmp_path: Path) -> None:

@@ -127,14 +127,14 @@ def test_a_micro_batch_is_halved_down_to_one_example(setup: Setup, facts: Facts)
 
 
 def test_packed_passes_are_halved_until_they_are_smaller(setup: Setup, facts: Facts) -> None:
-    """Of 4,096 tokens, of which a step of 168 uses few, to 128, which are two passes of 84."""
+    """Of 4,096 tokens, of which a step of 168 uses few, to 128, which are two passes of 84, filled up."""
     data: DataFacts = replace(facts.data, kind="conversation", length_quantiles={"min": 12, "p50": 12, "max": 12})
     packing = Packing(4096, 8192, 256)
     packed = packing.apply(setup)
     prepared, smaller = halved(prepared_for(packed, replace(facts, data=data), packing), packed)
-    assert (largest_pass(packed, 0), largest_pass(smaller, 0)) == (256, 84)
+    assert (largest_pass(packed, 0), largest_pass(smaller, 0)) == (256, 128)
     assert [step.technique for step in prepared.plan.steps if step.technique.slot == "passes"] == [
-        Packing(128, 8192, 1)]
+        Packing(128, 8192, 128)]
     prepared, smaller = halved(prepared, smaller)
     assert largest_pass(smaller, 0) <= 64
     assert with_smaller_passes(prepared, smaller, 0) is None

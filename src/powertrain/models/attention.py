@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from powertrain.models.bmm import bmm_forward
-from powertrain.models.ragged.attention import ragged_forward, why_not
+from powertrain.models.ragged.attention import ragged_forward
 from powertrain.records import WrongUse
 
 
@@ -125,9 +125,6 @@ def ragged_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], 
                      window: int | None, scale: float) -> Tensor:
     """Our own flash attention, on the CPU. Raises WrongUse elsewhere, and for types and widths that it does not have."""
     del layer
-    reason = f"it runs on a CPU, not on {q.device.type}" if q.device.type != "cpu" else why_not(q.dtype, q.shape[2])
-    if reason is not None:
-        raise WrongUse(f"ragged attention cannot run: {reason}; use bmm or sdpa")
     out: Tensor = ragged_forward(q, k, v, lengths, dropout, window, scale)[0]
     return out
 

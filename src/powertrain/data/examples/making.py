@@ -12,14 +12,17 @@ from typing import Any
 
 from powertrain.data.examples.encoding import Limit, TrainOn, make_encoder
 from powertrain.data.examples.part import Part, open_part
+from powertrain.data.examples.sharing import STRETCH_BYTES, further_processes, write_together
 from powertrain.data.examples.source_digest import digest_source
 from powertrain.data.examples.templates import ChatTemplate
 from powertrain.data.examples.tokenizer import ExampleTokenizer
+from powertrain.data.examples.work import Work
 from powertrain.data.examples.writer import write_part
 from powertrain.data.publishing import is_whole, publish
 from powertrain.data.rows.reading import read_rows
 from powertrain.data.rows.row import Row
 from powertrain.data.rows.schemas import Schema, find_schema
+from powertrain.data.rows.stretches import files_of_lines, stretches
 
 FORMAT = 2                                   # of a part, and of all that decides its content
 ROWS_LOOKED_AT = 64                          # to find out what they mean
@@ -60,6 +63,7 @@ class Making:
 
     reading: Reading
     tokenizer: ExampleTokenizer
+    tokenizer_folder: Path                   # where it was opened, for other processes to do the same
     template: ChatTemplate | None
     train_on: TrainOn
     limit: Limit
@@ -80,6 +84,11 @@ class Making:
         return open_part(folder)
 
     def _build(self, source: str, schema: Schema, said: str, folder: Path) -> dict[str, Any]:
+        files = files_of_lines(source, self.reading.split) if self.reading.max_examples is None else []
+        further = further_processes(files)
+        if further:
+            work = Work(schema, self.tokenizer_folder, self.tokenizer, self.template, self.train_on, self.limit)
+            return write_together(folder, source, stretches(files, STRETCH_BYTES), work, said, further, self.say)
         rows = read_rows(source, cache=self.reading.cache, split=self.reading.split, text_field=self.reading.text_field,
                          most=self.reading.max_examples)
         encoder = make_encoder(schema.kind, self.tokenizer, self.template, self.train_on, self.limit)

@@ -200,7 +200,7 @@ def open_examples(sources: Sequence[str], *, weights: Sequence[float] | None = N
     template = _template(tokenizer, chat_template, found) if found[0][0].kind == "conversation" else None
     check_length(found[0][0].kind, max_length, tokenizer)
     limit = Limit(max_length, drop=long_examples == "drop")
-    making = Making(reading, tokenizer, template, train_on, limit, say)
+    making = Making(reading, tokenizer, tokenizer_folder, template, train_on, limit, say)
     parts = [making.part(source, schema, said) for source, (schema, said, _) in zip(everything, found, strict=True)]
     _check_parts(parts, everything, limit, long_examples)
     return _assembled(parts, everything, template, tokenizer, making, decoder_start=decoder_start,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,11 +69,17 @@ class PartWriter:
         if self.counts[kind] <= PROBLEMS_KEPT:
             self.problems.append(Problem(kind, origin, reason))
 
-    def add(self, reads: Sequence[Read], rows: Sequence[EncodedRow]) -> None:
-        """Rows that follow each other, written at once."""
+    def add(self, batch: Sequence[Read | Rejected], rows: Sequence[EncodedRow]) -> None:
+        """Rows that follow each other, written at once; `rows` are what became of those that could be read."""
+        encoded = iter(rows)
         examples: list[Encoded] = []
         columns: list[tuple[int, int, int, int, int]] = []             # row, prompt, digest, place, number
-        for read, row in zip(reads, rows, strict=True):
+        self.counts["rows"] += len(batch)
+        for read in batch:
+            if isinstance(read, Rejected):
+                self.problem("bad", read.origin, read.reason)
+                continue
+            row = next(encoded)
             self._count(read.origin, row)
             if row.examples:
                 column = (self.counts["good"] - 1, digest64(prompt_of(read.sample)), read.digest, *self._place(read.origin))
@@ -92,10 +99,35 @@ class PartWriter:
         self.files["examples"].write(records.tobytes())
         self.counts["examples"] += len(records)
 
-    def meta(self, schema: Schema, said: str) -> dict[str, Any]:
-        return {"kind": self.kind, "vocabulary": self.vocabulary, "schema": schema.name, "said": said,
-                "counts": dict(self.counts), "places": list(self.places),
+    def append(self, folder: Path, told: Mapping[str, Any]) -> None:
+        """What another writer has written into `folder`, of the rows that come next, and `told`."""
+        records = np.fromfile(folder / "examples.bin", RECORD)
+        for column, name in (("end", "tokens"), ("trained_end", "trained"), ("source_end", "sources")):
+            records[column] += self.written[name]
+        records["row"] += self.counts["good"]
+        if len(records):
+            places = [self.places.setdefault(place, len(self.places)) for place in told["places"]]
+            records["place"] = np.array(places, RECORD["place"])[records["place"]]
+        self.files["examples"].write(records.tobytes())
+        for name in ("tokens", "trained", "sources", "segments"):
+            with (folder / f"{name}.bin").open("rb") as file:
+                shutil.copyfileobj(file, self.files[name])
+        self.written.update(told["written"])
+        for problem in (Problem(*found) for found in told["problems"]):
+            if sum(known.kind == problem.kind for known in self.problems) < PROBLEMS_KEPT:
+                self.problems.append(problem)
+        longest = max(self.counts["longest"], told["counts"].get("longest", 0))
+        self.counts.update(told["counts"])
+        self.counts["longest"] = longest
+
+    def told(self) -> dict[str, Any]:
+        """What `append` needs to know besides the files."""
+        return {"counts": dict(sorted(self.counts.items())), "places": list(self.places), "written": dict(self.written),
                 "problems": [[problem.kind, problem.origin, problem.reason] for problem in self.problems]}
+
+    def meta(self, schema: Schema, said: str) -> dict[str, Any]:
+        told = {name: value for name, value in self.told().items() if name != "written"}
+        return {"kind": self.kind, "vocabulary": self.vocabulary, "schema": schema.name, "said": said, **told}
 
     def _count(self, origin: str, row: EncodedRow) -> None:
         if row.refused == "bad":
@@ -143,43 +175,63 @@ def write_part(folder: Path, source: str, rows: Iterable[Row | Rejected], schema
                vocabulary: int, say: Say) -> dict[str, Any]:
     """Writes all but meta.json into `folder`, and returns what goes there."""
     with PartWriter(folder, vocabulary, schema.kind) as writer, ThreadPoolExecutor(1) as tokenizing:
-        began = told = time.monotonic()
-        waiting: deque[tuple[list[Read], Any]] = deque()
+        progress = Progress(source, say)
+        waiting: deque[tuple[list[Read | Rejected], Any]] = deque()
 
         def write_first() -> None:
             batch, encoded = waiting.popleft()
             writer.add(batch, encoded.result())
 
-        for batch in _batches(_samples(rows, schema, writer)):
-            waiting.append((batch, tokenizing.submit(encoder.encode, [read.sample for read in batch])))
+        for batch in _batches(_samples(rows, schema)):
+            waiting.append((batch, tokenizing.submit(encoder.encode, _read(batch))))
             if len(waiting) > 1:
                 write_first()
-            if time.monotonic() - told > SAY_EVERY_S:
-                told = time.monotonic()
-                count = writer.counts["rows"]
-                say(f"{source}: {count:,} rows tokenised, {count / (told - began):,.0f} rows/s")
+                progress.tell(writer)
         while waiting:
             write_first()
         return writer.meta(schema, said)
+
+
+def write_rows(writer: PartWriter, rows: Iterable[Row | Rejected], schema: Schema, encoder: Encoder[Any]) -> None:
+    """The same one step after the other: for one of several processes, which have no cores to spare for each other."""
+    for batch in _batches(_samples(rows, schema)):
+        writer.add(batch, encoder.encode(_read(batch)))
+
+
+class Progress:
+    """Says now and then how far it is."""
+
+    def __init__(self, source: str, say: Say):
+        self.source, self.say = source, say
+        self.began = self.told = time.monotonic()
+
+    def tell(self, writer: PartWriter) -> None:
+        now, count = time.monotonic(), writer.counts["rows"]
+        if now - self.told > SAY_EVERY_S:
+            self.told = now
+            self.say(f"{self.source}: {count:,} rows tokenised, {count / (now - self.began):,.0f} rows/s")
 
 
 def digest64(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
 
 
-def _samples(rows: Iterable[Row | Rejected], schema: Schema, writer: PartWriter) -> Iterator[Read]:
+def _samples(rows: Iterable[Row | Rejected], schema: Schema) -> Iterator[Read | Rejected]:
     for row in rows:
-        writer.counts["rows"] += 1
         if isinstance(row, Rejected):
-            writer.problem("bad", row.origin, row.reason)
+            yield row
             continue
         try:
             sample = schema.read(row.fields)
         except BadRow as error:
-            writer.problem("bad", row.origin, str(error))
+            yield Rejected(row.origin, str(error))
             continue
         content = content_of(sample)
         yield Read(sample, row.origin, len(content), digest64(content))
+
+
+def _read(batch: Sequence[Read | Rejected]) -> list[Sample]:
+    return [read.sample for read in batch if isinstance(read, Read)]
 
 
 def content_of(sample: Sample) -> str:
@@ -189,12 +241,12 @@ def content_of(sample: Sample) -> str:
     return repr(sample)
 
 
-def _batches(found: Iterable[Read]) -> Iterator[list[Read]]:
-    batch: list[Read] = []
+def _batches(found: Iterable[Read | Rejected]) -> Iterator[list[Read | Rejected]]:
+    batch: list[Read | Rejected] = []
     characters = 0
     for read in found:
         batch.append(read)
-        characters += read.characters
+        characters += 0 if isinstance(read, Rejected) else read.characters
         if characters >= BATCH_CHARS or len(batch) >= BATCH_ROWS:
             yield batch
             batch, characters = [], 0

@@ -54,28 +54,37 @@ def utf8_fault(error: UnicodeDecodeError) -> str:
             "convert the file, for example with iconv -f LATIN1 -t UTF-8")
 
 
-def numbered_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
-    """Each line with its number from 1; None for one that is longer than LONGEST_LINE_BYTES."""
-    for number in itertools.count(1):
+def numbered_lines(file: IO[bytes], first: int = 1, size_bytes: int | None = None) -> Iterator[tuple[int, bytes | None]]:
+    """Each line with its number, counted from `first`, until `size_bytes` are read; None for one that is longer than
+    LONGEST_LINE_BYTES.
+    """
+    passed_bytes = 0
+    for number in itertools.count(first):
         # only at \n: a JSON string may hold U+2028 and other separators raw
-        line = file.readline(LONGEST_LINE_BYTES)
-        if not line:
+        if (size_bytes is not None and passed_bytes >= size_bytes) or not (line := file.readline(LONGEST_LINE_BYTES)):
             return
+        passed_bytes += len(line)
         if len(line) < LONGEST_LINE_BYTES or line.endswith(b"\n"):
             yield number, line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
             continue
-        while (rest := file.readline(LONGEST_LINE_BYTES)) and not rest.endswith(b"\n"):
-            pass
+        while rest := file.readline(LONGEST_LINE_BYTES):
+            passed_bytes += len(rest)
+            if rest.endswith(b"\n"):
+                break
         yield number, None
 
 
 # ------------------------------------------------------------------------------------------------ JSONL
 
 
-def json_lines(path: Path) -> Iterator[Row | Rejected]:
-    """One object per line; blank lines count as lines and give no row."""
+def json_lines(path: Path, start: int = 0, first: int = 1, size_bytes: int | None = None) -> Iterator[Row | Rejected]:
+    """One object per line; blank lines count as lines and give no row. All of the file, or `size_bytes` of it from the byte
+    `start` on, where its line `first` begins.
+    """
     with readable(path), opened(path) as file:
-        for number, line in numbered_lines(file):
+        if start:
+            file.seek(start)
+        for number, line in numbered_lines(file, first, size_bytes):
             origin = f"{path}:{number}"
             if line is None:
                 yield Rejected(origin, f"more than {LONGEST_LINE_BYTES >> 20} MiB in one line; JSONL holds one row per line")

@@ -51,6 +51,15 @@ class Schema:
         return single_exchange(sample) if self.kind == "pair" and isinstance(sample, Conversation) else sample
 
 
+def schema_of(name: str, kind: Kind, columns: Mapping[str, str]) -> Schema:
+    """How rows of the format `name` are read as a `kind`."""
+    known = BY_NAME[name]
+    as_it_is = known.kind == kind or known.kind in ("conversation", "text")
+    reader = known.read if as_it_is else known.read_as_prompt
+    assert reader is not None                # every pair and span format has one
+    return Schema(name, columns, kind, tuple(column.name for column in known.columns if not column.optional), reader)
+
+
 def find_schema(rows: Sequence[Row], *, name: str | None, columns: Mapping[str, str], task: str) -> tuple[Schema, str]:
     """How to read the data of which `rows` are the first, for a model that does `task`; and a sentence that says so.
 
@@ -165,27 +174,25 @@ def _check_taken(rows: Sequence[Row], known: Format, taken: Mapping[str, str], c
 
 def _for_task(known: Format, taken: Mapping[str, str], task: str, *, named: bool, origin: str) -> Schema:
     """The schema with which a model that does `task` reads `known`. Raises WrongUse if it cannot learn from it."""
-    required = tuple(column.name for column in known.columns if not column.optional)
     columns = " and ".join(taken.values())
     if task == "span":
         if known.kind != "span":
             raise WrongUse(f"{origin}: rows with {columns} are {_kind_said(known.kind)}, and a question-answering head learns "
                            "from context, question and answers; use such data, or another model.task")
-        return Schema(known.name, taken, "span", required, known.read)
+        return schema_of(known.name, "span", taken)
     if known.kind in ("conversation", "text"):
         if task == "causal":
-            return Schema(known.name, taken, known.kind, required, known.read)
+            return schema_of(known.name, known.kind, taken)
         if known.kind == "text":
             raise WrongUse(f"{origin}: plain text teaches a decoder, and this is an encoder-decoder model, which learns from "
                            'pairs; use rows such as {"input", "output"}, or a decoder')
-        return Schema(known.name, taken, "pair", required, known.read)
+        return schema_of(known.name, "pair", taken)
     if known.kind == "pair" and task == "seq2seq":
-        return Schema(known.name, taken, "pair", required, known.read)
+        return schema_of(known.name, "pair", taken)
     if not named:
         raise WrongUse(f"{origin}: rows with {columns} are {_kind_said(known.kind)}, and this model is {_task_said(task)}; "
                        f"use {_model_for(known.kind)}, or data.format={known.name} to train it as a prompt and its answer")
-    assert known.read_as_prompt is not None  # every pair and span format has one
-    return Schema(known.name, taken, "pair" if task == "seq2seq" else "conversation", required, known.read_as_prompt)
+    return schema_of(known.name, "pair" if task == "seq2seq" else "conversation", taken)
 
 
 def _kind_said(kind: Kind) -> str:

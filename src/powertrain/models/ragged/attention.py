@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from powertrain.models.ragged import build
+from powertrain.records import WrongUse
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
@@ -30,27 +31,20 @@ class Problem(ctypes.Structure):
                 ("scale", ctypes.c_float), ("dropout", ctypes.c_float), ("seed", ctypes.c_uint64)]
 
 
-def why_not(dtype: torch.dtype, width: int) -> str | None:
-    """What keeps the kernel from heads of this width in this type here, or None. Raises build.CannotBuild."""
-    if dtype not in DTYPES:
-        return f"it computes in fp32 and bf16, not in {dtype}"
-    if width % 2:
-        return f"it takes heads of an even width, not of {width}"
-    if dtype is torch.bfloat16 and not build.load().has_bf16():
-        return "this CPU has no products in bf16"
-    return None
-
-
 @torch.library.custom_op("powertrain::ragged_attention", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def ragged_forward(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], dropout: float, window: int | None,
                    scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """q (T, H, D), k and v (T, K, D) -> the mixed values (T, H, D), the logs of the rows' sums (T, H), and a seed."""
+    """q (T, H, D), k and v (T, K, D) -> the mixed values (T, H, D), the logs of the rows' sums (T, H), and a seed.
+
+    Raises WrongUse where the kernel cannot compute that.
+    """
+    _check(q)
     q, k, v = _rows(q), _rows(k), _rows(v)
     out, sums = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[:2])
     seed = torch.empty((), dtype=torch.int64)
     seed.random_(-2**63, None) if dropout else seed.zero_()
     problem = _problem(q, k, v, tuple(lengths), dropout, window, scale, seed)
-    _function("forward", q.dtype)(ctypes.byref(problem), *map(_pointer, (q, k, v, out, sums)))
+    _call("forward", problem, q, k, v, out, sums)
     return out, sums, seed
 
 
@@ -61,8 +55,18 @@ def ragged_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tens
     gradient, q, k, v = gradient.contiguous(), _rows(q), _rows(k), _rows(v)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
     problem = _problem(q, k, v, tuple(lengths), dropout, window, scale, seed)
-    _function("backward", q.dtype)(ctypes.byref(problem), *map(_pointer, (gradient, q, k, v, out, sums, dq, dk, dv)))
+    _call("backward", problem, gradient, q, k, v, out, sums, dq, dk, dv)
     return dq, dk, dv
+
+
+def _check(q: Tensor) -> None:
+    """Here and not before the operator, so that torch.compile does not trace it."""
+    reason = f"it runs on a CPU, not on {q.device.type}" if q.device.type != "cpu" else \
+        f"it computes in fp32 and bf16, not in {q.dtype}" if q.dtype not in DTYPES else \
+        f"it takes heads of an even width, not of {q.shape[2]}" if q.shape[2] % 2 else \
+        "this CPU has no products in bf16" if q.dtype is torch.bfloat16 and not build.load().has_bf16() else None
+    if reason is not None:
+        raise WrongUse(f"ragged attention cannot run: {reason}; use bmm or sdpa")
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -70,12 +74,10 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
-def _function(name: str, dtype: torch.dtype) -> Any:
-    return getattr(build.load(), f"{name}_{DTYPES[dtype]}")
-
-
-def _pointer(x: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(x.data_ptr())
+def _call(name: str, problem: Problem, *tensors: Tensor) -> None:
+    function = getattr(build.load(), f"{name}_{DTYPES[tensors[0].dtype]}")
+    if function(ctypes.byref(problem), *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors)):
+        raise MemoryError(f"not enough memory for the attention kernel's {name} pass")
 
 
 def _problem(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], dropout: float, window: int | None, scale: float,

@@ -1,7 +1,7 @@
 // Causal attention inside documents of any lengths that lie end to end, for CPUs: forward and backward.
 //
-// A task is one document and one kv head. Rows (queries) are taken in blocks; a block meets the keys up to its last row, all at
-// once, so its scores stay in the cache and are never written to memory. The backward pass makes the weights again from the
+// A task is one document and one kv head. Rows (queries) are taken in blocks; a block meets the keys up to its last row in
+// tiles, so its scores stay in the cache and are never written to memory. The backward pass makes the weights again from the
 // log of the forward pass's sums, as FlashAttention does (Dao et al. 2022), with scores transposed (keys x rows), so that only
 // small pieces ever need another layout. Products are oneDNN's through at::native::cpublas::brgemm, in bf16 or fp32, with
 // sums in fp32; everything else is plain loops that the compiler vectorises.
@@ -12,6 +12,7 @@
 #include <c10/util/BFloat16.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -29,7 +30,8 @@ using c10::BFloat16;
 
 constexpr int64_t STEP = 32;                 // few shapes of products, as each is compiled by oneDNN at its first call
 constexpr int64_t ROWS = 2 * STEP;           // of a block, at most
-constexpr int64_t KEYS = 512;                // that a block of the backward pass meets at once
+constexpr int64_t KEYS = 512;                // of a tile, at most: no length of a document makes products of a new shape
+constexpr int64_t COMPILING = 4 << 20;       // bytes to be free: oneDNN crashes where it gets none for a product's code
 constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
 
 struct Problem {
@@ -45,6 +47,21 @@ struct Problem {
 
 inline int64_t filled(int64_t length) { return (length + STEP - 1) / STEP * STEP; }
 inline int64_t rows_of(int64_t length) { return length > STEP ? ROWS : STEP; }
+
+// a document's tile of keys that `key` is in, filled up to `all` keys
+struct Tile {
+  Tile(int64_t key, int64_t all) : first(key / KEYS * KEYS), keys(std::min(KEYS, all - first)) {}
+  int64_t first, keys;
+};
+
+// what lies in each tile of the keys from `low` to `end`: visit(its first key, its keys)
+template <typename Visit> void over_tiles(int64_t low, int64_t end, Visit visit) {
+  for (int64_t key = low; key < end;) {
+    const int64_t next = std::min(end, (key / KEYS + 1) * KEYS);
+    visit(key, next - key);
+    key = next;
+  }
+}
 
 // ---------------------------------------------------------------------------------------------- numbers
 
@@ -178,19 +195,26 @@ template <typename T> class Forward {
     const int64_t start = p_.starts[document], length = p_.starts[document + 1] - start, width = p_.width;
     const int64_t all = filled(length), rows = rows_of(length);
     copy_rows(k + start * p_.k_stride + kv_head * width, p_.k_stride, length, all, width, together_);
-    turn(together_, all, width, keys_);
+    over_tiles(0, all, [&](int64_t key, int64_t keys) { turn(together_ + key * width, keys, width, keys_ + key * width); });
     copy_rows(v + start * p_.v_stride + kv_head * width, p_.v_stride, length, all, width, together_);
     interleave(together_, all, width, values_);
     for (int64_t head = kv_head * p_.group(); head < (kv_head + 1) * p_.group(); ++head)
       for (int64_t first = 0; first < length; first += rows) {
         const int64_t real = std::min(rows, length - first), last = std::min(all, first + rows);
-        const int64_t low = p_.window ? std::max<int64_t>(0, first - p_.window + 1) / STEP * STEP : 0, keys = last - low;
+        const int64_t low = p_.window ? std::max<int64_t>(0, first - p_.window + 1) / STEP * STEP : 0;
         copy_rows(q + (start + first) * p_.q_stride + head * width, p_.q_stride, real, rows, width, rows_);
-        product(rows, keys, width, rows_, width, keys_ + low * PAIR<T>, all, scores_, keys, false);
+        over_tiles(low, last, [&](int64_t key, int64_t keys) {
+          const Tile tile(key, all);
+          product(rows, keys, width, rows_, width, keys_ + tile.first * width + (key - tile.first) * PAIR<T>, tile.keys,
+                  scores_ + (key - low) * rows, keys, false);
+        });
         for (int64_t r = 0; r < real; ++r)
-          sums[(start + first + r) * p_.heads + head] = weigh(start, head, first + r, low, keys, r);
-        std::memset(static_cast<void*>(weights_ + real * keys), 0, (rows - real) * keys * sizeof(T));
-        product(rows, width, keys, weights_, keys, values_ + low * width, width, mixed_, width, false);
+          sums[(start + first + r) * p_.heads + head] = weigh(start, head, first + r, low, last, r, rows);
+        over_tiles(low, last, [&](int64_t key, int64_t keys) {
+          T* weights = weights_ + (key - low) * rows;
+          std::memset(static_cast<void*>(weights + real * keys), 0, (rows - real) * keys * sizeof(T));
+          product(rows, width, keys, weights, keys, values_ + key * width, width, mixed_, width, key > low);
+        });
         for (int64_t r = 0; r < real; ++r) {
           T* to = out + ((start + first + r) * p_.heads + head) * width;
           const float* from = mixed_ + r * width;
@@ -203,28 +227,33 @@ template <typename T> class Forward {
 
  private:
   // the weights of a row before they are divided by their sum; gives the log of the sum, to base 2
-  float weigh(int64_t start, int64_t head, int64_t row, int64_t low, int64_t keys, int64_t r) {
-    float* s = scores_ + r * keys;
-    T* w = weights_ + r * keys;
-    const int64_t from = p_.window ? std::max<int64_t>(0, row - p_.window + 1 - low) : 0, to = row + 1 - low;
-    std::fill(s, s + from, HIDDEN);
-    std::fill(s + to, s + keys, HIDDEN);
+  float weigh(int64_t start, int64_t head, int64_t row, int64_t low, int64_t end, int64_t r, int64_t rows) {
     float most = HIDDEN, sum = 0.f;
+    over_tiles(low, end, [&](int64_t key, int64_t keys) {
+      float* s = scores_ + (key - low) * rows + r * keys;
+      const int64_t from = p_.window ? std::clamp<int64_t>(row - p_.window + 1 - key, 0, keys) : 0;
+      std::fill(s, s + from, HIDDEN);
+      std::fill(s + std::clamp<int64_t>(row + 1 - key, 0, keys), s + keys, HIDDEN);
 #pragma omp simd reduction(max : most)
-    for (int64_t j = 0; j < keys; ++j) most = s[j] > most ? s[j] : most;
+      for (int64_t j = 0; j < keys; ++j) most = s[j] > most ? s[j] : most;
+    });
     const float factor = p_.scale * LOG2E, shift = most * factor;
+    const uint32_t counter = p_.dropout > 0.f ? dropping_.row(start + row, head) : 0;
+    over_tiles(low, end, [&](int64_t key, int64_t keys) {
+      float* s = scores_ + (key - low) * rows + r * keys;
+      T* w = weights_ + (key - low) * rows + r * keys;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < keys; ++j) {
-      s[j] = power_of_two(s[j] * factor - shift);
-      sum += s[j];
-    }
-    if (p_.dropout > 0.f) {
-      const uint32_t key = dropping_.row(start + row, head);
+      for (int64_t j = 0; j < keys; ++j) {
+        s[j] = power_of_two(s[j] * factor - shift);
+        sum += s[j];
+      }
+      if (p_.dropout > 0.f) {
 #pragma omp simd
-      for (int64_t j = 0; j < keys; ++j) s[j] *= dropping_.factor(key, uint32_t(low + j));
-    }
+        for (int64_t j = 0; j < keys; ++j) s[j] *= dropping_.factor(counter, uint32_t(key + j));
+      }
 #pragma omp simd
-    for (int64_t j = 0; j < keys; ++j) store(w[j], s[j]);
+      for (int64_t j = 0; j < keys; ++j) store(w[j], s[j]);
+    });
     inverse_[r] = 1.f / sum;
     return shift + std::log2(sum);
   }
@@ -250,7 +279,9 @@ template <typename T> class Backward {
     const int64_t start = p_.starts[document], length = p_.starts[document + 1] - start, width = p_.width;
     const int64_t all = filled(length), rows = rows_of(length), out_stride = p_.heads * width;
     copy_rows(k + start * p_.k_stride + kv_head * width, p_.k_stride, length, all, width, keys_);
-    transpose(keys_, all, width, values_, keys_turned_);
+    over_tiles(0, all, [&](int64_t key, int64_t keys) {
+      transpose(keys_ + key * width, keys, width, values_, keys_turned_ + key * width);
+    });
     copy_rows(v + start * p_.v_stride + kv_head * width, p_.v_stride, length, all, width, values_);
     std::fill(dkeys_, dkeys_ + all * width, 0.f);
     std::fill(dvalues_, dvalues_ + all * width, 0.f);
@@ -266,7 +297,7 @@ template <typename T> class Backward {
         copy_rows(q + token * p_.q_stride + head * width, p_.q_stride, real, rows, width, rows_);
         turn(rows_, rows, width, queries_turned_);
         interleave(rows_, rows, width, queries_);
-        for (int64_t key = low; key < last; key += KEYS) meet(key, std::min(KEYS, last - key), first, rows, all, key > low);
+        over_tiles(low, last, [&](int64_t key, int64_t keys) { meet(key, keys, first, rows, Tile(key, all), key > low); });
         for (int64_t r = 0; r < real; ++r) {
           T* to = dq + ((token + r) * p_.heads + head) * width;
           for (int64_t d = 0; d < width; ++d) store(to[d], dqueries_[d * rows + r]);
@@ -291,7 +322,7 @@ template <typename T> class Backward {
   }
 
   // `keys` keys from `low` on: what the block's rows give to their gradients, and they to the queries'
-  void meet(int64_t low, int64_t keys, int64_t first, int64_t rows, int64_t all, bool add) {
+  void meet(int64_t low, int64_t keys, int64_t first, int64_t rows, Tile tile, bool add) {
     const int64_t width = p_.width;
     product(keys, rows, width, keys_ + low * width, width, queries_turned_, rows, scores_, rows, false);
     product(keys, rows, width, values_ + low * width, width, outer_turned_, rows, dweights_, rows, false);
@@ -299,7 +330,8 @@ template <typename T> class Backward {
       if (rows == STEP) differentiate<STEP>(j, low, first); else differentiate<ROWS>(j, low, first);
     product(keys, width, rows, weights_, rows, outer_, width, dvalues_ + low * width, width, true);
     product(keys, width, rows, dscores_, rows, queries_, width, dkeys_ + low * width, width, true);
-    product(width, rows, keys, keys_turned_ + low, all, dscores_paired_, rows, dqueries_, rows, add);
+    const T* turned = keys_turned_ + tile.first * width + low - tile.first;
+    product(width, rows, keys, turned, tile.keys, dscores_paired_, rows, dqueries_, rows, add);
   }
 
   // two keys: their weights in the block's rows, and the gradients of their scores, also side by side
@@ -368,28 +400,34 @@ template <typename T> class Backward {
 
 // ---------------------------------------------------------------------------------------------- all tasks
 
-template <typename Pass, typename Run> void over_tasks(const Problem& p, Run run) {
+// 0, or 1 where memory ran out: errors must not leave threads, and Python raises them again
+template <typename Pass, typename Run> int over_tasks(const Problem& p, Run run) {
   const int64_t longest = p.documents ? p.starts[p.order[0] + 1] - p.starts[p.order[0]] : 0;
   const int64_t tasks = p.documents * p.kv_heads;
+  std::atomic<int64_t> next{0};
+  std::atomic<int> out_of_memory{0};
 #pragma omp parallel
-  {
+  try {
+    Scratch().take<char>(COMPILING);
     Pass pass(p, longest);
-#pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < tasks; ++task) run(pass, p.order[task / p.kv_heads], task % p.kv_heads);
+    for (int64_t task = next++; task < tasks; task = next++) run(pass, p.order[task / p.kv_heads], task % p.kv_heads);
     at::native::cpublas::brgemm_release();
+  } catch (const std::bad_alloc&) {
+    out_of_memory = 1;
   }
+  return out_of_memory;
 }
 
-template <typename T> void forward(const Problem& p, const T* q, const T* k, const T* v, T* out, float* sums) {
-  over_tasks<Forward<T>>(p, [&](Forward<T>& pass, int64_t document, int64_t kv_head) {
+template <typename T> int forward(const Problem& p, const T* q, const T* k, const T* v, T* out, float* sums) {
+  return over_tasks<Forward<T>>(p, [&](Forward<T>& pass, int64_t document, int64_t kv_head) {
     pass.run(document, kv_head, q, k, v, out, sums);
   });
 }
 
 template <typename T>
-void backward(const Problem& p, const T* outer, const T* q, const T* k, const T* v, const T* out, const float* sums, T* dq, T* dk,
-              T* dv) {
-  over_tasks<Backward<T>>(p, [&](Backward<T>& pass, int64_t document, int64_t kv_head) {
+int backward(const Problem& p, const T* outer, const T* q, const T* k, const T* v, const T* out, const float* sums, T* dq,
+             T* dk, T* dv) {
+  return over_tasks<Backward<T>>(p, [&](Backward<T>& pass, int64_t document, int64_t kv_head) {
     pass.run(document, kv_head, outer, q, k, v, out, sums, dq, dk, dv);
   });
 }
@@ -411,21 +449,21 @@ int has_bf16() {
   }
 }
 
-void forward_fp32(const Problem* p, const float* q, const float* k, const float* v, float* out, float* sums) {
-  forward(*p, q, k, v, out, sums);
+int forward_fp32(const Problem* p, const float* q, const float* k, const float* v, float* out, float* sums) {
+  return forward(*p, q, k, v, out, sums);
 }
 
-void forward_bf16(const Problem* p, const BFloat16* q, const BFloat16* k, const BFloat16* v, BFloat16* out, float* sums) {
-  forward(*p, q, k, v, out, sums);
+int forward_bf16(const Problem* p, const BFloat16* q, const BFloat16* k, const BFloat16* v, BFloat16* out, float* sums) {
+  return forward(*p, q, k, v, out, sums);
 }
 
-void backward_fp32(const Problem* p, const float* outer, const float* q, const float* k, const float* v, const float* out,
-                   const float* sums, float* dq, float* dk, float* dv) {
-  backward(*p, outer, q, k, v, out, sums, dq, dk, dv);
+int backward_fp32(const Problem* p, const float* outer, const float* q, const float* k, const float* v, const float* out,
+                  const float* sums, float* dq, float* dk, float* dv) {
+  return backward(*p, outer, q, k, v, out, sums, dq, dk, dv);
 }
 
-void backward_bf16(const Problem* p, const BFloat16* outer, const BFloat16* q, const BFloat16* k, const BFloat16* v,
-                   const BFloat16* out, const float* sums, BFloat16* dq, BFloat16* dk, BFloat16* dv) {
-  backward(*p, outer, q, k, v, out, sums, dq, dk, dv);
+int backward_bf16(const Problem* p, const BFloat16* outer, const BFloat16* q, const BFloat16* k, const BFloat16* v,
+                  const BFloat16* out, const float* sums, BFloat16* dq, BFloat16* dk, BFloat16* dv) {
+  return backward(*p, outer, q, k, v, out, sums, dq, dk, dv);
 }
 }
