@@ -116,8 +116,8 @@ class FusedBlocks(Technique):
 
         assert isinstance(setup.model, Decoder)
         if self.kernels == "compiled":
-            is_stored = setup.code is not None and setup.device.type == "cpu"
-            change = partial(StoredPart, folder=setup.code) if is_stored else CompiledPart
+            change = CompiledPart if setup.code is None or setup.device.type != "cpu" else \
+                partial(StoredPart, folder=setup.code)
             functions = Functions.of(Parts(setup.model.config), change)
         else:
             functions = Functions.of(_triton_parts(setup))

@@ -80,7 +80,8 @@ def describe(arguments: tuple[Any, ...], rows: int) -> tuple[Call, list[Tensor]]
 
 def _describe(argument: Any, rows: int | None, tensors: list[Tensor], layout: list[tuple[Any, ...]]) -> bool:
     if isinstance(argument, Tensor):
-        sizes, strides = tuple(argument.shape), argument.stride()
+        sizes: tuple[Any, ...] = tuple(argument.shape)
+        strides = argument.stride()
         if argument.device.type != "cpu":
             return False
         if sizes and sizes[0] == rows:
@@ -145,7 +146,7 @@ def load(path: Path) -> Loaded | None:
         told = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         if hashlib.sha256(path.read_bytes()).hexdigest() != told["sha256"]:
             return None
-        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)  # type: ignore[attr-defined]
+        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError):
         return None
     return Loaded(runner.run, told["gives"])

@@ -52,7 +52,7 @@ def compile_one(told: Mapping[str, Any]) -> None:
     import torch._inductor
 
     flat, rows, path = Flat(told), told["rows"], Path(told["path"])
-    tensors = tuple(_example(*one, rows) for one in told["layout"])
+    tensors = tuple(_example(dtype, sizes, strides, rows) for dtype, sizes, strides in told["layout"])
     size = torch.export.Dim("T", min=FEWEST_ROWS, max=MOST_ROWS)
     shapes = tuple({0: size} if sizes[:1] == [ROWS] else None for _, sizes, _ in told["layout"])
     path.parent.mkdir(parents=True, exist_ok=True)
