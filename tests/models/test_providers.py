@@ -66,6 +66,22 @@ def test_every_family_of_the_decoder_is_native(family: str) -> None:
     assert choose_provider(config, "transformers", None, HERE).provider == "transformers"
 
 
+def test_transformers_has_every_family_of_the_decoder_as_a_decoder() -> None:
+    from transformers.models.auto import modeling_auto
+
+    assert FAMILIES.keys() <= modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
+    assert not FAMILIES.keys() & modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.keys()
+
+
+def test_a_model_of_the_decoders_own_is_chosen_without_importing_transformers() -> None:
+    config = to_hf_config(make_config("llama", layers=1, width=64, heads=2, vocabulary=300)[0])
+    code = (f"import sys; from powertrain.models.providers import *; from powertrain.records import Software; "
+            f"here = Software({{'transformers': '5.23'}}, {{}}); config = {config!r}; "
+            f"assert choose_provider(config, None, None, here).provider == 'native'; "
+            f"assert availability(config, 'causal', here)['transformers'] is None; sys.exit('transformers' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_what_the_decoder_cannot_compute_of_its_families_goes_over_the_bridge() -> None:
     choice = choose_provider(LLAMA | {"hidden_act": "relu"}, None, None, HERE)
     assert choice.provider == "transformers"

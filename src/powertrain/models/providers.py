@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from powertrain.models.config import FAMILIES
 from powertrain.models.families import from_hf_config
 from powertrain.records import Software, WrongUse
 
@@ -39,21 +40,23 @@ def find_task(config: Json) -> str:
     names = config.get("architectures") or []
     if any("ForQuestionAnswering" in name for name in names):
         return SPAN
-    able = [task for task in (SEQ2SEQ, CAUSAL, SPAN) if why_not_task(config, task) is None]
-    if not able:
+    able = next((task for task in (SEQ2SEQ, CAUSAL, SPAN) if why_not_task(config, task) is None), None)
+    if able is None:
         raise WrongUse(f"config.json describes {_described(config)}, which can be trained for none of the tasks "
                        f"{', '.join(DESCRIPTIONS)}; choose a decoder, an encoder-decoder or an encoder of text")
-    return able[0]
+    return able
 
 
 def why_not_task(config: Json, task: str) -> str | None:
     """Why the model of this `config.json` cannot be trained for `task`; None if it can."""
     kind, both = _described(config), bool(config.get("is_encoder_decoder"))
-    known = config.get("model_type") in _known_types(task) or AUTO_CLASSES[task] in (config.get("auto_map") or {})
     if task == CAUSAL and both:
         return f"config.json describes {kind}, an encoder-decoder, which reads a source before it writes"
     if task == SEQ2SEQ and not both:
         return f"config.json describes {kind}, which is no encoder-decoder"
+    if task == CAUSAL and config.get("model_type") in FAMILIES:
+        return None                          # transformers has them all, and to ask it takes a second
+    known = config.get("model_type") in _known_types(task) or AUTO_CLASSES[task] in (config.get("auto_map") or {})
     if task == CAUSAL and known and _reads_both_ways(config):
         return f"config.json describes {kind}, an encoder, which would see the tokens that it is to predict"
     return None if known else f"transformers has no {AUTO_CLASSES[task]} for {kind}"

@@ -82,6 +82,8 @@ def build_setup(prepared: Prepared) -> Setup:
     optimizer = plain_adamw(recipe.learning_rate, (recipe.adam_beta1, recipe.adam_beta2), recipe.adam_epsilon)
     setup = plain_setup(model, material.training, material.collate, train_batch_size=recipe.train_batch_size,
                         seed=recipe.seed, optimizer=optimizer)
+    if prepared.cache is not None:
+        setup = replace(setup, code=prepared.cache / "code")
     with torch.random.fork_rng():            # a confirmation may run the model, and dropout draws
         return apply_plan(setup, prepared.plan)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from powertrain.cost.compiling import COMPILER_PARTS, PASS_TOKENS, bargain
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.passes import longest_example
 from powertrain.cost.workload import Workload
-from powertrain.records import Effect, Facts, ModelFacts, Proposal, Refusal
+from powertrain.records import Batch, Effect, Facts, ModelFacts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
@@ -109,13 +110,17 @@ class FusedBlocks(Technique):
     def apply(self, setup: Setup) -> Setup:
         from powertrain.models.decoder import Block, Decoder
         from powertrain.models.fused.block import Functions, HandWritten
-        from powertrain.models.fused.compiled import CompiledPart
+        from powertrain.models.fused.compiled import CompiledPart, StoredPart
         from powertrain.models.fused.parts import Parts
         from powertrain.models.fused.weights import Weights
 
         assert isinstance(setup.model, Decoder)
-        functions = Functions.of(Parts(setup.model.config), CompiledPart) if self.kernels == "compiled" else \
-            Functions.of(_triton_parts(setup))
+        if self.kernels == "compiled":
+            change = CompiledPart if setup.code is None or setup.device.type != "cpu" else \
+                partial(StoredPart, folder=setup.code)
+            functions = Functions.of(Parts(setup.model.config), change)
+        else:
+            functions = Functions.of(_triton_parts(setup))
         blocks = [block for block in setup.model.blocks if isinstance(block, Block)]
         return replace(setup, run_block=ByHand(tuple(HandWritten(Weights(block), functions) for block in blocks)))
 
@@ -130,14 +135,13 @@ class FusedBlocks(Technique):
         if not isinstance(found, ByHand):
             raise NotApplied(f"fused_blocks: blocks are run by {setup.run_block!r}")
         from powertrain.models.decoder import Decoder
-        from powertrain.models.fused.compiled import tokens_to_divide
+        from powertrain.models.fused.compiled import settle, tokens_to_divide
 
         assert isinstance(setup.model, Decoder)
         few = setup.few_tokens(tokens_to_divide(setup.model.config.width))
-        loss = setup.batch_loss(few.to(setup.device))
-        recorded = _blocks_recorded(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
-        setup.model.zero_grad(set_to_none=True)
+        recorded = _try(setup, few)
+        if settle(vars(found.blocks[0].functions).values()):
+            recorded = _try(setup, few)
         training = [block for block in found.blocks if block.weights.trained]
         if recorded < len(training):
             raise NotApplied(f"fused_blocks: {recorded} of {len(training)} blocks that train are recorded as one function")
@@ -147,6 +151,15 @@ class FusedBlocks(Technique):
                 raise NotApplied(f"fused_blocks: the elementwise work is done by {parts[0]!r}, and not by Triton's kernels")
         elif not all(getattr(part, "is_compiled", False) for part in parts):
             raise NotApplied("fused_blocks: nothing was compiled; torch fell back to running the parts as they are")
+
+
+def _try(setup: Setup, few: Batch) -> int:
+    """One pass forward and backward; how many blocks were recorded as one function each."""
+    loss = setup.batch_loss(few.to(setup.device))
+    recorded = _blocks_recorded(loss)
+    loss.backward()  # type: ignore[no-untyped-call]
+    setup.model.zero_grad(set_to_none=True)
+    return recorded
 
 
 def _no_triton(facts: Facts, pin: object) -> str | None:

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,6 +89,7 @@ class Setup:
     runtime: Runtime = Runtime()
     lay_out: Callable[[Batch], Batch] = as_collated      # adds what `run_pass` wants to know of a batch, on the host
     run_pass: RunPass = run_eagerly
+    code: Path | None = None                 # folder where machine code is kept for later processes; None: nowhere
 
     def prepare(self, step: int) -> MicroBatches:
         """Batch of optimizer step `step` (from 0): a pure function of the seed and the step."""

@@ -110,7 +110,7 @@ class Call:
         if saving is not None:
             saving.bring_left(saved, weights.leave(copies, self.dtype))
         left = functions.leave_back(dx, saved.mixed.detach().flatten(1), saved.left, saved.seeds,
-                                    weights.leave(copies, self.dtype), wanted)
+                                    weights.leave(copies, self.dtype), Wanted(wanted.weights, input=True))  # one kind of call
         del saved.left
         if not (wanted.input or wanted.weights or weights.adapts("qkv")):
             return None, *weights.gradients(None, left)

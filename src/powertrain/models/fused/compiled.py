@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from powertrain.models.fused.library import Call, Job, Loaded, describe, job_for, load, make
 from powertrain.models.fused.values import EnterWeights, LeaveWeights
 
 
@@ -17,11 +21,11 @@ class CompiledPart:
     """`function`, compiled at its first call for its weights' shapes and any number of rows."""
 
     function: Callable[..., Any]
-    compiled: Callable[..., Any] = field(init=False, compare=False)
     met: set[tuple[Any, ...]] = field(default_factory=set, init=False, compare=False)    # kinds of calls, each compiled once
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "compiled", torch.compile(self.function, dynamic=None))
+    @functools.cached_property
+    def compiled(self) -> Callable[..., Any]:
+        return torch.compile(self.function, dynamic=None)    # not before it is needed: torch imports its compiler for it
 
     def __call__(self, first: Tensor, *rest: Any) -> Any:
         kind = (first.requires_grad, first.dtype, torch.is_inference_mode_enabled(), *map(_kind, rest))
@@ -33,7 +37,56 @@ class CompiledPart:
 
     @property
     def is_compiled(self) -> bool:
-        return is_compiled(self.compiled)
+        return "compiled" in self.__dict__ and is_compiled(self.compiled)
+
+
+@dataclass(frozen=True)
+class StoredPart(CompiledPart):
+    """A method of Parts that is loaded from `folder`, where an earlier process has compiled it for calls of this kind.
+
+    Until `settle`, what is not there is noted and computed by the plain function; afterwards a new kind is compiled as by
+    CompiledPart.
+    """
+
+    folder: Path = Path()
+    kept: dict[Call, Loaded | None] = field(default_factory=dict, init=False, compare=False)
+    wanted: dict[Call, Job] = field(default_factory=dict, init=False, compare=False)
+    settled: list[bool] = field(default_factory=list, init=False, compare=False)
+
+    def __call__(self, first: Tensor, *rest: Any) -> Any:
+        described = describe((first, *rest), len(first))
+        if described is None:
+            return super().__call__(first, *rest)
+        call, tensors = described
+        loaded = self.kept[call] if call in self.kept else self._look_for(call, len(first))
+        if loaded is not None:
+            return loaded(tensors)
+        return super().__call__(first, *rest) if self.settled else self.function(first, *rest)
+
+    @property
+    def is_compiled(self) -> bool:
+        return any(loaded is not None for loaded in self.kept.values()) or super().is_compiled
+
+    def _look_for(self, call: Call, rows: int) -> Loaded | None:
+        parts, name = self.function.__self__, self.function.__name__  # type: ignore[attr-defined]
+        job = job_for(parts.config, name, call, rows, self.folder)
+        self.kept[call] = load(job.path)
+        if self.kept[call] is None and not self.settled:
+            self.wanted[call] = job
+        return self.kept[call]
+
+
+def settle(functions: Iterable[Any]) -> bool:
+    """Compiles what StoredParts among the functions have noted. Whether there was anything: who ran them runs them again."""
+    parts = [part for part in functions if isinstance(part, StoredPart)]
+    jobs = [job for part in parts for job in part.wanted.values()]
+    if jobs:
+        make(jobs, processes=min(len(jobs), os.cpu_count() or 1))
+    for part in parts:
+        part.kept.update({call: load(job.path) for call, job in part.wanted.items()})
+        part.wanted.clear()
+        part.settled.append(True)
+    return bool(jobs)
 
 
 def tokens_to_divide(width: int) -> int:

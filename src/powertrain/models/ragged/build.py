@@ -41,11 +41,17 @@ def is_built() -> bool:
 
 
 @functools.cache
-def _library() -> Path:
-    """Named by everything that it depends on: a home directory may be shared by machines of different kinds."""
+def processor() -> str:
+    """What machine code depends on: the architecture, then the instructions that there are."""
     flags = next((line for line in CPU.read_text(encoding="utf-8").splitlines() if line.startswith(("flags", "Features"))),
                  "") if CPU.exists() else platform.processor()
-    told = "\n".join((SOURCE.read_text(encoding="utf-8"), torch.__version__, platform.machine(), flags, *FLAGS))
+    return f"{platform.machine()}\n{flags}"
+
+
+@functools.cache
+def _library() -> Path:
+    """Named by everything that it depends on: a home directory may be shared by machines of different kinds."""
+    told = "\n".join((SOURCE.read_text(encoding="utf-8"), torch.__version__, processor(), *FLAGS))
     name = f"ragged-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
     return Path.home() / ".cache" / "powertrain" / "kernels" / name
 
