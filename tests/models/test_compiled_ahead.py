@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = ByHand(model, partial(StoredPart, folder=path))
     gradients(model, run)
     assert not any(part.is_compiled for part in functions_of(run))
-    assert settle(functions_of(run))
+    assert settle(functions_of(run), ahead=True)
     assert all(part.is_compiled for part in functions_of(run))
     return path
 
@@ -44,7 +44,7 @@ def test_what_is_loaded_serves_every_length_and_traces_nothing(folder: Path) -> 
         batch = make_batch(lengths)
         apart = distance(gradients(model, run, batch=batch), gradients(model, None, batch=batch))
         assert max(apart.values()) < 1e-5
-    assert not settle(functions_of(run))
+    assert not settle(functions_of(run), ahead=True)
     assert all(part.is_compiled for part in functions_of(run))
     assert not torch._dynamo.utils.counters["stats"]
 
@@ -69,13 +69,16 @@ def test_a_damaged_library_is_not_loaded(folder: Path, tmp_path: Path) -> None:
     assert load(copy) is None
 
 
-def test_where_nothing_can_be_compiled_ahead_it_is_compiled_at_the_first_call(tmp_path: Path) -> None:
-    in_the_way = tmp_path / "file"
-    in_the_way.write_text("no folder can be made here")
+@pytest.mark.parametrize("ahead", [True, False], ids=["cannot be", "shall not be"])
+def test_what_is_not_compiled_ahead_is_compiled_at_the_first_call(ahead: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "code"
+    if ahead:
+        folder.write_text("no folder can be made here")
     model, batch = make_model("llama", "lora"), make_batch((30, 2, 9))
-    run = ByHand(model, partial(StoredPart, folder=in_the_way))
+    run = ByHand(model, partial(StoredPart, folder=folder))
     gradients(model, run, batch=batch)
-    settle(functions_of(run))
+    settle(functions_of(run), ahead=ahead)
+    assert not folder.is_dir()
     found = gradients(model, run, batch=batch)
     assert all(part.is_compiled for part in functions_of(run))
     assert max(distance(found, gradients(model, None, batch=batch)).values()) < 1e-5

@@ -76,14 +76,17 @@ class StoredPart(CompiledPart):
         return self.kept[call]
 
 
-def settle(functions: Iterable[Any]) -> bool:
-    """Compiles what StoredParts among the functions have noted. Whether there was anything: who ran them runs them again."""
+def settle(functions: Iterable[Any], *, ahead: bool) -> bool:
+    """What StoredParts among the functions have noted is compiled `ahead` into libraries, or at the next call for this run.
+
+    Whether there was anything: who ran them runs them again.
+    """
     parts = [part for part in functions if isinstance(part, StoredPart)]
     jobs = [job for part in parts for job in part.wanted.values()]
-    if jobs:
+    if jobs and ahead:
         make(jobs, processes=min(len(jobs), os.cpu_count() or 1))
     for part in parts:
-        part.kept.update({call: load(job.path) for call, job in part.wanted.items()})
+        part.kept.update({call: load(job.path) for call, job in part.wanted.items() if ahead})
         part.wanted.clear()
         part.settled.append(True)
     return bool(jobs)
