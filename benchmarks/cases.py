@@ -176,7 +176,7 @@ def nanogpt_peers(materials: Materials, dropout: float, *, small: bool) -> list[
 CASES: tuple[Case, ...] = (
     Case("lora", "LoRA r 16 on all linears, Llama of 115.6 M parameters, GSM8K, about 4,000 tokens a step",
          lambda m: fine_tuning_words(m, "lora"), lambda m: sft_peers(m, "lora")),
-    Case("full", "the same with all weights trained",
+    Case("full", "all weights trained, Llama of 115.6 M parameters, GSM8K, about 4,000 tokens a step",
          lambda m: fine_tuning_words(m, "full"), lambda m: sft_peers(m, "full")),
     Case("pre-training", "Llama of 25 M parameters from scratch, blocks of 512 tokens, 8 a step",
          pretraining_words, trainer_peers),
