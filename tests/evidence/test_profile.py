@@ -36,10 +36,13 @@ def test_attention_is_known_by_its_kernels_where_it_cannot_be_marked(make_setup:
 
 
 def test_what_the_head_and_its_gradient_cost_belongs_to_the_loss(make_setup: Make) -> None:
-    """With a vocabulary of 20,000 nearly all of a tiny model's step is the head, which is a product like others."""
-    found = shares(make_setup(vocabulary=20_000, layers=1))
-    assert found["loss"] > 0.5
-    assert found["products"] < 0.2
+    """With a vocabulary of 20,000 the head does 50 times the work of a tiny model's block, in products like others.
+
+    Other tests run beside this one and only add time: the least of three profiles is what a class takes.
+    """
+    setup = make_setup(vocabulary=20_000, layers=1)
+    found = [profile_steps(setup, new_state(setup, 0.1), 0, 1, 1.0) for _ in range(3)]
+    assert min(one["loss"] for one in found) > 2 * min(one["products"] for one in found)
 
 
 def test_the_seconds_of_the_classes_sum_to_the_step() -> None:
