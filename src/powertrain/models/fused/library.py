@@ -75,7 +75,7 @@ def describe(arguments: tuple[Any, ...], rows: int) -> tuple[Call, list[Tensor]]
     layout: list[tuple[Any, ...]] = []
     if rows < FEWEST_ROWS or not _describe(arguments, rows, tensors, layout):
         return None
-    return Call(_structures(arguments), tuple(layout)), tensors
+    return Call(json.dumps(structure_of(arguments, [0])), tuple(layout)), tensors
 
 
 def _describe(argument: Any, rows: int | None, tensors: list[Tensor], layout: list[tuple[Any, ...]]) -> bool:
@@ -119,10 +119,6 @@ def built(structure: Any, tensors: Sequence[Tensor]) -> Any:
         return getattr(torch, structure["dtype"])
     parts = [built(part, tensors) for part in structure["parts"]]
     return tuple(parts) if structure["of"] == "tuple" else getattr(values, structure["of"])(*parts)
-
-
-def _structures(arguments: tuple[Any, ...]) -> str:
-    return json.dumps(structure_of(arguments, [0]))
 
 
 # ------------------------------------------------------------------------------------------------ files
