@@ -7,6 +7,7 @@ pass. Beside it runs transformers (with peft, where there are adapters) on one d
 from __future__ import annotations
 
 import copy
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,9 +115,10 @@ def further_from_fp32(model: Decoder, attention: Attention, scratch: Path) -> fl
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_in_bf16_the_fast_path_is_no_further_from_fp32_than_transformers_is(family: str, method: str, tmp_path: Path) -> None:
-    assert further_from_fp32(make_model(family, method), ragged_attention, tmp_path) < CHANCE
+def test_in_bf16_the_fast_path_is_no_further_from_fp32_than_transformers_is(method: str, tmp_path: Path) -> None:
+    found = {family: further_from_fp32(make_model(family, method), ragged_attention, tmp_path / family) for family in FAMILIES}
+    assert max(found.values()) < CHANCE, found
+    assert statistics.mean(found.values()) <= 1, found       # in which chance has no say
 
 
 def test_batched_products_round_their_scores_and_are_a_little_further(tmp_path: Path) -> None:
