@@ -16,7 +16,7 @@ from test_contract import here
 
 from powertrain.models.adapter_files import load_adapter, save_adapter
 from powertrain.models.adapters import has_adapters, merged, plain_state
-from powertrain.models.decoder import Decoder
+from powertrain.models.decoder import Decoder, run_plainly
 from powertrain.models.folder import load_folder, save_folder
 from powertrain.planner import make_plan
 from powertrain.records import Plan, Proposal, WrongUse
@@ -77,9 +77,8 @@ def tolerance_of(technique: type[Technique], setup: Setup) -> float:
 
 def plan_beside_checkpointing(case: Case, name: str) -> Plan | str:
     """The plan of a run that asks for both, or the sentence that says why it cannot be."""
-    needs = {"fused_blocks": "on"} if name == "saved_activations" else {}
     precision = {} if name in ("bf16", "frozen_base") else {"bf16": "off"}
-    pins = case.recipe.techniques | needs | precision | {name: "on", "activation_checkpointing": "on"}
+    pins = case.recipe.techniques | precision | {name: "on", "activation_checkpointing": "on"}
     try:
         return make_plan(case.facts, case.recipe.model_copy(update={"techniques": pins}), 100)
     except WrongUse as error:
@@ -132,7 +131,7 @@ class TestFeatures:
         trained = evaluate(setup, setup.examples, tokens_per_byte=None).loss
         plain = (case.make_without or case.make_setup)()
         for exported in exports_of(setup.model, plain.model, tmp_path):
-            found = evaluate(replace(plain, model=exported), plain.examples, tokens_per_byte=None).loss
+            found = evaluate(replace(plain, model=exported, run_block=run_plainly), plain.examples, tokens_per_byte=None).loss
             # a base of 4 or 8 bits is merged as it was published; bf16 is what it was evaluated in
             coarse = technique.exactness is Exactness.LOSSY or setup.precision.compute_dtype is not torch.float32
             assert abs(found - trained) < (0.05 if coarse else 1e-4) * abs(untrained - trained) + 1e-5 * trained

@@ -6,17 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kinds_of_runs import LORA, make_ragged
+from kinds_of_runs import LORA, make_ragged, run_by_hand
 from test_cuda_graph import PACKED, WAITS, Operators, gradients_of, replayed
 
 from powertrain.models.adapters import AdapterConfig
 from powertrain.models.config import FAMILIES
-from powertrain.models.fused.block import Functions, HandWritten
-from powertrain.models.fused.parts import Parts
-from powertrain.models.fused.weights import Weights
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.fused_adamw import FusedAdamW
-from powertrain.techniques.fused_blocks import ByHand
 from powertrain.training.loop import new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
@@ -45,11 +41,6 @@ def test_which_rows_have_a_target_is_read_once_a_pass_by_the_loss_that_leaves_th
     assert waits_of(setup, 2) == ["index by a mask"] * 2 * len(setup.prepare(0))
 
 
-def by_hand(setup: Setup) -> Setup:
-    functions = Functions.of(Parts(setup.model.config))
-    return replace(setup, run_block=ByHand(tuple(HandWritten(Weights(block), functions) for block in setup.model.blocks)))
-
-
 @pytest.mark.parametrize("adapters", [None, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_blocks_by_hand_have_the_plain_gradients_in_a_pass_of_one_shape(family: str, adapters: AdapterConfig | None) -> None:
@@ -57,7 +48,7 @@ def test_blocks_by_hand_have_the_plain_gradients_in_a_pass_of_one_shape(family: 
         heads = {} if FAMILIES[family].grouped_heads else {"kv_heads": 2}
         return make_ragged(adapters, family=family, **heads)
 
-    plain, static = PACKED.apply(make()), by_hand(replayed(make(), ChunkedCrossEntropy(rows=13)))
+    plain, static = PACKED.apply(make()), run_by_hand(replayed(make(), ChunkedCrossEntropy(rows=13)))
     for ours, theirs in zip(static.prepare(0), plain.prepare(0), strict=True):
         found, expected = static_loss(static, ours, static.run_pass.shape), plain.batch_loss(theirs)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
