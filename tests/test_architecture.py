@@ -13,9 +13,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "powertrain"
 MAY_IMPORT: dict[str, set[str]] = {  # room -> rooms it may import, besides itself
-    "__init__": set(), "records": set(), "recipe": {"records"}, "cost": {"records"}, "models": {"records"},
-    "data": {"records", "recipe"},
-    "facts": {"records", "recipe", "data", "models"},
+    "__init__": set(), "records": set(), "machine": set(), "recipe": {"records"}, "cost": {"records"},
+    "models": {"records", "machine"},
+    "data": {"records", "machine", "recipe"},
+    "facts": {"records", "machine", "recipe", "data", "models"},
     "training": {"records", "recipe", "data", "models"},
     "techniques": {"records", "recipe", "cost", "data", "models", "training"},
     "planner": {"records", "recipe", "cost", "techniques"},
@@ -24,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # room -> rooms it may import, besides itse
     "report": {"records"},
     "run": {"records", "recipe", "facts", "cost", "planner", "training", "data", "models", "generation"},
     "evidence": {"records", "recipe", "facts", "cost", "planner", "training", "run", "data", "models"},
-    "diagnosis": {"records", "recipe", "facts", "cost", "planner", "training", "run", "evidence", "data", "models"},
+    "diagnosis": {"records", "machine", "recipe", "facts", "cost", "planner", "training", "run", "evidence", "data", "models"},
     "cli": {"__init__", "records", "recipe", "facts", "planner", "training", "data", "models", "generation", "report", "run",
             "export", "evidence", "cost", "diagnosis"},
     "__main__": {"cli"},
@@ -129,9 +130,9 @@ def test_environment_variables_are_read_in_cli_only() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("room_without_torch", ["powertrain.records", "powertrain.report.plan", "powertrain.report.result",
-                                                "powertrain.report.live", "powertrain.cost.estimate", "powertrain.recipe",
-                                                "powertrain.cli"])
+@pytest.mark.parametrize("room_without_torch", [
+    "powertrain.records", "powertrain.machine", "powertrain.report.plan", "powertrain.report.result", "powertrain.report.live",
+    "powertrain.cost.estimate", "powertrain.recipe", "powertrain.cli"])
 def test_rooms_that_need_no_torch_load_none(room_without_torch: str) -> None:
     code = f"import sys, {room_without_torch}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

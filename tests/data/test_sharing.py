@@ -36,7 +36,7 @@ def chat(tmp_path_factory):
 @pytest.fixture
 def crowd(monkeypatch):
     """Two further processes for any file, however small, and little for each at a time."""
-    monkeypatch.setattr(sharing, "_cores", lambda: 3)
+    monkeypatch.setattr(sharing, "usable_cpus", lambda: 3)
     monkeypatch.setattr(sharing, "EACH_BYTES", 1)
     monkeypatch.setattr(making, "STRETCH_BYTES", 2000)
 
@@ -100,21 +100,21 @@ def test_only_files_of_lines_are_cut(tmp_path):
 
 def test_few_bytes_or_one_core_are_for_one_process(tmp_path, monkeypatch):
     path = json_lines(tmp_path / "rows.jsonl", TEXTS[:3])
-    monkeypatch.setattr(sharing, "_cores", lambda: 4)
+    monkeypatch.setattr(sharing, "usable_cpus", lambda: 4)
     assert sharing.further_processes([path]) == 0
     monkeypatch.setattr(sharing, "EACH_BYTES", path.stat().st_size // 2)
     assert sharing.further_processes([path]) == 2
     assert sharing.further_processes([path] * 9) == 3
-    monkeypatch.setattr(sharing, "_cores", lambda: 1)
+    monkeypatch.setattr(sharing, "usable_cpus", lambda: 1)
     assert sharing.further_processes([path]) == 0
-    monkeypatch.setattr(sharing, "_cores", lambda: 64)
+    monkeypatch.setattr(sharing, "usable_cpus", lambda: 64)
     assert sharing.further_processes([path] * 9) == sharing.MOST_FURTHER
 
 
 def test_what_is_stored_is_the_same_to_the_byte(tmp_path, chat, crowd, monkeypatch):
     path = chats_with_faults(tmp_path)
     together = opened(path, chat, tmp_path / "together")
-    monkeypatch.setattr(sharing, "_cores", lambda: 1)
+    monkeypatch.setattr(sharing, "usable_cpus", lambda: 1)
     alone = opened(path, chat, tmp_path / "alone")
     assert contents(together) == contents(alone)
     assert together.counts["bad"] == 45                      # a blank line is no row
@@ -131,7 +131,7 @@ def test_so_it_is_for_every_kind_of_rows(tmp_path, crowd, monkeypatch, rows, fol
     path, tokenizer = json_lines(tmp_path / "rows.jsonl", rows), folder(tmp_path / "tokenizer")
     heard = []
     together = opened(path, tokenizer, tmp_path / "together", say=heard.append, **changed)
-    monkeypatch.setattr(sharing, "_cores", lambda: 1)
+    monkeypatch.setattr(sharing, "usable_cpus", lambda: 1)
     assert contents(together) == contents(opened(path, tokenizer, tmp_path / "alone", **changed))
     assert heard == [f"tokenising {path}"]                   # none of the processes failed
 
@@ -144,7 +144,7 @@ def test_the_rows_of_a_process_that_fails_are_done_by_the_others(tmp_path, chat,
     monkeypatch.setattr(sharing, "CODE", code)
     path, heard = chats_with_faults(tmp_path), []
     together = opened(path, chat, tmp_path / "together", say=heard.append)
-    monkeypatch.setattr(sharing, "_cores", lambda: 1)
+    monkeypatch.setattr(sharing, "usable_cpus", lambda: 1)
     assert contents(together) == contents(opened(path, chat, tmp_path / "alone"))
     assert heard[1:] == [f"one of the processes that tokenise has failed ({reason}); the others do its rows"] * 2
     assert not others()

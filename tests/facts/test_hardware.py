@@ -19,7 +19,7 @@ def measured(monkeypatch):
 
     def fake(device, dtypes):
         calls.append((device, dtypes))
-        return Peaks(dict.fromkeys(dtypes, 1e12), 5e10)
+        return Peaks(dict.fromkeys(dtypes, 1e12), 5e10, 2e10 if device == "cuda" else None)
 
     monkeypatch.setattr(room, "measure_peaks", fake)
     return calls
@@ -70,6 +70,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_is_no_error(tmp_path, measur
 def test_every_known_field_has_a_source(tmp_path, measured):
     here = read_hardware(tmp_path)
     without = {"sources", "fingerprint", "devices", "compute_capability", "datasheet_flops_per_s",   # of a CPU
+               "host_link_bytes_per_s", "host_free_memory_bytes",
                "speeds"}                     # which runs leave in the cache, each with its own source
     assert set(here.sources) == {field.name for field in dataclasses.fields(here)} - without
 
@@ -81,6 +82,18 @@ def test_a_gpu_brings_its_capability_memory_and_datasheet(tmp_path, measured, gp
     assert here.datasheet_flops_per_s["bf16"] == 121e12
     assert here.sources["datasheet_flops_per_s"].startswith("https://")
     assert measured == [("cuda", ("fp32", "tf32", "bf16", "fp16"))]
+
+
+def test_a_gpus_link_to_its_host_is_measured_also_where_peaks_were_kept_without_it(tmp_path, measured, gpu):
+    here = read_hardware(tmp_path)
+    assert here.host_link_bytes_per_s == 2e10
+    assert here.host_free_memory_bytes > 0
+    assert {"host_link_bytes_per_s", "host_free_memory_bytes"} <= set(here.sources)
+    assert read_hardware(tmp_path).host_link_bytes_per_s == 2e10
+    file = cache_file(tmp_path, here.fingerprint)
+    file.write_text(file.read_text().replace("20000000000.0", "null"))
+    assert read_hardware(tmp_path).host_link_bytes_per_s == 2e10
+    assert len(measured) == 2
 
 
 def test_a_gpu_without_a_datasheet_row_has_no_datasheet_figures(tmp_path, measured, gpu, monkeypatch):

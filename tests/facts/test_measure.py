@@ -11,13 +11,14 @@ from powertrain.facts.measure import (
     cache_file,
     copy_bytes_per_s,
     gemm_flops_per_s,
+    host_link_bytes_per_s,
     keep_peaks,
     kept_peaks,
     measurable_dtypes,
     measure_peaks,
 )
 
-PEAKS = Peaks({"fp32": 1e11, "bf16": 2e11}, 3e10)
+PEAKS = Peaks({"fp32": 1e11, "bf16": 2e11}, 3e10, 2e10)
 DTYPES = ("fp32", "bf16")
 
 
@@ -63,6 +64,12 @@ def test_a_copy_counts_bytes_read_and_bytes_written(monkeypatch):
     assert copy_bytes_per_s("cpu", 4000) == 2 * 4000 / 2.0
 
 
+def test_the_slower_way_between_device_and_host_counts(monkeypatch):
+    seconds = iter((2.0, 5.0))
+    monkeypatch.setattr(measure, "_best_s", lambda work, device, until: work() is None or next(seconds))
+    assert host_link_bytes_per_s("cpu", 4000) == 4000 / 5.0
+
+
 def test_measuring_leaves_the_precision_of_the_process_as_it_was(monkeypatch):
     seen = []
     monkeypatch.setattr(measure, "_best_s", lambda *_: seen.append(torch.get_float32_matmul_precision()) or 1.0)
@@ -103,6 +110,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_draft(tmp_path, monkeypatch):
     json.dumps({"peak_flops_per_s": {"fp32": 1e11, "bf16": 0}, "bandwidth_bytes_per_s": 1e9}),
     json.dumps({"peak_flops_per_s": {"fp32": 1e11, "bf16": "x"}, "bandwidth_bytes_per_s": 1e9}),
     '{"peak_flops_per_s": {"fp32": 1e11, "bf16": NaN}, "bandwidth_bytes_per_s": 1e9}',
+    json.dumps({"peak_flops_per_s": {"fp32": 1e11, "bf16": 1e11}, "bandwidth_bytes_per_s": 1e9, "host_link_bytes_per_s": 0}),
     json.dumps({"peak_flops_per_s": [1], "bandwidth_bytes_per_s": 1e9}),
 ])
 def test_a_broken_cache_file_is_as_good_as_none(tmp_path, content):

@@ -84,6 +84,17 @@ def test_what_is_not_compiled_ahead_is_compiled_at_the_first_call(ahead: bool, t
     assert max(distance(found, gradients(model, None, batch=batch)).values()) < 1e-5
 
 
+def test_no_more_compilers_are_started_than_the_machine_has_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr("powertrain.models.fused.compiled.make", lambda jobs, processes: asked.extend((len(jobs), processes)))
+    monkeypatch.setattr("powertrain.models.fused.compiled.compilers_at_once", lambda: 2)
+    model = make_model("llama", "lora")
+    run = ByHand(model, partial(StoredPart, folder=tmp_path))
+    gradients(model, run)
+    settle(functions_of(run), ahead=True)
+    assert asked[0] > asked[1] == 2
+
+
 def test_the_kind_of_a_call_is_its_layout_but_not_its_number_of_rows() -> None:
     weights = (torch.zeros(4, 3), Wanted(weights=True, input=False), None)
 

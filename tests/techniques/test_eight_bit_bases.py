@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from kinds_of_runs import LORA, make_ragged, ragged_facts
 
+from powertrain.cost.gradients import linears
+from powertrain.cost.memory import replay
+from powertrain.cost.stored import as_held, eight_bit_saving, is_scaled
+from powertrain.cost.workload import Workload
 from powertrain.evidence.parity import compare_losses
+from powertrain.models import scaled
 from powertrain.models.adapters import AdapterConfig
 from powertrain.models.scaled import FP8, INT8, Coarse, quantise, scaled_product, scaled_product_back
 from powertrain.planner import make_plan
@@ -83,6 +89,29 @@ def test_int8_is_for_gpus_from_turing_on(gpu_facts: Callable[..., Facts], capabi
     answer = Int8Base.propose(ragged_facts(gpu_facts(capability), LORA), Recipe())
     assert isinstance(answer, Refusal)
     assert (answer.possible is not None) is possible
+
+
+@pytest.mark.parametrize(("stored", "dtype", "wide"), [("int8", INT8, ("mlp_out",)), ("fp8", FP8, ("mlp_in", "mlp_out"))])
+def test_matrices_whose_sizes_a_gpu_does_not_take_count_as_what_they_stay(facts: Facts, stored: str, dtype: torch.dtype,
+                                                                         wide: tuple[str, ...]) -> None:
+    """An MLP 100 wide: its second matrix reads 100 numbers, no multiple of 8; its first makes 200, one of 8 and not of 16."""
+    model = ragged_facts(facts, LORA, width=64, heads=4, kv_heads=4, mlp_width=100).model
+    held = as_held(model, stored)
+    parts = {part.name: part for part in linears(model)}
+    for name, part in parts.items():
+        there = SimpleNamespace(device=torch.device("cuda"), in_features=part.inputs, out_features=part.outputs)
+        assert scaled._suits(there, dtype) is is_scaled(held, name, "cuda") is (name not in wide)
+        assert is_scaled(held, name, "cpu")
+
+    def weight_bytes(device: str) -> int:
+        workload = Workload(4, 32, 4, "bf16", attention_saves_scores=False, base_dtype=stored, device=device)
+        return replay(model, workload).at_the_peak()["weights"]
+
+    more = model.layers * sum((2 - 1) * part.weights - 4 * part.outputs for name, part in parts.items() if name in wide)
+    assert weight_bytes("cuda") - weight_bytes("cpu") == more > 0
+    weights, saved_bytes = eight_bit_saving(model, stored, "cuda")
+    assert weights == model.layers * sum(part.weights for name, part in parts.items() if name not in wide)
+    assert saved_bytes == 3 * weights - 4 * model.layers * sum(part.outputs for name, part in parts.items() if name not in wide)
 
 
 @pytest.mark.parametrize(("change", "why"), [

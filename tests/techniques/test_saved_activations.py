@@ -12,6 +12,7 @@ from kinds_of_runs import LORA, make_ragged, ragged_facts
 from torch import Tensor
 
 from powertrain.cost.memory import peak_memory
+from powertrain.cost.offloading import Link, added_s, block_flops, hidden_bytes, sent_bytes
 from powertrain.cost.saving import kinds_by_worth, lightest_that_fits
 from powertrain.cost.workload import Workload
 from powertrain.models.adapters import AdapterConfig
@@ -213,25 +214,105 @@ def test_the_shortest_contraction_goes_first_and_attention_is_never_made_again(l
     assert [kind.contraction for kind in kinds] == [512, 512, float("inf"), float("inf")]
 
 
+# One token of a block of `large`, by hand. It keeps 2 x 1376 + 3 x 512 + 512 + 2 x 512 = 5824 numbers: 11,648 bytes in bf16.
+# It computes 2 (512 x 1536 + 512 x 512 + 512 x 2752 + 1376 x 512) = 6,324,224 FLOPs in products and 4 x 2048.5 x 512 =
+# 4,195,328 in attention forward, twice that backward. Its link is said in FLOPs of the device during one byte.
+FORWARD, KEEPS, HEADS_AGAIN = 10_519_552, 11_648, 2 * 512 * 1536
+EVERYTHING_OUT = dict.fromkeys(KINDS, "offload")
+
+
+def linked(flops_a_byte: float) -> Link:
+    return Link(bytes_per_s=1e13 / flops_a_byte, flops_per_s=1e13, room_bytes=1 << 40, item=2)
+
+
+def test_what_the_block_hides_costs_nothing_and_the_rest_is_waited_for(large: Facts) -> None:
+    flops = block_flops(large.model, 4096)
+    assert flops == pytest.approx((4096 * FORWARD, 4096 * 2 * FORWARD))
+    assert hidden_bytes(large.model, 4096, linked(900)) == pytest.approx(4096 * FORWARD / 900)
+    assert sent_bytes(large.model, EVERYTHING_OUT, 4096, linked(900)) == 4096 * KEEPS
+    assert added_s(large.model, EVERYTHING_OUT, 4096, linked(900)) == 0          # 10,483,200 of 10,519,552
+    beyond = 4096 * (910 * KEEPS - FORWARD) / 1e13                               # on the way out; back there is more time
+    assert added_s(large.model, EVERYTHING_OUT, 4096, linked(910)) == pytest.approx(beyond)
+    both_ways = 4096 * (2 * 2000 * KEEPS - 3 * FORWARD) / 1e13
+    assert added_s(large.model, EVERYTHING_OUT, 4096, linked(2000)) == pytest.approx(both_ways)
+    assert added_s(large.model, {"heads": "recompute"}, 4096, linked(2000)) == pytest.approx(4096 * HEADS_AGAIN / 1e13)
+
+
+@pytest.mark.parametrize(("flops_a_byte", "heads"), [(900, "offload"), (1030, "offload"), (1045, "recompute")])
+def test_a_tensor_is_made_again_where_that_is_shorter_than_the_wait_for_its_copy(large: Facts, flops_a_byte: float,
+                                                                                heads: str) -> None:
+    """1030 x 11,648 - 10,519,552 = 1,477,888 FLOPs pass in the wait; 1,572,864 make the heads again; 1045: 1,652,608."""
+    plain = workload(large, "cuda")
+    room = sum(peak_memory(large.model, replace(plain, saved=EVERYTHING_OUT, saved_blocks=12)).values())
+    found = lightest_that_fits(large.model, plain, room, linked(flops_a_byte))
+    assert found is not None
+    assert found.saved == EVERYTHING_OUT | {"heads": heads}
+
+
+def test_nothing_is_made_again_as_long_as_the_link_hides_what_has_to_go(large: Facts) -> None:
+    plain = workload(large, "cuda")
+    room = int(0.9 * sum(peak_memory(large.model, plain).values()))
+    fast = lightest_that_fits(large.model, plain, room, linked(100))
+    assert fast is not None
+    assert set(fast.saved.values()) == {"offload"}
+    slow = lightest_that_fits(large.model, plain, room, linked(1e6))
+    assert slow is not None
+    assert set(slow.saved.values()) == {"recompute"}
+
+
+def test_a_host_that_is_short_of_memory_takes_nothing(large: Facts) -> None:
+    plain = workload(large, "cuda")
+    room = int(0.9 * sum(peak_memory(large.model, plain).values()))
+    found = lightest_that_fits(large.model, plain, room, replace(linked(100), room_bytes=1000))
+    assert found is not None
+    assert set(found.saved.values()) == {"recompute"}
+
+
+def test_the_plan_says_what_hides_and_why_nothing_goes_to_a_host_it_does_not_know(large: Facts) -> None:
+    tight = with_room(large, 0.9, "cuda")
+    asked = Recipe.model_validate({"max_steps": 1000, "techniques": {"fused_blocks": "on", "bf16": "on"}})
+
+    def with_link(**known: Any) -> Facts:
+        hardware = replace(tight.hardware, **({"peak_flops_per_s": {"bf16": 1e13}, "host_link_bytes_per_s": 2e10,
+                                              "host_free_memory_bytes": 8 << 30} | known))
+        return replace(tight, hardware=hardware)
+
+    fast = SavedActivations.propose(with_link(), asked)
+    assert isinstance(fast, Proposal)
+    assert set(fast.technique.actions.values()) == {"offload"}
+    assert "wait on the host" in fast.because
+    assert "20 GB/s, all of it hides behind the block's computation" in fast.because
+    assert fast.claim.step_time == (1.0, 1.0)
+    for lacks, words in (({"host_link_bytes_per_s": None}, "how fast this GPU and its host copy is not known"),
+                         ({"peak_flops_per_s": {}, "datasheet_flops_per_s": {}}, "how fast this GPU computes in bf16")):
+        blind = SavedActivations.propose(with_link(**lacks), asked)
+        assert isinstance(blind, Proposal)
+        assert set(blind.technique.actions.values()) == {"recompute"}
+        assert words in blind.because
+    short = SavedActivations.propose(with_link(host_free_memory_bytes=1 << 20), asked)
+    assert isinstance(short, Proposal)
+    assert set(short.technique.actions.values()) == {"recompute"}
+
+
 def test_as_few_blocks_as_fit_are_light(large: Facts) -> None:
     plain = workload(large)
     needed = sum(peak_memory(large.model, plain).values())
-    some = lightest_that_fits(large.model, plain, int(0.9 * needed), offloads=False)
+    some = lightest_that_fits(large.model, plain, int(0.9 * needed))
     assert some is not None
     assert some.saved == {"inner": "recompute"}
     assert 0 < some.saved_blocks < 12
     assert sum(peak_memory(large.model, some).values()) <= 0.9 * needed
     fewer = replace(some, saved_blocks=some.saved_blocks - 1)
     assert sum(peak_memory(large.model, fewer).values()) > 0.9 * needed
-    assert lightest_that_fits(large.model, plain, int(0.01 * needed), offloads=True) is None
+    assert lightest_that_fits(large.model, plain, int(0.01 * needed), linked(1)) is None
 
 
 def test_what_cannot_be_made_again_goes_to_the_host_of_a_gpu_only(large: Facts) -> None:
     plain = workload(large)
     everything = replace(plain, saved={"inner": "recompute", "heads": "recompute"}, saved_blocks=12)
     below = int(0.97 * sum(peak_memory(large.model, everything).values()))
-    assert lightest_that_fits(large.model, plain, below, offloads=False) is None
-    found = lightest_that_fits(large.model, plain, below, offloads=True)
+    assert lightest_that_fits(large.model, plain, below) is None
+    found = lightest_that_fits(large.model, plain, below, linked(1e6))
     assert found is not None
     assert "offload" in found.saved.values()
 

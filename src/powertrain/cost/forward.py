@@ -29,7 +29,7 @@ from powertrain.cost.operators import (
 )
 from powertrain.cost.replay import COPIES, Block, Gradients, Leaf, Saved, Tape, Value
 from powertrain.cost.scaled import ScaledSizes
-from powertrain.cost.stored import DTYPE_BYTES, EIGHT_BIT, FOUR_BIT, matrix_bytes, other_bytes
+from powertrain.cost.stored import DTYPE_BYTES, EIGHT_BIT, FOUR_BIT, is_scaled, matrix_bytes, other_bytes
 from powertrain.cost.workload import Workload
 from powertrain.records import ModelFacts
 
@@ -135,10 +135,10 @@ def _trained_linear(tape: Tape, facts: StepFacts, weights: Weights, part: Linear
 def _frozen_linear(tape: Tape, facts: StepFacts, part: Linear, x: Value) -> Value:
     """Its weight is made in the type of the product on every use, and saved only where it is stored in it."""
     item = facts.item if facts.is_autocast else x.item
-    if facts.model.frozen_dtype in EIGHT_BIT:
+    if is_scaled(facts.model, part.name, facts.workload.device):
         return ScaledSizes(tape, part, facts.model.frozen_dtype, item).project(x)
     weight = Value(None, part.weights, item)
-    if matrix_bytes(facts.model) == item:
+    if facts.model.frozen_dtype in EIGHT_BIT or matrix_bytes(facts.model) == item:
         return linear(tape, convert(tape, x, item), weight, None, part.inputs)
     rows, given = x.count // part.inputs, x.item
     inputs = x.count

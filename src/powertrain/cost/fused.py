@@ -14,7 +14,7 @@ from powertrain.cost.gradients import Linear, has_frozen_base, linears
 from powertrain.cost.kernels import KERNELS, Shape
 from powertrain.cost.operators import FP32
 from powertrain.cost.replay import COPIES, WORKSPACE, Block, Gradients, Leaf, Saved, Tape, Value
-from powertrain.cost.stored import EIGHT_BIT
+from powertrain.cost.stored import is_scaled
 
 Blocks = tuple[Block, ...]
 NOTHING: Mapping[str, str] = {}
@@ -58,7 +58,7 @@ class Sizes:
     def product(self, name: str) -> tuple[Block, Blocks]:
         """A linear's result, and the ranks that are kept."""
         outputs, ranks = self.part(name).outputs, self.ranks(name)
-        if self.is_scaled:
+        if self.is_scaled(name):
             return self._scaled(self.part(name).inputs, outputs, ranks)
         y = self.new(outputs)
         if not ranks:
@@ -70,7 +70,7 @@ class Sizes:
     def product_back(self, name: str) -> tuple[Block, Block | None]:
         """The gradients of a linear's input and of its ranks."""
         inputs, ranks = self.part(name).inputs, self.ranks(name)
-        if self.is_scaled:
+        if self.is_scaled(name):
             dx, made = self._scaled(self.part(name).outputs, inputs, ranks)
             return dx, made[0] if made else None
         dranks = self.new(ranks) if ranks else None
@@ -80,9 +80,8 @@ class Sizes:
         added = self.new(inputs)
         return added, dranks
 
-    @property
-    def is_scaled(self) -> bool:
-        return self.facts.model.frozen_dtype in EIGHT_BIT
+    def is_scaled(self, name: str) -> bool:
+        return is_scaled(self.facts.model, name, self.facts.workload.device)
 
     def _scaled(self, read: int, made: int, ranks: int) -> tuple[Block, Blocks]:
         """A product in 8 bits of `read` columns that makes `made`, and the ranks of its adapters."""

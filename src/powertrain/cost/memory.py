@@ -22,7 +22,18 @@ from powertrain.cost.gradients import has_frozen_base
 from powertrain.cost.replay import COPIES, Block, Memory
 from powertrain.cost.segments import Segments
 from powertrain.cost.step import Step
-from powertrain.cost.stored import DTYPE_BYTES, FOUR_BIT, FP32, as_held, frozen_bytes, matrix_bytes, other_bytes
+from powertrain.cost.stored import (
+    DTYPE_BYTES,
+    EIGHT_BIT,
+    FOUR_BIT,
+    FP32,
+    as_held,
+    frozen_bytes,
+    is_scaled,
+    left_wide_bytes,
+    matrix_bytes,
+    other_bytes,
+)
 from powertrain.cost.workload import Workload
 from powertrain.records import ModelFacts
 
@@ -68,7 +79,8 @@ def _run(model: ModelFacts, workload: Workload, memory: Memory, *, leaves_out: b
 def _standing(model: ModelFacts, workload: Workload) -> dict[str, int]:
     """What is there at every moment: the weights, the optimizer's state, the batch, a GPU library's workspace."""
     tokens = sum(map(sum, workload.passes))
-    return {"weights": FP32 * model.trainable + frozen_bytes(model),
+    left_bytes = left_wide_bytes(model, workload.device, workload.dtype)
+    return {"weights": FP32 * model.trainable + frozen_bytes(model) + left_bytes,
             "gradients": FP32 * model.trainable if workload.flat_parameters else 0,
             "optimizer": round(workload.moment_bytes * model.trainable), "batch": TENSORS * INDEX_BYTES * tokens,
             "workspace": workload.library_workspace_bytes, COPIES: whole_bytes(model, workload)}
@@ -102,7 +114,10 @@ def _standing_tensors(model: ModelFacts, workload: Workload) -> list[int]:
         is_adapter, count = ".adapters." in name, math.prod(shape)
         blocks = model.layers if name.startswith("blocks.") else 1
         copies = len(model.adapted_layers) if is_adapter else blocks
-        stored = matrix_bytes(model) if name.startswith("blocks.") and len(shape) == 2 else other_bytes(model)
+        is_matrix = name.startswith("blocks.") and len(shape) == 2 and not is_adapter
+        stored = matrix_bytes(model) if is_matrix else other_bytes(model)
+        if is_matrix and model.frozen_dtype in EIGHT_BIT and not is_scaled(model, name.split(".")[2], workload.device):
+            stored = DTYPE_BYTES[workload.dtype]
         if is_adapter or not frozen:
             found += [FP32 * count, *[round(workload.moment_bytes * count / 2)] * 2] * copies
         else:

@@ -16,6 +16,7 @@ FOUR_BIT_BYTES = 0.5 + 1 / BLOCK + FP32 / (BLOCK * SCALES)
 FOUR_BIT = ("nf4", "fp4")
 INT8, FP8 = "int8", "fp8"
 EIGHT_BIT = (INT8, FP8)                      # a byte a weight, and an fp32 scale for each row of a matrix
+MULTIPLE = {INT8: 8, FP8: 16}                # of both sizes of a matrix, on a GPU; another stays in the products' type
 
 
 def matrix_bytes(model: ModelFacts) -> float:
@@ -26,6 +27,24 @@ def matrix_bytes(model: ModelFacts) -> float:
         parts = linears(model)
         return 1 + FP32 * sum(part.outputs for part in parts) / sum(part.weights for part in parts)
     return FOUR_BIT_BYTES if model.frozen_dtype in FOUR_BIT else DTYPE_BYTES[model.frozen_dtype]
+
+
+def is_scaled(model: ModelFacts, name: str, device: str) -> bool:
+    """Whether the linear of that name is held, and multiplied, in 8 bits; as models/scaled.py, but for measured outliers."""
+    return model.frozen_dtype in EIGHT_BIT and _suits(model, name, model.frozen_dtype, device)
+
+
+def _suits(model: ModelFacts, name: str, stored: str, device: str) -> bool:
+    part = next(part for part in linears(model) if part.name == name)
+    return device != "cuda" or part.inputs % MULTIPLE[stored] == 0 == part.outputs % MULTIPLE[stored]
+
+
+def left_wide_bytes(model: ModelFacts, device: str, dtype: str) -> int:
+    """What `frozen_bytes` lacks for matrices whose sizes 8-bit products do not take: they are held in `dtype`."""
+    if model.frozen_dtype not in EIGHT_BIT:
+        return 0
+    left = [part for part in linears(model) if not is_scaled(model, part.name, device)]
+    return model.layers * sum((DTYPE_BYTES[dtype] - 1) * part.weights - FP32 * part.outputs for part in left)
 
 
 def other_bytes(model: ModelFacts) -> float:
@@ -68,6 +87,8 @@ def why_not_eight_bit(model: ModelFacts) -> str | None:
     return None
 
 
-def eight_bit_saving_bytes(model: ModelFacts) -> int:
-    """Of the matrices of the blocks, against what their files have."""
-    return round(model.matmul_parameters * (matrix_bytes(model) - matrix_bytes(as_held(model, INT8))))
+def eight_bit_saving(model: ModelFacts, stored: str, device: str) -> tuple[int, int]:
+    """(weights that would be held in 8 bits, bytes less that they would take than in their files)."""
+    parts = [part for part in linears(model) if _suits(model, part.name, stored, device)]
+    weights, rows = model.layers * sum(part.weights for part in parts), model.layers * sum(part.outputs for part in parts)
+    return weights, round(weights * (matrix_bytes(model) - 1)) - FP32 * rows

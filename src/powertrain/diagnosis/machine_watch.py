@@ -14,7 +14,7 @@ from typing import Self
 
 import psutil
 
-from powertrain.facts.processor import group_folders
+from powertrain.machine import group_folders
 
 NOISE_CORES = 0.15           # others may keep this much of a core busy: a machine is never quite idle
 ENERGY = Path("/sys/class/powercap")

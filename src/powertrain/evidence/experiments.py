@@ -16,8 +16,7 @@ from powertrain.evidence.parity import compare_losses
 from powertrain.evidence.probes import PROBES, Context, Measured
 from powertrain.evidence.probes.probe import OutOfTime
 from powertrain.evidence.profile import Profile, bound
-from powertrain.evidence.stats import interval
-from powertrain.evidence.verdicts import MARGIN
+from powertrain.evidence.stats import MARGIN, interval
 from powertrain.records import RunFailed, WrongUse
 from powertrain.records.evidence import Arm, ArmRun, Comparison, Interval, Parity, Window
 

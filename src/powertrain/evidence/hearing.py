@@ -13,8 +13,8 @@ from powertrain.evidence.claim import Catalogue, Claim, Experiment
 from powertrain.evidence.clock import Arena
 from powertrain.evidence.experiments import UNTIMED, Bench, Outcome, arms_of, carry_out, reading
 from powertrain.evidence.needs import why_not
-from powertrain.evidence.stats import noise_floor
-from powertrain.evidence.verdicts import MARGIN, by_bound, decide
+from powertrain.evidence.stats import MARGIN, noise_floor
+from powertrain.evidence.verdicts import by_bound, decide
 from powertrain.records import Hardware, Software, to_plain
 from powertrain.records.evidence import INCONCLUSIVE, INVALID, NOT_HERE, Arm, ArmRun, Comparison, Interval, Parity
 

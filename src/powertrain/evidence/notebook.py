@@ -17,14 +17,13 @@ from powertrain import planner
 from powertrain.evidence.clock import LEAST_PAIRS, CannotRun, Pace, Probe
 from powertrain.evidence.parity import compare_losses
 from powertrain.evidence.profile import Profile
-from powertrain.evidence.stats import TOO_NOISY, noise_floor
+from powertrain.evidence.stats import MARGIN, TOO_NOISY, noise_floor
 from powertrain.records import Facts, Plan, RunFailed
 from powertrain.records.evidence import INVALID, Arm, ArmRun, Comparison, Parity
 from powertrain.run.fits import needed_bytes, room_bytes
 
 Say = Callable[[str], None]
 
-LEAST_MARGIN = 0.02          # a smaller difference is not called an effect, however sure it is
 SEEDS, LOSSY_STEPS = 3, 20   # of runs that show whether other mathematics learns as well
 COARSEST = ("bf16", "fp16", "tf32", "fp32")
 
@@ -48,7 +47,7 @@ class Notebook:
     words: tuple[str, ...]                   # of the recipe
     say: Say
     ends_at: float                           # by `now`
-    margin: float = LEAST_MARGIN
+    margin: float = MARGIN
     now: Callable[[], float] = time.monotonic
     arms: dict[str, Arm] = field(default_factory=dict)           # what each plan was called, by its steps
     comparisons: list[Comparison] = field(default_factory=list)

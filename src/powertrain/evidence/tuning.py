@@ -17,8 +17,9 @@ from typing import Any
 
 from powertrain import planner
 from powertrain.evidence.clock import LEAST_PAIRS, CannotRun
-from powertrain.evidence.notebook import LEAST_MARGIN, Notebook, key_of, why_no_room
+from powertrain.evidence.notebook import Notebook, key_of, why_no_room
 from powertrain.evidence.profile import Profile, bound
+from powertrain.evidence.stats import MARGIN
 from powertrain.planner import Tuned
 from powertrain.records import Facts, Plan, RunFailed, WrongUse, to_plain
 from powertrain.records.evidence import FASTER, Arm, Comparison, Interval
@@ -168,7 +169,7 @@ def _can_matter(candidate: Candidate, profile: Profile | None, facts: Facts, not
         candidate.why = why
     elif profile is not None:
         limit = bound(profile, profile, planner.BY_NAME[candidate.technique].acts_on)
-        if limit < 1 + LEAST_MARGIN:
+        if limit < 1 + MARGIN:
             candidate.why = f"at most {limit:.3f} times as fast by its share of a step: within the margin, so not tried"
     if candidate.why:
         notebook.say(f"{candidate.name}: {candidate.why}")

@@ -16,10 +16,9 @@ from __future__ import annotations
 import math
 
 from powertrain.evidence.claim import Claim
+from powertrain.evidence.stats import MARGIN, TOO_NOISY
 from powertrain.records.evidence import BETTER, CONFIRMED, HARMFUL, INCONCLUSIVE, NO_EFFECT, SMALLER, Interval
 
-MARGIN = 0.02
-TOO_NOISY = 0.05             # however noisy the machine, an interval wider than this to either side is no "no effect"
 TOO_WIDE = 0.25              # half-width of a plain figure, as a share of it, that no longer says much
 Verdict = tuple[str, str]    # one of the words above, and why
 

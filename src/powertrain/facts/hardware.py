@@ -33,7 +33,7 @@ def read_hardware(cache: Path, *, measure: bool = True) -> Hardware:
     dtypes = measurable_dtypes(hardware.device, hardware.compute_capability)
     file = cache_file(cache, hardware.fingerprint)
     kept = kept_peaks(file, dtypes)
-    if kept is not None:
+    if kept is not None and (hardware.device != "cuda" or kept.host_link_bytes_per_s is not None):
         return _with_peaks(hardware, kept, f"measured earlier on this machine, {file}")
     if not measure:
         return hardware
@@ -69,8 +69,11 @@ def fingerprint(hardware: Hardware) -> str:
 
 def _with_peaks(hardware: Hardware, peaks: Peaks, source: str) -> Hardware:
     sources = {**hardware.sources, "peak_flops_per_s": source, "bandwidth_bytes_per_s": source}
-    return dataclasses.replace(hardware, peak_flops_per_s=peaks.flops_per_s,
-                               bandwidth_bytes_per_s=peaks.bandwidth_bytes_per_s, sources=sources)
+    if peaks.host_link_bytes_per_s is not None:
+        sources["host_link_bytes_per_s"] = source
+    return dataclasses.replace(
+        hardware, peak_flops_per_s=peaks.flops_per_s, bandwidth_bytes_per_s=peaks.bandwidth_bytes_per_s,
+        host_link_bytes_per_s=peaks.host_link_bytes_per_s, sources=sources)
 
 
 def _without_peaks(processor: Processor) -> Hardware:
@@ -93,13 +96,15 @@ def _cuda(processor: Processor) -> Hardware:
         **processor.sources, "name": "torch.cuda.get_device_name", "device": "torch.cuda.is_available",
         "memory_bytes": "torch.cuda.mem_get_info", "free_memory_bytes": "torch.cuda.mem_get_info",
         "compute_capability": "torch.cuda.get_device_capability", "devices": "torch.cuda.device_count",
+        "host_free_memory_bytes": processor.sources["free_memory_bytes"],
     }
     if row is not None:
         sources["datasheet_flops_per_s"] = row.link
     return Hardware(
         name=name, device="cuda", cores=processor.cores, memory_bytes=memory_bytes, free_memory_bytes=free_bytes,
         instructions=processor.instructions, compute_capability=torch.cuda.get_device_capability(0),
-        devices=torch.cuda.device_count(), datasheet_flops_per_s=dict(row.flops_per_s) if row else {},
+        devices=torch.cuda.device_count(), host_free_memory_bytes=processor.free_memory_bytes,
+        datasheet_flops_per_s=dict(row.flops_per_s) if row else {},
         sources=sources,
     )
 

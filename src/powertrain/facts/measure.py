@@ -26,6 +26,7 @@ GEMM_EDGES = {"cpu": (128, 256, 512, 1024, 2048), "mps": (512, 1024, 2048, 4096)
 GEMM_BUDGET_S = 1.0                          # per dtype
 COPY_BUDGET_S = 0.5
 COPY_BYTES = 256 * 2**20                     # per buffer: beyond the last-level cache of most machines
+LINK_BYTES = 64 * 2**20                      # about what one tensor of a block takes
 REPEATS = 8                                  # per matrix size, at most
 
 
@@ -35,6 +36,7 @@ class Peaks:
 
     flops_per_s: Mapping[str, float]         # dense GEMM, by "fp32", "tf32", "bf16", "fp16"
     bandwidth_bytes_per_s: float             # copy: bytes read + bytes written
+    host_link_bytes_per_s: float | None = None           # of a GPU; see host_link_bytes_per_s
 
 
 def measurable_dtypes(device: str, compute_capability: tuple[int, int] | None) -> tuple[str, ...]:
@@ -50,9 +52,10 @@ def measurable_dtypes(device: str, compute_capability: tuple[int, int] | None) -
 
 def measure_peaks(device: str, dtypes: tuple[str, ...] = ("fp32", "bf16"), *, gemm_budget_s: float = GEMM_BUDGET_S,
                   copy_bytes: int = COPY_BYTES) -> Peaks:
-    """The GEMM peak of each of `dtypes` and the copy bandwidth of `device`; about a second per dtype."""
+    """The GEMM peak of each of `dtypes` and the copy bandwidths of `device`; about a second per dtype."""
     flops_per_s = {dtype: gemm_flops_per_s(device, dtype, budget_s=gemm_budget_s) for dtype in dtypes}
-    return Peaks(flops_per_s, copy_bytes_per_s(device, copy_bytes))
+    link = host_link_bytes_per_s(device) if device == "cuda" else None
+    return Peaks(flops_per_s, copy_bytes_per_s(device, copy_bytes), link)
 
 
 def gemm_flops_per_s(device: str, dtype: str, *, budget_s: float = GEMM_BUDGET_S) -> float:
@@ -82,6 +85,14 @@ def copy_bytes_per_s(device: str, buffer_bytes: int = COPY_BYTES) -> float:
     target = torch.zeros_like(source)
     seconds = _best_s(lambda: target.copy_(source), device, time.perf_counter() + COPY_BUDGET_S)
     return 2.0 * source.numel() * source.element_size() / seconds
+
+
+def host_link_bytes_per_s(device: str, buffer_bytes: int = LINK_BYTES) -> float:
+    """Bytes per second between a GPU and its host's pinned memory, the slower way. A datasheet does not know the slot."""
+    there = torch.ones(buffer_bytes, dtype=torch.uint8, device=device)
+    here = torch.ones(buffer_bytes, dtype=torch.uint8, pin_memory=device == "cuda")
+    ways = [lambda: here.copy_(there, non_blocking=True), lambda: there.copy_(here, non_blocking=True)]
+    return buffer_bytes / max(_best_s(way, device, time.perf_counter() + COPY_BUDGET_S) for way in ways)
 
 
 def _best_s(work: Callable[[], object], device: str, until: float) -> float:
@@ -134,10 +145,12 @@ def kept_peaks(file: Path, dtypes: tuple[str, ...]) -> Peaks | None:
         kept = json.loads(file.read_text(encoding="utf-8"))
         flops_per_s = {dtype: float(kept["peak_flops_per_s"][dtype]) for dtype in dtypes}
         bandwidth = float(kept["bandwidth_bytes_per_s"])
+        link = kept.get("host_link_bytes_per_s")
+        link = None if link is None else float(link)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    figures = [*flops_per_s.values(), bandwidth]
-    return Peaks(flops_per_s, bandwidth) if all(math.isfinite(f) and f > 0 for f in figures) else None
+    figures = [*flops_per_s.values(), bandwidth, *([] if link is None else [link])]
+    return Peaks(flops_per_s, bandwidth, link) if all(math.isfinite(f) and f > 0 for f in figures) else None
 
 
 def keep_peaks(file: Path, peaks: Peaks) -> None:
@@ -145,6 +158,7 @@ def keep_peaks(file: Path, peaks: Peaks) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_suffix(f".{os.getpid()}.tmp")
     content = {"peak_flops_per_s": dict(peaks.flops_per_s), "bandwidth_bytes_per_s": peaks.bandwidth_bytes_per_s,
+               "host_link_bytes_per_s": peaks.host_link_bytes_per_s,
                "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     try:
         draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import platform
-import shutil
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from powertrain.machine import COMPILERS, cpp_compiler
 from powertrain.records import Software
 
 Capability = tuple[int, int]
@@ -35,7 +35,6 @@ PARTS = (
     Part("deepspeed", "deepspeed"), Part("bitsandbytes", "bitsandbytes"), Part("peft", "peft"),
     Part("torchao", "torchao"), Part("gguf", "gguf"), Part("datasets", "datasets"),
 )
-COMPILERS = ("g++", "clang++")
 
 
 def read_software() -> Software:
@@ -84,7 +83,7 @@ def _version(part: Part) -> str:
 
 def _compile_tools() -> list[tuple[str, str | None, str]]:
     """What torch.compile needs on a CPU to build its kernels: (part, where it was found or None, the reason if not)."""
-    compiler = next((path for path in map(shutil.which, COMPILERS) if path is not None), None)
+    compiler = cpp_compiler()
     include = Path(sysconfig.get_path("include"))
     return [
         ("c++ compiler", compiler,

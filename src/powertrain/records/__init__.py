@@ -67,6 +67,8 @@ class Hardware:
     peak_flops_per_s: Mapping[str, float] = field(default_factory=dict)       # measured GEMM, by "fp32", "bf16", "fp16"
     datasheet_flops_per_s: Mapping[str, float] = field(default_factory=dict)  # dense
     bandwidth_bytes_per_s: float | None = None            # measured copy, bytes read + bytes written
+    host_link_bytes_per_s: float | None = None            # measured, of a GPU: its host's pinned memory, the slower way
+    host_free_memory_bytes: int | None = None             # of a GPU's host
     fingerprint: str = ""                    # changes when a measurement made here no longer holds
     sources: Mapping[str, str] = field(default_factory=dict)
     speeds: Mapping[str, Reached] = field(default_factory=dict)  # by kind of work, of the runs that have finished here

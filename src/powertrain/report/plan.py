@@ -158,6 +158,9 @@ def facts_rows(facts: Facts) -> list[tuple[str, str, str]]:
     if hardware.bandwidth_bytes_per_s:
         rows.append(("measured bandwidth", f"{hardware.bandwidth_bytes_per_s / 1e9:.3g} GB/s",
                      hardware.sources.get("bandwidth_bytes_per_s", "")))
+    if hardware.host_link_bytes_per_s:
+        rows.append(("measured copy to and from the host", f"{hardware.host_link_bytes_per_s / 1e9:.3g} GB/s",
+                     hardware.sources.get("host_link_bytes_per_s", "")))
     return rows + list(software_rows(facts.software)) + list(model_rows(facts.model)) + list(data_rows(facts.data))
 
 

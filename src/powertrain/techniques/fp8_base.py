@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from powertrain.cost.precision import FP8_SINCE, fp8_unit, planned_dtype
-from powertrain.cost.stored import eight_bit_saving_bytes, why_not_eight_bit
+from powertrain.cost.stored import eight_bit_saving, why_not_eight_bit
 from powertrain.models.scaled import FP8, TRIED_TOKENS, Coarse, scale_base
 from powertrain.records import Facts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
@@ -46,8 +46,9 @@ class Fp8Base(Technique):
                               f"{FP8_SINCE[0]}.{FP8_SINCE[1]} (Ada) on")
         if (planned := planned_dtype(hardware, recipe.techniques)) != "bf16":
             return cls.refuse(f"its products come out in bf16, and this run computes in {planned}")
-        return cls.refuse(f"{unit}, and {model.matmul_parameters:,} frozen weights would take "
-                          f"{eight_bit_saving_bytes(model) / 2**20:,.0f} MiB less, but they and what they meet are rounded to "
+        weights, saved_bytes = eight_bit_saving(model, "fp8", hardware.device)
+        return cls.refuse(f"{unit}, and {weights:,} frozen weights would take "
+                          f"{saved_bytes / 2**20:,.0f} MiB less, but they and what they meet are rounded to "
                           "3 bits of mantissa, so it is left to a pin", possible=cls())
 
     def apply(self, setup: Setup) -> Setup:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from powertrain.cost.precision import int8_unit
-from powertrain.cost.stored import eight_bit_saving_bytes, why_not_eight_bit
+from powertrain.cost.stored import eight_bit_saving, why_not_eight_bit
 from powertrain.models.scaled import INT8, TRIED_TOKENS, Coarse, scale_base
 from powertrain.records import Facts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
@@ -44,8 +44,8 @@ class Int8Base(Technique):
         if unit is None:
             return cls.refuse(f"{facts.hardware.name} multiplies no int8 numbers that would be known here to be fast "
                               f"(a CPU's VNNI or AMX, or tensor cores from Turing on)")
-        saved_bytes = eight_bit_saving_bytes(model)
-        return cls.refuse(f"{unit}, and {model.matmul_parameters:,} frozen weights would take {saved_bytes / 2**20:,.0f} MiB "
+        weights, saved_bytes = eight_bit_saving(model, "int8", facts.hardware.device)
+        return cls.refuse(f"{unit}, and {weights:,} frozen weights would take {saved_bytes / 2**20:,.0f} MiB "
                           "less, but they and what they meet are rounded to 255 values, so it is left to a pin", possible=cls())
 
     def apply(self, setup: Setup) -> Setup:

@@ -7,13 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from powertrain.cost.memory import peak_memory
+from powertrain.cost.offloading import Link, added_s, hidden_bytes, link_of, sent_bytes
 from powertrain.cost.passes import longest_example
+from powertrain.cost.precision import planned_dtype
 from powertrain.cost.recomputing import made_again_flops
 from powertrain.cost.saving import lightest_that_fits
 from powertrain.cost.work import training_flops
 from powertrain.cost.workload import Workload
 from powertrain.models.fused.saving import KINDS, RECOMPUTABLE, Host, PlainHost, Saving
-from powertrain.records import Effect, Facts, Proposal, Refusal
+from powertrain.records import Effect, Facts, ModelFacts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
@@ -31,8 +33,9 @@ class SavedActivations(Technique):
 
     What a product gave costs its contraction length to make again, per byte; all of a block's cost the same, so the largest
     goes first, and only in as many blocks as it takes. What attention gave is never made again, and the down projection's
-    result is never needed. The same functions run again on the same numbers: in fp32 gradients keep their bits; in bf16 a
-    norm's result is made again from its rounded self.
+    result is never needed. Beside a GPU, what its copies hide behind the computation waits in the host's memory first, which
+    costs nothing; the rest is made again, or waited for, whichever is shorter. The same functions run again on the same
+    numbers: in fp32 gradients keep their bits; in bf16 a norm's result is made again from its rounded self.
     """
 
     inner: str = "recompute"                 # what the MLP's first product gave
@@ -76,16 +79,24 @@ class SavedActivations(Technique):
                 f"{room_bytes / 2**30:.1f} are there"
         if needed_bytes <= room_bytes:
             return cls.refuse(f"{shown}, so nothing has to be made again", possible=cls())
-        light = lightest_that_fits(model, plain, room_bytes, offloads=hardware.device == "cuda")
+        link = link_of(hardware, planned_dtype(hardware, recipe.techniques))
+        if hardware.device == "cuda" and isinstance(link, str):
+            shown += f"; nothing may wait on the host, because {link}"
+        light = lightest_that_fits(model, plain, room_bytes, link if isinstance(link, Link) else None)
         if light is None:
             return cls.refuse(f"{shown}; not even all that blocks written by hand can do without makes it fit, and "
                               "activation_checkpointing keeps less", possible=cls())
         kept: dict[str, Any] = dict.fromkeys(KINDS, "keep") | dict(light.saved)
-        again = made_again_flops(model, tokens, light.saved, light.saved_blocks) / training_flops(model, [tokens])
-        return Proposal(cls(**kept, blocks=light.saved_blocks),
-                        because=f"{shown}; {' and '.join(light.saved)} of {light.saved_blocks} blocks are enough",
-                        claim=Effect((1.0, 1 + 1.2 * again), sum(peak_memory(model, light).values()) - needed_bytes,
-                                     basis="formula: the products that are made again; copies beside the computation are free"))
+        longer = made_again_flops(model, tokens, light.saved, light.saved_blocks) / training_flops(model, [tokens])
+        done = f"{' and '.join(light.saved)} of {light.saved_blocks} blocks are enough"
+        if isinstance(link, Link):
+            longer = (added_s(model, light.saved, tokens, link) * light.saved_blocks * link.flops_per_s
+                      / training_flops(model, [tokens]))
+            done = f"{_in_words(model, light, tokens, link)}, in {light.saved_blocks} blocks"
+        return Proposal(cls(**kept, blocks=light.saved_blocks), because=f"{shown}; {done}",
+                        claim=Effect((1.0, 1 + 1.2 * longer), sum(peak_memory(model, light).values()) - needed_bytes,
+                                     basis="formula: the products that are made again, and copies that the computation does "
+                                           "not hide"))
 
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, saved=self.actions, saved_blocks=self.blocks)
@@ -127,6 +138,18 @@ class SavedActivations(Technique):
         is_compiled = isinstance(block.functions.leave, CompiledPart)
         change: Callable[[Any], Any] = CompiledPart if is_compiled else lambda function: function
         return Saving.of(self.actions, host, Parts(block.weights.block.config), change)
+
+
+def _in_words(model: ModelFacts, light: Workload, tokens: int, link: Link) -> str:
+    """What is done with which kinds, and why it pays."""
+    again, out = ([kind for kind, action in light.saved.items() if action == wanted] for wanted in ("recompute", "offload"))
+    words = [f"{' and '.join(again)} made again"] if again else []
+    if out:
+        sent, hidden = sent_bytes(model, light.saved, tokens, link), hidden_bytes(model, tokens, link)
+        hides = "all of it hides" if sent <= hidden else f"{hidden / sent:.0%} of it hides"
+        words.append(f"{' and '.join(out)} wait on the host: {sent / 2**20:,.0f} MiB a block at "
+                     f"{link.bytes_per_s / 1e9:.3g} GB/s, {hides} behind the block's computation")
+    return "; ".join(words)
 
 
 def _host_of(setup: Setup) -> Host:

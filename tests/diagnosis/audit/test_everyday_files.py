@@ -96,6 +96,20 @@ def test_a_loop_over_steps_is_not_taken_for_epochs(tmp_path: Path) -> None:
     assert subject(text, tmp_path).value("training.num_train_epochs") is None
 
 
+TRAINED, STEPPED = "model(batch()).backward()\n", "optimizer.step()\n"
+
+
+@pytest.mark.parametrize(("loop", "steps"), [
+    (f"for step in range(STEPS):\n    {TRAINED}    {STEPPED}", 1000),
+    (f"for step in range(STEPS):\n    for micro in range(4):\n        {TRAINED}    {STEPPED}", 1000),
+    (f"for step in range(STEPS):\n    {TRAINED}    if step % 4 == 0:\n        {STEPPED}", None),
+    (f"for epoch in range(3):\n    for step in range(STEPS):\n        {TRAINED}        {STEPPED}", None),
+    (f"for epoch in range(STEPS):\n    for batch in loader:\n        {TRAINED}        {STEPPED}", None)])
+def test_the_steps_of_a_loop_that_draws_its_batches_are_read(loop: str, steps: int | None, tmp_path: Path) -> None:
+    text = f"import torch\nSTEPS = 1000\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n{loop}"
+    assert subject(text, tmp_path).value("training.max_steps") == steps
+
+
 def test_a_trainer_s_epochs_are_its_own(tmp_path: Path) -> None:
     text = everyday("trainer.py") + "\nfor trial in range(7):\n    for batch in loader:\n        model(batch).backward()\n"
     assert subject(text, tmp_path).value("training.num_train_epochs") == 3

@@ -24,6 +24,7 @@ from powertrain.data.examples.work import TOLD, Work
 from powertrain.data.examples.writer import PartWriter, Progress, Say
 from powertrain.data.rows.files import readable
 from powertrain.data.rows.stretches import Stretch
+from powertrain.machine import usable_cpus
 
 STRETCH_BYTES = 1 << 19
 EACH_BYTES = 4 << 20         # of a source for each further process: less is done before it has started
@@ -40,11 +41,7 @@ def further_processes(files: Sequence[Path]) -> int:
         with readable(path):
             size_bytes += path.stat().st_size
     able = os.name == "posix" and bool(sys.executable)
-    return min(_cores() - 1, size_bytes // EACH_BYTES, MOST_FURTHER) if able else 0
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(usable_cpus() - 1, size_bytes // EACH_BYTES, MOST_FURTHER) if able else 0
 
 
 def write_together(folder: Path, source: str, stretches: Iterable[Stretch], work: Work, said: str, further: int,

@@ -1,4 +1,4 @@
-"""What a script's own loop says of its training: how many epochs it goes through its data."""
+"""What a script's own loop says of its training: how many epochs it goes through its data, or how many steps it takes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from powertrain.diagnosis.audit.following import Followed
 from powertrain.diagnosis.audit.reading_calls import trained_with
 from powertrain.diagnosis.audit.script import Loop
-from powertrain.diagnosis.audit.steps import outermost
+from powertrain.diagnosis.audit.steps import Step, outermost
 from powertrain.diagnosis.audit.subject import Setting
 from powertrain.diagnosis.audit.values import Made, Unread
 
@@ -17,17 +17,23 @@ COUNTING = ("range", "trange")               # `for epoch in range(3)`, `in tran
 
 
 def settings_of_loops(followed: Followed) -> Iterator[tuple[str, Setting]]:
-    """The epochs of the loop around the one over batches, unless a Trainer counts them."""
+    """The epochs of the loop around the one over batches, or the steps of one that draws them, unless a Trainer counts them."""
     if trained_with(followed) is not None:
         return
     for loop in followed.script.training_loops:
-        around = outermost(followed.script, loop)
-        if around is loop or counting(loop, followed) is not None:
-            continue                         # steps are counted, and batches are drawn by hand
+        around, own = outermost(followed.script, loop), counting(loop, followed)
         counted = counting(around, followed)
-        if counted is not None:
-            yield "training.num_train_epochs", Setting(times(counted), followed.script.place(counted.node),
-                                                       followed.script.words(counted.node))
+        if counted is None:
+            continue
+        if own is None:
+            yield "training.num_train_epochs", _setting(counted, followed)
+        # batches are drawn by hand; the optimizer steps once a round, if it does not do so in the loop inside or now and then
+        elif any(call.every_step for call in Step(followed.script, around).optimizer_steps):
+            yield "training.max_steps", _setting(counted, followed)
+
+
+def _setting(counted: Made, followed: Followed) -> Setting:
+    return Setting(times(counted), followed.script.place(counted.node), followed.script.words(counted.node))
 
 
 def counting(loop: Loop, followed: Followed) -> Made | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from powertrain.machine import compilers_at_once
 from powertrain.models.fused.library import Call, Job, Loaded, describe, job_for, load, make
 from powertrain.models.fused.values import EnterWeights, LeaveWeights
 
@@ -84,7 +84,7 @@ def settle(functions: Iterable[Any], *, ahead: bool) -> bool:
     parts = [part for part in functions if isinstance(part, StoredPart)]
     jobs = [job for part in parts for job in part.wanted.values()]
     if jobs and ahead:
-        make(jobs, processes=min(len(jobs), os.cpu_count() or 1))
+        make(jobs, processes=min(len(jobs), compilers_at_once()))
     for part in parts:
         part.kept.update({call: load(job.path) for call, job in part.wanted.items() if ahead})
         part.wanted.clear()

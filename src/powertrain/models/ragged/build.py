@@ -7,15 +7,15 @@ import functools
 import hashlib
 import os
 import platform
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
 import torch
 
+from powertrain.machine import COMPILERS, cpp_compiler
+
 SOURCE = Path(__file__).with_name("kernel.cpp")
-COMPILERS = ("g++", "clang++")
 X86 = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
 FLAGS = ("-std=c++20", "-O3", "-march=native", *X86, "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 CPU = Path("/proc/cpuinfo")
@@ -57,7 +57,7 @@ def _library() -> Path:
 
 
 def _compile(path: Path) -> None:
-    compiler = next((found for found in map(shutil.which, COMPILERS) if found is not None), None)
+    compiler = cpp_compiler()
     if compiler is None:
         raise CannotBuild(f"none of {', '.join(COMPILERS)} is on the PATH")
     try:

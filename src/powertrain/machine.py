@@ -1,0 +1,143 @@
+"""The machine as this process may use it: cores and memory within control groups and affinity, and a compiler.
+
+A container often sees the whole machine in /proc while its control group grants a part of it; threads and memory
+beyond that part are throttled or killed, so the smaller number counts. Loads no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+COMPILERS = ("g++", "clang++")               # of C++, the first that is there
+COMPILER_BYTES = 1 << 30                     # of a process that compiles ahead, with its compiler: 0.8 GiB were seen
+
+
+# ------------------------------------------------------------------------------------------------ cores
+
+
+def usable_cores() -> tuple[int, str]:
+    """Physical cores that this process may keep busy, and what limits them: for kernels, whose threads share a core's units."""
+    counted = {"psutil, physical cores": psutil.cpu_count(logical=False) or psutil.cpu_count() or 1}
+    if hasattr(os, "sched_getaffinity"):
+        counted["CPU affinity of this process"] = physical_cores(os.sched_getaffinity(0))
+    return _least(counted)
+
+
+def usable_cpus() -> int:
+    """Logical CPUs that this process may keep busy: for processes, of which a core runs two better than one."""
+    able = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
+    return _least({"CPU affinity of this process": able})[0]
+
+
+def _least(counted: dict[str, int]) -> tuple[int, str]:
+    """The least of the counts and of the quota, and which it is."""
+    quota = cpu_quota(group_folders("cpu"))
+    if quota is not None:
+        counted["CPU quota of the control group"] = max(1, int(quota))
+    source = min(counted, key=lambda name: counted[name])
+    return counted[source], source
+
+
+def physical_cores(cpus: Iterable[int], topology: Path = Path("/sys/devices/system/cpu")) -> int:
+    """How many physical cores the logical `cpus` lie on. A CPU without known siblings counts as a core."""
+    cores = set()
+    for cpu in cpus:
+        siblings = topology / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+        cores.add(siblings.read_text().strip() if siblings.exists() else f"cpu{cpu}")
+    return len(cores)
+
+
+def cpu_quota(folders: Iterable[Path]) -> float | None:
+    """The smallest CPU quota, in CPUs, that the control groups in `folders` set; None where none is set."""
+    quotas = []
+    for folder in folders:
+        quota, period = (_text(folder / "cpu.max") or "max 100000").split()            # version 2
+        if quota == "max":                                                             # or version 1
+            quota = _text(folder / "cpu.cfs_quota_us") or "-1"
+            period = _text(folder / "cpu.cfs_period_us") or "100000"
+        if int(quota) > 0:
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+# ------------------------------------------------------------------------------------------------ memory
+
+
+def usable_memory() -> tuple[int, int, str]:
+    """Bytes of main memory that this process may have, those that are free now, and what limits them."""
+    machine = psutil.virtual_memory()
+    limit, free = memory_limit(group_folders("memory"))
+    if limit is None or limit >= machine.total:
+        return int(machine.total), int(machine.available), "psutil, of the machine"
+    return limit, min(int(machine.available), free or 0), "memory limit of the control group"
+
+
+def memory_limit(folders: Iterable[Path]) -> tuple[int | None, int | None]:
+    """The smallest memory limit of the control groups in `folders` and the least that is free under one, in bytes.
+
+    File cache that can be dropped (inactive_file) counts as free. None where no limit is set.
+    """
+    limits, free = [], []
+    for folder in folders:
+        limit = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes") or "max"
+        used = _text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes") or "0"
+        if limit == "max":
+            continue
+        statistics = dict(line.split()[:2] for line in (_text(folder / "memory.stat") or "").splitlines())
+        limits.append(int(limit))
+        free.append(max(0, int(limit) - int(used) + int(statistics.get("inactive_file", 0))))
+    return min(limits, default=None), min(free, default=None)
+
+
+# ------------------------------------------------------------------------------------------------ control groups
+
+
+def group_folders(controller: str, mount: Path = CONTROL_GROUPS, membership: str | None = None) -> list[Path]:
+    """The folders of this process's control group for `controller`, up to the mount: each may set a limit.
+
+    `membership` is the text of /proc/self/cgroup. Inside a container the path in it may not exist under the mount;
+    then the mount itself is the group.
+    """
+    if membership is None:
+        membership = _text(Path("/proc/self/cgroup")) or ""
+    folders: list[Path] = []
+    for line in membership.splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:                                          # version 2
+            folders += _up_to_mount(mount, path) + _up_to_mount(mount / "unified", path)
+        elif controller in controllers.split(","):                                     # version 1
+            folders += _up_to_mount(mount / controllers, path) + _up_to_mount(mount / controller, path)
+    return list(dict.fromkeys(folder for folder in folders if folder.is_dir()))
+
+
+def _up_to_mount(mount: Path, path: str) -> list[Path]:
+    parts = Path(path.lstrip("/")).parts
+    return [mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _text(path: Path) -> str | None:
+    """The text of a file, or None where it is absent or this process may not read it."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+# ------------------------------------------------------------------------------------------------ compilers
+
+
+def cpp_compiler() -> str | None:
+    """Where the first of COMPILERS is that is on the PATH."""
+    return next((found for found in map(shutil.which, COMPILERS) if found is not None), None)
+
+
+def compilers_at_once() -> int:
+    """How many processes may compile at the same time: one a CPU, as far as half of the free memory has room for them."""
+    _, free_bytes, _ = usable_memory()
+    return max(1, min(usable_cpus(), free_bytes // 2 // COMPILER_BYTES))
