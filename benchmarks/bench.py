@@ -133,6 +133,7 @@ def run_case(case: Case, materials: Materials, python: Path, options: argparse.N
                             "products_share": products_share(facts, runs[1]), "profile": dict(profile.classes)},
                   **studies.describe(facts))
     studies.save(folder, study, facts)
+    print(f"{case.name}: " + shown(study.findings))
     print(f"{case.name}: " + "; ".join(f"{found.speed.median:.2f} times {peer.name} ({found.speed.low:.2f} to "
                                        f"{found.speed.high:.2f})" for found, peer in zip(comparisons[1:], peers, strict=True)
                                        if found.speed is not None) + f" ({folder})")
@@ -151,6 +152,16 @@ def apart(theirs: ArmRun, ours: ArmRun) -> Mapping[str, Any]:
     found = [b - a for a, b in zip(theirs.losses[:steps], ours.losses[:steps], strict=True)]
     return {"peer": theirs.arm, "steps": steps, "first": found[0], "mean": statistics.mean(found),
             "mean_absolute": statistics.mean(map(abs, found)), "largest": max(map(abs, found))}
+
+
+def shown(findings: Mapping[str, Any]) -> str:
+    """The share of the products' limit, where a step's time goes, and how far apart the losses are."""
+    classes = findings["profile"]
+    parts = ", ".join(f"{name} {seconds / sum(classes.values()):.0%}" for name, seconds in
+                      sorted(classes.items(), key=lambda item: -item[1]) if seconds >= 0.01 * sum(classes.values()))
+    losses = "; ".join(f"losses {one['mean_absolute']:.1e} from those of {one['peer']} over {one['steps']} steps, "
+                       f"{one['largest']:.1e} at most" for one in findings["losses"])
+    return f"{findings['products_share']:.0%} of the measured products; time: {parts}; {losses}"
 
 
 def products_share(facts: Facts, run: ArmRun) -> float:

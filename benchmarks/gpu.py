@@ -1,6 +1,6 @@
 """What this GPU can do and how much of it training gets: `make bench-gpu`, a few minutes, one table.
 
-    python benchmarks/gpu.py [--models 0.6B 1.7B 4B 8B] [--minutes 1] [--study NAME] [--tiny]
+    python benchmarks/gpu.py [--models 0.6B 1.7B 4B 8B] [--minutes 1] [--no-ladder] [--study NAME] [--tiny]
 
 First the limits: matrix products and attention kernels. Then LoRA (r 16 on all linears) on random weights of Qwen3's
 shapes, 16,384 tokens a step in rows of 2,048 (batch 2 x 4), for transformers + peft eager and compiled, and for Powertrain
@@ -29,10 +29,12 @@ from peer import Peer
 
 from powertrain.cli.surroundings import cache_folder, say
 from powertrain.cost.work import step_work
+from powertrain.data.order import step_examples
 from powertrain.evidence import studies
 from powertrain.evidence.arms import ArmProcess
 from powertrain.evidence.clock import CannotRun, Pace, Track, interleave
 from powertrain.evidence.worker import Order
+from powertrain.recipe import Recipe
 from powertrain.records import Facts
 from powertrain.records.evidence import Arm, ArmRun, Comparison, Study
 
@@ -61,7 +63,7 @@ TARGETS = {"0.6B": 110_000, "1.7B": 58_000, "4B": 29_000, "8B": 17_500}      # t
 LADDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("bf16", ("bf16",)), ("+ frozen base", ("frozen_base",)), ("+ fused AdamW", ("fused_adamw",)),
     ("+ attention kernel", ("attention_kernel",)), ("+ chunked loss", ("chunked_cross_entropy",)),
-    ("+ fused blocks", ("fused_blocks",)), ("the plan", ()))
+    ("the plan", ("fused_blocks",)))
 
 
 def main() -> None:
@@ -78,10 +80,11 @@ def main() -> None:
     comparisons: list[Comparison] = []
     for name, shape in (TINY if options.tiny else {name: SHAPES[name] for name in options.models}).items():
         with tempfile.TemporaryDirectory(prefix="powertrain-gpu-") as scratch:
-            found, facts = model_rows(name, shape, Path(scratch), device, options, runs, comparisons)
-            rows += found
+            found, of_this = model_rows(name, shape, Path(scratch), device, options, runs, comparisons)
+            rows, facts = rows + found, of_this or facts
             print(table(rows), flush=True)
-    assert facts is not None
+    if facts is None:
+        raise SystemExit("no arm could run, so there is nothing to store")
     studies.save(folder, Study(
         name=folder.name, kind="gpu", what="LoRA at Qwen3 shapes on one GPU", runs=tuple(runs), comparisons=tuple(comparisons),
         findings={"limits": limits, "rows": rows}, seconds=time.monotonic() - began, **studies.describe(facts)), facts)
@@ -92,7 +95,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--minutes", type=float, default=1.0, help="for each comparison, at most")
-    parser.add_argument("--ladder", action="store_true", help="measure every rung, not only the plan")
+    parser.add_argument("--no-ladder", action="store_true", help="measure the plan only, and not what leads to it")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--study", help="folder in studies/")
     return parser.parse_args()
@@ -116,12 +119,12 @@ def attention(device: str, *, tiny: bool) -> Iterator[tuple[str, float | str]]:
     heads, width, tokens = (2, 32, 256) if tiny else (32, 128, 16384)
     for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH):
         for length in (128,) if tiny else (2048, 8192):
-            q, k, v = (torch.randn(tokens // length, heads, length, width, device=device, dtype=torch.bfloat16,
-                                   requires_grad=True) for _ in range(3))
+            q, k, v, dy = (torch.randn(tokens // length, heads, length, width, device=device, dtype=torch.bfloat16,
+                                       requires_grad=True) for _ in range(4))
 
-            def run(q: torch.Tensor = q, k: torch.Tensor = k, v: torch.Tensor = v) -> None:
+            def run(q: torch.Tensor = q, k: torch.Tensor = k, v: torch.Tensor = v, dy: torch.Tensor = dy) -> None:
                 out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-                torch.autograd.grad(out.sum(), (q, k, v))
+                torch.autograd.grad(out, (q, k, v), dy)
 
             name, flops = f"{backend.name.lower()} {length}", 3 * 2 * tokens * length * heads * width
             try:
@@ -147,8 +150,8 @@ def median_s(run: Callable[[], Any], device: str, times: int = 20) -> float:
 
 
 def model_rows(name: str, shape: Shape, scratch: Path, device: str, options: argparse.Namespace, runs: list[ArmRun],
-               comparisons: list[Comparison]) -> tuple[list[dict[str, Any]], Facts]:
-    """One row of the table for each arm."""
+               comparisons: list[Comparison]) -> tuple[list[dict[str, Any]], Facts | None]:
+    """One row of the table for each arm that can run; None where none of ours can."""
     say(f"Qwen3 {name}: random weights")
     model, data, packed = write_model(shape, scratch, device), scratch / "rows.jsonl", scratch / "rows.npy"
     row = 64 if options.tiny else ROW
@@ -159,7 +162,7 @@ def model_rows(name: str, shape: Shape, scratch: Path, device: str, options: arg
     pace = Pace(pairs=5, most_pairs=8, warm_up_s=20.0)
     found: list[dict[str, Any]] = []
     order = {}
-    for rung, off in rungs(every=options.ladder):
+    for rung, off in rungs(every=not options.no_ladder):
         arm = Arm(f"powertrain, {rung}", (*words, *(f"techniques.{technique}=off" for technique in off)))
         order[rung] = Order(arm, str(cache_folder()), str(scratch), tempfile.mkdtemp(dir=scratch))
     facts: Facts | None = None
@@ -183,15 +186,18 @@ def model_rows(name: str, shape: Shape, scratch: Path, device: str, options: arg
         if not any(one["arm"] == b.arm for one in found):
             found.append(figures(name, b, facts, row) | {"predicted": needed})
     for rung in [rung for rung in order if rung != "the plan"]:
-        with ArmProcess(order[rung]) as process:
-            track = Track(process)
-            facts = process.ready.facts
-            track.first_step()
-            track.take(2)
-            track.windows += [track.take(2) for _ in range(5)]
-            found.append(figures(name, track.run(), facts, row) | {"predicted": process.ready.needed_bytes})
+        try:
+            with ArmProcess(order[rung]) as process:
+                track = Track(process)
+                facts = process.ready.facts
+                track.first_step()
+                track.warm_up.append(track.take(2))
+                track.windows += [track.take(2) for _ in range(5)]
+                runs.append(track.run())
+                found.append(figures(name, runs[-1], facts, row) | {"predicted": process.ready.needed_bytes})
+        except CannotRun as error:
+            say(f"{rung}: {error}")
     shutil.rmtree(model)
-    assert facts is not None
     return found, facts
 
 
@@ -231,16 +237,20 @@ def write_model(shape: Shape, scratch: Path, device: str) -> Path:
     del model
     if device == "cuda":
         torch.cuda.empty_cache()
-    words = Tokenizer(models.WordLevel({str(i): i for i in range(shape.vocabulary)}, unk_token="0"))
+    # a special token is found inside of any word that has its letters, so none of them is a number
+    special = {"unk_token": "<unknown>", "eos_token": "<end>", "pad_token": "<padding>"}
+    names = [*special.values(), *map(str, range(len(special), shape.vocabulary))]
+    words = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token=special["unk_token"]))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="1", pad_token="2").save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(folder)
     return folder
 
 
 def write_rows(shape: Shape, row: int, data: Path, packed: Path) -> None:
-    """The same random rows as text for us and as numbers for the peers."""
+    """The same random rows as text for us and, in the order in which we read them, as numbers for the peers."""
     rows = np.random.default_rng(0).integers(3, min(shape.vocabulary, 20_000), (STEPS * ROWS, row))
-    np.save(packed, rows.astype(np.int32))
+    ours = [int(i) for step in range(STEPS) for i in step_examples(Recipe().seed, step, ROWS, len(rows))]
+    np.save(packed, rows[ours].astype(np.int32))
     data.write_text("".join(json.dumps({"text": " ".join(map(str, numbers))}) + "\n" for numbers in rows), encoding="utf-8")
 
 

@@ -36,7 +36,7 @@ def main() -> None:
         total = torch.zeros((), device=device)
         for batch in itertools.islice(batches, options["accumulation"]):
             tokens = batch.to(device)
-            loss = run(input_ids=tokens, labels=tokens).loss / options["accumulation"]
+            loss = run(input_ids=tokens, labels=tokens, use_cache=False).loss / options["accumulation"]
             loss.backward()
             total += loss.detach()
             steps.count(trained=tokens.numel() - len(tokens), real=tokens.numel(), padding=0)
