@@ -188,9 +188,9 @@ def status(name):
     return int(line.split()[1]) * 1024
 
 tiny, *cases = json.loads(sys.argv[1])
-load_folder(Path(tiny))                              # what loading itself takes: code, caches
 for folder, dtype in cases:
     if os.fork() == 0:                               # each in a process that has loaded nothing else
+        load_folder(Path(tiny))                      # what loading itself takes: code, caches
         Path("/proc/self/clear_refs").write_text("5")        # the peak starts anew
         before = status("VmRSS")
         model = load_folder(Path(folder), dtype=dtype and getattr(torch, dtype))
