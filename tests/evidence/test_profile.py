@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from driver import TINY
+from powertrain.evidence import worker
 from powertrain.evidence.profile import CLASSES, Profile, bound, from_shares, profile_steps
 from powertrain.models.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention
-from powertrain.records.evidence import Window
+from powertrain.records.evidence import Arm, Window
 from powertrain.training.loop import new_state
 from powertrain.training.setup import Setup
 
@@ -43,6 +49,28 @@ def test_what_the_head_and_its_gradient_cost_belongs_to_the_loss(make_setup: Mak
     setup = make_setup(vocabulary=20_000, layers=1)
     found = [profile_steps(setup, new_state(setup, 0.1), 0, 1, 1.0, compiled=False) for _ in range(3)]
     assert min(one["loss"] for one in found) > 2 * min(one["products"] for one in found)
+
+
+def test_what_is_profiled_was_compiled_by_the_process_itself(source: Path, cache: Path, tmp_path: Path,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products that a library makes are none to torch's profiler, and would be counted as elementwise."""
+    profiled: list[Path | None] = []
+
+    def watched(setup: Setup, *arguments: Any, **named: Any) -> Mapping[str, float]:
+        profiled.append(setup.code)
+        return profile_steps(setup, *arguments, **named)
+
+    monkeypatch.setattr(worker, "profile_steps", watched)
+    words = (f"data={source}", *TINY, "model.dropout=0", "techniques.fused_blocks=on")
+    runner = worker.Runner(worker.Order(Arm("by hand", words), str(cache), str(tmp_path), str(tmp_path)))
+    assert "fused_blocks" in runner.ready.techniques
+    assert runner.setup.code is not None
+    found = runner.profile(1)
+    assert profiled == [None]
+    assert found.classes["products"] > 0
+    assert sum(found.classes.values()) == pytest.approx(found.step_s)
+    torch._dynamo.reset()
+    gc.unfreeze()
 
 
 def test_the_seconds_of_the_classes_sum_to_the_step() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from powertrain.models.config import FAMILIES
 from powertrain.planner import make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Refusal, WrongUse
@@ -22,7 +23,6 @@ CASES = Path(__file__).with_name("triton_cases.py")
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None,
                                   reason="Triton is not installed, whose interpreter runs the kernels: pip install triton")
 KERNELS = ("normalise", "join", "normalise_back", "swiglu", "swiglu_back", "turn", "turn_back")
-FAMILIES = ("llama", "qwen3", "gemma", "gpt2", "gpt_neox")
 PINNED = Recipe.model_validate({"max_steps": 100, "techniques": {"fused_blocks": {"kernels": "triton"}}})
 
 
@@ -52,9 +52,10 @@ def test_a_kernel_rounds_once_in_bf16(differences: Mapping[str, float], kernel: 
 
 
 @needs_triton
+@pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_blocks_of_a_family_have_the_same_gradients(differences: Mapping[str, float], family: str) -> None:
-    assert differences[f"blocks of {family}"] < 1e-5
+def test_blocks_of_a_family_have_the_same_gradients(differences: Mapping[str, float], family: str, method: str) -> None:
+    assert differences[f"blocks of {family}, {method}"] < 1e-5
 
 
 def test_a_pin_on_triton_is_refused_where_it_cannot_run(facts: Facts) -> None:

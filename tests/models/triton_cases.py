@@ -11,8 +11,9 @@ import sys
 import torch
 from torch import Tensor
 
+from powertrain.models.adapters import AdapterConfig, add_adapters
 from powertrain.models.attention import math_attention
-from powertrain.models.config import make_config
+from powertrain.models.config import FAMILIES, make_config
 from powertrain.models.decoder import Block, Decoder
 from powertrain.models.fused.block import Functions, HandWritten
 from powertrain.models.fused.parts import Parts
@@ -65,7 +66,7 @@ def kernels(rows: int, dtype: torch.dtype) -> dict[str, float]:
     }
 
 
-def blocks(family: str) -> float:
+def blocks(family: str, method: str) -> float:
     """The gradients of a whole model in fp32, each kind of block, beside the plain parts'."""
     torch.manual_seed(0)
     heads = {} if family in ("gpt2", "gpt_neox") else {"kv_heads": 1}
@@ -73,6 +74,11 @@ def blocks(family: str) -> float:
     for parameter in model.parameters():                     # norms at identity would hide what is left out of them
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, 1.0, 0.3)
+    if method == "lora":
+        add_adapters(model, AdapterConfig(r=4))
+        for name, parameter in model.named_parameters():
+            if name.endswith(".B"):
+                torch.nn.init.normal_(parameter, std=0.1)
     lengths = (5, 1, 17)
     tokens = torch.randint(0, 50, (23,))
     batch = Batch(tokens, tokens, torch.cat([torch.arange(length) for length in lengths]), lengths, 23)
@@ -90,7 +96,7 @@ def main() -> None:
     torch.manual_seed(0)
     found = {f"{name} {rows} {kind}": value for kind, dtype in DTYPES.items() for rows in ROWS
              for name, value in kernels(rows, dtype).items()}
-    found |= {f"blocks of {family}": blocks(family) for family in ("llama", "qwen3", "gemma", "gpt2", "gpt_neox")}
+    found |= {f"blocks of {family}, {method}": blocks(family, method) for family in FAMILIES for method in ("full", "lora")}
     json.dump(found, sys.stdout)
 
 

@@ -13,10 +13,14 @@ from powertrain.data.example import Example
 from powertrain.facts.model import model_facts
 from powertrain.models.adapters import AdapterConfig, add_adapters
 from powertrain.models.config import make_config
-from powertrain.models.decoder import Decoder
+from powertrain.models.decoder import Block, Decoder
+from powertrain.models.fused.block import Functions, HandWritten
+from powertrain.models.fused.parts import Parts
+from powertrain.models.fused.weights import Weights
 from powertrain.models.quantised import quantise_base
 from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, Facts
+from powertrain.techniques.fused_blocks import ByHand
 from powertrain.training.setup import Precision, Setup, plain_adamw, plain_setup
 
 MakeSetup = Callable[..., Setup]
@@ -79,3 +83,15 @@ def ragged_facts(facts: Facts, adapters: AdapterConfig | None, **model: object) 
 
 def in_passes_of_4(adapters: AdapterConfig, **model: object) -> Setup:
     return replace(make_ragged(adapters, **model), micro_batch=4)  # type: ignore[arg-type]
+
+
+def run_by_hand(setup: Setup) -> Setup:
+    """With blocks written by hand, as the technique has them but for the compiler."""
+    assert isinstance(setup.model, Decoder)
+    functions = Functions.of(Parts(setup.model.config))
+    blocks = tuple(HandWritten(Weights(block), functions) for block in setup.model.blocks if isinstance(block, Block))
+    return replace(setup, run_block=ByHand(blocks))
+
+
+def lora_by_hand() -> Setup:
+    return run_by_hand(make_ragged(LORA))

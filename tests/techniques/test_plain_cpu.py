@@ -5,23 +5,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from kinds_of_runs import LORA, make_ragged, ragged_facts
 
-from powertrain.models.adapters import AdapterConfig
 from powertrain.planner import make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Plan, Refusal
+from powertrain.report.plan import plan_rows
 from powertrain.techniques import CATALOGUE
 from powertrain.techniques.bf16 import Bf16
 from powertrain.training.evaluation import evaluate
 from powertrain.training.loop import apply_plan, new_state, train
 from powertrain.training.schedule import Schedule
+from powertrain.training.setup import Setup
 
 # as /proc/cpuinfo would list them, from the richest to none that is known
 CPUS = {
@@ -42,15 +44,32 @@ def restored_process() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def on(cpu: str, facts: Facts, adapters: AdapterConfig | None = LORA) -> Facts:
+@dataclass(frozen=True)
+class Kind:
+    """A kind of run: its facts but for the machine's, and what makes its setup."""
+
+    facts: Facts
+    make_setup: Callable[[], Setup]
+
+
+KINDS = ("lora", "full", "pre-training")
+
+
+@pytest.fixture
+def kinds(facts: Facts, make_setup: Callable[..., Setup]) -> Mapping[str, Kind]:
+    return {"lora": Kind(ragged_facts(facts, LORA), partial(make_ragged, LORA)),
+            "full": Kind(ragged_facts(facts, None), partial(make_ragged, None)), "pre-training": Kind(facts, make_setup)}
+
+
+def on(cpu: str, kind: Kind) -> Facts:
     peaks = {"fp32": 1.6e11, "bf16": 3e11} if "avx512_bf16" in CPUS[cpu] else EMULATED
-    hardware = replace(facts.hardware, name="a CPU", device="cpu", cores=1, instructions=CPUS[cpu], compute_capability=None,
-                       peak_flops_per_s=peaks, bandwidth_bytes_per_s=2e10)
-    return replace(ragged_facts(facts, adapters), hardware=hardware)
+    hardware = replace(kind.facts.hardware, name="a CPU", device="cpu", cores=1, instructions=CPUS[cpu],
+                       compute_capability=None, peak_flops_per_s=peaks, bandwidth_bytes_per_s=2e10)
+    return replace(kind.facts, hardware=hardware)
 
 
-def trained(plan: Plan, adapters: AdapterConfig | None) -> list[float]:
-    setup = apply_plan(make_ragged(adapters), plan)
+def trained(plan: Plan, kind: Kind) -> list[float]:
+    setup = apply_plan(kind.make_setup(), plan)
     losses = [float(step.loss) for step in train(setup, new_state(setup, 0.1), Schedule("constant", 1e-2, 4), 1.0)]
     return [*losses, evaluate(setup, [setup.examples[i] for i in range(5)], tokens_per_byte=None).loss]
 
@@ -60,18 +79,20 @@ def refusal_of(name: str, plan: Plan) -> Refusal:
 
 
 @pytest.mark.parametrize("cpu", CPUS)
-@pytest.mark.parametrize("adapters", [LORA, None], ids=["lora", "full"])
-def test_the_plan_of_any_cpu_trains_the_same(facts: Facts, cpu: str, adapters: AdapterConfig | None) -> None:
-    plan = make_plan(on(cpu, facts, adapters), Recipe(), 100)
+@pytest.mark.parametrize("name", KINDS)
+def test_the_plan_of_any_cpu_trains_the_same(kinds: Mapping[str, Kind], cpu: str, name: str) -> None:
+    plan = make_plan(on(cpu, kinds[name]), Recipe(), 100)
     assert plan.estimate is not None
     tolerance = 1e-2 if "bf16" in [step.technique.name for step in plan.steps] else 1e-4
-    assert trained(plan, adapters) == pytest.approx(trained(Plan((), ()), adapters), rel=tolerance)
+    assert trained(plan, kinds[name]) == pytest.approx(trained(Plan((), ()), kinds[name]), rel=tolerance)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [technique.name for technique in CATALOGUE if technique.name not in NEVER_ON_A_CPU])
-def test_every_technique_that_a_cpu_may_have_trains_without_any_instruction(facts: Facts, name: str) -> None:
+def test_every_technique_that_a_cpu_may_have_trains_without_any_instruction(kinds: Mapping[str, Kind], name: str,
+                                                                            kind: str) -> None:
     """Asked for by name; what cannot be is refused with its reason, and not begun."""
-    there = on("nothing known", facts)
+    there = on("nothing known", kinds[kind])
     technique = next(technique for technique in CATALOGUE if technique.name == name)
     answer = technique.propose(there, Recipe())
     if isinstance(answer, Refusal) and answer.possible is None:
@@ -81,29 +102,42 @@ def test_every_technique_that_a_cpu_may_have_trains_without_any_instruction(fact
     plan = make_plan(there, pinned, 100)
     assert name in [step.technique.name for step in plan.steps]
     rounding = 1e-2 if name == "bf16" else 1e-4
-    assert trained(plan, LORA) == pytest.approx(trained(Plan((), ()), LORA), rel=rounding)
+    assert trained(plan, kinds[kind]) == pytest.approx(trained(Plan((), ()), kinds[kind]), rel=rounding)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cpu", ["no bf16", "no avx512", "nothing known"])
-def test_the_plan_says_what_is_lost_without_bf16(facts: Facts, cpu: str) -> None:
-    plan = make_plan(on(cpu, facts), Recipe(), 100)
+def test_the_plan_says_what_is_lost_without_bf16(kinds: Mapping[str, Kind], cpu: str, kind: str) -> None:
+    there = on(cpu, kinds[kind])
+    plan = make_plan(there, Recipe(), 100)
     because = refusal_of("bf16", plan).because
     assert "a CPU has none of amx_bf16" in because
     assert "measured at 0.12 times fp32's speed" in because
     assert "twice the bytes" in because
+    assert ("off", "bf16", because) in plan_rows(plan)       # what `powertrain plan` prints
     assert plan.estimate is not None
     assert plan.estimate.dtype == "fp32"
-    unmeasured = Bf16.propose(replace(on(cpu, facts), hardware=replace(on(cpu, facts).hardware, peak_flops_per_s={})), Recipe())
+    unmeasured = Bf16.propose(replace(there, hardware=replace(there.hardware, peak_flops_per_s={})), Recipe())
     assert "times fp32" not in unmeasured.because
 
 
-def test_the_plan_says_what_is_lost_without_int8(facts: Facts) -> None:
-    assert "VNNI or AMX" in refusal_of("int8_base", make_plan(on("no avx512", facts), Recipe(), 100)).because
-    assert "the CPU has avx512_vnni" in refusal_of("int8_base", make_plan(on("no bf16", facts), Recipe(), 100)).because
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_plan_says_what_is_missed_without_amx(kinds: Mapping[str, Kind], kind: str) -> None:
+    there = on("no amx", kinds[kind])
+    chosen = next(step for step in make_plan(there, Recipe(), 100).steps if step.technique.name == "bf16")
+    assert "avx512_bf16 (and not amx_bf16, which multiplies more in a cycle)" in chosen.because
+    with_it = replace(there, hardware=replace(there.hardware, instructions=(*CPUS["no amx"], "amx_bf16", "amx_int8")))
+    assert "and not" not in Bf16.propose(with_it, Recipe()).because
 
 
-def test_a_base_stored_in_bf16_is_made_fp32_once_where_bf16_is_emulated(facts: Facts) -> None:
-    there = on("no avx512", facts)
+def test_the_plan_says_what_is_lost_without_int8(kinds: Mapping[str, Kind]) -> None:
+    without, emulated = (make_plan(on(cpu, kinds["lora"]), Recipe(), 100) for cpu in ("no avx512", "no bf16"))
+    assert "VNNI or AMX" in refusal_of("int8_base", without).because
+    assert "the CPU has avx512_vnni (and not amx_int8" in refusal_of("int8_base", emulated).because
+
+
+def test_a_base_stored_in_bf16_is_made_fp32_once_where_bf16_is_emulated(kinds: Mapping[str, Kind]) -> None:
+    there = on("no avx512", kinds["lora"])
     stored = replace(there, model=replace(there.model, frozen_dtype="bf16"))
     found = next(step for step in make_plan(stored, Recipe(), 100).steps if step.technique.name == "frozen_base")
     assert found.technique.dtype == "fp32"  # type: ignore[attr-defined]

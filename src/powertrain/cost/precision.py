@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from powertrain.records import Hardware
 
@@ -28,20 +28,29 @@ def planned_dtype(hardware: Hardware, pins: Mapping[str, object]) -> str:
 def bf16_unit(hardware: Hardware) -> str | None:
     """What multiplies bf16 here in hardware, or None."""
     if hardware.device == "cpu":
-        return next((f"the CPU has {unit}" for unit in CPU_UNITS if unit in hardware.instructions), None)
+        return _cpu_unit(hardware, CPU_UNITS)
     return _tensor_cores(hardware, BF16_SINCE)
 
 
 def int8_unit(hardware: Hardware) -> str | None:
     """What multiplies int8 here in hardware, or None."""
     if hardware.device == "cpu":
-        return next((f"the CPU has {unit}" for unit in INT8_CPU_UNITS if unit in hardware.instructions), None)
+        return _cpu_unit(hardware, INT8_CPU_UNITS)
     return _tensor_cores(hardware, INT8_SINCE)
 
 
 def fp8_unit(hardware: Hardware) -> str | None:
     """What multiplies fp8 here in hardware, or None."""
     return _tensor_cores(hardware, FP8_SINCE)
+
+
+def _cpu_unit(hardware: Hardware, units: Sequence[str]) -> str | None:
+    """The best of `units` that there is, and where that is not the first, an x86's matrix unit, what is missed."""
+    found = next((unit for unit in units if unit in hardware.instructions), None)
+    if found is None:
+        return None
+    missed = f" (and not {units[0]}, which multiplies more in a cycle)" if found.startswith("avx") else ""
+    return f"the CPU has {found}{missed}"
 
 
 def _tensor_cores(hardware: Hardware, since: tuple[int, int]) -> str | None:

@@ -1,0 +1,137 @@
+"""Code is compiled where the run earns that back, and not where it is one step too short."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from kinds_of_runs import make_ragged, ragged_facts
+
+from powertrain.cost.compiling import WORTH_IT, bargain
+from powertrain.cost.estimate import estimate
+from powertrain.cost.workload import Workload
+from powertrain.models.ragged import build
+from powertrain.planner import make_plan
+from powertrain.recipe import Recipe
+from powertrain.records import Facts, Plan, Proposal
+from powertrain.techniques import attention_kernel, fused_blocks, torch_compile
+from powertrain.techniques.attention_kernel import AttentionKernel
+from powertrain.techniques.fused_blocks import FusedBlocks
+from powertrain.techniques.torch_compile import TorchCompile
+from powertrain.training.loop import apply_plan, new_state, train
+from powertrain.training.schedule import Schedule
+from powertrain.training.setup import Setup
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """Something that is compiled for a run: what it takes, what it saves, and whether a plan has it."""
+
+    compile_s: float
+    gain: tuple[float, float]
+    is_on: Callable[[Facts, Recipe], bool]
+    kind: str                                # of data
+
+
+def proposed(technique: Any, **settings: object) -> Callable[[Facts, Recipe], bool]:
+    def is_on(facts: Facts, recipe: Recipe) -> bool:
+        answer = technique.propose(facts, recipe)
+        found = vars(answer.technique).items() if isinstance(answer, Proposal) else None
+        return found is not None and settings.items() <= found
+
+    return is_on
+
+
+KINDS = {
+    "torch_compile": Compiling(torch_compile.COMPILE_S["cpu"], torch_compile.GAIN["cpu"], proposed(TorchCompile), "blocks"),
+    "fused blocks": Compiling(fused_blocks.COMPILE_S["cpu"], fused_blocks.GAIN["cpu"], proposed(FusedBlocks), "examples"),
+    "fused blocks, ahead": Compiling(fused_blocks.AHEAD_S, fused_blocks.GAIN["cpu"], proposed(FusedBlocks, ahead=True),
+                                     "examples"),
+    "the ragged kernel": Compiling(attention_kernel.COMPILE_S, attention_kernel.RAGGED_GAIN,
+                                   proposed(AttentionKernel, kernel="ragged"), "examples")}
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "is_built", lambda: False)
+    monkeypatch.setattr(build, "load", lambda: None)
+
+
+@pytest.fixture
+def machines(facts: Facts) -> dict[str, Facts]:
+    """A CPU with a compiler and a model that keeps it busy, by the kind of data."""
+    hardware = replace(facts.hardware, device="cpu", instructions=(), peak_flops_per_s={"fp32": 2e11},
+                       bandwidth_bytes_per_s=4e10)
+    software = replace(facts.software, missing={})
+    model = replace(ragged_facts(facts, None).model, layers=12, width=512, matmul_parameters=38_000_000)
+    found = {"blocks": facts, "examples": ragged_facts(facts, None)}
+    return {kind: replace(one, hardware=hardware, software=software, model=model) for kind, one in found.items()}
+
+
+def step_s(facts: Facts) -> float:
+    """Of a step without compiled code, as the plan expects it."""
+    data = facts.data
+    work = Workload(data.train_batch_size, data.block, max(1, min(data.train_batch_size, 4096 // data.block)), dtype="fp32")
+    return sum(estimate(facts.model, work, facts.hardware, 1).step_s) / 2
+
+
+def least_steps(facts: Facts, one: Compiling) -> int:
+    """Of a run that saves as many times what compiling takes as it has to."""
+    return math.ceil(WORTH_IT * one.compile_s / (step_s(facts) * (1 - sum(one.gain) / 2)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_step_too_few_and_nothing_is_compiled(kind: str, machines: dict[str, Facts]) -> None:
+    one = KINDS[kind]
+    facts = machines[one.kind]
+    steps = least_steps(facts, one)
+    assert steps > 100
+    assert not one.is_on(facts, Recipe(max_steps=steps - 1))
+    assert one.is_on(facts, Recipe(max_steps=steps))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_of_so_many_seconds_or_epochs_is_as_long(kind: str, machines: dict[str, Facts]) -> None:
+    one = KINDS[kind]
+    facts = machines[one.kind]
+    needed_s = least_steps(facts, one) * step_s(facts)
+    assert not one.is_on(facts, Recipe(train_time_s=0.99 * needed_s))
+    assert one.is_on(facts, Recipe(train_time_s=1.01 * needed_s))
+    epochs = least_steps(facts, one) * facts.data.train_batch_size / facts.data.examples
+    assert not one.is_on(facts, Recipe(num_train_epochs=0.99 * epochs))
+    assert one.is_on(facts, Recipe(num_train_epochs=1.01 * epochs))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nobody_compiles_on_a_machine_whose_speed_is_unknown(kind: str, machines: dict[str, Facts]) -> None:
+    one = KINDS[kind]
+    facts = machines[one.kind]
+    unmeasured = replace(facts, hardware=replace(facts.hardware, peak_flops_per_s={}))
+    assert not one.is_on(unmeasured, Recipe(max_steps=10**7))
+
+
+def test_the_numbers_of_the_sentence_are_those_of_the_bargain(machines: dict[str, Facts]) -> None:
+    facts = machines["examples"]
+    steps, saved = 3000, 3000 * step_s(facts) * 0.25
+    found = bargain(facts, (0.7, 0.8), saved / 4, train_time_s=None, max_steps=steps, epochs=1.0)
+    assert found.pays
+    assert f"would save about {saved:.0f} of {steps * step_s(facts):,.0f} s" in found.shown
+    assert found.shown.endswith("earned back after step 750 of 3,000")
+    assert not bargain(facts, (0.7, 0.8), saved / 1.99, train_time_s=None, max_steps=steps, epochs=1.0).pays
+
+
+@pytest.mark.parametrize("kind", ["blocks", "examples"])
+def test_a_run_too_short_compiles_nothing_from_its_plan_to_its_end(kind: str, machines: dict[str, Facts],
+                                                                   make_setup: Callable[..., Setup],
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((torch, "compile"), (build, "load")):
+        monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("something was compiled"))
+    plan = make_plan(machines[kind], Recipe(max_steps=3), 3)
+    setup = apply_plan(make_setup() if kind == "blocks" else make_ragged(None), Plan(plan.steps, ()))
+    assert len(list(train(setup, new_state(setup, 0.1), Schedule("constant", 1e-3, 3), 1.0))) == 3
+    shown = {refusal.technique: refusal.because for refusal in plan.refused}
+    assert "has to save 2 times what it costs" in shown["torch_compile" if kind == "blocks" else "fused_blocks"]
