@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,14 @@ torch.set_num_threads(1)                     # tiny tensors: a second thread wou
 os.environ["OMP_NUM_THREADS"] = "1"          # so it would in the processes that tests start, beside those of other tests
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Products this small only wait for a second thread; what a test's run has set is not left to the tests after it."""
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

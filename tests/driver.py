@@ -22,6 +22,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from powertrain.evidence.arms import PRELOADED
+
+# a process has one fork server, and measuring uses it too: whoever starts it, children find all of this loaded
+PRELOADED += ["powertrain.cli.training", "powertrain.cli.looking", "powertrain.run.scoring"]
+
 Fault = tuple[str, int]
 
 # 3 steps an epoch, accumulation in unequal passes, dropout, saves that do not divide the epoch
@@ -34,7 +39,7 @@ TINY = ["model.family=gpt2", "model.layers=2", "model.width=32", "model.heads=2"
 def run_cli(words: Sequence[str], cache: Path, folder: Path, fault: Fault | None = None) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of `powertrain WORDS` run in `folder`; a negative code is the signal that killed it."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["powertrain.cli.training", "powertrain.cli.looking", "powertrain.run.scoring"])
+    context.set_forkserver_preload(PRELOADED)
     out, err = folder / ".stdout", folder / ".stderr"
     process = context.Process(target=_child, args=(list(words), str(cache), str(folder), str(out), str(err), fault))
     process.start()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,15 +27,6 @@ from powertrain.models.decoder import Decoder
 from powertrain.records import Batch, WrongUse
 
 CONTEXT = 16
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Products this small only wait for a second thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def make_model(family: str, **asked: Any) -> Decoder:

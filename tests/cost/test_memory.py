@@ -65,6 +65,20 @@ def test_an_unfused_update_holds_two_tensors_of_a_weight_and_one_of_the_last():
     assert down < up
 
 
+def test_a_step_that_is_asked_for_again_is_not_replayed_again(monkeypatch: pytest.MonkeyPatch):
+    replayed = []
+    monkeypatch.setattr("powertrain.cost.memory.replay", lambda *step: replayed.append(step) or replay(*step))
+    model = model_facts(make_config("llama", vocabulary=53, layers=2, width=64)[0])
+    step = Workload(examples=3, block=7, micro_batch=3, lengths={"max": 7})
+    expected = dict(peak_memory(model, step))
+    peak_memory(model, step).clear()         # what a caller does with its answer is nobody else's matter
+    assert peak_memory(dataclasses.replace(model), dataclasses.replace(step, lengths={"max": 7})) == expected
+    assert len(replayed) == 1
+    peak_memory(model, dataclasses.replace(step, lengths={"max": 8}))
+    peak_memory(dataclasses.replace(model, dropout=0.1), step)
+    assert len(replayed) == 3
+
+
 ADAPTERS = (None, AdapterConfig(r=4), AdapterConfig(r=4, target_modules=r"model\.layers\.[3-6]\..*"))
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from synthetic_arena import Steps, SyntheticArena
 
 from driver import TINY
@@ -90,13 +89,6 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Technique]], Non
         monkeypatch.setitem(planner.BY_NAME, technique.name, technique)  # type: ignore[arg-type]
 
     return add
-
-
-@pytest.fixture(autouse=True)
-def restored_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def costs(**seconds: float) -> Callable[[Steps], float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,15 +34,6 @@ def make_model(family: str, seed: int = 0, **asked: Any) -> Decoder:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.2)
     return model
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Products this small only wait for a second thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

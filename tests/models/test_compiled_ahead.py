@@ -77,6 +77,8 @@ def test_what_is_not_compiled_ahead_is_compiled_at_the_first_call(ahead: bool, t
     model, batch = make_model("llama", "lora"), make_batch((30, 2, 9))
     run = ByHand(model, partial(StoredPart, folder=folder))
     gradients(model, run, batch=batch)
+    for part in functions_of(run)[1:]:
+        part.wanted.clear()                  # one that cannot be compiled says as much as four
     settle(functions_of(run), ahead=ahead)
     assert not folder.is_dir()
     found = gradients(model, run, batch=batch)

@@ -179,7 +179,7 @@ def test_fields_that_transformers_does_not_read_change_nothing() -> None:
 
 
 MEASURE = """
-import sys, torch
+import json, os, sys, torch
 from pathlib import Path
 from powertrain.models.folder import load_folder
 
@@ -187,12 +187,19 @@ def status(name):
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) * 1024
 
-load_folder(Path(sys.argv[1]))                   # what loading itself takes: code, caches
-Path("/proc/self/clear_refs").write_text("5")    # the peak starts anew
-before = status("VmRSS")
-model = load_folder(Path(sys.argv[2]), dtype=None if sys.argv[3] == "None" else torch.float32)
-print(status("VmHWM") - before, sum(weight.nbytes for weight in model.state_dict().values()))
+tiny, *cases = json.loads(sys.argv[1])
+for folder, dtype in cases:
+    if os.fork() == 0:                               # each in a process that has loaded nothing else
+        load_folder(Path(tiny))                      # what loading itself takes: code, caches
+        Path("/proc/self/clear_refs").write_text("5")        # the peak starts anew
+        before = status("VmRSS")
+        model = load_folder(Path(folder), dtype=dtype and getattr(torch, dtype))
+        found = status("VmHWM") - before, sum(weight.nbytes for weight in model.state_dict().values())
+        print(json.dumps(found), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0
 """
+LOADED = (("llama", "float32"), ("sharded", None), ("gpt_neox", None), ("gpt2", None), ("bf16", "float32"))
 
 
 @pytest.fixture(scope="module")
@@ -215,12 +222,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
+@pytest.fixture(scope="module")
+def growths(folders: dict[str, Path]) -> list[tuple[int, int]]:
+    """What loading adds to the peak of a process, and the bytes of the model, for each of LOADED."""
+    told = [str(folders["tiny"]), *((str(folders[which]), dtype) for which, dtype in LOADED)]
+    done = subprocess.run([sys.executable, "-c", MEASURE, json.dumps(told)], capture_output=True, text=True, check=True)
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's account of a process's peak memory")
-@pytest.mark.parametrize(("which", "dtype"), [("llama", "float32"), ("sharded", "None"), ("gpt_neox", "None"), ("gpt2", "None"),
-                                              ("bf16", "float32")])
-def test_loading_takes_the_memory_of_one_model(which: str, dtype: str, folders: dict[str, Path]) -> None:
-    done = subprocess.run([sys.executable, "-c", MEASURE, str(folders["tiny"]), str(folders[which]), dtype],
-                          capture_output=True, text=True, check=True)
-    growth, model = map(int, done.stdout.split())
+@pytest.mark.parametrize("case", range(len(LOADED)), ids=[f"{which}-{dtype}" for which, dtype in LOADED])
+def test_loading_takes_the_memory_of_one_model(case: int, growths: list[tuple[int, int]]) -> None:
+    growth, model = growths[case]
     assert model > 60e6
     assert growth < 1.25 * model

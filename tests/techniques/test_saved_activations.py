@@ -11,16 +11,14 @@ import torch
 from kinds_of_runs import LORA, make_ragged, ragged_facts
 from torch import Tensor
 
+from not_compiled import NotCompiled
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.offloading import Link, added_s, block_flops, hidden_bytes, sent_bytes
 from powertrain.cost.saving import kinds_by_worth, lightest_that_fits
 from powertrain.cost.workload import Workload
 from powertrain.models.adapters import AdapterConfig
 from powertrain.models.attention import bmm_attention, math_attention, sdpa_attention
-from powertrain.models.fused.block import Functions, HandWritten
-from powertrain.models.fused.parts import Parts
 from powertrain.models.fused.saving import KINDS, PlainHost
-from powertrain.models.fused.weights import Weights
 from powertrain.planner import make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Proposal
@@ -52,9 +50,7 @@ def by_hand(adapters: AdapterConfig | None = LORA, *, kernel: Any = sdpa_attenti
     for name, parameter in setup.model.named_parameters():   # norms at identity would hide what is left out of them
         if "norm" in name or name.endswith("bias"):
             torch.nn.init.normal_(parameter, 1.0, 0.3, generator=torch.Generator().manual_seed(len(parameter)))
-    functions = Functions.of(Parts(setup.model.config))
-    blocks = tuple(HandWritten(Weights(block), functions) for block in setup.model.blocks)
-    return replace(setup, run_block=ByHand(blocks))
+    return NotCompiled().apply(setup)
 
 
 def gradients_of(setup: Setup, seed: int = 3) -> list[Tensor]:

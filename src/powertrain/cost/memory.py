@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from powertrain.cost.blocks import Unit, kinds_of, units_of
 from powertrain.cost.bridged import as_decoder
@@ -41,11 +43,26 @@ INDEX_BYTES = 8                              # int64
 TENSORS = 3                                  # of a batch: tokens, targets, positions
 CUDA_ROUNDING = 512                          # bytes: what torch's CUDA allocator hands out is a multiple of it
 OTHER_PASSES = 2                             # besides a step's first one, those that could be the fullest
+REMEMBERED = 1024                            # steps whose peak is kept: the techniques of a plan ask for the same few
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A step whose peak is asked for. Equal are those that read the same: a mapping in them has no hash."""
+
+    text: str
+    model: ModelFacts = field(compare=False)
+    workload: Workload = field(compare=False)
 
 
 def peak_memory(model: ModelFacts, workload: Workload) -> Mapping[str, int]:
     """Component -> bytes at the fullest moment of a step after the first (the optimizer's state exists by then)."""
-    return {name: nbytes for name, nbytes in replay(model, workload).at_the_peak().items() if nbytes}
+    return dict(_peak(Asked(repr((model, workload)), model, workload)))
+
+
+@lru_cache(REMEMBERED)
+def _peak(asked: Asked) -> Mapping[str, int]:
+    return {name: nbytes for name, nbytes in replay(asked.model, asked.workload).at_the_peak().items() if nbytes}
 
 
 def reserved_bytes(model: ModelFacts, workload: Workload) -> int:
