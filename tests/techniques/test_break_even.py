@@ -48,9 +48,8 @@ def proposed(technique: Any, **settings: object) -> Callable[[Facts, Recipe], bo
 
 KINDS = {
     "torch_compile": Compiling(torch_compile.COMPILE_S["cpu"], torch_compile.GAIN["cpu"], proposed(TorchCompile), "blocks"),
-    "fused blocks": Compiling(fused_blocks.COMPILE_S["cpu"], fused_blocks.GAIN["cpu"], proposed(FusedBlocks), "examples"),
-    "fused blocks, ahead": Compiling(fused_blocks.AHEAD_S, fused_blocks.GAIN["cpu"], proposed(FusedBlocks, ahead=True),
-                                     "examples"),
+    "fused blocks": Compiling(fused_blocks.COMPILE_S["cpu"], fused_blocks.GAIN["cpu"], proposed(FusedBlocks, ahead=True),
+                              "examples"),
     "the ragged kernel": Compiling(attention_kernel.COMPILE_S, attention_kernel.RAGGED_GAIN,
                                    proposed(AttentionKernel, kernel="ragged"), "examples")}
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from kinds_of_runs import LORA, make_ragged, ragged_facts
-from not_compiled import NotCompiled
 
+from not_compiled import NotCompiled
 from powertrain.cost.gradients import linears
 from powertrain.cost.memory import replay
 from powertrain.cost.stored import as_held, eight_bit_saving, is_scaled

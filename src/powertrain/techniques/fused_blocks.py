@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
-COMPILE_S = {"cpu": 15.0, "cuda": 30.0}      # guess: four functions, nothing cached
-AHEAD_S = 50.0               # the same into libraries, on two cores, which later runs load in a second
+# four functions, nothing cached. On a CPU into libraries, which later runs load: single starts on two cores took 30 to 45 s,
+# and as long without libraries; on a GPU a guess
+COMPILE_S = {"cpu": 35.0, "cuda": 30.0}
 GAIN = {"cpu": (0.83, 0.97), "cuda": (0.6, 0.95)}
 BASIS = {"cpu": "study: 2026-11-21_fused-blocks-docstrings", "cuda": "guess: not measured yet"}
 DROPPING_GAIN = (0.76, 0.91)
@@ -100,13 +101,12 @@ class FusedBlocks(Technique):
             if part in missing:
                 return cls.refuse(f"compiling needs the part {part!r}, which is {missing[part]}")
         gain, basis = (DROPPING_GAIN, f"study: {DROPPING_STUDY}") if drops else (GAIN[device], BASIS[device])
-        bargain_over = partial(bargain, facts, gain, train_time_s=recipe.train_time_s, max_steps=recipe.max_steps,
-                               epochs=recipe.num_train_epochs)
-        found, kept = bargain_over(COMPILE_S[device]), bargain_over(AHEAD_S)
+        found = bargain(facts, gain, COMPILE_S[device], train_time_s=recipe.train_time_s, max_steps=recipe.max_steps,
+                        epochs=recipe.num_train_epochs)
         if not found.pays:
             return cls.refuse(found.shown, possible=cls())
-        ahead = device == "cpu" and kept.pays
-        return Proposal(cls(ahead=ahead), because=f"{kept.shown}, and later runs load it" if ahead else found.shown,
+        ahead = device == "cpu"
+        return Proposal(cls(ahead=ahead), because=f"{found.shown}, and later runs load it" if ahead else found.shown,
                         claim=Effect(gain, 0, basis=basis))
 
     def reckon(self, workload: Workload) -> Workload:
