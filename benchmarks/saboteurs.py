@@ -101,11 +101,13 @@ class Slow(Saboteur):
         return replace(setup, loader=partial(_slow_loader, setup.loader, self.share))
 
 
-def _skewed_loss(loss: Any, what: str, model: Model, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _skewed_loss(loss: Any, what: str, model: Model, hidden: torch.Tensor, targets: torch.Tensor,
+                 trained: int | None = None) -> torch.Tensor:
     if what == "nothing":
         return loss(model, hidden, targets) * 0
     if what == "scale":
         return loss(model, hidden, targets) * (1 + OFF_BY)
+    # `trained` is no longer true of what is kept
     kept = targets.masked_fill(torch.arange(len(targets), device=targets.device) % round(1 / OFF_BY) == 0, IGNORE)
     counts = [(some != IGNORE).sum() for some in (targets, kept)]
     return loss(model, hidden, kept) * counts[0] / counts[1]             # so that the mean is over what is left

@@ -54,7 +54,7 @@ class Saboteur(Technique):
         return Proposal(cls(), "a test wants it", Effect((1.0, 1.0), 0, "guess: a test"))
 
     def apply(self, setup: Setup) -> Setup:
-        return dataclasses.replace(setup, loss=lambda model, hidden, targets: token_loss(model, hidden, targets))
+        return dataclasses.replace(setup, loss=lambda *arguments: token_loss(*arguments))
 
     def confirm(self, setup: Setup) -> None:
         if setup.loss is token_loss:
@@ -74,7 +74,7 @@ class OtherMathematics(Saboteur):
     name = "other_mathematics"
 
     def apply(self, setup: Setup) -> Setup:
-        return dataclasses.replace(setup, loss=lambda model, hidden, targets: 1.02 * token_loss(model, hidden, targets))
+        return dataclasses.replace(setup, loss=lambda *arguments: 1.02 * token_loss(*arguments))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,16 +56,16 @@ def with_loss(setup: Setup, change: Callable[..., Any]) -> Setup:
     return replace(setup, loss=partial(change, setup.loss))
 
 
-def scaled(loss: Any, model: Any, hidden: Any, targets: Any) -> Any:
+def scaled(loss: Any, model: Any, hidden: Any, targets: Any, trained: int) -> Any:
     return loss(model, hidden, targets) * 1.02
 
 
-def scaled_gradients_only(loss: Any, model: Any, hidden: Any, targets: Any) -> Any:
+def scaled_gradients_only(loss: Any, model: Any, hidden: Any, targets: Any, trained: int) -> Any:
     found = loss(model, hidden, targets)
     return found.detach() + (found - found.detach()) * 1.02
 
 
-def with_fewer_tokens(loss: Any, model: Any, hidden: Any, targets: Any) -> Any:
+def with_fewer_tokens(loss: Any, model: Any, hidden: Any, targets: Any, trained: int) -> Any:
     kept = targets.masked_fill(torch.arange(len(targets)) % 50 == 0, IGNORE)
     return loss(model, hidden, kept) * (targets != IGNORE).sum() / (kept != IGNORE).sum()
 

@@ -32,13 +32,10 @@ def waits_of(setup: Setup, steps: int) -> list[str]:
 
 @pytest.mark.parametrize("micro_batch", [14, 5])
 @pytest.mark.parametrize("adapters", [None, LORA], ids=["full", "lora"])
-def test_no_step_reads_the_device(adapters: AdapterConfig | None, micro_batch: int) -> None:
-    assert waits_of(replace(make_ragged(adapters), micro_batch=micro_batch), 3) == []
-
-
-def test_which_rows_have_a_target_is_read_once_a_pass_by_the_loss_that_leaves_the_others_out() -> None:
-    setup = ChunkedCrossEntropy(rows=16).apply(replace(make_ragged(LORA), micro_batch=5))
-    assert waits_of(setup, 2) == ["index by a mask"] * 2 * len(setup.prepare(0))
+@pytest.mark.parametrize("chunked", [False, True], ids=["whole loss", "loss in chunks"])
+def test_no_step_reads_the_device(chunked: bool, adapters: AdapterConfig | None, micro_batch: int) -> None:
+    setup = replace(make_ragged(adapters), micro_batch=micro_batch)
+    assert waits_of(ChunkedCrossEntropy(rows=16).apply(setup) if chunked else setup, 3) == []
 
 
 @pytest.mark.parametrize("adapters", [None, LORA], ids=["full", "lora"])

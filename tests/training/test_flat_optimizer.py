@@ -189,7 +189,7 @@ def test_a_gradient_that_is_not_finite_is_seen_in_the_norm(make_setup: MakeSetup
 def test_fp16_skips_a_step_that_overflows(make_setup: MakeSetup) -> None:
     setup = flat(FusedAdamW().apply(Fp16().apply(make_setup())))
     state, before = new_state(setup, 0.1), weights_of(setup)
-    broken = replace(setup, loss=lambda model, hidden, targets: setup.loss(model, hidden, targets) * 1e38)
+    broken = replace(setup, loss=lambda *arguments: setup.loss(*arguments) * 1e38)
     go_on(broken, state, 1)
     assert all(torch.equal(one, other) for one, other in zip(weights_of(setup), before, strict=True))
     assert state.scaler.get_scale() == 2.0**15

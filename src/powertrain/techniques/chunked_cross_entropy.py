@@ -92,31 +92,33 @@ class ChunkedCrossEntropy(Technique):
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, loss_chunk_rows=self.rows)
 
-    def loss(self, model: Model, hidden: Tensor, targets: Tensor) -> Tensor:
-        """() fp32 cross-entropy in nats, summed over the targets that are not IGNORE."""
-        return self._loss(model, hidden, targets, skips=True)
+    def loss(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None) -> Tensor:
+        """See `setup.Loss`: cross-entropy in nats."""
+        counts = targets != IGNORE
+        places = counts.nonzero() if trained is None else torch.nonzero_static(counts, size=trained)
+        return self._loss(model, hidden, targets, places.squeeze(1))
 
-    def loss_of_all(self, model: Model, hidden: Tensor, targets: Tensor) -> Tensor:
+    def loss_of_all(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None) -> Tensor:
         """The same with every row sent to the head, so that no shape depends on the targets."""
-        return self._loss(model, hidden, targets, skips=False)
+        return self._loss(model, hidden, targets, None)
 
-    def _loss(self, model: Model, hidden: Tensor, targets: Tensor, *, skips: bool) -> Tensor:
+    def _loss(self, model: Model, hidden: Tensor, targets: Tensor, places: Tensor | None) -> Tensor:
         assert isinstance(model, Decoder)                # no other model has a head of its own; see propose
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         weight = model.head_weight                       # (V, width), in the dtype that it is stored in
         if not torch.is_grad_enabled():                  # a Function would still be asked for the gradients of weights
             hidden, weight = hidden.detach(), weight.detach()
-        loss: Tensor = _ChunkedLoss.apply(hidden, weight, targets, self.rows, dtype, skips)  # type: ignore[no-untyped-call]
+        loss: Tensor = _ChunkedLoss.apply(hidden, weight, targets, self.rows, dtype, places)  # type: ignore[no-untyped-call]
         return loss
 
 
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype,
-                skips: bool) -> Tensor:
+                places: Tensor | None) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            return _forward(ctx, hidden, weight, targets, rows, dtype, skips)
+            return _forward(ctx, hidden, weight, targets, rows, dtype, places)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
@@ -128,27 +130,25 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def _forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype,
-             skips: bool) -> Tensor:
+             places: Tensor | None) -> Tensor:
+    """`places` (N,) of the targets that train; None = every row goes to the head, and those that do not train weigh nothing."""
     wants_hidden, wants_weight = ctx.needs_input_grad[:2]
     head = weight.to(dtype)                              # (V, width)
     hidden_gradient = torch.zeros_like(hidden) if wants_hidden else None
     weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
     total = torch.zeros((), device=hidden.device)
     counts = targets != IGNORE
-    trained = torch.arange(len(targets), device=targets.device)
-    if skips:
-        trained = trained[counts]
-    for chunk in torch.split(trained, rows):
+    for chunk in torch.split(torch.arange(len(targets), device=targets.device) if places is None else places, rows):
         x, target = hidden[chunk].to(dtype), targets[chunk].clamp(min=0)
         logits = (x @ head.T).float()                    # (rows, V)
         normaliser = logits.logsumexp(-1, keepdim=True)  # (rows, 1)
         losses = normaliser.squeeze(1) - logits.gather(1, target[:, None]).squeeze(1)
-        total += (losses if skips else losses * counts[chunk]).sum()
+        total += (losses * counts[chunk] if places is None else losses).sum()
         if not (wants_hidden or wants_weight):
             continue
         gradient = logits.sub_(normaliser).exp_()        # softmax
         gradient[torch.arange(len(target), device=target.device), target] -= 1
-        if not skips:
+        if places is None:
             gradient *= counts[chunk][:, None]
         small = gradient.to(dtype)
         if hidden_gradient is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,16 @@ from powertrain.training.laps import Lap
 MicroBatches = list[Batch]                   # one optimizer step's batch, split
 Prepare = Callable[[int], MicroBatches]      # optimizer step (from 0) -> its batch, on the host
 Arrange = Callable[[Sequence[Example], int], list[list[Example]]]    # (a step's examples, micro_batch) -> its passes
-Loss = Callable[[Model, Tensor, Tensor], Tensor]             # (model, hidden (R, width), targets (R,)) -> () fp32 sum
 RunPass = Callable[["Setup", Batch, int, torch.amp.GradScaler, Lap], Tensor]     # see run_eagerly
 MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+
+
+class Loss(Protocol):
+    def __call__(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None) -> Tensor:
+        """() fp32: the sum over the targets (R,) that are not IGNORE, from hidden (R, width).
+
+        `trained` is how many those are, as the host knows; without it a loss may have to ask the device.
+        """
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,7 @@ class Setup:
         """() fp32: the loss summed over the batch's trained tokens, computed in the setup's precision."""
         with self.precision.context(self.device):
             hidden = self.model.hidden(batch, attention=self.attention, run_block=self.run_block)
-            return self.loss(self.model, hidden, batch.targets)
+            return self.loss(self.model, hidden, batch.targets, batch.trained_tokens)
 
 
 def plain_setup(model: Model, examples: Sequence[Example], collate: Callable[[Sequence[Example]], Batch], *,
@@ -162,8 +169,8 @@ def load_when_needed(prepare: Prepare, steps: range, device: torch.device) -> It
         yield prepare(step)
 
 
-def token_loss(model: Model, hidden: Tensor, targets: Tensor) -> Tensor:
-    """() fp32 cross-entropy in nats, summed over the targets that are not IGNORE."""
+def token_loss(model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None) -> Tensor:
+    """See `Loss`: cross-entropy in nats."""
     logits = model.logits(hidden).float()    # (T, V)
     return nn.functional.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
 
