@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
-# four functions, nothing cached. On a CPU into libraries, which later runs load: single starts on two cores took 30 to 45 s,
-# and as long without libraries; on a GPU a guess
+# four functions, nothing cached. On a CPU into libraries, which later runs load: cold starts less warm ones of study
+# 2026-11-22_bench-start; on a GPU a guess
 COMPILE_S = {"cpu": 35.0, "cuda": 30.0}
 GAIN = {"cpu": (0.83, 0.97), "cuda": (0.6, 0.95)}
 BASIS = {"cpu": "study: 2026-11-21_fused-blocks-docstrings", "cuda": "guess: not measured yet"}

@@ -50,8 +50,8 @@ def main() -> None:
 def compile_one(told: Mapping[str, Any]) -> None:
     """Writes the library, then the file that says what it gives and how its bytes add up.
 
-    Which vector instructions there are is taken from the processor's word: to see each compiled and loaded costs nine
-    seconds of a cold start, and a compiler that does not know them ends with no library, which `load` sees.
+    Which vector instructions there are is taken from the processor's word: to see each compiled and loaded takes as long as
+    a function does, and a compiler that does not know them ends with no library, which `load` sees.
     """
     import torch._inductor
 
