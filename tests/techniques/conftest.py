@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -40,3 +40,13 @@ def cases(facts: Facts, make_setup: Callable[..., Setup]) -> Mapping[str, Case]:
         Case("padded", lora, padded, unpacked),
         Case("by hand", lora, lora_by_hand, Recipe.model_validate({"techniques": {"fused_blocks": "on"}})))
     return {case.name: case for case in found}
+
+
+@pytest.fixture
+def restored_process() -> Iterator[None]:
+    """Techniques may set what belongs to the whole process."""
+    threads, tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.fp32_precision
+    yield
+    torch.set_num_threads(threads)
+    torch.backends.cuda.matmul.fp32_precision = tf32
+    torch._dynamo.reset()

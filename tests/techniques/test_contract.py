@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,7 @@ from powertrain.training.setup import Setup, changed_fields
 # relative, of losses over a few steps; bf16 and fp16 round each product, to 2^-9 and 2^-11
 TOLERANCE = {Exactness.BITWISE: 0.0, Exactness.ROUNDING: 1e-4, Exactness.LOSSY: 5e-2}
 PRECISION_TOLERANCE = {"bf16": 1e-2, "fp16": 3e-3, "tf32": 1e-3}
-
-
-@pytest.fixture(autouse=True)
-def restored_process() -> Iterator[None]:
-    """Techniques may set what belongs to the whole process."""
-    threads, tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.fp32_precision
-    yield
-    torch.set_num_threads(threads)
-    torch.backends.cuda.matmul.fp32_precision = tf32
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("restored_process")
 
 
 def here(technique: type[Technique], cases: Mapping[str, Any]) -> tuple[Any, Proposal]:

@@ -33,15 +33,7 @@ from powertrain.training.setup import Setup
 TOLERANCE = {Exactness.BITWISE: 1e-5, Exactness.ROUNDING: 1e-5, Exactness.LOSSY: 0.1}
 IN_BF16 = 0.05                               # each product is rounded to 2^-9
 STEPS = 4
-
-
-@pytest.fixture(autouse=True)
-def restored_process() -> Iterator[None]:
-    """Techniques may set what belongs to the whole process."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("restored_process")
 
 
 def in_force(case: Case, step: Proposal, micro_batch: int | None = None) -> Setup:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 from kinds_of_runs import LORA, make_ragged, ragged_facts
 
 from powertrain.planner import make_plan
@@ -34,14 +33,7 @@ CPUS = {
 }
 EMULATED = {"fp32": 1.6e11, "bf16": 2e10}    # FLOP/s, where bf16 has no unit
 NEVER_ON_A_CPU = {"fp16", "tf32", "fp8_base", "eight_bit_adamw", "paged_adamw", "allocator"}
-
-
-@pytest.fixture(autouse=True)
-def restored_process() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("restored_process")
 
 
 @dataclass(frozen=True)
