@@ -8,6 +8,7 @@ A fault is a place and a number:
   ("model", 0)    does so while the final model is written
   ("cores", 1)    lets the process and those that it starts use one core, on which other tests do not slow its threads down
   ("memory", 90)  lets the process have 90 MiB more than it has when the first step begins
+  ("sync", 50)    makes each write of events that waits for the disk take 50 ms more, by a time of day that nobody sets
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +76,7 @@ def _child(words: list[str], cache: str, folder: str, out: str, err: str, fault:
 def _plant(place: str, number: int) -> None:
     from powertrain.models.decoder import Decoder
     from powertrain.run import session
-    from powertrain.training import checkpoint
+    from powertrain.training import checkpoint, events
 
     if place in ("step", "signal"):
         original = session.train
@@ -106,10 +108,21 @@ def _plant(place: str, number: int) -> None:
         checkpoint.os.rename = counted(os.rename)
         checkpoint.shutil.rmtree = counted(shutil.rmtree)
         Path.write_text = counted(Path.write_text)  # type: ignore[method-assign]
+    elif place == "sync":
+        time.time = time.perf_counter
+        events.os.fsync = _slow(os.fsync, number / 1e3)
     elif place == "model":
         Decoder.save = _on_a_full_disk(Decoder.save, from_call=1)  # type: ignore[method-assign]
     elif place == "full":
         checkpoint.save_tensors = _on_a_full_disk(checkpoint.save_tensors, from_call=number)
+
+
+def _slow(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        time.sleep(seconds)
+        return function(*arguments)
+
+    return call
 
 
 def _on_a_full_disk(function: Callable[..., Any], from_call: int) -> Callable[..., Any]:

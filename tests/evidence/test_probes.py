@@ -178,21 +178,27 @@ def test_a_value_stays_with_its_arm_whichever_comes_first() -> None:
     assert medians(rounds, ("a", "b")) == {"a": 2.0, "b": 6.0}
 
 
-def test_no_repeat_is_begun_after_the_deadline() -> None:
-    called = []
+@pytest.fixture
+def second_long_arm(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+    """By a clock that stands at 0 and goes on for nothing else."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
 
     def arm() -> float:
-        called.append(1)
-        if len(called) == 5:
-            time.sleep(0.3)
+        clock[0] += 1.0
         return 1.0
 
-    assert len(by_turns([arm], time.monotonic() + 0.25, repeats=100)) == 5
+    return arm
 
 
-def test_too_little_time_for_five_repeats_is_said() -> None:
-    with pytest.raises(OutOfTime, match="time for 0 repeats"):
-        by_turns([lambda: 1.0], time.monotonic() - 1)
+def test_no_repeat_is_begun_after_the_deadline(second_long_arm: Callable[[], float]) -> None:
+    assert len(by_turns([second_long_arm], 6.5, repeats=100)) == 7
+
+
+@pytest.mark.parametrize(("deadline", "repeats"), [(-1.0, 0), (3.5, 4)])
+def test_too_little_time_for_five_repeats_is_said(second_long_arm: Callable[[], float], deadline: float, repeats: int) -> None:
+    with pytest.raises(OutOfTime, match=f"time for {repeats} repeats"):
+        by_turns([second_long_arm], deadline)
 
 
 # ------------------------------------------------------------------------------------------------ processes

@@ -70,6 +70,7 @@ class Session:
     step_s: list[float] = field(default_factory=list)    # of the steps that the plan in force has made
     taken: int = 0               # steps that the plan in force has begun in this process
     memory: dict[str, Any] = field(default_factory=dict)     # of the watched step, until that step is written
+    began_s: float = field(default_factory=time.perf_counter)    # before its first event, from which its report counts
     watch: UpdateWatch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -172,7 +173,6 @@ def _start_fields(prepared: Prepared) -> dict[str, Any]:
 
 
 def _run(session: Session, interrupt: Interrupt) -> int:
-    began = time.perf_counter()
     try:
         stopped_by = _steps(session, interrupt)
         if stopped_by is None:
@@ -182,9 +182,9 @@ def _run(session: Session, interrupt: Interrupt) -> int:
         reason = "finished" if stopped_by is None else f"stopped ({stopped_by})"
     except BaseException as error:
         session.emit("end", durable=True, reason="failed", step=session.state.step, message=str(error),
-                     seconds=time.perf_counter() - began)
+                     seconds=time.perf_counter() - session.began_s)
         raise
-    session.emit("end", durable=True, reason=reason, step=session.state.step, seconds=time.perf_counter() - began,
+    session.emit("end", durable=True, reason=reason, step=session.state.step, seconds=time.perf_counter() - session.began_s,
                  clipped_steps=int(session.state.clipped_steps), passes=getattr(session.setup.run_pass, "counts", {}),
                  peak_memory_bytes=peak_memory_bytes(session.setup.device))
     return DONE if stopped_by is None else STOPPED_AND_SAVED
