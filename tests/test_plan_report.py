@@ -103,5 +103,8 @@ def test_a_result_shows_what_was_expected_beside_what_was_measured() -> None:
     assert rows["Speed"].endswith("the plan expected 500 to 2,000 (3 runs on this machine)")
     assert rows["Memory"] == ("3 GiB of tensors at the peak of step 2; the plan expected 3 GiB (+0.0%); the process: 4 GiB at "
                               "the peak")
+    fuller = dict(result_rows([start, step, {**measured, "fullest_bytes": 7 << 30}, step, end], "run", None)[:4])
+    assert "the plan expected 3 GiB (+0.0%), and 7 GiB for passes as full as they may come; the process" in fuller["Memory"]
+    assert dict(result_rows([start, step, {**measured, "fullest_bytes": 3 << 30}, step, end], "run", None)[:4]) == rows
     without = dict(result_rows([start, step, end], "run", None)[:4])
     assert without["Memory"] == "4 GiB at the peak"

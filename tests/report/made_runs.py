@@ -51,7 +51,7 @@ def whole_run(steps: int = 40, step_s: float = 0.1) -> list[dict[str, Any]]:
     now += 0.3
     events.append({"event": "checkpoint", "time": BEGAN + now, "step": steps, "path": "p", "bytes": 1000, "seconds": 0.3})
     events.append({"event": "memory", "time": BEGAN + now, "step": 2, "allocated_bytes": 33 << 20,
-                   "predicted": ESTIMATE["memory_bytes"]})
+                   "predicted": ESTIMATE["memory_bytes"], "fullest_bytes": 96 << 20})
     now += 0.25
     events.append({"event": "end", "time": BEGAN + now, "reason": "finished", "step": steps, "seconds": now, "clipped_steps": 3,
                    "peak_memory_bytes": 700 << 20})

@@ -191,3 +191,5 @@ def test_the_prediction_of_memory_stands_beside_what_was_allocated():
     memory = next(figure for figure in figures(run_page.page(files(whole_run()))) if figure.key == "memory")
     assert [row.label for row in memory.drawings[0].rows] == ["predicted", "measured, allocated", "process peak"]
     assert "3.0% too low" in memory.title
+    assert "of step 2 and its passes" in memory.caption
+    assert "as full as they may come: 96 MiB" in memory.caption

@@ -19,8 +19,10 @@ from powertrain.data.tokenizers import ByteTokenizer
 from powertrain.facts.hardware import read_hardware
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
+from powertrain.planner import workload_of
 from powertrain.recipe import resolve
 from powertrain.records import WrongUse
+from powertrain.run.fits import workload_of_step
 from powertrain.run.prepare import build_setup, prepare
 from powertrain.training.events import read_events
 
@@ -34,6 +36,13 @@ def tiny_llama(folder: Path, *, vocabulary: int = 257, width: int = 64, layers: 
     config, _ = make_config("llama", vocabulary=vocabulary, layers=layers, width=width, heads=2, context=128, end_of_text=256,
                             tied_head=True)
     Decoder(config).save(folder, ByteTokenizer())
+    return folder
+
+
+def tiny_t5(folder: Path) -> Path:
+    T5ForConditionalGeneration(T5Config(vocab_size=257, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
+                                        eos_token_id=256)).save_pretrained(folder)
+    ByteTokenizer().save(folder)
     return folder
 
 
@@ -133,6 +142,33 @@ def test_a_tiny_time_is_turned_into_steps_and_leaves_the_model_as_it_was(base: P
     assert all(torch.equal(value, before[name]) for name, value in setup.model.state_dict().items())
 
 
+def test_the_watched_step_is_held_against_what_its_own_passes_take(cli: Cli, base: Path, tmp_path: Path) -> None:
+    """One example in sixty fills the context; the others are a fifth of that."""
+    rows = [{"question": f"{i}", "answer": "yes" * (33 if i == 50 else 1)} for i in range(60)]
+    words = [f"model.path={base}", f"data={rows_file(tmp_path / 'data.jsonl', rows)}", *QUICK, "train_batch_size=16",
+             "max_steps=20", "eval_steps=0", "save_steps=0"]
+    code, out, err = cli("train", *words, "--output", "run")
+    assert code == 0, err
+    (memory,) = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["event"] == "memory"]
+    expected = sum(memory["predicted"].values())
+    assert memory["allocated_bytes"] == pytest.approx(expected, rel=0.1)
+    (start,) = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["event"] == "start"]
+    assert memory["fullest_bytes"] == sum(start["estimate"]["memory_bytes"].values()) > 1.5 * expected
+    assert "for passes as full as they may come" in out
+
+
+def test_the_memory_of_a_step_counts_what_an_encoder_reads(cache: Path, tmp_path: Path) -> None:
+    rows = [{"document": "long " * 9 + str(i % 5), "summary": "no" * (1 + i % 3)} for i in range(30)]
+    words = [f"model.path={tiny_t5(tmp_path / 't5')}", f"data={rows_file(tmp_path / 'pairs.jsonl', rows)}", "method=full"]
+    prepared = prepare(resolve(None, [*words, *QUICK]), cache, lambda text: None)
+    setup = build_setup(prepared)
+    workload = workload_of_step(workload_of(prepared.facts, prepared.plan), setup, 3)
+    batches = setup.prepare(3)
+    assert sum(map(sum, workload.documents)) == sum(len(batch.tokens) + len(batch.source.tokens) for batch in batches)
+    assert [len(documents) for documents in workload.documents] == [len(batch.lengths) for batch in batches]
+    assert workload.trained_share < 0.2      # the encoder's tokens reach no head
+
+
 # ------------------------------------------------------------------------------------------------ what cannot be
 
 
@@ -193,9 +229,7 @@ def test_a_quantised_base_is_not_trained_in_full(base: Path, data: Path, cache: 
 def test_sequence_to_sequence_data_is_no_conversation_and_the_reverse(base: Path, cache: Path, tmp_path: Path) -> None:
     pairs = rows_file(tmp_path / "pairs.jsonl", [{"document": f"long {i}", "summary": "short"} for i in range(30)])
     refused([f"model.path={base}", f"data={pairs}"], cache, r"decoder.*data\.format=")
-    T5ForConditionalGeneration(T5Config(vocab_size=257, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
-                                        eos_token_id=256)).save_pretrained(tmp_path / "t5")
-    ByteTokenizer().save(tmp_path / "t5")
+    tiny_t5(tmp_path / "t5")
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2
     chats = rows_file(tmp_path / "chats.jsonl", [{"messages": talk}] * 30)
     refused([f"model.path={tmp_path / 't5'}", f"data={chats}", "method=full"], cache, r"seq|turn")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
-
-import torch
 
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.workload import Workload
 from powertrain.records import ModelFacts
+from powertrain.run.fits import workload_of_step
 from powertrain.training.ledger import measured_step_bytes
 from powertrain.training.loop import State
 from powertrain.training.setup import Setup
@@ -26,11 +24,3 @@ def memory_row(what: str, model: ModelFacts, workload: Workload, setup: Setup, s
     measured_bytes = measured_step_bytes(setup, state)["allocated"]
     return {"what": what, "predicted": dict(predicted), "measured_bytes": measured_bytes,
             "error": sum(predicted.values()) / measured_bytes - 1}
-
-
-def workload_of_step(workload: Workload, setup: Setup, step: int) -> Workload:
-    """The workload with the documents that optimizer step `step` (from 0) has in its passes."""
-    batches = setup.prepare(step)
-    share = sum(batch.trained_tokens for batch in batches) / sum(len(batch.tokens) for batch in batches)
-    return dataclasses.replace(workload, documents=tuple(batch.lengths for batch in batches), trained_share=share,
-                               threads=torch.get_num_threads())

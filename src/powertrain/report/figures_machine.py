@@ -92,7 +92,10 @@ def memory_by_component(history: History, estimate: Mapping[str, Any] | None, de
     return Figure(
         "memory", _memory_title(sum(predicted.values()), allocated, resident),
         (Rows(Axis("GiB", low=0.0), tuple(rows)),),
-        "Predicted: what is allocated at the fullest moment of a step, by formula, before the run. "
+        "Predicted: what is allocated at the fullest moment of a step, by formula"
+        + (f"; here of step {event['step']:,} and its passes, the one that was watched. "
+           f"Passes as full as they may come: {memory(event['fullest_bytes'])}. "
+           if event and event.get("fullest_bytes") else ", before the run. ")
         + ("Allocated: the most that torch held within a step after the first, by its ledger. " if allocated else
            "What was allocated was not measured in this run, so the prediction stands alone here. ")
         + (f"Process peak: {process}; it is another quantity than allocated bytes." if resident else ""),

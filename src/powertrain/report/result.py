@@ -9,6 +9,8 @@ from typing import Any
 from powertrain.report.figures import count, duration, flops, memory
 from powertrain.report.plan import Row
 
+FULLER = 1.1                 # times the memory of the watched step: the fullest step's is named beside it
+
 
 def result_rows(events: Sequence[Mapping[str, Any]], folder: str, gzip_bits_per_byte: float | None) -> list[Row]:
     """From the run's events: (title, text) rows. Speed is of training alone, without evaluation and saving."""
@@ -71,6 +73,8 @@ def _memory_rows(measured: Mapping[str, Any] | None, peak_bytes: int | None) -> 
     allocated, predicted = measured["allocated_bytes"], sum(measured["predicted"].values())
     text = f"{memory(allocated)} of tensors at the peak of step {measured['step']:,}; the plan expected {memory(predicted)}"
     text += f" ({predicted / allocated - 1:+.1%})" if allocated else ""
+    if (fullest := measured.get("fullest_bytes", 0)) > FULLER * predicted:
+        text += f", and {memory(fullest)} for passes as full as they may come"
     if measured.get("reserved_bytes"):
         text += f"; {memory(measured['reserved_bytes'])} reserved"
     return [("Memory", text + (f"; the process: {process}" if process else ""))]

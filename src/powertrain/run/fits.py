@@ -7,14 +7,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from powertrain import planner
 from powertrain.cost.fitting import Change, Saving, largest_micro_batch, own_bytes, total_bytes, ways_to_save
 from powertrain.cost.precision import bf16_unit
+from powertrain.cost.workload import Workload
 from powertrain.facts.model import model_facts
 from powertrain.models.config import make_config
 from powertrain.recipe import Recipe
 from powertrain.records import DataFacts, Facts, ModelFacts, Plan, WrongUse
 from powertrain.run.prepare import Prepared
+from powertrain.training.setup import Setup
 
 NAMED = 3                    # changes that are named, of those that save the most
 LEAST_BLOCK = 64             # tokens: shorter examples are no cure any more
@@ -31,6 +35,15 @@ def room_bytes(facts: Facts) -> int:
 
 def needed_bytes(facts: Facts, plan: Plan) -> int:
     return total_bytes(facts.model, planner.workload_of(facts, plan))
+
+
+def workload_of_step(workload: Workload, setup: Setup, step: int) -> Workload:
+    """The workload with the documents that optimizer step `step` (from 0) has in its passes, an encoder's tokens included."""
+    batches = setup.prepare(step)
+    documents = tuple(tuple(map(sum, zip(batch.lengths, batch.source.lengths, strict=True))) if batch.source else batch.lengths
+                      for batch in batches)
+    share = sum(batch.trained_tokens for batch in batches) / sum(map(sum, documents))
+    return replace(workload, documents=documents, trained_share=share, threads=torch.get_num_threads())
 
 
 def refuse_what_does_not_fit(prepared: Prepared) -> None:

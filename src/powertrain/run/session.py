@@ -26,7 +26,7 @@ from powertrain.data.publishing import sync
 from powertrain.recipe import in_steps
 from powertrain.records import Evaluation, RunFailed, StepRecord, to_plain
 from powertrain.run import folder as run_folder
-from powertrain.run.fits import cures, refuse_what_does_not_fit
+from powertrain.run.fits import cures, refuse_what_does_not_fit, workload_of_step
 from powertrain.run.folder import RunFolder
 from powertrain.run.out_of_memory import UpdateWatch, clear_step, is_out_of_memory, largest_pass, said_by, with_smaller_passes
 from powertrain.run.prepare import Prepared, build_setup, schedule_of, with_measured_length
@@ -245,10 +245,11 @@ def _next_step(session: Session, steps: Iterator[StepResult]) -> StepResult | No
     with MemoryLedger(device, standing) as ledger:
         result = next(steps, None)
     if result is not None:
-        prepared = session.prepared
-        predicted = peak_memory(prepared.facts.model, planner.workload_of(prepared.facts, prepared.plan))
+        model, workload = session.prepared.facts.model, planner.workload_of(session.prepared.facts, session.prepared.plan)
+        predicted = peak_memory(model, workload_of_step(workload, session.setup, result.step - 1))
         reserved: dict[str, Any] = {"reserved_bytes": ledger.reserved_bytes} if ledger.reserved_bytes else {}
-        session.memory = {"step": result.step, "allocated_bytes": ledger.peak_bytes, "predicted": dict(predicted), **reserved}
+        session.memory = {"step": result.step, "allocated_bytes": ledger.peak_bytes, "predicted": predicted, **reserved,
+                          "fullest_bytes": sum(peak_memory(model, workload).values())}
     return result
 
 

@@ -32,7 +32,7 @@ class MemoryOverPrediction(Symptom):
         if predicted and allocated > max(OVER * predicted, predicted + LEAST_BYTES):
             yield cls.found(
                 "moderate" if tight else "low",
-                f"a step allocated {allocated / predicted:.2g} times what the plan predicted",
+                f"a step allocated {allocated / predicted:.2g} times what was predicted of it",
                 "the planner chose micro-batch and checkpointing by the prediction"
                 + (", and little memory was left" if tight else "; there was memory enough, so nothing broke"),
                 [f"step {event['step']:,}: {allocated / 2**20:,.0f} MiB allocated, {predicted / 2**20:,.0f} MiB predicted"],
