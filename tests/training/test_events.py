@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from powertrain.records import WrongUse
 from powertrain.training.events import EventLog, read_events
 
 
@@ -62,3 +63,11 @@ def test_a_full_disk_keeps_the_events_until_there_is_room(tmp_path: Path, monkey
     log.flush()
     assert log.failure is None
     assert [e["step"] for e in read_events(log.path)] == [1, 2]
+
+
+@pytest.mark.parametrize("line", ['{"event": "step", "st', "[1, 2]", '{"step": 3}', "\udc80"])
+def test_a_line_that_is_no_event_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"event": "step", "step": 1}\n' + line.encode("utf-8", "surrogateescape") + b"\n")
+    with pytest.raises(WrongUse, match=r"events\.jsonl:2 is "):
+        read_events(path)

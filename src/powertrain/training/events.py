@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from powertrain.records import WrongUse
+
 EVENTS_EVERY_S = 5.0         # a run brings its steps to the disk at least this often, when it reads their losses
 
 
@@ -70,6 +72,24 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def read_all_events(path: Path) -> list[dict[str, Any]]:
-    """Every event that was written, those that a continuation went back behind too."""
-    with open(path, encoding="utf-8") as file:           # a line without an end is still being written
-        return [json.loads(line) for line in file if line.endswith("\n")]
+    """Every event that was written, those that a continuation went back behind too.
+
+    Raises WrongUse for a line that is no event.
+    """
+    events: list[dict[str, Any]] = []
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.endswith(b"\n"):                     # one without an end is still being written
+                events.append(_event_in(line, f"{path}:{number}"))
+    return events
+
+
+def _event_in(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        event = json.loads(line)
+    except ValueError as error:
+        raise WrongUse(f"{where} is not whole JSON ({error}); it was changed by hand, or the disk has lost a part of it: take "
+                       "the line out") from None
+    if not isinstance(event, dict) or "event" not in event:
+        raise WrongUse(f"{where} is no event of a run; it was changed by hand: take the line out")
+    return event
