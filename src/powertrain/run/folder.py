@@ -69,6 +69,7 @@ class RunSummary:
     bits_per_byte: float | None
     tokens_per_s: float | None
     started: str                             # local time
+    began: float = 0.0                       # the same in seconds since 1970; 0 where it took no step
 
 
 def create(recipe: Recipe) -> RunFolder:
@@ -189,12 +190,14 @@ def summarise(folder: RunFolder) -> RunSummary:
         step=last_step["step"] if last_step else 0, total_steps=start.get("total_steps", 0), loss=loss,
         bits_per_byte=last_evaluation["bits_per_byte"] if last_evaluation else None,
         tokens_per_s=sum(step["real_tokens"] for step in steps) / seconds if seconds else None,
-        started=datetime.datetime.fromtimestamp(start["time"]).strftime("%Y-%m-%d %H:%M") if start else "")
+        started=datetime.datetime.fromtimestamp(start["time"]).strftime("%Y-%m-%d %H:%M") if start else "",
+        began=start.get("time", 0.0))
 
 
 def list_runs(root: Path) -> list[RunSummary]:
+    """Oldest first; two of the same instant by name."""
     folders = [RunFolder(path) for path in root.iterdir() if (path / "recipe.yaml").is_file()] if root.is_dir() else []
-    return sorted((summarise(folder) for folder in folders), key=lambda run: run.started)
+    return sorted((summarise(folder) for folder in folders), key=lambda run: (run.began, run.folder.name))
 
 
 def newest_run(recipe_name: str) -> Path:
