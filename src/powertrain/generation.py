@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from powertrain.models.attention import sdpa_attention
 from powertrain.models.bridge.generation import Reader, Writer
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.decoder import Decoder
-from powertrain.models.model import Model
+from powertrain.models.model import Model, evaluating
 from powertrain.models.providers import decoder_start_in
 from powertrain.records import IGNORE, Batch, WrongUse
 
@@ -305,14 +305,3 @@ def generate_ids(feed: Feed, prompt: Sequence[int], sampling: Sampling) -> Itera
         token = choose(feed(fresh), sampling, draws)
         fresh = [token]
         yield token
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts a model in evaluation mode, and afterwards back in the mode it was in."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
