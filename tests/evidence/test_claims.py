@@ -329,8 +329,8 @@ def test_the_newest_verdict_of_this_machine_counts(tmp_path):
 
 
 def test_claims_without_a_verdict_come_first_and_then_the_oldest(tmp_path):
-    for study in (claim_study("2026-11-21_claims-10", "2026-11-21", a="x"), claim_study("2026-11-21_claims-2", "2026-11-21", b="x"),
-                  claim_study("by-name", "2026-11-20", c="x")):
+    for study in (claim_study("2026-11-21_claims-10", "2026-11-21", a="x"), claim_study("by-name", "2026-11-20", c="x"),
+                  claim_study("2026-11-21_claims-2", "2026-11-21", b="x")):
         studies.save(tmp_path / study.name, study, {})
     known = claim_studies.known(tmp_path, "here")
     assert claim_studies.in_turn(["a", "b", "d"], known) == ["d"]
