@@ -86,7 +86,7 @@ def test_equal_arms_take_the_same_steps_in_turns_and_learn_the_same(
     assert [(window.first_step, window.steps, window.real_tokens) for window in a.windows] == [
         (window.first_step, window.steps, window.real_tokens) for window in b.windows]
     assert a.windows[0].first_step > a.warm_up_steps
-    assert sum(a.windows[0].parts.values()) == pytest.approx(a.windows[0].seconds, rel=0.5)
+    assert 0 < sum(a.windows[0].parts.values()) <= a.windows[0].seconds
     assert comparison.speed is not None
     assert math.isfinite(comparison.speed.median)
     assert "micro_batch" in a.techniques
