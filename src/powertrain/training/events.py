@@ -88,8 +88,8 @@ def _event_in(line: bytes, where: str) -> dict[str, Any]:
     try:
         event = json.loads(line)
     except ValueError as error:
-        raise WrongUse(f"{where} is not whole JSON ({error}); it was changed by hand, or the disk has lost a part of it: take "
-                       "the line out") from None
+        raise WrongUse(f"{where} is no event of a run: not whole JSON ({error}); it was changed by hand, or the disk has "
+                       "lost a part of it: take the line out") from None
     if not isinstance(event, dict) or "event" not in event:
         raise WrongUse(f"{where} is no event of a run; it was changed by hand: take the line out")
     return event
