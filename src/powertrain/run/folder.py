@@ -74,8 +74,8 @@ class RunSummary:
 
 def create(recipe: Recipe) -> RunFolder:
     """A new folder for a run. Raises WrongUse if it cannot be written or holds another run."""
-    path = Path(recipe.output_dir) if recipe.output_dir else _free_name(recipe.name)
-    folder = RunFolder(path)
+    folder = RunFolder(Path(recipe.output_dir) if recipe.output_dir else _new_folder(recipe.name))
+    path = folder.path
     if folder.recipe.exists() or folder.events.exists():
         raise WrongUse(f"{path} holds another run; go on with it by `powertrain train --resume {path}`, or name another "
                        "folder with --output")
@@ -87,9 +87,12 @@ def create(recipe: Recipe) -> RunFolder:
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
         (path / ".lock").touch()
     except OSError as error:
-        raise WrongUse(f"the output folder {path} cannot be written ({error.strerror}); name another one with "
-                       "--output") from None
+        raise _cannot_be_written(path, error) from None
     return folder
+
+
+def _cannot_be_written(path: Path, error: OSError) -> WrongUse:
+    return WrongUse(f"the output folder {path} cannot be written ({error.strerror}); name another one with --output")
 
 
 def _holds_only_beginnings(path: Path) -> bool:
@@ -230,11 +233,23 @@ def _has(folder: RunFolder, asked: list[tuple[str, Any]]) -> bool:
     return all(found[key] == value for key, value in asked)
 
 
-def _free_name(name: str) -> Path:
+def _new_folder(name: str) -> Path:
+    """Makes it: a run that begins in the same second gets another one."""
     stem = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    path = RUNS / stem
-    count = 1
-    while path.exists():
-        count += 1
-        path = RUNS / f"{stem}-{count}"
+    path, count = RUNS / stem, 1
+    try:
+        RUNS.mkdir(parents=True, exist_ok=True)
+        while not _made(path):
+            count += 1
+            path = RUNS / f"{stem}-{count}"
+    except OSError as error:
+        raise _cannot_be_written(path, error) from None
     return path
+
+
+def _made(path: Path) -> bool:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return False
+    return True
