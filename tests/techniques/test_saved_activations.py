@@ -222,7 +222,7 @@ def linked(flops_a_byte: float) -> Link:
 
 
 def test_what_the_block_hides_costs_nothing_and_the_rest_is_waited_for(large: Facts) -> None:
-    flops = block_flops(large.model, 4096)
+    flops = block_flops(large.model, [4096])
     assert flops == pytest.approx((4096 * FORWARD, 4096 * 2 * FORWARD))
     assert hidden_bytes(large.model, 4096, linked(900)) == pytest.approx(4096 * FORWARD / 900)
     assert sent_bytes(large.model, EVERYTHING_OUT, 4096, linked(900)) == 4096 * KEEPS
@@ -333,6 +333,32 @@ def test_the_estimate_counts_what_is_made_again(large: Facts) -> None:
     light = replace(plain, saved={"inner": "recompute"}, saved_blocks=12)
     again = workload_work(large.model, light).recompute_flops - workload_work(large.model, plain).recompute_flops
     assert again == 2 * 12 * (large.data.train_batch_size * 4096) * 512 * 2 * 1376
+
+
+def test_the_estimate_waits_for_copies_that_the_computation_does_not_hide(large: Facts) -> None:
+    """At 0.9 of the peak a link of 2000 FLOPs a byte copies while 1800 x 11,648 = 20,966,400 are computed: more than the first
+    pass has, less than the second. At 0.4 they are 800 x 11,648 = 9,318,400, less than either."""
+    from powertrain.cost.estimate import estimate, kind_of_work
+
+    hardware = replace(large.hardware, device="cuda", peak_flops_per_s={"bf16": 1e13}, bandwidth_bytes_per_s=1e12,
+                       host_link_bytes_per_s=1e13 / 2000, host_free_memory_bytes=1 << 40)
+    light = replace(workload(large, "cuda"), dtype="bf16", saved=EVERYTHING_OUT, saved_blocks=5)
+
+    def expected(light: Workload = light, **known: Any) -> Any:
+        return estimate(large.model, light, replace(hardware, **known), 1)
+
+    passes, unknown = large.data.train_batch_size, expected(host_link_bytes_per_s=None)
+    wait_s = passes * 5 * 4096 * (1800 * KEEPS - FORWARD) / 9e12
+    assert expected().step_s == pytest.approx((unknown.step_s[0] + wait_s, unknown.step_s[1]), rel=1e-9)
+    everywhere = expected(replace(light, saved_blocks=1_000_000))            # as a pin says it that names no number
+    assert everywhere.step_s[0] - unknown.step_s[0] == pytest.approx(12 / 5 * wait_s, rel=1e-6)
+    assert "copies to the host: formula" in expected().basis
+    assert "is not in it, because how fast this GPU and its host copy is not known" in unknown.basis
+    assert expected().floor_s == unknown.floor_s
+    assert "offloaded" in kind_of_work(large.model, light)
+    kept = replace(light, saved={"inner": "recompute"})
+    assert "host" not in expected(kept).basis
+    assert "offloaded" not in kind_of_work(large.model, kept)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory and streams need a GPU")
