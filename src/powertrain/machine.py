@@ -92,7 +92,7 @@ def memory_limit(folders: Iterable[Path]) -> tuple[int | None, int | None]:
             continue
         statistics = dict(line.split()[:2] for line in (_text(folder / "memory.stat") or "").splitlines())
         limits.append(int(limit))
-        droppable = statistics.get("total_inactive_file") or statistics.get("inactive_file", 0)
+        droppable = statistics.get("total_inactive_file") or statistics.get("inactive_file") or "0"
         free.append(max(0, int(limit) - int(used) + int(droppable)))
     return min(limits, default=None), min(free, default=None)
 

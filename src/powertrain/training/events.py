@@ -74,22 +74,19 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 def read_all_events(path: Path) -> list[dict[str, Any]]:
     """Every event that was written, those that a continuation went back behind too.
 
-    Raises WrongUse for a line that is no event.
+    Raises WrongUse for a line that is no event, as a power failure or a hand may leave one.
     """
-    events: list[dict[str, Any]] = []
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.endswith(b"\n"):                     # one without an end is still being written
-                events.append(_event_in(line, f"{path}:{number}"))
-    return events
+    with open(path, "rb") as file:           # a line without an end is still being written
+        return [_event(line, f"{path}:{number}") for number, line in enumerate(file, start=1) if line.endswith(b"\n")]
 
 
-def _event_in(line: bytes, where: str) -> dict[str, Any]:
+def _event(line: bytes, where: str) -> dict[str, Any]:
     try:
-        event = json.loads(line)
+        found = json.loads(line)
     except ValueError as error:
-        raise WrongUse(f"{where} is no event of a run: not whole JSON ({error}); it was changed by hand, or the disk has "
-                       "lost a part of it: take the line out") from None
-    if not isinstance(event, dict) or "event" not in event:
-        raise WrongUse(f"{where} is no event of a run; it was changed by hand: take the line out")
-    return event
+        found, because = None, str(error)
+    else:
+        because = "a line is one JSON object with its event"
+    if not isinstance(found, dict) or not isinstance(found.get("event"), str):
+        raise WrongUse(f"{where} is no event of a run ({because}); it was damaged or changed by hand: take that line out")
+    return found
