@@ -14,8 +14,8 @@ of the K kv heads serves H / K query heads. `dropout` is the share of attention 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -35,33 +35,21 @@ class Attention(Protocol):
                  window: int | None, scale: float) -> Tensor: ...
 
 
-@dataclass(frozen=True)
-class Grouping:
-    """Documents sorted by length. `order` and `back` are None where they already lie so: then all is views."""
-
-    groups: tuple[tuple[int, int], ...]    # (documents, their length)
-    order: tuple[int, ...] | None          # sorted token -> token
-    back: tuple[int, ...] | None           # token -> sorted token
-
-
 @lru_cache(maxsize=256)
-def group_lengths(lengths: tuple[int, ...]) -> Grouping:
-    """Which documents can be computed as one batch. Empty documents vanish."""
-    counts: dict[int, int] = {}
-    for length in sorted(lengths):
-        counts[length] = counts.get(length, 0) + 1
-    groups = tuple((count, length) for length, count in counts.items() if length)
+def group_lengths(lengths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """(documents, their length) of each batch that can be computed as one, the shortest first. Empty documents vanish."""
+    return tuple((count, length) for length, count in sorted(Counter(lengths).items()) if length)
+
+
+@lru_cache(maxsize=16)                       # passes, each with two numbers a token
+def order_on(lengths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """With documents sorted by length, sorted token -> token, and back: (T,) int64 each. None where they already lie so."""
     if tuple(sorted(lengths)) == lengths:
-        return Grouping(groups, None, None)
-    starts = [0]
-    for length in lengths:
-        starts.append(starts[-1] + length)
-    documents = sorted(range(len(lengths)), key=lambda document: lengths[document])
-    order = [token for d in documents for token in range(starts[d], starts[d + 1])]
-    back = [0] * len(order)
-    for place, token in enumerate(order):
-        back[token] = place
-    return Grouping(groups, tuple(order), tuple(back))
+        return None
+    with torch.inference_mode(False):        # so that a later backward pass may keep them
+        counts = torch.tensor(lengths)
+        order = torch.argsort(counts.repeat_interleave(counts), stable=True)
+        return order.to(device), torch.argsort(order).to(device)
 
 
 @lru_cache(maxsize=256)
@@ -74,18 +62,17 @@ def index_on(tokens: tuple[int, ...], device: torch.device) -> Tensor:
 def over_groups(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...],
                 attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
     """`attend` on each group of equally long documents, as (N, H, L, D) views; the result is (T, H, D) again."""
-    grouping = group_lengths(lengths)
-    if grouping.order is not None:
-        order = index_on(grouping.order, q.device)
-        q, k, v = (x.index_select(0, order) for x in (q, k, v))
+    orders = order_on(lengths, q.device)
+    if orders is not None:
+        q, k, v = (x.index_select(0, orders[0]) for x in (q, k, v))
     outputs, first = [], 0
-    for count, length in grouping.groups:
+    for count, length in group_lengths(lengths):
         last = first + count * length
         batch = (torch.unflatten(x[first:last], 0, (count, length)).transpose(1, 2) for x in (q, k, v))
         outputs.append(attend(*batch).transpose(1, 2).flatten(0, 1))
         first = last
     out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return out if grouping.back is None else out.index_select(0, index_on(grouping.back, q.device))
+    return out if orders is None else out.index_select(0, orders[1])
 
 
 def visible(length: int, window: int | None, device: torch.device) -> Tensor:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from powertrain.report.figures import count, duration, flops, memory
+from powertrain.report.figures import count, duration, flops, memory, perplexity
 from powertrain.report.plan import Row
 
 FULLER = 1.1                 # times the memory of the watched step: the fullest step's is named beside it
@@ -31,7 +30,7 @@ def result_rows(events: Sequence[Mapping[str, Any]], folder: str, gzip_bits_per_
 
 
 def quality(evaluation: Mapping[str, Any], gzip_bits_per_byte: float | None) -> str:
-    text = (f"loss {evaluation['loss']:.4f} nats a token (perplexity {math.exp(min(evaluation['loss'], 700)):.3g}) on "
+    text = (f"loss {evaluation['loss']:.4f} nats a token (perplexity {perplexity(evaluation['loss']):.3g}) on "
             f"{count(evaluation['tokens'])} tokens")
     if evaluation.get("bits_per_byte") is not None:
         text += f"; {evaluation['bits_per_byte']:.3f} bits per byte"

@@ -299,7 +299,6 @@ def _evaluated(session: Session, examples: Sequence[Example]) -> Evaluation:
             if not is_out_of_memory(error):
                 raise
             why = said_by(error)
-        session.setup.model.train()
         go_on_smaller(session, why)
 
 
