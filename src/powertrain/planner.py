@@ -231,14 +231,34 @@ def to_json(plan: Plan) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> Plan:
-    """The plan that `to_json` wrote. Raises WrongUse for a technique that this version does not have."""
+    """The plan that `to_json` wrote.
+
+    Raises WrongUse for a technique that this version does not have, and for what `to_json` cannot have written.
+    """
+    try:
+        return _read(data)
+    except WrongUse:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise WrongUse(f"the plan is not as it was written ({type(error).__name__}: {error}): it was changed by hand, or is of "
+                       "another version; put the first one back, or start a new run") from None
+
+
+def _read(data: Mapping[str, Any]) -> Plan:
     steps = []
     for step in data["steps"]:
         if step["technique"] not in BY_NAME:
             raise WrongUse(f"the plan asks for technique {step['technique']!r}, which this version does not have "
                            f"(known: {', '.join(BY_NAME)}); use the version that wrote it")
         claim = step["claim"] | {"step_time": tuple(step["claim"]["step_time"])}
-        steps.append(Proposal(BY_NAME[step["technique"]](**step["settings"]), step["because"], Effect(**claim)))
+        steps.append(Proposal(_read_technique(BY_NAME[step["technique"]], step["settings"]), step["because"], Effect(**claim)))
     found = data["estimate"]
     read = Estimate(**(found | {"step_s": tuple(found["step_s"])})) if found else None
     return Plan(tuple(steps), tuple(Refusal(item["technique"], item["because"]) for item in data["refused"]), read)
+
+
+def _read_technique(technique: type[Technique], settings: Mapping[str, Any]) -> Technique:
+    for name, wanted in typing.get_type_hints(technique).items():
+        if name in settings and type(settings[name]) is not wanted:
+            raise TypeError(f"{technique.name}.{name}={settings[name]!r} should be of type {wanted.__name__}")
+    return technique(**settings)

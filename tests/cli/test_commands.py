@@ -97,6 +97,10 @@ class TestBadOutput:
         (tmp_path / "file").touch()
         assert_refused(cli("train", *tiny, "--output", "file"), "is a file")
 
+    def test_it_is_refused_before_anything_is_read(self, cli: Cli, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        assert_refused(cli("train", "data=nowhere.txt", "--output", "file"), "is a file")
+
     def test_where_nothing_can_be_written(self, cli: Cli, tiny: list[str]) -> None:
         assert_refused(cli("train", *tiny, "--output", "/proc/run"), "cannot be written")
 
@@ -111,6 +115,8 @@ class TestResume:
         (tmp_path / "empty").mkdir()
         assert_refused(cli("train", "--resume", "empty"), "holds no run")
         assert_refused(cli("train", "--resume", "empty", "--output", "other"), "leave --output out")
+        (tmp_path / "notes.md").touch()
+        assert_refused(cli("train", "--resume", "notes.md"), "is a file, and a run is a folder")
 
 
 @pytest.fixture(scope="module")

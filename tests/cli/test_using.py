@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -189,6 +190,17 @@ class TestExport:
         out = capsys.readouterr().out
         assert out.startswith("Export")
         assert "Opens" in out
+
+    def test_an_adapter_that_peft_does_not_have_is_not_said_to_open_there(self, here: Path, tmp_path: Path,
+                                                                          capsys: Captured) -> None:
+        shutil.copytree(here / "runs/tuned/model", tmp_path / "ours")
+        config = tmp_path / "ours" / "adapter_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"peft_type": "LSLORA"}))
+        exporting.export(str(tmp_path / "ours"), to="adapter", folder=tmp_path / "out", dtype=None, base=None, provider=None,
+                         as_json=False)
+        out = capsys.readouterr().out
+        assert "PeftModel" not in out
+        assert f"powertrain chat {tmp_path / 'out'}" in out
 
     def test_a_gguf_file_has_the_template_that_was_trained(self, here: Path, tmp_path: Path, capsys: Captured) -> None:
         import gguf

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from driver import TINY, run_cli
+from powertrain.run.folder import RunFolder, list_runs, locked
 from powertrain.training.checkpoint import FILES, newest_checkpoint, what_is_wrong
 from powertrain.training.events import read_events
 
@@ -219,3 +220,49 @@ def test_a_run_describes_itself(unbroken: Path) -> None:
     plan = json.loads((unbroken / "plan.json").read_text())
     assert any(step["technique"] == "micro_batch" for step in plan["steps"])
     assert all(refusal["because"] for refusal in plan["refused"])
+
+
+def test_a_damaged_event_is_said_before_the_training_goes_on(cli: Cli, unbroken: Path, tmp_path: Path) -> None:
+    shutil.copytree(unbroken, tmp_path / "run")
+    events = tmp_path / "run" / "events.jsonl"
+    events.write_text("{torn\n" + events.read_text())
+    code, out, err = cli("train", "--resume", "run")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"powertrain: run/{events.name}:1 is no event")
+
+
+def test_a_plan_that_was_changed_by_hand_is_a_sentence(cli: Cli, unbroken: Path, tmp_path: Path) -> None:
+    shutil.copytree(unbroken, tmp_path / "run")
+    plan = tmp_path / "run" / "plan.json"
+    plan.write_text(plan.read_text().replace('"examples": 5', '"examples": "five"'))
+    code, _, err = cli("train", "--resume", "run")
+    assert code == 2, err
+    assert "micro_batch.examples='five' should be of type int" in err
+    plan.write_text("{torn")
+    code, _, err = cli("train", "--resume", "run")
+    assert code == 2, err
+    assert "plan.json is not whole JSON" in err
+
+
+def test_a_continuation_says_where_its_values_were_from_and_what_is_other_now(
+        cli: Cli, words: list[str], unbroken: Path, tmp_path: Path) -> None:
+    shutil.copytree(unbroken, tmp_path / "run")
+    code, _, err = cli("train", "--resume", "run", "logging_steps=5")
+    assert code == 0, err
+    recipe = [line for line in err.splitlines() if line.startswith("Recipe")]
+    assert any("max_steps: 11" in line and line.endswith("# command line") for line in recipe)
+    assert not any("# default" in line or "recipe.yaml" in line for line in recipe)
+    assert [line for line in err.splitlines() if line.startswith("Now")] == ["Now     logging_steps: 5"]
+
+
+def test_the_list_tells_a_run_that_trains_from_one_that_was_killed_and_one_that_is_damaged(
+        unbroken: Path, tmp_path: Path) -> None:
+    for name in ("finished", "killed", "running", "damaged"):
+        shutil.copytree(unbroken, tmp_path / name)
+    for name in ("killed", "running"):
+        events = tmp_path / name / "events.jsonl"
+        events.write_text("".join(events.read_text().splitlines(keepends=True)[:-1]))
+    (tmp_path / "damaged" / "events.jsonl").write_text("{torn\n")
+    with locked(RunFolder(tmp_path / "running")):
+        found = {run.name if run.state == "damaged" else run.folder.name: run.state for run in list_runs(tmp_path)}
+    assert found == {name: name for name in ("finished", "killed", "running", "damaged")}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from powertrain.records import WrongUse
 from powertrain.training.events import EventLog, read_events
 
 
@@ -62,3 +63,11 @@ def test_a_full_disk_keeps_the_events_until_there_is_room(tmp_path: Path, monkey
     log.flush()
     assert log.failure is None
     assert [e["step"] for e in read_events(log.path)] == [1, 2]
+
+
+@pytest.mark.parametrize("line", [b'{"event": "st\n', b"[]\n", b'{"time": 3}\n', b"\0\0\0\n", b"\xff\n", b"\n"])
+def test_a_damaged_line_is_named_by_its_number(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"event": "start"}\n' + line + b'{"event": "end"}\n')
+    with pytest.raises(WrongUse, match=r"events\.jsonl:2 is no event of a run .*take that line out"):
+        read_events(path)

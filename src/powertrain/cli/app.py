@@ -39,9 +39,9 @@ System = Annotated[str | None, typer.Option(help="The system text of the convers
 def train(words: Words = None,
           output: Annotated[Path | None, typer.Option(help="Folder for this run (default: runs/NAME-DATE).")] = None,
           resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
-          dry_run: Annotated[bool, typer.Option(help="Only say what would be done.")] = False,
+          dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
           json: Json = False,
-          quiet: Annotated[bool, typer.Option(help="Only the result.")] = False) -> None:
+          quiet: Annotated[bool, typer.Option("--quiet", help="Only the result.")] = False) -> None:
     """Train a model; without a recipe, the embedded one."""
     from powertrain.cli import training
 
@@ -58,7 +58,7 @@ def plan(words: Words = None, json: Json = False) -> None:
 
 @app.command(context_settings=WORDS)
 def facts(words: Words = None, json: Json = False,
-          measure: Annotated[bool, typer.Option(help="Measure the machine again.")] = False) -> None:
+          measure: Annotated[bool, typer.Option("--measure", help="Measure the machine again.")] = False) -> None:
     """Show what is known of machine, software, model and data, with sources."""
     from powertrain.cli import looking
 

@@ -51,14 +51,19 @@ def check_dtype(to: str, dtype: str | None) -> str | None:
 
 def _adapter(path: str, folder: Path, base: str | None) -> tuple[list[Row], dict[str, Any]]:
     from powertrain.export.adapter import export_adapter
+    from powertrain.models.adapter_files import CONFIG
+    from powertrain.models.bridge.adapters import NATIVE_ONLY
+    from powertrain.models.folder import read_json
     from powertrain.run.opening import find_parts, open_tokenizer
 
     found = find_parts(path, base=base)
     if found.adapter is None:
         raise WrongUse(f"{path} has no adapter: the whole model was trained; use --to merged")
     tensors = export_adapter(found.adapter, folder, open_tokenizer(found.tokenizer_folder), base=found.base)
-    return [("Adapter", f"{tensors:,} tensors for {found.base}"),
-            ("Opens", f'peft.PeftModel.from_pretrained(base, "{folder}")')], {"tensors": tensors, "base": found.base}
+    ours = read_json(found.adapter / CONFIG).get("peft_type") == NATIVE_ONLY
+    opens = f"powertrain chat {folder}" if ours else f'peft.PeftModel.from_pretrained(base, "{folder}")'
+    return ([("Adapter", f"{tensors:,} tensors for {found.base}"), ("Opens", opens)],
+            {"tensors": tensors, "base": found.base})
 
 
 def _merged(path: str, folder: Path, dtype: str | None, base: str | None,

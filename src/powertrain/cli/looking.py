@@ -55,8 +55,6 @@ def list_runs(folder: Path, *, as_json: bool) -> None:
 
 
 def show_run(path: Path, *, as_json: bool) -> None:
-    import json
-
     from powertrain.run import folder as run_folder
     from powertrain.training.events import read_events
 
@@ -67,7 +65,7 @@ def show_run(path: Path, *, as_json: bool) -> None:
         return
     output.print_rows([("Recipe", line) for line in folder.recipe.read_text(encoding="utf-8").splitlines()
                        if "# default" not in line])
-    plan = json.loads(folder.plan.read_text(encoding="utf-8"))
+    plan = run_folder.read_json(folder.plan)
     output.print_rows([("Plan", "on", step["technique"], step["because"]) for step in plan["steps"]] +
                       [("Plan", "off", refusal["technique"], refusal["because"]) for refusal in plan["refused"]])
     sample = next((event for event in reversed(events) if event["event"] == "sample"), None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from powertrain import planner
 from powertrain.cli import output
 from powertrain.cli.surroundings import cache_folder, resident_bytes, say
-from powertrain.recipe import resolve_words
+from powertrain.recipe import flat, quoted, resolve_words
 from powertrain.records import RunFailed, WrongUse, to_plain
 from powertrain.report import plan as plan_report
+from powertrain.report.figures import perplexity
 from powertrain.report.live import Live, Pace
 from powertrain.report.result import result_rows
 from powertrain.run.fits import needed_bytes, room_bytes, savings_of
-from powertrain.run.folder import RUNS, continued, existing, missing_base
+from powertrain.run.folder import RUNS, check_free, continued, existing, missing_base, read_json
 from powertrain.run.prepare import Prepared, prepare, with_stored_plan
 from powertrain.run.session import resume_run, start_run
 from powertrain.training.events import read_events
@@ -39,7 +38,9 @@ def train(words: list[str], *, output: Path | None, resume: Path | None, dry_run
           quiet: bool) -> int:
     if resume is not None:
         return _resume(resume, words, output=output, dry_run=dry_run, as_json=as_json, quiet=quiet)
-    resolved = resolve_words([*words, *([f"output_dir={json.dumps(str(output))}"] if output else [])])
+    resolved = resolve_words([*words, *([f"output_dir={quoted(str(output))}"] if output else [])])
+    if not dry_run and resolved.recipe.output_dir:
+        check_free(Path(resolved.recipe.output_dir))         # now, and not behind an hour of reading
     if not dry_run and (base := missing_base(resolved.recipe)) is not None:
         train_base(base, _quiet if quiet else say)
     prepared = prepare(resolved, cache_folder(), _quiet if quiet else say)
@@ -57,15 +58,17 @@ def _resume(path: Path, words: list[str], *, output: Path | None, dry_run: bool,
     if output is not None:
         raise WrongUse(f"--resume {path} goes on in its own folder; leave --output out")
     folder = existing(path)
+    if folder.events.is_file():
+        read_events(folder.events)           # a damaged line is said before the training, not behind it
     if words and "=" not in words[0]:
         raise WrongUse(f"--resume {path} goes on with the run's own recipe; leave {words[0]!r} out")
     prepared = prepare(continued(folder, words), cache_folder(), _quiet if quiet else say)
-    prepared = with_stored_plan(prepared, json.loads(folder.plan.read_text(encoding="utf-8")))
+    prepared = with_stored_plan(prepared, read_json(folder.plan))
     if dry_run:
         _print_plan(prepared, as_json=as_json)
         return 0
     with Watcher(as_json=as_json, quiet=quiet) as watcher:
-        watcher.introduce(prepared)
+        watcher.introduce(prepared, stored=folder.recipe.read_text(encoding="utf-8"))
         folder, code = resume_run(folder, prepared, watcher.take)
     _print_result(folder.path, prepared, as_json=as_json)
     return code
@@ -139,10 +142,14 @@ class Watcher:
         if self.screen is not None:
             self.screen.stop()
 
-    def introduce(self, prepared: Prepared) -> None:
+    def introduce(self, prepared: Prepared, stored: str | None = None) -> None:
+        """`stored` is the recipe of a run that goes on: it says where each value came from, before it came from that file."""
         if not self.quiet and not self.as_json:
-            changed = [("Recipe", line) for line in prepared.resolved.to_yaml().splitlines() if "# default" not in line]
-            output.print_rows(changed, stderr=True)
+            changed = [line for line in (stored or prepared.resolved.to_yaml()).splitlines() if "# default" not in line]
+            resolved = prepared.resolved
+            now = [f"{key}: {quoted(value)}" for key, value in flat(resolved.recipe.model_dump())
+                   if stored and resolved.origins.get(key) == "command line"]
+            output.print_rows([*[("Recipe", line) for line in changed], *[("Now", line) for line in now]], stderr=True)
             _print_overview(prepared, stderr=True)
 
     def take(self, event: Mapping[str, Any]) -> None:
@@ -194,7 +201,7 @@ def _print_result(folder: Path, prepared: Prepared, *, as_json: bool) -> None:
     if as_json:
         evaluation = next((event for event in reversed(events) if event["event"] == "evaluation"), None)
         output.print_json({"event": "result", "folder": str(folder), "gzip_bits_per_byte": gzip_bits,
-                           "perplexity": math.exp(evaluation["loss"]) if evaluation else None, "evaluation": evaluation})
+                           "perplexity": perplexity(evaluation["loss"]) if evaluation else None, "evaluation": evaluation})
         return
     sample = next((event for event in reversed(events) if event["event"] == "sample"), None)
     if sample:

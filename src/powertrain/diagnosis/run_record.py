@@ -106,6 +106,8 @@ def read_run(folder: Path, now: float | None = None) -> RunRecord:
     try:
         events = read_events(files.events) if files.events.is_file() else []
         history = read(events, read_all_events(files.events) if events else ())
+    except WrongUse:
+        raise
     except (ValueError, KeyError, TypeError) as error:
         raise WrongUse(f"{files.events} holds a line that is no event of a run ({error}); it was changed by hand, or is of "
                        "another program") from None

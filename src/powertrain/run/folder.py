@@ -62,18 +62,32 @@ class RunSummary:
 
     folder: Path
     name: str
-    state: str                               # "finished", "stopped (SIGINT)", "failed", or "running or killed"
+    state: str                               # "finished", "stopped (SIGINT)", "failed", "running", "killed", "damaged"
     step: int
     total_steps: int
     loss: float | None                       # of the last evaluation, else of the last step
     bits_per_byte: float | None
     tokens_per_s: float | None
     started: str                             # local time
+    began: float = 0.0                       # the same in seconds since 1970; 0 where it took no step
 
 
 def create(recipe: Recipe) -> RunFolder:
     """A new folder for a run. Raises WrongUse if it cannot be written or holds another run."""
     path = Path(recipe.output_dir) if recipe.output_dir else _free_name(recipe.name)
+    check_free(path)
+    folder = RunFolder(path)
+    try:
+        folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        (path / ".lock").touch()
+    except OSError as error:
+        raise WrongUse(f"the output folder {path} cannot be written ({error.strerror}); name another one with "
+                       "--output") from None
+    return folder
+
+
+def check_free(path: Path) -> None:
+    """Raises WrongUse where a new run would find a file, another run or something else."""
     folder = RunFolder(path)
     if folder.recipe.exists() or folder.events.exists():
         raise WrongUse(f"{path} holds another run; go on with it by `powertrain train --resume {path}`, or name another "
@@ -82,13 +96,6 @@ def create(recipe: Recipe) -> RunFolder:
         raise WrongUse(f"the output folder {path} is a file; name another one with --output")
     if path.is_dir() and not _holds_only_beginnings(path):
         raise WrongUse(f"{path} is not empty and holds no run; name another folder with --output")
-    try:
-        folder.checkpoints.mkdir(parents=True, exist_ok=True)
-        (path / ".lock").touch()
-    except OSError as error:
-        raise WrongUse(f"the output folder {path} cannot be written ({error.strerror}); name another one with "
-                       "--output") from None
-    return folder
 
 
 def _holds_only_beginnings(path: Path) -> bool:
@@ -102,7 +109,8 @@ def _holds_only_beginnings(path: Path) -> bool:
 def existing(path: Path) -> RunFolder:
     folder = RunFolder(path)
     if not folder.recipe.is_file():
-        there = "holds no run: recipe.yaml is missing" if path.is_dir() else "does not exist"
+        there = ("holds no run: recipe.yaml is missing" if path.is_dir() else
+                 "is a file, and a run is a folder" if path.exists() else "does not exist")
         raise WrongUse(f"{path} {there}; `powertrain runs list` shows the runs in {RUNS}/")
     return folder
 
@@ -185,16 +193,32 @@ def summarise(folder: RunFolder) -> RunSummary:
     loss = last_evaluation["loss"] if last_evaluation else last_step["loss"] if last_step else None
     ended = by_kind.get("end")
     return RunSummary(
-        folder=folder.path, name=start.get("name", folder.path.name), state=ended["reason"] if ended else "running or killed",
+        folder=folder.path, name=start.get("name", folder.path.name), state=ended["reason"] if ended else _unended(folder),
         step=last_step["step"] if last_step else 0, total_steps=start.get("total_steps", 0), loss=loss,
         bits_per_byte=last_evaluation["bits_per_byte"] if last_evaluation else None,
         tokens_per_s=sum(step["real_tokens"] for step in steps) / seconds if seconds else None,
-        started=datetime.datetime.fromtimestamp(start["time"]).strftime("%Y-%m-%d %H:%M") if start else "")
+        started=datetime.datetime.fromtimestamp(start["time"]).strftime("%Y-%m-%d %H:%M") if start else "",
+        began=start.get("time", 0.0))
+
+
+def _unended(folder: RunFolder) -> str:
+    """The state of a run without an end."""
+    written = is_being_written(folder)
+    return "running or killed" if written is None else "running" if written else "killed"
 
 
 def list_runs(root: Path) -> list[RunSummary]:
+    """The oldest first, two of the same instant by name; before them those that cannot be read: one hides no other."""
     folders = [RunFolder(path) for path in root.iterdir() if (path / "recipe.yaml").is_file()] if root.is_dir() else []
-    return sorted((summarise(folder) for folder in folders), key=lambda run: run.started)
+    return sorted((_summary_or_damage(folder) for folder in folders), key=lambda run: (run.began, run.folder.name))
+
+
+def _summary_or_damage(folder: RunFolder) -> RunSummary:
+    try:
+        return summarise(folder)
+    except (WrongUse, KeyError, TypeError):
+        return RunSummary(folder=folder.path, name=folder.path.name, state="damaged", step=0, total_steps=0, loss=None,
+                          bits_per_byte=None, tokens_per_s=None, started="")
 
 
 def newest_run(recipe_name: str) -> Path:

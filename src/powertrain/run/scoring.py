@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from powertrain.planner import from_json
 from powertrain.recipe import Recipe
 from powertrain.records import Evaluation, Plan, WrongUse
 from powertrain.run.examples import DEFAULT_LENGTH, open_recipe_examples
+from powertrain.run.folder import read_json
 from powertrain.run.opening import OpenedModel
 from powertrain.run.questions import schema_for
 from powertrain.run.scratch import open_recipe_store
@@ -42,7 +42,7 @@ ROW_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 def score(opened: OpenedModel, cache: Path, say: Say) -> tuple[Evaluation, float | None]:
     """A run's model on all that the run held out, in the run's precision; of text also gzip's bits per byte of it."""
     recipe, run = run_recipe(opened)
-    plan = from_json(json.loads((run / "plan.json").read_text(encoding="utf-8")))
+    plan = from_json(read_json(run / "plan.json"))
     if recipe.method != "scratch":
         store = held_out_examples(opened, recipe, cache, say)
         return evaluate_examples(opened.model, store.validation, plan), None

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from powertrain.records import WrongUse
+
 EVENTS_EVERY_S = 5.0         # a run brings its steps to the disk at least this often, when it reads their losses
 
 
@@ -70,6 +72,21 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def read_all_events(path: Path) -> list[dict[str, Any]]:
-    """Every event that was written, those that a continuation went back behind too."""
-    with open(path, encoding="utf-8") as file:           # a line without an end is still being written
-        return [json.loads(line) for line in file if line.endswith("\n")]
+    """Every event that was written, those that a continuation went back behind too.
+
+    Raises WrongUse for a line that is no event, as a power failure or a hand may leave one.
+    """
+    with open(path, "rb") as file:           # a line without an end is still being written
+        return [_event(line, f"{path}:{number}") for number, line in enumerate(file, start=1) if line.endswith(b"\n")]
+
+
+def _event(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        found, because = None, str(error)
+    else:
+        because = "a line is one JSON object with its event"
+    if not isinstance(found, dict) or not isinstance(found.get("event"), str):
+        raise WrongUse(f"{where} is no event of a run ({because}); it was damaged or changed by hand: take that line out")
+    return found
