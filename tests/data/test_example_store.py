@@ -192,6 +192,11 @@ def test_many_examples_that_are_too_long_need_a_choice(opened, rows, tmp_path, n
     assert cut.counts["tokens_lost"] == lost
 
 
+def test_prompts_that_leave_no_room_for_an_answer_are_refused_with_both_cures(opened, rows):
+    with pytest.raises(WrongUse, match=r"nothing trained is left; raise data.max_length, or take a model that reads more"):
+        opened(rows, max_length=4)
+
+
 def test_few_examples_that_are_too_long_are_cut_or_dropped(opened, tmp_path):
     path = json_lines(tmp_path / "few.jsonl", [*ROWS[:20], {"question": "hello", "answer": "cat " * 500}])
     cut, dropped = opened(path), opened(path, long_examples="drop")

@@ -68,3 +68,11 @@ def test_gpt2_without_biases_has_none_anywhere() -> None:
 def test_what_cannot_be_is_refused_with_the_cure(family: str, asked: dict[str, Any], message: str) -> None:
     with pytest.raises(WrongUse, match=message):
         make_config(family, vocabulary=65, **asked)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_width_that_is_proposed_for_heads_that_do_not_divide_it_is_one_that_can_be(family: str) -> None:
+    with pytest.raises(WrongUse, match="3 heads do not divide a width of 32") as refused:
+        make_config(family, vocabulary=65, width=32, heads=3)
+    width = int(str(refused.value).rpartition(" ")[2])
+    assert make_config(family, vocabulary=65, width=width, heads=3)[0].width == width

@@ -14,6 +14,7 @@ from typing import Any
 
 from powertrain.records import WrongUse
 
+EVEN_QUARTERS = 8      # a head of so many dimensions, or a multiple, can be rotated in every family: gpt_neox rotates a quarter
 HEAD_WIDTH = 64        # of GPT-2, GPT-NeoX and the small Llamas; kernels are tuned for 64 and 128
 ASPECT = 64            # width / layers of GPT-2 small (768 / 12) and of nanochat
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu")
@@ -209,8 +210,9 @@ def check_family(config: ModelConfig) -> None:
 
 def no_fit(width: int, heads: int) -> WrongUse:
     """The error for a width that the heads do not divide."""
+    fitting = math.ceil(width / heads / EVEN_QUARTERS) * EVEN_QUARTERS * heads
     return WrongUse(f"{heads} heads do not divide a width of {width}: {width % heads} dimensions are left over; use "
-                    f"{nearest_divisors(width, heads)} heads, or a width of {math.ceil(width / heads) * heads}")
+                    f"{nearest_divisors(width, heads)} heads, or a width of {fitting}")
 
 
 def nearest_divisors(number: int, near: int) -> str:

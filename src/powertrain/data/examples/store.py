@@ -297,6 +297,7 @@ def _nothing_left(part: Part, source: str, limit: Limit) -> WrongUse:
         return WrongUse(f"all {counts['rows']:,} rows of {source} are bad, the first of them, {first.origin}: {first.reason}")
     if counts.get("too_long"):
         return WrongUse(f"no row of {source} has anything to train on within data.max_length={limit.max_length}: "
-                        f"{first.origin}: {first.reason}; raise data.max_length")
+                        f"{first.origin}: {first.reason}; raise data.max_length, or take a model that reads more if that is "
+                        "all that this one can")
     return WrongUse(f"all labels are masked: no row of {source} has a token that is trained ({first.origin}: {first.reason}); "
                     "use data.train_on=all, or another data.chat_template if this one gives the assistant no words")
