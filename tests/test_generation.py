@@ -24,7 +24,7 @@ from powertrain.models.attention import math_attention
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.config import RotaryScaling, make_config
 from powertrain.models.decoder import Decoder
-from powertrain.records import Batch, WrongUse
+from powertrain.records import Batch, RunFailed, WrongUse
 
 CONTEXT = 16
 
@@ -266,3 +266,18 @@ def test_a_span_head_writes_nothing() -> None:
                                                intermediate_size=8))
     with pytest.raises(WrongUse, match="points at answers"):
         generate(BridgedModel(head, task="span"), Bytes(), "a", tokens=1)
+
+
+@pytest.mark.parametrize("asked", [{"temperature": 0.0}, {"temperature": 0.8}, {"top_k": 3}, {"top_p": 0.5}])
+def test_a_model_whose_scores_are_no_numbers_is_said_to_be_broken(asked: dict[str, Any]) -> None:
+    logits = torch.zeros(10)
+    logits[4] = torch.nan
+    with pytest.raises(RunFailed, match="weights are broken"):
+        choose(logits, Sampling(1, **asked), torch.Generator())
+
+
+def test_a_token_that_cannot_be_is_no_fault_of_the_others() -> None:
+    logits = torch.full((10,), -torch.inf)
+    logits[4] = 0.0
+    for temperature in (0.0, 0.8):
+        assert choose(logits, Sampling(1, temperature), torch.Generator()) == 4

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.recipe import Recipe, in_steps, resolve, shipped_recipes
+from powertrain.recipe import Recipe, in_steps, quoted, read_yaml, resolve, resolve_words, shipped_recipes
 from powertrain.recipe.resolve import known_keys
 from powertrain.records import WrongUse
 
@@ -162,6 +162,28 @@ def test_intervals_in_epochs_become_steps() -> None:
     assert in_steps("5 epochs", 10.4) == 52
     assert in_steps("0.5 epochs", 1.0) == 1
     assert in_steps(0, 10.0) == 0
+    assert in_steps("0 epochs", 10.0) == 0
+
+
+@pytest.mark.parametrize("key", ["output_dir", "model.adapter", "model.path"])
+def test_a_place_below_the_home_folder_may_be_written_with_a_tilde(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    plain: object = resolve(None, [f"{key}=~/a/b"] + ["model.path=x"] * (key == "model.adapter")).recipe.model_dump()
+    for part in key.split("."):
+        plain = plain[part]  # type: ignore[index]
+    assert plain == "/home/someone/a/b"
+
+
+def test_a_written_recipe_reads_back_whatever_characters_are_in_it() -> None:
+    every = "".join(map(chr, [*range(0x300), 0x2028, 0x2029, 0xd83d, 0xfeff, 0xfffe, 0xffff, 0x1f600]))
+    written_out = resolve(None, []).with_planned({"sample.prompt": (every, "the test")}).to_yaml()
+    assert read_yaml(written_out, "the test")["sample"]["prompt"] == every
+    assert len(written_out.splitlines()) == written_out.count("\n")
+
+
+def test_a_word_of_any_characters_is_the_value_that_was_meant() -> None:
+    folder = "runs/a b: {c} # 😀é"
+    assert resolve_words([f"output_dir={quoted(folder)}"]).recipe.output_dir == folder
 
 
 @pytest.mark.parametrize("name", shipped_recipes())

@@ -9,9 +9,10 @@ Drawing uses a generator of its own, so that training's random numbers stay what
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,9 +24,9 @@ from powertrain.models.attention import sdpa_attention
 from powertrain.models.bridge.generation import Reader, Writer
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.decoder import Decoder
-from powertrain.models.model import Model
+from powertrain.models.model import Model, evaluating
 from powertrain.models.providers import decoder_start_in
-from powertrain.records import IGNORE, Batch, WrongUse
+from powertrain.records import IGNORE, Batch, RunFailed, WrongUse
 
 REPLACEMENT = "\ufffd"      # what decoding gives for the bytes of an unfinished character
 LONGEST_CHARACTER = 4       # bytes of UTF-8, so tokens at most
@@ -224,17 +225,29 @@ def open_feed(model: Model, prompt: Sequence[int], precision: Precision = nullco
 
 
 def choose(logits: Tensor, sampling: Sampling, draws: torch.Generator) -> int:
-    """One token id from logits (V,): the likeliest if the temperature is 0, else drawn."""
+    """One token id from logits (V,): the likeliest if the temperature is 0, else drawn.
+
+    Raises RunFailed where the logits are no numbers.
+    """
     logits = logits.cpu()                # the generator's device: the same seed draws the same text on every device
     if sampling.temperature == 0:
-        return int(logits.argmax())
+        likeliest = int(logits.argmax())
+        _refuse_no_number(float(logits[likeliest]))      # which counts as the largest
+        return likeliest
     ranked, ids = torch.sort(logits / sampling.temperature, descending=True)
     kept = len(ranked) if sampling.top_k is None else min(sampling.top_k, len(ranked))
     shares = torch.softmax(ranked[:kept], -1)
+    _refuse_no_number(float(shares[0]))
     if sampling.top_p is not None:
         before = shares.cumsum(-1) - shares
         shares = shares * (before < sampling.top_p)
     return int(ids[torch.multinomial(shares, 1, generator=draws)])
+
+
+def _refuse_no_number(found: float) -> None:
+    if math.isnan(found):
+        raise RunFailed("the model's scores are no numbers, so no token is likelier than another: its weights are broken, as "
+                        "by a learning_rate that is too high; use an earlier checkpoint of it")
 
 
 class TextStream:
@@ -305,14 +318,3 @@ def generate_ids(feed: Feed, prompt: Sequence[int], sampling: Sampling) -> Itera
         token = choose(feed(fresh), sampling, draws)
         fresh = [token]
         yield token
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts a model in evaluation mode, and afterwards back in the mode it was in."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)

@@ -81,6 +81,15 @@ def test_a_damaged_file_is_a_sentence(cli: Cli, folder: Path, tmp_path: Path, na
     assert [line for line in err.splitlines() if line.startswith("powertrain: ") and "b" in line]
 
 
+def test_a_run_whose_plan_was_cut_off_is_not_shown(cli: Cli, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "a", tmp_path / "a")
+    (tmp_path / "a" / "plan.json").write_text('{"steps": [')
+    code, _, err = cli("runs", "show", "a")
+    assert code == 2, err
+    assert "Traceback" not in err
+    assert [line for line in err.splitlines() if "plan.json is not whole JSON" in line]
+
+
 def test_show_says_where_the_step_time_went(cli: Cli, folder: Path) -> None:
     code, out, _ = cli("runs", "show", "a", folder=folder)
     assert code == 0

@@ -9,6 +9,7 @@ from powertrain.data.collate import collate_padded
 from powertrain.data.examples.check import check_examples, histogram, padding_share
 from powertrain.data.examples.store import open_examples
 from powertrain.data.order import step_examples
+from powertrain.records import WrongUse
 from powertrain.report.data import check_rows, marked, totals
 
 ROWS = [{"question": f"what is {number} ?", "answer": f"it is {number} " + "cat " * (number % 7)} for number in range(40)]
@@ -38,6 +39,11 @@ def test_rows_that_repeat_are_named_with_the_row_that_they_repeat(opened, tmp_pa
     named = [(problem.origin.rsplit(":")[-1], problem.reason.rsplit(":")[-1]) for problem in found.problems
              if problem.kind == "duplicate"]
     assert sorted(named) == [("6", "2"), ("8", "2"), ("9", "1")]
+
+
+def test_a_weight_that_leaves_an_epoch_without_examples_is_refused(opened):
+    with pytest.raises(WrongUse, match=r"data\.weights"):
+        check(opened(ROWS[:3], weights=[0.1]))
 
 
 def test_the_pieces_of_one_long_text_are_no_duplicates(opened):

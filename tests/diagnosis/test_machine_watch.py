@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.diagnosis.machine_watch import MachineWatch, Meanwhile, energy_j, held_s
+from powertrain.diagnosis.machine_watch import MachineWatch, Meanwhile, energy_j, held_s, taken_j
 
 
 def test_a_process_that_uses_all_its_threads_was_robbed_of_nothing() -> None:
@@ -52,6 +52,12 @@ def test_both_versions_of_control_groups_tell_how_long_they_held_a_process(tmp_p
     assert held_s([tmp_path / "two"]) == pytest.approx(2.5)
     assert held_s([tmp_path / "one"]) == pytest.approx(1.5)
     assert held_s([tmp_path / "one", tmp_path / "two", tmp_path / "odd", tmp_path / "missing"]) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize(("before", "after", "taken"), [
+    (5.0, 7.5, 2.5), (5.0, 5.0, 0.0), (262_000.0, 40.0, None), (None, 3.0, None), (3.0, None, None)])
+def test_energy_is_unknown_where_a_counter_began_anew(before: float | None, after: float | None, taken: float | None) -> None:
+    assert taken_j(before, after) == taken
 
 
 def test_the_energy_of_packages_is_summed_and_that_of_their_parts_is_in_it(tmp_path: Path) -> None:

@@ -328,10 +328,13 @@ def test_the_newest_verdict_of_this_machine_counts(tmp_path):
         "a": ("new", "2026-11-21_claims-10"), "b": ("x", "2026-11-21_claims-9")}
 
 
-def test_claims_without_a_verdict_come_first_and_then_the_oldest():
-    known = {"a": claim_studies.Known({}, "2026-11-22_claims"), "b": claim_studies.Known({}, "2026-11-21_claims")}
-    assert claim_studies.in_turn(["a", "b", "c"], known) == ["c"]
-    assert claim_studies.in_turn(["a", "b"], known) == ["b", "a"]
+def test_claims_without_a_verdict_come_first_and_then_the_oldest(tmp_path):
+    for study in (claim_study("2026-11-21_claims-10", "2026-11-21", a="x"), claim_study("by-name", "2026-11-20", c="x"),
+                  claim_study("2026-11-21_claims-2", "2026-11-21", b="x")):
+        studies.save(tmp_path / study.name, study, {})
+    known = claim_studies.known(tmp_path, "here")
+    assert claim_studies.in_turn(["a", "b", "d"], known) == ["d"]
+    assert claim_studies.in_turn(["a", "b", "c"], known) == ["c", "b", "a"]
 
 
 def test_a_study_is_replaced_whole_as_it_grows(tmp_path, facts):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -28,12 +29,13 @@ from powertrain.evidence.clock import (
     Track,
     check_room,
     is_steady,
+    judge,
     steps_per_window,
     warm_up,
 )
 from powertrain.evidence.parity import compare_losses
-from powertrain.evidence.worker import Order
-from powertrain.records.evidence import INVALID, Arm, Comparison, Window
+from powertrain.evidence.worker import Order, failure
+from powertrain.records.evidence import FASTER, INVALID, Arm, ArmRun, Comparison, Window
 
 SABOTEURS = Path(__file__).resolve().parents[2] / "benchmarks"
 QUICK = Pace(window_s=0.001, pairs=5, most_pairs=5, warm_up_s=0.05)
@@ -84,7 +86,7 @@ def test_equal_arms_take_the_same_steps_in_turns_and_learn_the_same(
     assert [(window.first_step, window.steps, window.real_tokens) for window in a.windows] == [
         (window.first_step, window.steps, window.real_tokens) for window in b.windows]
     assert a.windows[0].first_step > a.warm_up_steps
-    assert sum(a.windows[0].parts.values()) == pytest.approx(a.windows[0].seconds, rel=0.5)
+    assert 0 < sum(a.windows[0].parts.values()) <= a.windows[0].seconds
     assert comparison.speed is not None
     assert math.isfinite(comparison.speed.median)
     assert "micro_batch" in a.techniques
@@ -305,6 +307,24 @@ def test_a_warm_up_that_never_becomes_steady_ends_all_the_same() -> None:
     track = Track(process)  # type: ignore[arg-type]
     warm_up(track, Pace(warm_up_s=6), now=lambda: process.now_s)
     assert process.now_s <= 9
+
+
+def test_an_arm_whose_steps_are_no_shorter_in_the_median_never_earns_its_start_back() -> None:
+    """It is faster by its pairs, and the machine stood still in one of its windows."""
+    times = [float(second) for second in range(10, 18)]
+    taken = {"a": windows(1.0, *times), "b": windows(100.0, *(second / 1.05 for second in times))}
+    tracks = [Track(SimpleNamespace(arm=Arm(name, ()), first_step_s=20.0, ready=SimpleNamespace(  # type: ignore[arg-type]
+        apply_s=apply_s, loss_scaling=False)), [1.0], [1.0]) for name, apply_s in (("a", 0.0), ("b", 5.0))]
+    runs = [ArmRun(name, 1.0, 20.0, 3, tuple(each), (1.0,), (1.0,), 1) for name, each in taken.items()]
+    found, _, _ = judge(*tracks, *runs, margin=0.02)
+    assert found.verdict == FASTER
+    assert found.compile_s > 0
+    assert found.break_even_steps is None
+
+
+@pytest.mark.parametrize("text", ["std::bad_alloc", "could not create a memory object", "not enough memory: you tried"])
+def test_a_process_that_has_no_memory_says_so_whichever_library_asked_for_it(text: str) -> None:
+    assert failure(RuntimeError(text)).out_of_memory
 
 
 def test_windows_have_the_same_steps_and_their_usual_length_between_them() -> None:

@@ -81,6 +81,6 @@ def test_the_facts_of_examples_are_those_of_their_lengths(tmp_path, tokenizer_fo
 
 def test_a_store_without_training_examples_is_refused(tmp_path, tokenizer_folder):
     store = stored_examples(tmp_path, tokenizer_folder, [{"prompt": f"w{i}", "completion": " w2"} for i in range(4)])
-    empty = replace(store, training_indices=store.training_indices[:0])
+    empty = replace(store, training_indices=store.training_indices[:0], in_validation=store.in_validation | True)
     with pytest.raises(WrongUse, match="held out"):
         example_facts(empty, train_batch_size=4)

@@ -1,14 +1,18 @@
 """What is installed, and why the rest is not usable."""
 
+import importlib.metadata
 import importlib.util
 import platform
 import shutil
 import sys
+import tomllib
 import types
+from pathlib import Path
 
 import numpy
 import torch
 
+from powertrain import __version__
 from powertrain.facts.software import PARTS, read_software
 
 
@@ -35,6 +39,21 @@ def test_versions_are_those_installed():
     assert versions["python"] == platform.python_version()
     assert versions["torch"] == torch.__version__
     assert versions["numpy"] == numpy.__version__
+
+
+def test_a_checkout_that_nobody_has_installed_has_an_unknown_version(monkeypatch):
+    def version(name):
+        if name == "powertrain":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert read_software().versions["powertrain"] == "unknown"
+
+
+def test_the_version_is_the_one_that_is_published():
+    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["version"] == __version__
 
 
 def test_no_part_is_imported_to_find_out(monkeypatch):

@@ -245,6 +245,13 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert list(tmp_path.iterdir()) == [broken]
 
 
+def test_a_library_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "kernel.so").write_bytes(b"half a library")
+    monkeypatch.setattr(build, "_library", lambda: tmp_path / "kernel.so")
+    with pytest.raises(build.CannotBuild, match=r"remove .*kernel\.so"):
+        build.load.__wrapped__()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_varlen_says_where_it_can_run(dtype: torch.dtype) -> None:
     q, k, v = draw(4)

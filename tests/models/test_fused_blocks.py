@@ -270,3 +270,14 @@ def test_compiled_parts_serve_every_length_with_one_compilation(method: str) -> 
     assert counts[1:] == counts[:1] * 3
     assert counts[0] > 0
     assert run.blocks[0].functions.leave_back.is_compiled  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(not torch._inductor.cpp_builder.get_cpp_compiler(), reason="no C++ compiler")
+def test_a_compiled_block_of_the_other_kind_drops_what_it_drops_uncompiled() -> None:
+    """With biases, a norm that takes the mean off, and no gate."""
+    model, found = make_model("gpt2", "full", dropout=0.2), []
+    torch._dynamo.reset()
+    for run in (ByHand(model), ByHand(model, CompiledPart)):
+        torch.manual_seed(1)
+        found.append(gradients(model, run))
+    assert max(distance(*found).values()) < 1e-5

@@ -29,6 +29,13 @@ def test_a_run_gets_its_report_in_three_files_and_nothing_else(tmp_path, capsys)
     assert plain["verdict"] in (folder / "report.html").read_text(encoding="utf-8")
 
 
+def test_a_small_number_of_the_recipe_is_a_number(tmp_path):
+    folder = on_disk(tmp_path / "a", whole_run())
+    (folder / "recipe.yaml").write_text('max_grad_norm: 1e-05  # command line\n', encoding="utf-8")      # text to YAML 1.1
+    reporting.report(folder, output=None, as_json=True)
+    assert (folder / "report.html").is_file()
+
+
 def test_a_study_gets_its_report_where_it_was_asked_for(tmp_path, capsys):
     folder = tmp_path / "study"
     folder.mkdir()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from not_compiled import NotCompiled
 from powertrain.cost.memory import peak_memory
-from powertrain.cost.offloading import Link, added_s, block_flops, hidden_bytes, sent_bytes
+from powertrain.cost.offloading import Link, added_s, block_flops, hidden_bytes, link_of, sent_bytes
 from powertrain.cost.saving import kinds_by_worth, lightest_that_fits
 from powertrain.cost.workload import Workload
 from powertrain.models.adapters import AdapterConfig
@@ -222,7 +222,7 @@ def linked(flops_a_byte: float) -> Link:
 
 
 def test_what_the_block_hides_costs_nothing_and_the_rest_is_waited_for(large: Facts) -> None:
-    flops = block_flops(large.model, 4096)
+    flops = block_flops(large.model, [4096])
     assert flops == pytest.approx((4096 * FORWARD, 4096 * 2 * FORWARD))
     assert hidden_bytes(large.model, 4096, linked(900)) == pytest.approx(4096 * FORWARD / 900)
     assert sent_bytes(large.model, EVERYTHING_OUT, 4096, linked(900)) == 4096 * KEEPS
@@ -232,6 +232,31 @@ def test_what_the_block_hides_costs_nothing_and_the_rest_is_waited_for(large: Fa
     both_ways = 4096 * (2 * 2000 * KEEPS - 3 * FORWARD) / 1e13
     assert added_s(large.model, EVERYTHING_OUT, 4096, linked(2000)) == pytest.approx(both_ways)
     assert added_s(large.model, {"heads": "recompute"}, 4096, linked(2000)) == pytest.approx(4096 * HEADS_AGAIN / 1e13)
+
+
+def test_a_link_is_known_from_what_was_measured_and_takes_half_of_the_free_memory_of_the_host(large: Facts) -> None:
+    known = replace(large.hardware, device="cuda", peak_flops_per_s={"bf16": 1e13}, datasheet_flops_per_s={"bf16": 2e13,
+                    "fp16": 3e13, "fp32": 1e12}, host_link_bytes_per_s=2e10, host_free_memory_bytes=8 << 30)
+    assert link_of(known, "bf16") == Link(2e10, 1e13, 4 << 30, 2)
+    assert link_of(known, "fp16") == Link(2e10, 3e13, 4 << 30, 2)                # not measured: its datasheet's
+    assert link_of(known, "fp32") == Link(2e10, 1e12, 4 << 30, 4)
+    for lacks, words in (({"device": "cpu"}, "a cpu has no host beside it"),
+                         ({"host_link_bytes_per_s": None}, "how fast this GPU and its host copy is not known"),
+                         ({"host_free_memory_bytes": None}, "how fast this GPU and its host copy is not known"),
+                         ({"datasheet_flops_per_s": {}, "peak_flops_per_s": {}}, "how fast this GPU computes in bf16 is not")):
+        assert words in str(link_of(replace(known, **lacks), "bf16"))
+
+
+def test_heads_of_any_width_and_blocks_without_a_backward_pass_are_counted_as_they_are(large: Facts) -> None:
+    from powertrain.facts.model import model_facts
+    from powertrain.models.config import make_config
+
+    wide = replace(make_config("qwen3", vocabulary=500, layers=4, width=512, heads=4, context=4096)[0], head_width=256)
+    assert sent_bytes(model_facts(wide), {"mixed": "offload"}, 10, linked(1)) == 10 * 2 * 4 * 256
+    all_blocks, upper = (AdapterConfig(r=8, target_modules=targets) for targets in ("all-linear", r"model\.layers\.[23]\..*"))
+    two, two_of_four = (block_flops(model_facts(replace(wide, layers=layers), method="lora", adapters=adapters), [4096])
+                        for layers, adapters in ((2, all_blocks), (4, upper)))
+    assert two_of_four[1] == pytest.approx(two[1], rel=1e-6)
 
 
 @pytest.mark.parametrize(("flops_a_byte", "heads"), [(900, "offload"), (1030, "offload"), (1045, "recompute")])
@@ -250,7 +275,7 @@ def test_nothing_is_made_again_as_long_as_the_link_hides_what_has_to_go(large: F
     room = int(0.9 * sum(peak_memory(large.model, plain).values()))
     fast = lightest_that_fits(large.model, plain, room, linked(100))
     assert fast is not None
-    assert set(fast.saved.values()) == {"offload"}
+    assert fast.saved == EVERYTHING_OUT                      # all of it is free, so in as few blocks as can be
     slow = lightest_that_fits(large.model, plain, room, linked(1e6))
     assert slow is not None
     assert set(slow.saved.values()) == {"recompute"}
@@ -259,9 +284,11 @@ def test_nothing_is_made_again_as_long_as_the_link_hides_what_has_to_go(large: F
 def test_a_host_that_is_short_of_memory_takes_nothing(large: Facts) -> None:
     plain = workload(large, "cuda")
     room = int(0.9 * sum(peak_memory(large.model, plain).values()))
-    found = lightest_that_fits(large.model, plain, room, replace(linked(100), room_bytes=1000))
-    assert found is not None
-    assert set(found.saved.values()) == {"recompute"}
+    for room_bytes in (1000, 4096 * KEEPS):                  # of one block there is room for all; more than one has to go
+        found = lightest_that_fits(large.model, plain, room, replace(linked(100), room_bytes=room_bytes))
+        assert found is not None
+        assert found.saved_blocks > 1
+        assert sent_bytes(large.model, found.saved, 4096, linked(100)) * found.saved_blocks <= room_bytes
 
 
 def test_the_plan_says_what_hides_and_why_nothing_goes_to_a_host_it_does_not_know(large: Facts) -> None:
@@ -333,6 +360,32 @@ def test_the_estimate_counts_what_is_made_again(large: Facts) -> None:
     light = replace(plain, saved={"inner": "recompute"}, saved_blocks=12)
     again = workload_work(large.model, light).recompute_flops - workload_work(large.model, plain).recompute_flops
     assert again == 2 * 12 * (large.data.train_batch_size * 4096) * 512 * 2 * 1376
+
+
+def test_the_estimate_waits_for_copies_that_the_computation_does_not_hide(large: Facts) -> None:
+    """At 0.9 of the peak a link of 2000 FLOPs a byte copies while 1800 x 11,648 = 20,966,400 are computed: more than the first
+    pass has, less than the second. At 0.4 they are 800 x 11,648 = 9,318,400, less than either."""
+    from powertrain.cost.estimate import estimate, kind_of_work
+
+    hardware = replace(large.hardware, device="cuda", peak_flops_per_s={"bf16": 1e13}, bandwidth_bytes_per_s=1e12,
+                       host_link_bytes_per_s=1e13 / 2000, host_free_memory_bytes=1 << 40)
+    light = replace(workload(large, "cuda"), dtype="bf16", saved=EVERYTHING_OUT, saved_blocks=5)
+
+    def expected(light: Workload = light, **known: Any) -> Any:
+        return estimate(large.model, light, replace(hardware, **known), 1)
+
+    passes, unknown = large.data.train_batch_size, expected(host_link_bytes_per_s=None)
+    wait_s = passes * 5 * 4096 * (1800 * KEEPS - FORWARD) / 9e12
+    assert expected().step_s == pytest.approx((unknown.step_s[0] + wait_s, unknown.step_s[1]), rel=1e-9)
+    everywhere = expected(replace(light, saved_blocks=1_000_000))            # as a pin says it that names no number
+    assert everywhere.step_s[0] - unknown.step_s[0] == pytest.approx(12 / 5 * wait_s, rel=1e-6)
+    assert "copies to the host: formula" in expected().basis
+    assert "is not in it, because how fast this GPU and its host copy is not known" in unknown.basis
+    assert expected().floor_s == unknown.floor_s
+    assert "offloaded" in kind_of_work(large.model, light)
+    kept = replace(light, saved={"inner": "recompute"})
+    assert "host" not in expected(kept).basis
+    assert "offloaded" not in kind_of_work(large.model, kept)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory and streams need a GPU")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -11,6 +12,8 @@ from powertrain.cli.output import explain
 
 def main() -> None:
     """Run a command; what the user can mend is one sentence on stderr and an exit code, never a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")         # a character that a terminal does not have is no failure
     try:
         app(prog_name="powertrain")
     except BrokenPipeError:                  # `powertrain plan | head`: nobody reads on, and that is no failure

@@ -71,7 +71,7 @@ def run(ids: Sequence[str], *, budget: str, study: str | None, as_json: bool) ->
     chosen = _chosen(known, ids, before)
     folder = studies.new_folder("claims", study)
     _train_bases(known, [claim for claim in chosen if why_not(claim.needs, hardware, software) is None])
-    began, circumstances = time.monotonic(), claim_studies.describe(hardware, software)
+    began, circumstances = time.monotonic(), studies.circumstances(hardware, software)
 
     def keep(hearing: Hearing) -> None:
         found = claim_studies.study_of(hearing, folder.name, circumstances, time.monotonic() - began)

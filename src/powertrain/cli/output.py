@@ -58,6 +58,12 @@ def print_rows(rows: Iterable[Sequence[str]], *, stderr: bool = False, styles: S
     out.print(table)
 
 
+def _is_out_of_memory(error: Exception) -> bool:
+    from powertrain.run.out_of_memory import is_out_of_memory  # which loads torch
+
+    return is_out_of_memory(error)
+
+
 def explain(error: Exception, *, as_json: bool) -> int | None:
     """Say in one sentence what went wrong; the exit code, or None for a fault of ours that needs its traceback."""
     if isinstance(error, UserError):
@@ -67,7 +73,7 @@ def explain(error: Exception, *, as_json: bool) -> int | None:
         message, code = f"{where}{error.strerror or error}", FAILED
     elif type(error).__name__ == "NotApplied":
         message, code = f"{error}; the plan asked for it, so nothing was trained. Pin it off to go without", FAILED
-    elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "not enough memory" in str(error):
+    elif isinstance(error, (MemoryError, RuntimeError)) and _is_out_of_memory(error):
         message, code = ("out of memory; use a smaller micro-batch (techniques.micro_batch.examples=1 keeps the batch), "
                          "techniques.activation_checkpointing=on, or a smaller model"), FAILED
     else:

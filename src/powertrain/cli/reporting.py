@@ -8,10 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from powertrain import __version__
 from powertrain.cli import output as screen
+from powertrain.recipe import read_yaml
 from powertrain.records import WrongUse
 from powertrain.report import html, markdown, run_page, study_page
 from powertrain.report import page as pages
@@ -69,7 +68,7 @@ def _run_files(folder: Path) -> RunFiles:
     text = (folder / "recipe.yaml").read_text(encoding="utf-8")
     events = folder / "events.jsonl"
     return RunFiles(
-        folder=str(folder), recipe=yaml.safe_load(text) or {}, recipe_text=text,
+        folder=str(folder), recipe=read_yaml(text, str(folder / "recipe.yaml")), recipe_text=text,
         facts=read_json(folder / "facts.json") if (folder / "facts.json").is_file() else {},
         plan=read_json(folder / "plan.json") if (folder / "plan.json").is_file() else {},
         events=read_events(events) if events.is_file() else [], all_events=read_all_events(events) if events.is_file() else [],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from powertrain import planner
 from powertrain.cli import output
 from powertrain.cli.surroundings import cache_folder, resident_bytes, say
-from powertrain.recipe import flat, resolve_words
+from powertrain.recipe import flat, quoted, resolve_words
 from powertrain.records import RunFailed, WrongUse, to_plain
 from powertrain.report import plan as plan_report
+from powertrain.report.figures import perplexity
 from powertrain.report.live import Live, Pace
 from powertrain.report.result import result_rows
 from powertrain.run.fits import needed_bytes, room_bytes, savings_of
@@ -39,7 +38,7 @@ def train(words: list[str], *, output: Path | None, resume: Path | None, dry_run
           quiet: bool) -> int:
     if resume is not None:
         return _resume(resume, words, output=output, dry_run=dry_run, as_json=as_json, quiet=quiet)
-    resolved = resolve_words([*words, *([f"output_dir={json.dumps(str(output))}"] if output else [])])
+    resolved = resolve_words([*words, *([f"output_dir={quoted(str(output))}"] if output else [])])
     if not dry_run and resolved.recipe.output_dir:
         check_free(Path(resolved.recipe.output_dir))         # now, and not behind an hour of reading
     if not dry_run and (base := missing_base(resolved.recipe)) is not None:
@@ -148,7 +147,7 @@ class Watcher:
         if not self.quiet and not self.as_json:
             changed = [line for line in (stored or prepared.resolved.to_yaml()).splitlines() if "# default" not in line]
             resolved = prepared.resolved
-            now = [f"{key}: {json.dumps(value)}" for key, value in flat(resolved.recipe.model_dump())
+            now = [f"{key}: {quoted(value)}" for key, value in flat(resolved.recipe.model_dump())
                    if stored and resolved.origins.get(key) == "command line"]
             output.print_rows([*[("Recipe", line) for line in changed], *[("Now", line) for line in now]], stderr=True)
             _print_overview(prepared, stderr=True)
@@ -202,7 +201,7 @@ def _print_result(folder: Path, prepared: Prepared, *, as_json: bool) -> None:
     if as_json:
         evaluation = next((event for event in reversed(events) if event["event"] == "evaluation"), None)
         output.print_json({"event": "result", "folder": str(folder), "gzip_bits_per_byte": gzip_bits,
-                           "perplexity": math.exp(evaluation["loss"]) if evaluation else None, "evaluation": evaluation})
+                           "perplexity": perplexity(evaluation["loss"]) if evaluation else None, "evaluation": evaluation})
         return
     sample = next((event for event in reversed(events) if event["event"] == "sample"), None)
     if sample:

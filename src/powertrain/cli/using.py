@@ -93,14 +93,13 @@ def check_metric(metric: str | None) -> None:
 
 
 def _show_loss(opened: OpenedModel, data: str | None, *, as_json: bool) -> None:
-    import math
-
+    from powertrain.report.figures import perplexity
     from powertrain.report.result import quality
     from powertrain.run.scoring import score, score_source
 
     found, gzip_bits = score(opened, cache_folder(), say) if data is None else score_source(opened, data, cache_folder(), say)
     if as_json:
-        output.print_json({"event": "evaluation", "gzip_bits_per_byte": gzip_bits, "perplexity": math.exp(min(found.loss, 700)),
+        output.print_json({"event": "evaluation", "gzip_bits_per_byte": gzip_bits, "perplexity": perplexity(found.loss),
                            **to_plain(found)})
     else:
         output.print_rows([("Held-out" if data is None else "Data", quality(to_plain(found), gzip_bits))])

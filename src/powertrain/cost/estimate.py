@@ -7,7 +7,9 @@ import math
 
 from powertrain.cost.bridged import as_decoder
 from powertrain.cost.fitting import largest_pass
+from powertrain.cost.gradients import lowest_layer
 from powertrain.cost.memory import peak_memory
+from powertrain.cost.offloading import link_of, waited_s
 from powertrain.cost.padding import length_at
 from powertrain.cost.recomputing import made_again_flops
 from powertrain.cost.roofline import Efficiency, efficiency, expected_step_s, size_class, step_floor
@@ -29,15 +31,20 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
     work = workload_work(model, workload)
     floor_s, bound_by = step_floor(work, hardware)
     expect = expected_efficiency(model, workload, hardware)
+    (low_s, high_s), copies = expected_step_s(work, hardware, expect), ""
+    if "offload" in workload.saved.values():
+        (low_wait_s, high_wait_s), copies = _waits(model, workload, hardware, expect)
+        low_s, high_s = low_s + low_wait_s, high_s + high_wait_s
     of_decoder = "" if model.provider == "native" else ", as our decoder of the same shape would take"
     return Estimate(
-        step_s=expected_step_s(work, hardware, expect), floor_s=floor_s, bound_by=bound_by,
+        step_s=(low_s, high_s), floor_s=floor_s, bound_by=bound_by,
         flops_per_step=work.flops, flops_per_token=work.flops_per_token,
         dtype=work.dtype, peak_flops_per_s=hardware.peak(work.dtype), tokens_per_step=work.tokens, steps=steps,
         memory_bytes=peak_memory(model, workload), padding_share=workload.padding_share,
         largest_pass=largest_pass(model, workload, hardware.free_memory_bytes),
         bytes_per_step=work.gemm_bytes + work.optimizer_bytes,
-        basis=f"floor: formula, at measured peaks{_coarse(workload)}; step: {expect.basis}; memory: formula{of_decoder}",
+        basis=f"floor: formula, at measured peaks{_coarse(workload)}; step: {expect.basis}{copies}; "
+              f"memory: formula{of_decoder}",
     )
 
 
@@ -46,6 +53,20 @@ def _coarse(workload: Workload) -> str:
     if workload.base_dtype not in EIGHT_BIT:
         return ""
     return f", products in {workload.base_dtype} at that of {workload.dtype}: they may be faster"
+
+
+def _waits(model: ModelFacts, workload: Workload, hardware: Hardware, expect: Efficiency) -> tuple[tuple[float, float], str]:
+    """Seconds that a step waits for copies to the host, low and high, and what that rests on.
+
+    Beside a computation that reaches less of the peak a copy hides longer: each end of the interval has the wait of its share.
+    """
+    link = link_of(hardware, workload.dtype)
+    if isinstance(link, str):
+        return (0.0, 0.0), f"; waiting for copies to the host is not in it, because {link}"
+    blocks, peak = min(workload.saved_blocks, model.layers - lowest_layer(model)), hardware.peak(workload.dtype)
+    low_s, high_s = (blocks * sum(waited_s(model, workload.saved, lengths, dataclasses.replace(link, flops_per_s=share * peak))
+                                  for lengths in _slot_lengths(workload)) for share in (expect.high, expect.low))
+    return (low_s, high_s), "; copies to the host: formula, at its measured link"
 
 
 def expected_efficiency(model: ModelFacts, workload: Workload, hardware: Hardware) -> Efficiency:
@@ -63,7 +84,8 @@ def kind_of_work(model: ModelFacts, workload: Workload) -> str:
     passes = "packed" if workload.packed_tokens is not None else "padded" if workload.lengths else "blocks"
     size = f"width {_rounded(model.width, 2)}+, {_rounded(workload.pass_slots, 4)}+ tokens a pass"
     marks = {"compiled": workload.compiled, "fused blocks": workload.fused_blocks,
-             "checkpointed": bool(workload.checkpoint_every), "dropout": bool(model.dropout),
+             "checkpointed": bool(workload.checkpoint_every), "offloaded": "offload" in workload.saved.values(),
+             "dropout": bool(model.dropout),
              "plain attention": workload.attention_saves_scores, "chunked loss": workload.loss_chunk_rows is not None}
     return ", ".join([model.provider, trained, workload.dtype, size, passes, *(name for name, on in marks.items() if on)])
 

@@ -15,7 +15,7 @@ Source: performance.md 3.2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from powertrain.cost.gradients import linears, lowest_layer
@@ -57,16 +57,16 @@ def columns_of(model: ModelFacts) -> dict[str, int]:
             "normalised": 2 * model.width}
 
 
-def block_flops(model: ModelFacts, tokens: int) -> tuple[float, float]:
-    """FLOPs of one block, forward and backward, on an example of so many tokens."""
-    forward = forward_flops(model, [tokens], head_share=0.0)
-    backward = training_flops(model, [tokens], head_share=0.0) - forward
+def block_flops(model: ModelFacts, lengths: Sequence[int]) -> tuple[float, float]:
+    """FLOPs of one block, forward and backward, on a pass of documents of these lengths."""
+    forward = forward_flops(model, lengths, head_share=0.0)
+    backward = training_flops(model, lengths, head_share=0.0) - forward
     return forward / model.layers, backward / (model.layers - lowest_layer(model))
 
 
 def hidden_bytes(model: ModelFacts, tokens: int, link: Link) -> float:
-    """What a block may send without being waited for."""
-    return link.bytes_per_s * min(block_flops(model, tokens)) / link.flops_per_s
+    """What a block may send without being waited for, of one document."""
+    return link.bytes_per_s * min(block_flops(model, [tokens])) / link.flops_per_s
 
 
 def sent_bytes(model: ModelFacts, saved: Mapping[str, str], tokens: int, link: Link) -> int:
@@ -74,9 +74,14 @@ def sent_bytes(model: ModelFacts, saved: Mapping[str, str], tokens: int, link: L
     return tokens * link.item * sum(count for kind, count in columns_of(model).items() if saved.get(kind) == "offload")
 
 
+def waited_s(model: ModelFacts, saved: Mapping[str, str], lengths: Sequence[int], link: Link) -> float:
+    """Seconds that a block waits for its copies, out and back, as far as its computation does not hide them."""
+    copy_s = sent_bytes(model, saved, sum(lengths), link) / link.bytes_per_s
+    return sum(max(0.0, copy_s - flops / link.flops_per_s) for flops in block_flops(model, lengths))
+
+
 def added_s(model: ModelFacts, saved: Mapping[str, str], tokens: int, link: Link) -> float:
-    """Seconds that a block takes longer: what it makes again, and copies as far as its computation does not hide them."""
+    """Seconds that a block takes longer on one document: what it makes again, and what it waits for."""
     again = sum(2.0 * tokens * part.weights for part in linears(model)
                 if any(name == part.name and saved.get(kind) == "recompute" for kind, name in PRODUCTS.items()))
-    copy_s = sent_bytes(model, saved, tokens, link) / link.bytes_per_s
-    return again / link.flops_per_s + sum(max(0.0, copy_s - flops / link.flops_per_s) for flops in block_flops(model, tokens))
+    return again / link.flops_per_s + waited_s(model, saved, [tokens], link)

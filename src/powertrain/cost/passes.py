@@ -12,7 +12,13 @@ from powertrain.records import DataFacts, Hardware, ModelFacts
 CPU_TOKENS = 4096            # 2048 to 4096 were fastest on the CPUs measured
 GPU_TOKENS = 32768           # large enough for full-speed products; memory usually decides first
 ROOM = 0.5                   # share of the free memory that a pass may count on; what is free may be taken by others
+PLANNED_SHARE = 0.8          # of the free memory: what a plan may count on for a whole step
 COMPARED = 9                 # examples of the larger pass that memory is compared with
+
+
+def planned_room_bytes(hardware: Hardware) -> int:
+    """Memory of the device that a plan may count on for a whole step."""
+    return int(PLANNED_SHARE * hardware.free_memory_bytes)
 
 
 def wanted_tokens(hardware: Hardware) -> int:

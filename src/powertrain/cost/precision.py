@@ -9,6 +9,7 @@ from powertrain.records import Hardware
 BF16_SINCE = (8, 0)          # compute capability; torch.cuda.is_bf16_supported() also says yes where it is emulated
 FP16_SINCE = (7, 0)          # tensor cores
 TF32_SINCE = (8, 0)
+VARLEN_SINCE = (8, 0)        # FlashAttention 2
 INT8_SINCE = (7, 5)          # tensor cores that multiply int8: Turing
 FP8_SINCE = (8, 9)           # Ada; Hopper is 9.0
 INT8_CPU_UNITS = ("amx_int8", "avx512_vnni", "avx_vnni")

@@ -60,18 +60,18 @@ def _up_to(max_chars: int | None, documents: Iterable[Document]) -> Iterator[Doc
 
 
 def _path_documents(source: str, text_field: str) -> Iterator[Document]:
-    for path in _files(source):
+    for path in named_files(source):
         if path.suffix.lower() in JSONL_SUFFIXES:
             yield from _json_lines(path, text_field)
         else:
             yield Document(_read_text(path), str(path))
 
 
-def _files(source: str) -> list[Path]:
+def named_files(source: str) -> list[Path]:
     """The files that `source` names, sorted. Raises WrongUse if there is none."""
     path = Path(source).expanduser()
     if path.is_dir():
-        return _text_files(path)
+        return text_files(path)
     if path.is_file():
         return [path]
     if glob.has_magic(str(path)):
@@ -82,10 +82,11 @@ def _files(source: str) -> list[Path]:
         return files
     if path.exists():
         raise WrongUse(f"data.source={source} is neither a file nor a folder; write its content to a file first")
-    raise WrongUse(f"data.source={source}: there is no such file or folder{_similar(path)}")
+    raise WrongUse(f"data.source={source}: there is no such file or folder{similar(path)}")
 
 
-def _similar(path: Path) -> str:
+def similar(path: Path) -> str:
+    """The end of a message that there is no such path: what may have been meant, or where to look."""
     try:
         neighbours = os.listdir(path.parent)
     except OSError:
@@ -99,7 +100,7 @@ def _similar(path: Path) -> str:
     return f"; give a path from {os.getcwd()}, or a corpus: {', '.join(CORPORA)}"
 
 
-def _text_files(folder: Path) -> list[Path]:
+def text_files(folder: Path) -> list[Path]:
     """The text files in `folder`, recursively, sorted by relative path; links to folders are not followed."""
     def refuse(error: OSError) -> None:
         raise WrongUse(f"{error.filename} cannot be read: {error.strerror}; "
@@ -109,14 +110,15 @@ def _text_files(folder: Path) -> list[Path]:
     for parent, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         paths = (Path(parent, name) for name in names if not name.startswith("."))
-        files += [path for path in paths if path.is_file() and _looks_like_text(path)]
+        files += [path for path in paths if path.is_file() and looks_like_text(path)]
     if not files:
         raise WrongUse(f"data.source={folder} has no text files: all are hidden, empty or binary; "
                        "give a folder with text")
     return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
 
 
-def _looks_like_text(path: Path) -> bool:
+def looks_like_text(path: Path) -> bool:
+    """By git's rule. An empty file is none."""
     with _readable(path):
         return path.stat().st_size > 0 and b"\0" not in _head(path)
 
@@ -155,10 +157,11 @@ def _json_lines(path: Path, text_field: str) -> Iterator[Document]:
     for number, line in zip(itertools.count(1), lines, strict=False):
         if line.strip():
             origin = f"{path}:{number}"
-            yield Document(_field(_row(line, origin), text_field, origin), origin)
+            yield Document(_field(parse_line(line, origin), text_field, origin), origin)
 
 
-def _row(line: str, origin: str) -> dict[str, Any]:
+def parse_line(line: str, origin: str) -> dict[str, Any]:
+    """The object of a line of JSONL. Raises WrongUse, which begins with `origin`."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
@@ -167,7 +170,7 @@ def _row(line: str, origin: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise WrongUse(f"{origin}: this JSON cannot be read: {error}; mend or remove the line") from error
     if not isinstance(row, dict):
-        raise WrongUse(f"{origin}: {_json_kind(row)}, not an object; "
+        raise WrongUse(f"{origin}: {json_kind(row)}, not an object; "
                        'a JSONL file holds one object per line, such as {"text": "..."}')
     return row
 
@@ -181,7 +184,7 @@ def _field(row: dict[str, Any], text_field: str, origin: str) -> str:
         raise WrongUse(f"{origin}: no field {text_field!r}; it has: {has}{more}; {cure}")
     text = row[text_field]
     if not isinstance(text, str):
-        raise WrongUse(f"{origin}: field {text_field!r} is {_json_kind(text)}, not text; "
+        raise WrongUse(f"{origin}: field {text_field!r} is {json_kind(text)}, not text; "
                        "set data.text_field to a field that holds text")
     # JSON can spell half of a surrogate pair, which is no character and has no UTF-8
     try:
@@ -192,6 +195,7 @@ def _field(row: dict[str, Any], text_field: str, origin: str) -> str:
     return text
 
 
-def _json_kind(value: Any) -> str:
+def json_kind(value: Any) -> str:
+    """What a value is, in JSON's words."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")

@@ -66,8 +66,7 @@ class MachineWatch:
     def __exit__(self, *_: object) -> None:
         before, after = self._before, _counters(self._folders)
         wall_s, own_s, busy_s, host_s, held_s = (late - early for early, late in zip(before[:5], after[:5], strict=True))
-        energy_j = None if before[5] is None or after[5] is None else max(0.0, after[5] - before[5])
-        self.seen = Meanwhile(wall_s, own_s, busy_s, host_s, held_s, energy_j)
+        self.seen = Meanwhile(wall_s, own_s, busy_s, host_s, held_s, taken_j(before[5], after[5]))
 
 
 def held_s(folders: Iterable[Path]) -> float:
@@ -91,6 +90,11 @@ def energy_j(folder: Path = ENERGY) -> float | None:
     except (OSError, ValueError):
         return None
     return sum(counters) / 1e6 if counters else None
+
+
+def taken_j(before: float | None, after: float | None) -> float | None:
+    """Joules between two readings; None where a counter has begun anew meanwhile, as each does after some minutes."""
+    return None if before is None or after is None or after < before else after - before
 
 
 def _counters(folders: Iterable[Path]) -> tuple[float, float, float, float, float, float | None]:

@@ -6,6 +6,7 @@ Then, once each, what the run does between steps: an evaluation, a checkpoint, a
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -181,11 +182,7 @@ def _blank(prepared: Prepared) -> Workload:
 
 def _losses(results: Sequence[StepResult]) -> tuple[float, ...]:
     losses = tuple(torch.stack([result.loss for result in results]).float().tolist())
-    if not all(map(_is_finite, losses)):
+    if not all(map(math.isfinite, losses)):
         raise RunFailed(f"the loss is not finite within the first {UNWATCHED + len(results)} steps; use a lower learning_rate, "
                         "or max_grad_norm=1")
     return losses
-
-
-def _is_finite(value: float) -> bool:
-    return value - value == 0

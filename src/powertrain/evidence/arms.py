@@ -37,7 +37,7 @@ class ArmProcess:
     def __init__(self, order: Order):
         self.arm, self._first = order.arm, Path(order.scratch, FIRST)
         self.first_step_s = 0.0              # set by whoever has it take its very first one
-        context = _context()
+        context = process_context()
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, order), name=f"arm {order.arm.name}")
         began = time.perf_counter()
@@ -92,7 +92,8 @@ class ArmProcess:
         self.close()
 
 
-def _context() -> Any:
+def process_context() -> Any:
+    """Forks of a server that has imported torch and run nothing; where there are none, processes from scratch."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")

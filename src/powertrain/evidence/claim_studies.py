@@ -12,7 +12,7 @@ from typing import Any
 
 from powertrain.evidence import studies
 from powertrain.evidence.hearing import Hearing
-from powertrain.records import Facts, Hardware, Software, WrongUse, to_plain
+from powertrain.records import Hardware, Software, WrongUse, to_plain
 from powertrain.records.evidence import Study
 
 WHAT = "claims"
@@ -24,11 +24,7 @@ class Known:
 
     finding: Mapping[str, Any]               # as in a study
     study: str
-
-
-def describe(hardware: Hardware, software: Software) -> dict[str, Any]:
-    """The circumstances of a study that has no one model and no one data."""
-    return studies.describe(Facts(hardware, software, None, None))  # type: ignore[arg-type]
+    place: int                               # of that study among this machine's, from the oldest
 
 
 def study_of(hearing: Hearing, name: str, circumstances: Mapping[str, Any], seconds: float) -> Study:
@@ -54,15 +50,15 @@ def known(folder: Path, fingerprint: str) -> dict[str, Known]:
     """Claim id -> its newest finding on the machine of this fingerprint, in the studies of `folder`."""
     here = [study for study in _claim_studies(folder) if study.machine.get("fingerprint") == fingerprint]
     found: dict[str, Known] = {}
-    for study in sorted(here, key=lambda study: (study.date, len(study.name), study.name)):
+    for place, study in enumerate(sorted(here, key=lambda study: (study.date, len(study.name), study.name))):
         for row in study.findings["claims"]:
-            found[row["id"]] = Known(row, study.name)
+            found[row["id"]] = Known(row, study.name, place)
     return found
 
 
 def in_turn(ids: Sequence[str], found: Mapping[str, Known]) -> list[str]:
     """Those without a verdict here; where all have one, all again, those of the oldest study first."""
-    return [name for name in ids if name not in found] or sorted(ids, key=lambda name: found[name].study)
+    return [name for name in ids if name not in found] or sorted(ids, key=lambda name: found[name].place)
 
 
 def _claim_studies(folder: Path) -> list[Study]:

@@ -314,7 +314,8 @@ def judge(first: Track, second: Track, a: ArmRun, b: ArmRun, margin: float) -> t
     starts_s = [track.process.ready.apply_s + track.process.first_step_s - steady_s
                 for track, steady_s in zip((first, second), step_s, strict=True)]
     compile_s = max(0.0, starts_s[1] - starts_s[0])
-    even = math.ceil(compile_s / (step_s[0] - step_s[1])) if verdict == FASTER and compile_s > 0 else None
+    gained_s = step_s[0] - step_s[1]         # not above 0 where pairs say otherwise than the arms' medians
+    even = math.ceil(compile_s / gained_s) if verdict == FASTER and compile_s > 0 and gained_s > 0 else None
     return Comparison(a.arm, b.arm, speed, min(len(a.windows), len(b.windows)), verdict, because,
                       (_median_speed(a), _median_speed(b)), (a.peak_memory_bytes, b.peak_memory_bytes), compile_s, even), a, b
 

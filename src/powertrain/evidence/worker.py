@@ -31,6 +31,7 @@ from powertrain.evidence.profile import Profile, from_shares, profile_steps
 from powertrain.recipe import resolve_words
 from powertrain.records import Facts, Plan, UnknownFact, UserError, WrongUse
 from powertrain.records.evidence import Arm, Window
+from powertrain.run.out_of_memory import is_out_of_memory
 from powertrain.run.prepare import Prepared, build_setup, prepare, with_stored_plan
 from powertrain.run.session import peak_memory_bytes
 from powertrain.training.ledger import measured_step_bytes
@@ -97,7 +98,7 @@ def serve(pipe: connection.Connection, order: Order) -> None:
     """Answer requests, each (method of Runner, arguments), until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)         # it is the parent that is interrupted, and then closes the pipe
     threading.Thread(target=_leave_with_parent, daemon=True).start()
-    _be_silent()
+    be_silent()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
             os.chdir(order.folder)
@@ -115,7 +116,7 @@ def serve(pipe: connection.Connection, order: Order) -> None:
 def failure(error: Exception) -> Failure:
     """`error` as one sentence: its own words where it was written for a user, else with its kind."""
     lines = str(error).strip().splitlines() or [""]
-    out_of_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+    out_of_memory = is_out_of_memory(error)
     if out_of_memory:
         sentence = f"there is not enough memory: {lines[0]}"
     elif isinstance(error, UserError) or type(error).__name__ == "NotApplied":
@@ -283,8 +284,8 @@ def _say_nothing(text: str) -> None:
     """The parent speaks to the user."""
 
 
-def _be_silent() -> None:
-    """Nothing of an arm is to appear between the lines of its parent."""
+def be_silent() -> None:
+    """Nothing of this process, nor of the libraries in it, is to appear between the lines of its parent."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)

@@ -100,10 +100,11 @@ def refuse_loss(found: Agreement, effect: float, dtype: str, base_dtype: str) ->
 def refuse_other_folder(folder: Path, expected: Decoder) -> None:
     """Raises RunFailed unless the folder opens as the very weights that were to be written."""
     try:
-        opened = load_folder(folder)
+        opened = load_folder(folder)         # on the CPU, wherever the model is
     except WrongUse as error:
         raise RunFailed(f"the merged model was written and cannot be opened again: {error}; it was removed") from error
-    wrong = [name for name, tensor in expected.state_dict().items() if not torch.equal(opened.state_dict()[name], tensor)]
+    found = opened.state_dict()
+    wrong = [name for name, tensor in expected.state_dict().items() if not torch.equal(found[name], tensor.cpu())]
     if wrong or opened.config != expected.config:
         what = f"{len(wrong)} weights such as {wrong[0]}" if wrong else "its config"
         raise RunFailed(f"the merged model was written, opened again and is not the same ({what}); it was removed. Try again, "

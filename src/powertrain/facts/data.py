@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from powertrain.data.examples.store import ExampleStore
+from powertrain.data.examples.store import ExampleStore, refuse_no_training
 from powertrain.data.store import QUANTILES, TokenStore
 from powertrain.records import DataFacts, WrongUse
 
@@ -38,10 +38,8 @@ def example_facts(store: ExampleStore, *, train_batch_size: int) -> DataFacts:
 
     Raises WrongUse if there is no example to train on.
     """
+    refuse_no_training(store)
     lengths = store.training.lengths
-    if not len(lengths):
-        raise WrongUse(f"all {len(store.lengths):,} examples of {', '.join(store.sources)} are held out, and none is left to "
-                       "train on; lower data.validation_share, or name more data")
     block = math.ceil(lengths.mean())
     return DataFacts(
         source=", ".join(store.sources), digest=store.digest, documents=store.counts["rows"], characters=0, text_bytes=0,

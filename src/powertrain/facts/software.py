@@ -39,12 +39,12 @@ PARTS = (
 
 def read_software() -> Software:
     """The version of each part that is usable here, and for each other part the reason why it is not."""
-    versions, missing = {"powertrain": importlib.metadata.version("powertrain"), "python": platform.python_version()}, {}
+    versions, missing = {"powertrain": version_of("powertrain"), "python": platform.python_version()}, {}
     capability = _gpu_capability()
     for part in PARTS:
         reason = _why_not(part, capability)
         if reason is None:
-            versions[part.module] = _version(part)
+            versions[part.module] = version_of(part.distribution)
         else:
             missing[part.module] = reason
     for name, found, reason in _compile_tools():
@@ -73,10 +73,10 @@ def _dotted(capability: Capability) -> str:
     return f"{capability[0]}.{capability[1]}"
 
 
-def _version(part: Part) -> str:
-    """As its metadata says; a part that is importable without metadata (a source folder) has an unknown one."""
+def version_of(distribution: str) -> str:
+    """As its metadata says; what is importable without metadata (a source folder) has an unknown one."""
     try:
-        return importlib.metadata.version(part.distribution)
+        return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
 

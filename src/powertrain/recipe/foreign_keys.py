@@ -62,7 +62,7 @@ NO_EFFECT: Mapping[str, str] = _each({
         """disable_tqdm log_level log_level_replica logging_nan_inf_filter include_num_input_tokens_seen use_comet
         include_tokens_per_second include_tkps include_effective_tokens_per_second skip_memory_metrics use_mlflow
         hf_mlflow_log_artifacts use_trackio use_tensorboard use_swanlab print_param_status axolotl_config_path""",
-    "`powertrain profile` is not part of a run, and `ablate` measures what each technique does":
+    "a run writes down what each part of its steps took, and `powertrain ablate` measures what each technique does":
         "enable_torch_profiler profile_modules",
     "a run ends by itself where the loss is not finite":
         "loss_watchdog_threshold loss_watchdog_patience",

@@ -20,6 +20,8 @@ from powertrain.recipe.schema import METHOD_DEFAULTS, Recipe
 from powertrain.records import WrongUse
 
 DEFAULT = "default"
+# what YAML reads as the end of a line, as nothing or not at all, where it stands in a text as it is
+UNREAD_BY_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 LARGEST_FILE_BYTES = 1 << 20  # a recipe is a page of text; YAML aliases can make a larger one explode
 
 
@@ -54,7 +56,7 @@ class Resolved:
             *sections, leaf = key.split(".")
             if sections and (not lines or not self._shares_section(lines, sections[0])):
                 lines.append(f"{sections[0]}:")
-            text = f"{'  ' * len(sections)}{leaf}: {json.dumps(value, ensure_ascii=False)}"
+            text = f"{'  ' * len(sections)}{leaf}: {quoted(value)}"
             lines.append(f"{text:<44}  # {self.origins.get(key, 'default')}")
         return "\n".join(lines) + "\n"
 
@@ -62,6 +64,11 @@ class Resolved:
     def _shares_section(lines: Sequence[str], section: str) -> bool:
         opened = next((line for line in reversed(lines) if not line.startswith(" ")), "")
         return opened == f"{section}:"
+
+
+def quoted(value: Any) -> str:
+    """JSON that YAML reads as the same value."""
+    return UNREAD_BY_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -105,7 +112,7 @@ def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
     words = _parse_words(overrides)
     # the embedded recipe trains from scratch: words that name a pretrained model are a recipe of their own
     text, origin = ("", "command line") if name is None and spellings.fine_tunes(words) else find_recipe(name or DEFAULT)
-    written = dict(flat(_parse(text, origin)))
+    written = dict(flat(read_yaml(text, origin)))
     tunes = spellings.fine_tunes(words) or spellings.fine_tunes(written)
     from_file, file_notes = _translated(written, tunes, origin)
     spoken, word_notes = _translated(words, tunes, "command line")
@@ -143,7 +150,8 @@ def _names(key: str, given: Mapping[str, Any]) -> bool:
     return any(name == key or name.startswith(f"{key}.") for name in given)
 
 
-def _parse(text: str, origin: str) -> dict[str, Any]:
+def read_yaml(text: str, origin: str) -> dict[str, Any]:
+    """The keys of a recipe as they stand in its file. Raises WrongUse if it is none."""
     try:
         values = yaml.load(text, _Yaml)
     except yaml.YAMLError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,11 @@ def _word_for_switch(value: Any) -> Any:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
+def _below_home(value: Any) -> Any:
+    """No shell opens the ~ of `output_dir=~/runs/one`."""
+    return os.path.expanduser(value) if isinstance(value, str) else value
+
+
 def _check_interval(value: Any) -> Any:
     if isinstance(value, str) and not EPOCHS.match(value):
         raise ValueError(f"{value!r} is neither a number of steps nor epochs such as '5 epochs'")
@@ -24,6 +30,7 @@ def _check_interval(value: Any) -> Any:
 
 
 Interval = Annotated[int | str, BeforeValidator(_check_interval)]  # optimizer steps, or "5 epochs"; 0 = never
+Place = Annotated[str | None, BeforeValidator(_below_home)]        # a path, or what is called like one
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -35,11 +42,11 @@ class Strict(BaseModel):
 class ModelRecipe(Strict):
     """A pretrained model at `path`, or without one a decoder built from scratch, whose open sizes are derived."""
 
-    path: str | None = None                      # a Hugging Face folder or hub id, a run's folder, or recipe:NAME
+    path: Place = None                           # a Hugging Face folder or hub id, a run's folder, or recipe:NAME
     revision: str | None = None                  # of a hub id: a branch, a tag, or best a full commit hash
     provider: Literal["native", "transformers", "unsloth"] | None = None     # who computes it; default: native if it can
     task: Literal["causal", "seq2seq", "span"] | None = None                 # default: what its config.json says
-    adapter: str | None = None                   # a PEFT adapter for it, to train further
+    adapter: Place = None                        # a PEFT adapter for it, to train further
     trust_remote_code: bool = False              # run Python that comes with the model; needs a commit hash as revision
 
     family: str = "llama"
@@ -127,7 +134,7 @@ class Recipe(Strict):
     lora: LoraRecipe = LoraRecipe()
     quantisation: QuantisationRecipe = QuantisationRecipe()
     data: DataRecipe = DataRecipe()
-    output_dir: str | None = None                # default: runs/<name>-<date>
+    output_dir: Place = None                     # default: runs/<name>-<date>
 
     train_batch_size: Positive = 32
     num_train_epochs: Annotated[float, Field(gt=0)] = 1.0
@@ -188,4 +195,5 @@ def in_steps(interval: int | str, steps_per_epoch: float) -> int:
         return max(0, interval)
     found = EPOCHS.match(interval)
     assert found, interval
-    return max(1, round(float(found.group(1)) * steps_per_epoch))
+    epochs = float(found.group(1))
+    return max(1, round(epochs * steps_per_epoch)) if epochs else 0

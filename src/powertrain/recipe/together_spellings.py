@@ -33,6 +33,8 @@ def _agreed(said: Mapping[str, Any]) -> Any:
 
 def batch(said: Mapping[str, Any], tunes: bool) -> Answer:
     """Micro-batch x accumulation steps is the batch; how it is split again is the planner's business."""
+    if left_open := [key for key, value in said.items() if value == "auto"]:
+        raise ValueError(f"{left_open[0]}=auto leaves the batch open; write train_batch_size, the examples per optimizer step")
     micro = _agreed({key: value for key, value in said.items() if key != "gradient_accumulation_steps"})
     steps = said.get("gradient_accumulation_steps")
     if set(said) == {"batch_size"}:
@@ -40,9 +42,6 @@ def batch(said: Mapping[str, Any], tunes: bool) -> Answer:
     if micro is None:
         raise ValueError(f"gradient_accumulation_steps={steps} says how a batch is split, and there is no "
                          "per_device_train_batch_size to multiply; write train_batch_size, the examples per optimizer step")
-    if steps == "auto":
-        raise ValueError("gradient_accumulation_steps=auto leaves the batch open; write train_batch_size, the examples per "
-                         "optimizer step")
     spelled = next(key for key in said if key != "gradient_accumulation_steps")
     size = micro * (1 if steps is None else steps)
     product = f"{spelled} = {micro}" if steps is None else f"{spelled} x gradient_accumulation_steps = {micro} x {steps}"

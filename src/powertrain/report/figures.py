@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
+LARGEST_LOSS = 700.0         # nats: e to the power of more is more than a float holds
+
+
+def digits(value: float) -> str:
+    """Three of them, and no exponent where more stand before the point."""
+    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+def perplexity(loss: float) -> float:
+    """Of a loss in nats a token."""
+    return math.exp(min(loss, LARGEST_LOSS))
+
 
 def count(value: float) -> str:
     """12,345 or 12.3 M: exact while it is short."""
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if abs(value) >= limit:
-            return f"{value / limit:.3g} {unit}"
+            return f"{digits(value / limit)} {unit}"
     return f"{value:,.0f}"
 
 
@@ -19,17 +33,17 @@ def counted(number: float, noun: str, several: str | None = None) -> str:
 def memory(size_bytes: float) -> str:
     for limit, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(size_bytes) >= limit:
-            return f"{size_bytes / limit:.3g} {unit}"
+            return f"{digits(size_bytes / limit)} {unit}"
     return f"{size_bytes:.0f} bytes"
 
 
 def flops(per_s: float) -> str:
-    return f"{per_s / 1e12:.3g} TFLOP/s"
+    return f"{digits(per_s / 1e12)} TFLOP/s"
 
 
 def duration(seconds: float) -> str:
     if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
+        return f"{digits(seconds * 1e3)} ms"
     if seconds < 120:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)

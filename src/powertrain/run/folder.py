@@ -69,6 +69,7 @@ class RunSummary:
     bits_per_byte: float | None
     tokens_per_s: float | None
     started: str                             # local time
+    began: float = 0.0                       # the same in seconds since 1970; 0 where it took no step
 
 
 def create(recipe: Recipe) -> RunFolder:
@@ -196,7 +197,8 @@ def summarise(folder: RunFolder) -> RunSummary:
         step=last_step["step"] if last_step else 0, total_steps=start.get("total_steps", 0), loss=loss,
         bits_per_byte=last_evaluation["bits_per_byte"] if last_evaluation else None,
         tokens_per_s=sum(step["real_tokens"] for step in steps) / seconds if seconds else None,
-        started=datetime.datetime.fromtimestamp(start["time"]).strftime("%Y-%m-%d %H:%M") if start else "")
+        started=datetime.datetime.fromtimestamp(start["time"]).strftime("%Y-%m-%d %H:%M") if start else "",
+        began=start.get("time", 0.0))
 
 
 def _unended(folder: RunFolder) -> str:
@@ -206,9 +208,9 @@ def _unended(folder: RunFolder) -> str:
 
 
 def list_runs(root: Path) -> list[RunSummary]:
-    """The oldest first, before it those that cannot be read: one damaged run does not hide the others."""
+    """The oldest first, two of the same instant by name; before them those that cannot be read: one hides no other."""
     folders = [RunFolder(path) for path in root.iterdir() if (path / "recipe.yaml").is_file()] if root.is_dir() else []
-    return sorted((_summary_or_damage(folder) for folder in folders), key=lambda run: run.started)
+    return sorted((_summary_or_damage(folder) for folder in folders), key=lambda run: (run.began, run.folder.name))
 
 
 def _summary_or_damage(folder: RunFolder) -> RunSummary:

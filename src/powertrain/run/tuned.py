@@ -6,7 +6,6 @@ One small JSON file each, `tuned/<key>.json` in the cache folder. What is not th
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import math
 import os
@@ -15,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from powertrain.facts.software import version_of
 from powertrain.planner import Tuned
 from powertrain.recipe import Recipe
 from powertrain.records import DataFacts, Facts, to_plain
@@ -34,7 +34,7 @@ def tuning_key(facts: Facts, recipe: Recipe) -> str:
     Not the data itself, nor where the weights come from: another base of the same shape runs at the same speed.
     """
     parts = {"format": FORMAT, "machine": facts.hardware.fingerprint, "torch": facts.software.versions.get("torch"),
-             "powertrain": _version(), "model": to_plain(replace(facts.model, path="")),
+             "powertrain": version_of("powertrain"), "model": to_plain(replace(facts.model, path="")),
              "data": _shape(facts.data), "method": recipe.method, "pins": recipe.techniques,
              "adapters": recipe.lora.model_dump() if facts.model.adapter_parameters else None,
              "quantisation": recipe.quantisation.model_dump() if recipe.method == "qlora" else None}
@@ -66,13 +66,6 @@ def keep_tuned(cache: Path, facts: Facts, recipe: Recipe, tuned: Tuned) -> Path:
 def forget_tuned(cache: Path, facts: Facts, recipe: Recipe) -> None:
     """After a measurement that found nothing faster than the techniques' own answers."""
     tuned_file(cache, facts, recipe).unlink(missing_ok=True)
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("powertrain")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _shape(data: DataFacts) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from powertrain.cost.memory import peak_memory
-from powertrain.cost.passes import longest_example
+from powertrain.cost.passes import longest_example, planned_room_bytes
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, Facts, ModelFacts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
-ROOM = 0.8                   # share of the free memory that a plan may count on
 KEPT = ("bmm_attention", "ragged_attention", "_scaled_dot_product_", "_varlen_attn")     # operators that mix tokens
 
 
@@ -78,7 +77,7 @@ class ActivationCheckpointing(Technique):
         if recipe.techniques.get("fused_blocks", "off") != "off":
             return cls.refuse("the recipe asks for fused_blocks, in which it would compute nothing again; saved_activations "
                               "decides what those keep")
-        room_bytes, tokens = int(ROOM * facts.hardware.free_memory_bytes), longest_example(facts.data)
+        room_bytes, tokens = planned_room_bytes(facts.hardware), longest_example(facts.data)
         plain = Workload(facts.data.train_batch_size, tokens, micro_batch=1)
         needed_bytes = sum(peak_memory(facts.model, plain).values())
         shown = f"one example of {tokens:,} tokens at a time needs {needed_bytes / 2**30:.2f} GiB and " \

@@ -10,7 +10,7 @@ import torch
 
 from powertrain.cost.compiling import bargain
 from powertrain.cost.passes import longest_example
-from powertrain.cost.precision import bf16_unit, planned_dtype
+from powertrain.cost.precision import VARLEN_SINCE, bf16_unit, planned_dtype
 from powertrain.models.attention import (
     Attention,
     bmm_attention,
@@ -38,7 +38,6 @@ LENGTHS_STUDY, LENGTHS_GAIN = "2026-11-21_ablation-docstrings", (0.76, 0.83)
 RAGGED_STUDY, RAGGED_GAIN = "2026-11-22_cpu-ragged-attention", (0.75, 0.86)
 SAVE_SCORES = ("math",)
 COMPILE_S = 6.0              # guess: of the ragged kernel, once on a machine
-VARLEN_SINCE = (8, 0)        # compute capability: FlashAttention 2
 VARLEN_WIDTH = 256           # of a head, at most, and a multiple of 8
 
 

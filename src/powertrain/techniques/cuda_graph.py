@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from powertrain.cost.passes import longest_example, will_pack
-from powertrain.cost.precision import planned_dtype
+from powertrain.cost.precision import VARLEN_SINCE, planned_dtype
 from powertrain.models.attention import find_varlen
 from powertrain.models.decoder import Decoder
 from powertrain.records import Batch, Facts, ModelFacts, Refusal
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from powertrain.training.setup import Setup
 
 LOOKED_AT = 4                # steps whose passes the constant shape is taken from
-VARLEN_SINCE = (8, 0)        # compute capability: FlashAttention 2
 TOLERANCE = 1e-2             # of gradients, relative: bf16 attention sums them in another order each time
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from powertrain.cost.memory import peak_memory
-from powertrain.cost.passes import longest_example
+from powertrain.cost.passes import longest_example, planned_room_bytes
 from powertrain.cost.workload import Workload
 from powertrain.models.quantised import QuantisedLinear
 from powertrain.records import Effect, Facts, ModelFacts, Proposal, Refusal
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
-ROOM = 0.8                   # share of the free memory that a plan may count on
 BITS = {True: 4.13, False: 4.5}              # a weight with its share of the scales, by whether those are quantised too
 LIBRARY = "Linear4bit"       # bitsandbytes' module, in models that other libraries compute
 
@@ -39,7 +38,7 @@ class FourBitBase(Technique):
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
-        model, room_bytes = facts.model, int(ROOM * facts.hardware.free_memory_bytes)
+        model, room_bytes = facts.model, planned_room_bytes(facts.hardware)
         if model.method in ("scratch", "full"):
             return cls.refuse("every weight is trained, and 16 values are too few for the small steps of training")
         needed_bytes = _needed_bytes(facts)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from powertrain.cost.compiling import COMPILER_PARTS, PASS_TOKENS, bargain
 from powertrain.cost.memory import peak_memory
-from powertrain.cost.passes import longest_example
+from powertrain.cost.passes import longest_example, planned_room_bytes
 from powertrain.cost.workload import Workload
 from powertrain.records import Batch, Effect, Facts, ModelFacts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
@@ -35,7 +35,6 @@ COMPILED_STUDY = "2026-11-21_fused-or-compiled-default"          # blocks of one
 SMALL_STUDY = "2026-11-21_fused-blocks-char-cpu"
 CALLS_S = 4 * 140e-6         # of a block's pass, in torch's checks before compiled code, as profiled on two cores
 LARGEST_CALLS_SHARE = 0.1    # of the time that the block's products take; at 0.25 a small model was slower (SMALL_STUDY)
-ROOM = 0.8                                   # share of the free memory that a plan may count on
 KERNELS = ("compiled", "triton")             # no study has chosen the second yet: it is for pins
 NOT_BY_HAND = {"magnitude": "DoRA", "log_sigma": "LS-LoRA"}      # adapters, by a weight that only they have
 
@@ -221,7 +220,7 @@ def _too_small(facts: Facts) -> str | None:
 
 def _short_of_memory(facts: Facts) -> str | None:
     """Why keeping what spares every product does not fit, even for one example at a time."""
-    room_bytes, tokens = int(ROOM * facts.hardware.free_memory_bytes), longest_example(facts.data)
+    room_bytes, tokens = planned_room_bytes(facts.hardware), longest_example(facts.data)
     needed_bytes = sum(peak_memory(facts.model, Workload(facts.data.train_batch_size, tokens, micro_batch=1)).values())
     if needed_bytes <= room_bytes:
         return None

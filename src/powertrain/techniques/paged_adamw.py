@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from powertrain.cost.memory import peak_memory
-from powertrain.cost.passes import longest_example
+from powertrain.cost.passes import longest_example, planned_room_bytes
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, Facts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
-ROOM = 0.8                   # share of the free memory that a plan may count on
 MOMENT_BYTES = 8             # per trained weight, fp32
 KEYS = ("lr", "betas", "eps")
 
@@ -46,7 +45,7 @@ class PagedAdamW(Technique):
         if "bitsandbytes" in facts.software.missing:
             return cls.refuse(f"it needs the part 'bitsandbytes', which is {facts.software.missing['bitsandbytes']}")
         one = Workload(facts.data.train_batch_size, longest_example(facts.data), micro_batch=1, attention_saves_scores=False)
-        needed_bytes, room_bytes = sum(peak_memory(model, one).values()), int(ROOM * hardware.free_memory_bytes)
+        needed_bytes, room_bytes = sum(peak_memory(model, one).values()), planned_room_bytes(hardware)
         moments_bytes = MOMENT_BYTES * model.trainable
         shown = f"a step needs {needed_bytes / 2**30:.2f} GiB, of which moments {moments_bytes / 2**30:.2f}, and " \
                 f"{room_bytes / 2**30:.1f} are there"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.offloading import Link, added_s, hidden_bytes, link_of, sent_bytes
-from powertrain.cost.passes import longest_example
+from powertrain.cost.passes import longest_example, planned_room_bytes
 from powertrain.cost.precision import planned_dtype
 from powertrain.cost.recomputing import made_again_flops
 from powertrain.cost.saving import lightest_that_fits
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
-ROOM = 0.8                                   # share of the free memory that a plan may count on
 ACTIONS = ("keep", "recompute", "offload")
 
 
@@ -71,7 +70,7 @@ class SavedActivations(Technique):
         if recipe.techniques.get("fused_blocks", "off") == "off":
             return cls.refuse("it decides what blocks written by hand keep, and the plan has those only where all they keep "
                               "fits; techniques.fused_blocks=on asks for them")
-        room_bytes, tokens = int(ROOM * hardware.free_memory_bytes), longest_example(data)
+        room_bytes, tokens = planned_room_bytes(hardware), longest_example(data)
         plain = Workload(data.train_batch_size, tokens, micro_batch=1, attention_saves_scores=False, fused_blocks=True,
                          device=hardware.device)
         needed_bytes = sum(peak_memory(model, plain).values())

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from powertrain.data.example import Example
+from powertrain.models.model import evaluating
 from powertrain.records import Evaluation
 from powertrain.training.setup import Setup
 
@@ -21,16 +22,13 @@ def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: floa
     started = time.perf_counter()
     losses: list[torch.Tensor] = []          # on the device, so that nothing waits for it batch by batch
     tokens = 0
-    was_training = setup.model.training
-    setup.model.eval()
-    with torch.no_grad():
+    with evaluating(setup.model), torch.no_grad():
         for first in range(0, len(examples), setup.train_batch_size):
             last = min(first + setup.train_batch_size, len(examples))
             for passed in setup.passes([examples[i] for i in range(first, last)]):
                 batch = passed.to(setup.device)
                 losses.append(setup.batch_loss(batch))
                 tokens += batch.trained_tokens
-    setup.model.train(was_training)
     loss = float(torch.stack(losses).cpu().double().sum()) / tokens
     bits_per_byte = None if tokens_per_byte is None else loss * tokens_per_byte / math.log(2)
     return Evaluation(loss, tokens, bits_per_byte, time.perf_counter() - started)

@@ -26,7 +26,7 @@ EXPECTED: dict[str, dict[str, str]] = {
                      "lora_dropout_cost": "low", "lora_on_attention_only": "low", "lora_scaling": "low"},
     "accelerate_loop.py": {"checkpoint_cannot_resume": "moderate", "documents_concatenated": "low",
                            "optimizer_not_fused": "low"},
-    "nano_train.py": {"pickle_loaded": "low"},
+    "nano_train.py": {"logging_each_step": "low", "pickle_loaded": "low"},
     "plain_loop.py": {"checkpoint_cannot_resume": "moderate", "item_each_step": "moderate", "padding_to_max_length": "moderate",
                       "padding_trained": "moderate", "optimizer_not_fused": "low", "tokenised_each_epoch": "low"},
     "axolotl.yml": {"adapters_with_spilled_optimizer": "low", "logging_each_step": "low", "lora_dropout_cost": "low"},
@@ -104,10 +104,125 @@ TRAINED, STEPPED = "model(batch()).backward()\n", "optimizer.step()\n"
     (f"for step in range(STEPS):\n    for micro in range(4):\n        {TRAINED}    {STEPPED}", 1000),
     (f"for step in range(STEPS):\n    {TRAINED}    if step % 4 == 0:\n        {STEPPED}", None),
     (f"for epoch in range(3):\n    for step in range(STEPS):\n        {TRAINED}        {STEPPED}", None),
-    (f"for epoch in range(STEPS):\n    for batch in loader:\n        {TRAINED}        {STEPPED}", None)])
+    (f"for epoch in range(STEPS):\n    for batch in loader:\n        {TRAINED}        {STEPPED}", None),
+    (f"for step in range(STEPS):\n    {TRAINED}    if step % 4:\n        continue\n    {STEPPED}", None)])
 def test_the_steps_of_a_loop_that_draws_its_batches_are_read(loop: str, steps: int | None, tmp_path: Path) -> None:
     text = f"import torch\nSTEPS = 1000\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n{loop}"
     assert subject(text, tmp_path).value("training.max_steps") == steps
+
+
+COUNT, EITHER = "step += 1\n", "if step >= STEPS:\n        break\n"
+PASSES = f"{TRAINED}        {STEPPED}"
+
+
+@pytest.mark.parametrize(("loop", "steps"), [
+    (f"while step < STEPS:\n    {TRAINED}    {STEPPED}    {COUNT}", 1000),
+    (f"while STEPS > step and not done:\n    {TRAINED}    {STEPPED}    {COUNT}", 1000),
+    (f"while step <= STEPS:\n    {TRAINED}    {STEPPED}    {COUNT}", 1001),
+    (f"while step != STEPS:\n    {TRAINED}    {STEPPED}    {COUNT}", 1000),
+    (f"while True:\n    {TRAINED}    {STEPPED}    {COUNT}    if step > STEPS:\n        break\n", 1001),
+    (f"while True:\n    {TRAINED}    {STEPPED}    {COUNT}    if STEPS <= step or done:\n        break\n", 1000),
+    (f"while True:\n    {EITHER}    {TRAINED}    {STEPPED}    {COUNT}", 1000),
+    (f"while True:\n    {TRAINED}    {STEPPED}    {EITHER}    {COUNT}", 1001),
+    (f"while True:\n    {COUNT}    {EITHER}    {TRAINED}    {STEPPED}", 999),
+    (f"step = 400\nwhile step < STEPS:\n    {TRAINED}    {STEPPED}    {COUNT}", 600),
+    (f"while step < STEPS:\n    for micro in range(4):\n        {TRAINED}    {STEPPED}    {COUNT}", 1000),
+    (f"while step < STEPS:\n    for batch in loader:\n        {PASSES}        {COUNT}        if step == STEPS:\n"
+     "            break\n", 1000),
+    (f"while True:\n    for batch in loader:\n        {PASSES}        {COUNT}        if step == STEPS:\n"
+     "            return\n", 1000)])
+def test_the_steps_until_a_counter_ends_its_loop_are_read(loop: str, steps: int, tmp_path: Path) -> None:
+    text = f"import torch\nSTEPS = 1000\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\nstep = 0\n{loop}"
+    if "return" in loop:
+        text = text.replace("step = 0\n", "def train():\n  step = 0\n  ") + "train()\n"
+        text = text.replace("\n    ", "\n      ")
+    assert subject(text, tmp_path).value("training.max_steps") == steps
+
+
+def test_a_loop_that_its_data_may_end_or_that_begins_at_several_steps_has_no_number_of_steps(tmp_path: Path) -> None:
+    text = ("import torch\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\ndef train(step):\n    LOOP\n"
+            f"        for batch in loader:\n            {TRAINED}            {STEPPED}            step += 1\n"
+            "            if step >= 1000:\n                return\ntrain(0)\n")
+    again = text + "train(400)\n"
+    assert subject(text.replace("LOOP", "while True:"), tmp_path).value("training.max_steps") == 1000
+    assert subject(text.replace("LOOP", "for epoch in range(9):"), tmp_path).value("training.max_steps") is None
+    assert "training.max_steps" in subject(again.replace("LOOP", "while True:"), tmp_path).unread
+
+
+@pytest.mark.parametrize("loop", [
+    f"while step < STEPS:\n    {TRAINED}    if step % 4 == 0:\n        {STEPPED}    {COUNT}",
+    f"while step < STEPS:\n    {TRAINED}    if step % 4:\n        step += 1\n        continue\n    {STEPPED}    {COUNT}",
+    f"while step < STEPS:\n    {TRAINED}    {STEPPED}    if good:\n        {COUNT}",
+    f"while step < STEPS:\n    {TRAINED}    {STEPPED}    step += 2\n",
+    f"while step < STEPS:\n    {TRAINED}    {STEPPED}    {COUNT}    if bad:\n        step = 0\n",
+    f"while step < STEPS:\n    for batch in loader:\n        {PASSES}    {COUNT}",
+    f"while step < STEPS:\n    for batch in loader:\n        {PASSES}        {COUNT}",
+    f"for epoch in range(9):\n    for batch in loader:\n        {PASSES}        {COUNT}        if step >= STEPS:\n"
+    "            break\n",
+    f"while True:\n    for batch in loader:\n        {PASSES}        {COUNT}        if step >= STEPS:\n            break\n",
+    f"while loss > 1.0:\n    {TRAINED}    {STEPPED}    {COUNT}"])
+def test_a_loop_that_something_else_ends_has_no_number_of_steps(loop: str, tmp_path: Path) -> None:
+    text = f"import torch\nSTEPS = 1000\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\nstep = 0\n{loop}"
+    found = subject(text, tmp_path)
+    assert found.value("training.max_steps") is None
+    assert "training.max_steps" not in found.unread
+
+
+@pytest.mark.parametrize("change", [
+    ("STEPS = 1000", "STEPS = int(os.environ['STEPS'])"), ("step = 0", "step = torch.load('last.pt')['step']"),
+    ("step < STEPS:", "step < STEPS:\n    STEPS = STEPS - 1")])
+def test_a_limit_that_only_running_it_would_tell_is_unread(change: tuple[str, str], tmp_path: Path) -> None:
+    text = ("import os\nimport torch\nSTEPS = 1000\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\nstep = 0\n"
+            f"while step < STEPS:\n    {TRAINED}    {STEPPED}    {COUNT}")
+    assert "training.max_steps" in subject(text.replace(*change), tmp_path).unread
+
+
+def test_nanogpt_s_loop_takes_one_step_more_than_its_name_says() -> None:
+    found = read_subject(EVERYDAY / "nano_train.py")
+    assert found.value("training.max_steps") == 600_001
+    assert found.settings["training.max_steps"].spelled == "iter_num > max_iters (is 600001)"
+
+
+LOGGED = "loss = model(batch()).mean()\n    loss.backward()\n    optimizer.step()\n    "
+
+
+@pytest.mark.parametrize(("reading", "steps"), [
+    ("if step % EVERY == 0:\n        print(loss.item())\n", 50),
+    ("if (step + 1) % EVERY == 0 and is_main:\n        print(float(loss))\n", 50),
+    ("if is_main:\n        if step % EVERY == 0:\n            print(loss.item())\n", 50),
+    ("if step % EVERY == 0:\n        print(step)\n", None),
+    ("if step % EVERY == 0:\n        loss = evaluate(model)\n        print(loss.item())\n", None),
+    ("if step % EVERY == 0:\n        print(accuracy.item())\n", None),
+    ("if step % EVERY == 0:\n        pass\n    else:\n        print(loss.item())\n", None),
+    ("if epoch % EVERY == 0:\n        print(loss.item())\n", None),
+    ("if step % EVERY == 0 and step % 7 == 0:\n        print(loss.item())\n", None),
+    ("if step % every() == 0:\n        print(loss.item())\n", None),
+    ("for again in range(2):\n        if step % EVERY == 0:\n            print(loss.item())\n", None)])
+def test_how_often_a_loop_reads_its_loss_is_known_where_it_is_certain(reading: str, steps: int | None, tmp_path: Path) -> None:
+    text = ("import torch\nEVERY = 50\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"
+            f"for step, batch in enumerate(loader):\n    {LOGGED}{reading}")
+    assert subject(text, tmp_path).value("training.logging_steps") == steps
+
+
+def test_a_loss_read_every_few_micro_batches_is_no_interval_of_steps(tmp_path: Path) -> None:
+    text = ("import torch\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\nfor i, batch in enumerate(loader):\n"
+            "    loss = model(batch).mean()\n    loss.backward()\n    if i % 4 == 0:\n        optimizer.step()\n"
+            "    if i % 8 == 0:\n        print(loss.item())\n")
+    assert subject(text, tmp_path).value("training.logging_steps") is None
+    accelerated = ("import torch\nfrom accelerate import Accelerator\naccelerator = Accelerator()\n"
+                   "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\nfor i, batch in enumerate(loader):\n"
+                   "    with accelerator.accumulate(model):\n        loss = model(batch).mean()\n"
+                   "        accelerator.backward(loss)\n        optimizer.step()\n    if i % 8 == 0:\n"
+                   "        print(loss.item())\n")
+    assert subject(accelerated, tmp_path).value("training.logging_steps") is None
+
+
+def test_a_loss_read_at_every_step_is_found_once_however_it_is_read(tmp_path: Path) -> None:
+    text = ("import torch\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\nfor i, batch in enumerate(loader):\n"
+            f"    {LOGGED}total += loss.item()\n    if i % 1 == 0:\n        print(loss.item())\n")
+    (tmp_path / "train.py").write_text(text)
+    assert {"item_each_step", "logging_each_step"} & {finding.rule for finding in audit(tmp_path / "train.py").findings} == {
+        "item_each_step"}
 
 
 def test_a_trainer_s_epochs_are_its_own(tmp_path: Path) -> None:

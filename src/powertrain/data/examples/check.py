@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from powertrain.data.examples.part import Problem
-from powertrain.data.examples.store import ExampleStore
+from powertrain.data.examples.store import ExampleStore, refuse_no_training
 from powertrain.data.order import epoch_order
 
 BARS = 12                                    # of the histogram, at most
@@ -51,6 +51,8 @@ class ExampleCheck:
 
 
 def check_examples(store: ExampleStore, *, train_batch_size: int, seed: int) -> ExampleCheck:
+    """Raises WrongUse if there is no example to train on."""
+    refuse_no_training(store)
     lengths, trained = store.training.lengths, store.training.trained
     duplicates = _duplicates(store)
     shared = _shared_prompts(store)

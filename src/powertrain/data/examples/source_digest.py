@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from powertrain.data.corpora import CORPORA
-from powertrain.data.reading import _files as named_files
+from powertrain.data.reading import named_files
 from powertrain.data.rows.folders import data_suffix, folder_files
 from powertrain.data.rows.reading import ROW_SETS, read_rows
 from powertrain.records import WrongUse

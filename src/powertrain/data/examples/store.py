@@ -233,6 +233,18 @@ def _assembled(parts: Sequence[Part], sources: Sequence[str], template: ChatTemp
 # ------------------------------------------------------------------------------------------------ what is said and refused
 
 
+def refuse_no_training(store: ExampleStore) -> None:
+    """Raises WrongUse if an epoch has no example."""
+    if len(store.training_indices):
+        return
+    count, sources = len(store.in_validation), ", ".join(store.sources)
+    if bool(store.in_validation.all()):
+        raise WrongUse(f"all {count:,} examples of {sources} are held out, and none is left to train on; lower "
+                       "data.validation_share, or name more data")
+    raise WrongUse(f"data.weights is so small that an epoch has none of the {count:,} examples of {sources}; raise it, or name "
+                   "more data")
+
+
 def _said(parts: Sequence[Part], sources: Sequence[str], template: ChatTemplate | None,
           tokenizer: ExampleTokenizer) -> tuple[str, ...]:
     said = [part.said for part in parts]

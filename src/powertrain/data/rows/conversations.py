@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from powertrain.data.reading import _json_kind as json_kind
+from powertrain.data.reading import json_kind
 from powertrain.data.rows.row import BadRow
 from powertrain.data.rows.samples import Conversation, Message, Pair
 

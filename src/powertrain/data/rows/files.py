@@ -18,8 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from powertrain.data.reading import SNIFFED_BYTES
-from powertrain.data.reading import _row as parse_line
+from powertrain.data.reading import SNIFFED_BYTES, parse_line
 from powertrain.data.rows.row import Rejected, Row, fault
 from powertrain.records import WrongUse
 

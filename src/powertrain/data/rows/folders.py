@@ -12,8 +12,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from powertrain.data.reading import _looks_like_text as looks_like_text
-from powertrain.data.reading import _text_files as text_files
+from powertrain.data.reading import looks_like_text, text_files
 from powertrain.data.rows.files import readable
 from powertrain.data.rows.splits import TRAIN, WORDS, choose_split, named_split
 from powertrain.records import WrongUse

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from powertrain.data.reading import _json_kind as json_kind
+from powertrain.data.reading import json_kind
 from powertrain.data.rows.conversations import JOIN, conversation, is_blank, prompt_and_answer, text_of, turns_of
 from powertrain.data.rows.row import BadRow
 from powertrain.data.rows.samples import Conversation, Message, Pair, Sample, Span, Text

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from powertrain.data.corpora import CORPORA, corpus_documents
-from powertrain.data.reading import _files as named_files
-from powertrain.data.reading import _similar as similar
+from powertrain.data.reading import named_files, similar
 from powertrain.data.rows.docstrings import docstring_rows
 from powertrain.data.rows.files import csv_rows, json_lines, text_rows
 from powertrain.data.rows.folders import LINES, OBJECTS, SHEETS, data_suffix, folder_files

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from powertrain.data.reading import FIELDS_NAMED
-from powertrain.data.reading import _json_kind as json_kind
+from powertrain.data.reading import FIELDS_NAMED, json_kind
 from powertrain.data.rows.conversations import SeveralTurns, single_exchange
 from powertrain.data.rows.formats import ALSO_CALLED, BY_NAME, FORMATS, Column, Format, Kind, Reader
 from powertrain.data.rows.row import BadRow, Row

@@ -51,6 +51,7 @@ class Followed:
     written: list[Written] = field(default_factory=list)
     items: list[Written] = field(default_factory=list)       # `os.environ["X"] = …`
     variables: dict[str, list[Made]] = field(default_factory=dict)       # by name, all that it ever was, in any scope
+    before: dict[ast.AST, list[Scope]] = field(default_factory=dict)     # what was known where a loop began, each time it did
 
 
 def follow(script: Script) -> Followed:
@@ -196,6 +197,7 @@ class _Follower:
 
     def _loop(self, statement: ast.For | ast.While | ast.AsyncFor, scope: Scope) -> None:
         spelled = "a loop"
+        self.followed.before.setdefault(statement, []).append(Scope(dict(scope.names), scope.outer))
         if not isinstance(statement, ast.While):
             self.expressions.value(statement.iter, scope)
         for node in ast.walk(statement):

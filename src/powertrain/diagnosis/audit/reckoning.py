@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from powertrain.cost.fitting import own_bytes, total_bytes
+from powertrain.cost.passes import planned_room_bytes
 from powertrain.cost.work import forward_flops, recomputed_flops, training_flops
 from powertrain.cost.workload import Workload
 from powertrain.diagnosis.audit.resolved import examples_per_pass, examples_per_step, is_on, number, products_dtype
@@ -13,7 +14,6 @@ from powertrain.diagnosis.audit.subject import Subject
 from powertrain.records import Facts, ModelFacts
 from powertrain.records.findings import Expected
 
-ROOM = 0.8                                   # share of the free memory that a run may count on, as the plan's techniques do
 GIB = 2**30
 
 
@@ -40,8 +40,7 @@ def as_trained(subject: Subject, facts: Facts) -> Workload:
 
 def needed_and_there(model: ModelFacts, workload: Workload, facts: Facts) -> tuple[int, int]:
     """Bytes that a step needs, and bytes that a run may count on here."""
-    there = int(ROOM * facts.hardware.free_memory_bytes)
-    return total_bytes(model, workload) + own_bytes(facts.hardware.device), there
+    return total_bytes(model, workload) + own_bytes(facts.hardware.device), planned_room_bytes(facts.hardware)
 
 
 def room(subject: Subject, where: Circumstances, *, four_bits: bool = True) -> tuple[int, int] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -10,7 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from powertrain.evidence.arms import PRELOADED
+from powertrain.evidence.arms import process_context
+from powertrain.evidence.worker import be_silent
 from powertrain.records import RunFailed, UserError
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ def apart(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
 
     Raises what it raises of this program's errors, and RunFailed where the process failed or died.
     """
-    context = _context()
+    context = process_context()
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(sender, os.getcwd(), torch.get_num_threads(), function, arguments, named))
     process.start()
@@ -44,18 +44,9 @@ def apart(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
     return result
 
 
-def _context() -> Any:
-    """Forks of a server that has imported torch and run nothing; where there are none, processes from scratch."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    return context
-
-
 def _answer(sender: Connection, folder: str, threads: int, function: Callable[..., Any], arguments: tuple[Any, ...],
             named: dict[str, Any]) -> None:
-    _be_silent()
+    be_silent()
     os.chdir(folder)                         # the server may have been started elsewhere
     torch.set_num_threads(threads)
     try:
@@ -66,11 +57,3 @@ def _answer(sender: Connection, folder: str, threads: int, function: Callable[..
         sender.send((RunFailed(f"{function.__module__} failed: {type(error).__name__}: {error}"), None))
     finally:
         sender.close()
-
-
-def _be_silent() -> None:
-    """What libraries print is not to appear between the lines of the parent."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
-    os.close(nowhere)

@@ -6,14 +6,15 @@ token. Drawing tokens is generation.py's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from powertrain.models.bridge.model import BridgedModel
+from powertrain.models.model import evaluating
 from powertrain.records import Batch, WrongUse
 
 LONGEST_ANSWER = 30                          # tokens; transformers' examples/pytorch/question-answering
@@ -72,16 +73,6 @@ class Writer(Reader):
                 "past_key_values": self.cache, "use_cache": True}
 
 
-@contextmanager
-def _evaluating(model: BridgedModel) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
-
-
 # ------------------------------------------------------------------------------------------------ answers in a context
 
 
@@ -98,7 +89,7 @@ def best_spans(model: BridgedModel, batch: Batch, *, context: Sequence[tuple[int
         raise WrongUse(f"this model is for {model.task}, which points at no answer; use a model for spans")
     if context is None:
         context = [_second_text(batch, document) for document in range(len(batch.lengths))]
-    with _evaluating(model), torch.no_grad(), precision():
+    with evaluating(model), torch.no_grad(), precision():
         scores = model.hidden(batch).float().log_softmax(-1).cpu().view(len(batch.lengths), 2, -1)    # (B, 2, L)
     return [_best(pair, first, stop, most_tokens) for pair, (first, stop) in zip(scores, context, strict=True)]
 

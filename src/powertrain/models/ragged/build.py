@@ -28,11 +28,14 @@ class CannotBuild(Exception):
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The kernel as a library. Raises CannotBuild where there is no compiler, or it fails."""
+    """The kernel as a library. Raises CannotBuild where there is no compiler, or it fails, or what it made does not load."""
     path = _library()
     if not path.exists():
         _compile(path)
-    return ctypes.CDLL(str(path))
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CannotBuild(f"what was compiled does not load ({error}); remove {path}, so that it is compiled again") from None
 
 
 def is_built() -> bool:

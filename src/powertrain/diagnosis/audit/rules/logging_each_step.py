@@ -16,6 +16,7 @@ SHORT_RUN = 200              # steps, below which each line is wanted
 class LoggingEachStep(Rule):
     name = "logging_each_step"
     rests_on = "features: F16 (reading the loss waits for the device), X11"
+    gives_way_to = frozenset({"item_each_step"})
 
     @classmethod
     def find(cls, subject: Subject, where: Circumstances) -> Iterator[Finding]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from powertrain.cost.fitting import largest_micro_batch, own_bytes
+from powertrain.cost.passes import planned_room_bytes
 from powertrain.diagnosis.audit.editing import set_to
-from powertrain.diagnosis.audit.reckoning import ROOM, as_trained, reckonable
+from powertrain.diagnosis.audit.reckoning import as_trained, reckonable
 from powertrain.diagnosis.audit.resolved import accumulation, examples_per_pass, is_on, seen
 from powertrain.diagnosis.audit.rules.base import UNMEASURED, Circumstances, Rule
 from powertrain.diagnosis.audit.subject import Subject
@@ -45,7 +46,7 @@ class MicroBatchSmall(Rule):
 def _larger(subject: Subject, facts: Facts, each: int, times: int) -> int | None:
     """The largest pass that fits and divides the step's examples, if it is twice as large or more."""
     workload = as_trained(subject, facts)
-    room = int(ROOM * facts.hardware.free_memory_bytes) - own_bytes(facts.hardware.device)
+    room = planned_room_bytes(facts.hardware) - own_bytes(facts.hardware.device)
     fits = largest_micro_batch(facts.model, workload, room)
     divisors = [count for count in range(2 * each, each * times + 1) if count <= fits and each * times % count == 0]
     return max(divisors, default=None)
