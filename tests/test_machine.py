@@ -98,6 +98,13 @@ def test_file_cache_counts_as_free_within_the_memory_limit(tmp_path):
     assert memory_limit([tmp_path]) == (1000, 700)
 
 
+def test_file_cache_of_the_groups_below_counts_as_free_in_version_1(tmp_path):
+    (tmp_path / "memory.limit_in_bytes").write_text("1000\n")
+    (tmp_path / "memory.usage_in_bytes").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("inactive_file 0\ntotal_inactive_file 400\n")
+    assert memory_limit([tmp_path]) == (1000, 700)
+
+
 def test_a_group_without_a_memory_limit_gives_none(tmp_path):
     (tmp_path / "memory.max").write_text("max\n")
     assert memory_limit([tmp_path]) == (None, None)

@@ -81,7 +81,8 @@ def usable_memory() -> tuple[int, int, str]:
 def memory_limit(folders: Iterable[Path]) -> tuple[int | None, int | None]:
     """The smallest memory limit of the control groups in `folders` and the least that is free under one, in bytes.
 
-    File cache that can be dropped (inactive_file) counts as free. None where no limit is set.
+    File cache that can be dropped (inactive_file) counts as free; version 1 says that of the group without those below it,
+    which its limit counts too (total_inactive_file). None where no limit is set.
     """
     limits, free = [], []
     for folder in folders:
@@ -91,7 +92,8 @@ def memory_limit(folders: Iterable[Path]) -> tuple[int | None, int | None]:
             continue
         statistics = dict(line.split()[:2] for line in (_text(folder / "memory.stat") or "").splitlines())
         limits.append(int(limit))
-        free.append(max(0, int(limit) - int(used) + int(statistics.get("inactive_file", 0))))
+        droppable = statistics.get("total_inactive_file") or statistics.get("inactive_file") or "0"
+        free.append(max(0, int(limit) - int(used) + int(droppable)))
     return min(limits, default=None), min(free, default=None)
 
 

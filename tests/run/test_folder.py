@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from powertrain.recipe import resolve
+from powertrain.records import WrongUse
 from powertrain.run.folder import create, list_runs
 
 
@@ -35,3 +39,25 @@ def test_the_output_folder_may_lie_in_the_home_folder(tmp_path: Path, monkeypatc
     folder = create(resolve(None, ["output_dir=~/runs/one"]).recipe)
     assert folder.path == tmp_path / "home" / "runs" / "one"
     assert not (tmp_path / "~").exists()
+
+
+def test_runs_that_begin_at_once_have_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = resolve(None, []).recipe
+    all_there = threading.Barrier(16)
+
+    def begin(_: int) -> Path:
+        all_there.wait()
+        return create(recipe).path
+
+    with ThreadPoolExecutor(16) as pool:
+        assert len(set(pool.map(begin, range(16)))) == 16
+
+
+@pytest.mark.parametrize("occupy", [Path.touch, lambda path: path.symlink_to("nowhere")])
+def test_no_folder_of_runs_can_be_made(occupy: Callable[[Path], None], tmp_path: Path,
+                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    occupy(tmp_path / "runs")
+    with pytest.raises(WrongUse, match="cannot be written"):
+        create(resolve(None, []).recipe)

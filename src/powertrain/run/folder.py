@@ -74,15 +74,14 @@ class RunSummary:
 
 def create(recipe: Recipe) -> RunFolder:
     """A new folder for a run. Raises WrongUse if it cannot be written or holds another run."""
-    path = Path(recipe.output_dir) if recipe.output_dir else _free_name(recipe.name)
+    path = Path(recipe.output_dir) if recipe.output_dir else _new_folder(recipe.name)
     check_free(path)
     folder = RunFolder(path)
     try:
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
         (path / ".lock").touch()
     except OSError as error:
-        raise WrongUse(f"the output folder {path} cannot be written ({error.strerror}); name another one with "
-                       "--output") from None
+        raise _cannot_be_written(path, error) from None
     return folder
 
 
@@ -96,6 +95,10 @@ def check_free(path: Path) -> None:
         raise WrongUse(f"the output folder {path} is a file; name another one with --output")
     if path.is_dir() and not _holds_only_beginnings(path):
         raise WrongUse(f"{path} is not empty and holds no run; name another folder with --output")
+
+
+def _cannot_be_written(path: Path, error: OSError) -> WrongUse:
+    return WrongUse(f"the output folder {path} cannot be written ({error.strerror}); name another one with --output")
 
 
 def _holds_only_beginnings(path: Path) -> bool:
@@ -251,11 +254,23 @@ def _has(folder: RunFolder, asked: list[tuple[str, Any]]) -> bool:
     return all(found[key] == value for key, value in asked)
 
 
-def _free_name(name: str) -> Path:
+def _new_folder(name: str) -> Path:
+    """Makes it: a run that begins in the same second gets another one."""
     stem = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    path = RUNS / stem
-    count = 1
-    while path.exists():
-        count += 1
-        path = RUNS / f"{stem}-{count}"
+    path, count = RUNS / stem, 1
+    try:
+        RUNS.mkdir(parents=True, exist_ok=True)
+        while not _made(path):
+            count += 1
+            path = RUNS / f"{stem}-{count}"
+    except OSError as error:
+        raise _cannot_be_written(path, error) from None
     return path
+
+
+def _made(path: Path) -> bool:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return False
+    return True
