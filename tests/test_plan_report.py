@@ -18,6 +18,9 @@ EXAMPLES = DataFacts(
     length_quantiles={"min": 20, "p50": 90, "max": 400}, kind="conversation", max_length=400, trained_share=0.25)
 
 
+SCHEDULE = {"lr_scheduler_type": "cosine", "learning_rate": 3e-4}
+
+
 def tuned(**changes: object) -> ModelFacts:
     config, _ = make_config("llama", vocabulary=500, layers=2, width=64, heads=4, context=128)
     adapters = None if changes.get("method") == "full" else AdapterConfig(r=2)
@@ -32,6 +35,19 @@ def test_examples_are_told_by_their_lengths_and_what_is_learned_of_them() -> Non
                  "300 tokens held out"):
         assert part in text
     assert "characters" not in text
+
+
+def test_one_is_no_plural() -> None:
+    text = data_row(replace(EXAMPLES, kind="blocks", documents=1, examples=1))[1]
+    assert "1 document, " in text
+    assert "1 block of 100" in text
+    assert "1 step of 1 conversation (about 100 tokens), 1 epoch; " in run_row(
+        SCHEDULE, replace(EXAMPLES, examples=1, train_batch_size=1), 1)[1]
+    assert "1 head, " in model_row(replace(tuned(), heads=1, kv_heads=1))[1]
+
+
+def test_many_epochs_are_written_out() -> None:
+    assert "2,400 epochs; " in run_row(SCHEDULE, replace(EXAMPLES, examples=1, train_batch_size=8), 300)[1]
 
 
 def test_a_pretrained_model_is_told_with_its_path_its_provider_and_what_is_trained() -> None:

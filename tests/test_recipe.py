@@ -53,6 +53,7 @@ def test_zero_false_and_empty_count(word: str, key: str, value: object) -> None:
     (["max_steps=3", "train_time_s=4"], "both set the length"), (["lr_scheduler_type=cos"], "'cosine', 'linear' or 'constant'"),
     (["optim=lion"], "AdamW"), (["gradient_accumulation_steps=3"], "per_device_train_batch_size"),
     (["per_device_train_batch_size=3", "gradient_accumulation_steps=4", "train_batch_size=5"], "same setting"),
+    (["data="], "data.source: it names nothing"), (["data.source=['', a.txt]"], "names nothing"),
     (["techniques.bf16=maybe"], "'on' or 'off'"), (["learning_rate=.nan"], "finite"), (["data.block=-1"], "greater than 0"),
 ])
 def test_what_cannot_be_meant_is_refused_in_one_sentence(words: list[str], says: str) -> None:

@@ -64,3 +64,19 @@ def test_prepare_builds_what_the_others_use(words, capsys):
     captured = capsys.readouterr()
     assert "tokenising" not in captured.err
     assert prepared["folders"][0] in captured.out
+
+
+def test_many_rows_that_are_too_long_are_looked_at_and_training_asks_what_becomes_of_them(words, capsys):
+    short = [*words, "data.max_length=13"]
+    data.check(short, as_json=False)
+    out = capsys.readouterr().out
+    assert "rows too long, cut" in out
+    (asked,) = [line for line in out.splitlines() if line.startswith("Decide")]
+    assert "longer than data.max_length=13" in asked
+    assert "data.long_examples=drop leaves them out" in asked
+    data.show(short, index=2, as_json=False)
+    assert "rows.jsonl:3" in capsys.readouterr().out
+    with pytest.raises(WrongUse, match="raise it if the model can read more, or say what is to become of them"):
+        data.prepare(short, as_json=False)
+    data.check([*short, "data.long_examples=cut"], as_json=False)
+    assert "Decide" not in capsys.readouterr().out

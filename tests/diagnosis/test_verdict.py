@@ -97,6 +97,13 @@ def test_an_interval_is_made_no_rarer_than_twice_a_run() -> None:
     assert first.cure.words == ("eval_steps=15",)
 
 
+def test_an_interval_that_cannot_be_rarer_is_not_named_as_its_own_cure() -> None:
+    first = causes(seen(steps=40, evaluation=Between("eval_steps", 8.5, 20)))[0]
+    assert first.name == "evaluation"
+    assert first.cure.says == "do less each time, or train longer: every 20 of 40 steps is not too often"
+    assert (first.cure.words, first.predicted) == ((), 1.0)
+
+
 def test_the_interval_of_a_cure_takes_at_most_two_percent_of_the_run() -> None:
     first = causes(seen(steps=10**6, checkpoint=Between("save_steps", 3.0, 20)))[0]
     every = int(first.cure.words[0].partition("=")[2])

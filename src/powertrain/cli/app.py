@@ -31,7 +31,7 @@ TopK = Annotated[int | None, typer.Option(min=1, help="Only among the k likelies
 TopP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Only among the likeliest, up to p.")]
 Seed = Annotated[int, typer.Option(min=0)]
 Budget = Annotated[str, typer.Option(help="Time to spend: 90s, 10m, 1h.")]
-StudyName = Annotated[str | None, typer.Option("--study", help="Folder for the study (default: studies/DATE_WHAT).")]
+StudyName = Annotated[str | None, typer.Option("--study", help="Name of the study's folder in studies/ (default: DATE_WHAT).")]
 System = Annotated[str | None, typer.Option(help="The system text of the conversation.")]
 
 

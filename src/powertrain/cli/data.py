@@ -23,17 +23,18 @@ TRAINED_STYLE = "bold green"
 def check(words: Sequence[str], *, as_json: bool) -> None:
     from powertrain.data.examples.check import check_examples
 
-    recipe, store = _opened(words)
+    recipe, store, asked = _looked_at(words)
     found = check_examples(store, train_batch_size=recipe.train_batch_size, seed=recipe.seed)
     if as_json:
-        output.print_json({"event": "data", **to_plain(found), "totals": totals(found), "trained_share": found.trained_share})
+        output.print_json({"event": "data", **to_plain(found), "totals": totals(found), "trained_share": found.trained_share,
+                           "undecided": asked})
     else:
-        output.print_rows(check_rows(found))
+        output.print_rows([*check_rows(found), *([("Decide", f"before training: {asked}")] if asked else [])])
 
 
 def show(words: Sequence[str], *, index: int, as_json: bool) -> None:
     """`index` counts the stored examples from 0, in the order of the rows."""
-    _, store = _opened(words)
+    _, store, _ = _looked_at(words)
     examples = len(store.in_validation)
     if not 0 <= index < examples:
         raise WrongUse(f"there is no example {index}: there are {examples:,}; use --index 0 to {examples - 1}")
@@ -74,6 +75,20 @@ def _opened(words: Sequence[str]) -> tuple[Recipe, ExampleStore]:
 
     recipe = resolve_words(words).recipe
     return recipe, open_recipe_examples(recipe, cache_folder(), say)
+
+
+def _looked_at(words: Sequence[str]) -> tuple[Recipe, ExampleStore, str | None]:
+    """As `_opened`, and what training would ask first of many examples that are too long: to look at them they are cut."""
+    from powertrain.data.examples.store import undecided
+    from powertrain.run.examples import open_recipe_examples
+
+    recipe = resolve_words(words).recipe
+    data = recipe.data
+    if data.long_examples is not None:
+        return recipe, open_recipe_examples(recipe, cache_folder(), say), None
+    looking = recipe.model_copy(update={"data": data.model_copy(update={"long_examples": "cut"})})
+    store = open_recipe_examples(looking, cache_folder(), say)
+    return recipe, store, undecided(store.parts, store.sources, store.max_length)
 
 
 def _how_shown() -> str:

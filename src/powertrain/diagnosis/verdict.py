@@ -123,8 +123,9 @@ def _less_often(between: Between, steps: int, shares: Shares) -> tuple[Cure, flo
     affordable = _round_number(between.seconds / (AFFORDABLE * others_s)) if others_s > 0 else steps
     every = max(between.every, min(affordable, max(1, steps // 2)))
     rarer = Between(between.key, between.seconds, every).per_step_s(steps)
-    words = (f"{between.key}={every}",) if every > between.every else ()
-    return (Cure(f"do it every {every:,} steps instead of every {between.every:,}", words=words),
+    if every == between.every:               # it is not its interval: the run is short, or each time takes long
+        return Cure(f"do less each time, or train longer: every {every:,} of {steps:,} steps is not too often"), 1.0, "none"
+    return (Cure(f"do it every {every:,} steps instead of every {between.every:,}", words=(f"{between.key}={every}",)),
             shares.wall_s / (others_s + rarer),
             f"formula: {between.seconds:.3g} s each time, measured; then {rarer / (others_s + rarer):.1%} of the run")
 

@@ -23,6 +23,13 @@ def _below_home(value: Any) -> Any:
     return os.path.expanduser(value) if isinstance(value, str) else value
 
 
+def _check_source(value: Any) -> Any:
+    """`data=$UNSET` in a script would be the path '', which is the whole current folder."""
+    if value == "" or (isinstance(value, list) and "" in value):
+        raise ValueError("it names nothing: give a file, a folder (. for this one), a hub id or a corpus")
+    return value
+
+
 def _check_interval(value: Any) -> Any:
     if isinstance(value, str) and not EPOCHS.match(value):
         raise ValueError(f"{value!r} is neither a number of steps nor epochs such as '5 epochs'")
@@ -30,6 +37,7 @@ def _check_interval(value: Any) -> Any:
 
 
 Interval = Annotated[int | str, BeforeValidator(_check_interval)]  # optimizer steps, or "5 epochs"; 0 = never
+Source = Annotated[str | list[str], BeforeValidator(_check_source)]
 Place = Annotated[str | None, BeforeValidator(_below_home)]        # a path, or what is called like one
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -70,7 +78,7 @@ class DataRecipe(Strict):
     pairs, questions with answers, or texts, one per row of the source.
     """
 
-    source: str | list[str] = "stdlib"           # file, folder, glob, hub id, or a corpus: stdlib, shakespeare, docstrings
+    source: Source = "stdlib"                    # file, folder, glob, hub id, or a corpus: stdlib, shakespeare, docstrings
     weights: list[Annotated[float, Field(gt=0)]] | None = None   # how often an epoch sees each source's examples; default: once
     format: str | None = None                    # how a row is read: messages, alpaca, ...; default: found by looking
     columns: dict[str, str] = {}                 # the format's column -> the data's: {question: frage}

@@ -25,6 +25,11 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def counted(number: float, noun: str, several: str | None = None) -> str:
+    """'1 pass' and '2 passes': `several` where it is not the noun with an s."""
+    return f"{count(number)} {noun if number == 1 else several or noun + 's'}"
+
+
 def memory(size_bytes: float) -> str:
     for limit, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(size_bytes) >= limit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from powertrain.records import DataFacts, Effect, Estimate, Facts, Hardware, ModelFacts, Plan, Software
-from powertrain.report.figures import count, duration, flops, interval, memory
+from powertrain.report.figures import count, counted, duration, flops, interval, memory
 
 Row = tuple[str, str]
 SHOWN_PADDING = 0.005        # share of the slots: less is not worth a word
@@ -16,7 +16,7 @@ def machine_row(hardware: Hardware) -> Row:
     peaks = ", ".join(f"{dtype} {flops(peak)}" for dtype, peak in sorted(hardware.peak_flops_per_s.items()))
     bandwidth = f", {hardware.bandwidth_bytes_per_s / 1e9:.3g} GB/s" if hardware.bandwidth_bytes_per_s else ""
     measured = f"; measured {peaks}{bandwidth}" if peaks else "; speed not measured"
-    return "Machine", (f"{devices}{hardware.name} ({hardware.device}), {hardware.cores} cores, "
+    return "Machine", (f"{devices}{hardware.name} ({hardware.device}), {counted(hardware.cores, 'core')}, "
                        f"{memory(hardware.free_memory_bytes)} of {memory(hardware.memory_bytes)} free{measured}")
 
 
@@ -24,15 +24,16 @@ def data_row(data: DataFacts) -> Row:
     if data.kind != "blocks":
         return _examples_row(data)
     again = f", each token {data.redundancy:.3g} times an epoch" if data.stride != data.block else ""
-    return "Data", (f"{data.source}: {count(data.documents)} documents, {count(data.characters)} characters; "
+    return "Data", (f"{data.source}: {counted(data.documents, 'document')}, {count(data.characters)} characters; "
                     f"{count(data.train_tokens)} tokens to train on and {count(data.validation_tokens)} held out "
-                    f"({data.tokenizer}, vocabulary {data.vocabulary:,}); {count(data.examples)} blocks of {data.block}{again}")
+                    f"({data.tokenizer}, vocabulary {data.vocabulary:,}); "
+                    f"{counted(data.examples, 'block')} of {data.block}{again}")
 
 
 def _examples_row(data: DataFacts) -> Row:
     cut = getattr(data, "cut_examples", 0)
     truncated = f"; {count(cut)} cut at the length limit" if cut else ""
-    return "Data", (f"{data.source}: {count(data.documents)} rows; {count(data.examples)} {data.kind}s to train on, "
+    return "Data", (f"{data.source}: {counted(data.documents, 'row')}; {counted(data.examples, data.kind)} to train on, "
                     f"{count(data.train_tokens / data.examples)} tokens on average and {count(data.max_length)} at most, "
                     f"{data.trained_share:.0%} of them learned{truncated}; {count(data.validation_tokens)} tokens held out "
                     f"(vocabulary {data.vocabulary:,})")
@@ -45,9 +46,9 @@ def model_row(model: ModelFacts, because: str = "") -> Row:
 
 def _shape(model: ModelFacts) -> str:
     if model.provider != "native":
-        return f"{model.family}, {model.layers} layers x {model.width}"
+        return f"{model.family}, {counted(model.layers, 'layer')} x {model.width}"
     grouped = f" ({model.kv_heads} for keys and values)" if model.kv_heads != model.heads else ""
-    return (f"{model.family}, {model.layers} layers x {model.width}, {model.heads} heads{grouped}, "
+    return (f"{model.family}, {counted(model.layers, 'layer')} x {model.width}, {counted(model.heads, 'head')}{grouped}, "
             f"MLP {model.mlp_width}, context {model.context}")
 
 
@@ -64,10 +65,12 @@ def _training(model: ModelFacts, because: str) -> str:
 
 def run_row(recipe: Mapping[str, object], data: DataFacts, steps: int) -> Row:
     epochs = steps * data.train_batch_size / data.examples
+    much = f"{epochs:.3g}" if epochs < 999.5 else count(epochs)
     kind = "block" if data.kind == "blocks" else data.kind
     about = "" if data.kind == "blocks" else "about "
-    return "Run", (f"{steps:,} steps of {data.train_batch_size} {kind}s ({about}{count(data.train_batch_size * data.block)} "
-                   f"tokens), {epochs:.3g} epochs; AdamW, {recipe['lr_scheduler_type']} from {recipe['learning_rate']:g}")
+    return "Run", (f"{steps:,} step{'s' * (steps != 1)} of {counted(data.train_batch_size, kind)} "
+                   f"({about}{count(data.train_batch_size * data.block)} tokens), {much} epoch{'s' * (much != '1')}; "
+                   f"AdamW, {recipe['lr_scheduler_type']} from {recipe['learning_rate']:g}")
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, str, str]]:
@@ -127,8 +130,7 @@ def _largest_pass_rows(estimate: Estimate, hardware: Hardware) -> list[Row]:
         return []
     if not largest["examples"]:
         return [("Largest pass", f"not even one example fits in the {free} that are free")]
-    plural = "s" if largest["examples"] > 1 else ""
-    return [("Largest pass", f"{largest['examples']:,} example{plural}, {largest['tokens']:,} tokens: that would take "
+    return [("Largest pass", f"{counted(largest['examples'], 'example')}, {largest['tokens']:,} tokens: that would take "
                              f"{memory(largest['bytes'])} of the {free} that are free")]
 
 

@@ -68,11 +68,12 @@ class Packing(Technique):
             tokens = multiple = _constant_tokens(step_tokens, tokens, longest_example(data))
         filled = ", each filled up to that: a recorded pass has one shape" if 1 < multiple == tokens else \
             f", filled up to multiples of {multiple}: sizes repeat (study: {CPU_STUDY})" if multiple > 1 else ""
+        passes = -(-step_tokens // tokens)
         return Proposal(
             cls(tokens, _crossover(model), multiple),
             because=f"padded to its longest, a batch of {data.train_batch_size} would be {share:.0%} padding (estimated from "
                     f"lengths of {data.block} tokens on average and {longest_example(data)} at most); about {step_tokens:,} "
-                    f"tokens a step go in {-(-step_tokens // tokens)} passes of up to {tokens:,}{filled}",
+                    f"tokens a step go in {passes} pass{'es' * (passes != 1)} of up to {tokens:,}{filled}",
             claim=Effect((1 - share, 1 - share / 2), 0, basis="formula: the share of padding, estimated from the lengths' "
                          "quantiles; the high end if half the step does not depend on it"))
 

@@ -48,7 +48,7 @@ class Threads(Technique):
             return cls.refuse(f"the work is done by {facts.hardware.name}, not by CPU threads", possible=cls(now))
         if now == cores:
             return cls.refuse(f"torch already uses {now} threads for the {cores} cores of this process", possible=cls(now))
-        return Proposal(cls(cores), because=f"this process has {cores} cores, and torch would use {now} threads",
+        return Proposal(cls(cores), because=f"this process has {cores} cores, and torch by itself would use {now}",
                         claim=Effect((0.6, 1.0), 0, basis="guess: not measured yet"))
 
     @classmethod

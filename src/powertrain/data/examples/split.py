@@ -26,7 +26,8 @@ def held_out(prompts: Digests, share: float, seed: int) -> npt.NDArray[np.bool_]
     distinct, group, counts = np.unique(prompts, return_inverse=True, return_counts=True)
     if len(distinct) < 2:
         raise WrongUse(f"data.validation_share={share:g} cannot hold anything out of {len(prompts)} examples that all have "
-                       "the same prompt; give more data, or set data.validation_share=0")
+                       "the same prompt, or are pieces of one text; give more data, name other data with "
+                       "data.validation_source, or set data.validation_share=0")
     missing = share * len(prompts)
     drawn: list[int] = []
     sizes = counts.tolist()

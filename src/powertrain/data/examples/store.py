@@ -283,12 +283,20 @@ def _check_parts(parts: Sequence[Part], sources: Sequence[str], limit: Limit, wa
     for part, source in zip(parts, sources, strict=True):
         if len(part) == 0:
             raise _nothing_left(part, source, limit)
+    if wanted is None and (sentence := undecided(parts, sources, limit.max_length)):
+        raise WrongUse(sentence)
+
+
+def undecided(parts: Sequence[Part], sources: Sequence[str], max_length: int) -> str | None:
+    """What training asks for where a source has many examples that are too long, and nobody has said what becomes of them."""
+    for part, source in zip(parts, sources, strict=True):
         too_long, rows = part.counts.get("too_long", 0), part.counts["good"]
-        if wanted is None and too_long > FEW_TOO_LONG * rows:
-            raise WrongUse(
-                f"{too_long:,} of {rows:,} examples of {source} are longer than data.max_length={limit.max_length} (the "
-                f"longest has {part.counts['longest']:,} tokens); raise it, or say what is to become of them: "
-                f"data.long_examples=cut loses {part.counts['tokens_lost']:,} tokens, data.long_examples=drop leaves them out")
+        if too_long > FEW_TOO_LONG * rows:
+            return (f"{too_long:,} of {rows:,} examples of {source} are longer than data.max_length={max_length} (the longest "
+                    f"has {part.counts['longest']:,} tokens); raise it if the model can read more, or say what is to become of "
+                    f"them: data.long_examples=cut loses {part.counts['tokens_lost']:,} tokens, data.long_examples=drop leaves "
+                    "them out")
+    return None
 
 
 def _nothing_left(part: Part, source: str, limit: Limit) -> WrongUse:
