@@ -50,6 +50,12 @@ def test_many_epochs_are_written_out() -> None:
     assert "2,400 epochs; " in run_row(SCHEDULE, replace(EXAMPLES, examples=1, train_batch_size=8), 300)[1]
 
 
+def test_a_batch_beyond_the_data_is_said() -> None:
+    assert "tokens), each goes 500 times over the 200 there are, 1,500 epochs; " in run_row(
+        SCHEDULE, replace(EXAMPLES, examples=200, train_batch_size=100_000), 3)[1]
+    assert "over the" not in run_row(SCHEDULE, replace(EXAMPLES, examples=8, train_batch_size=8), 3)[1]
+
+
 def test_a_pretrained_model_is_told_with_its_path_its_provider_and_what_is_trained() -> None:
     model = tuned()
     text = model_row(model, "the decoder knows llama")[1]
@@ -119,8 +125,12 @@ def test_a_result_shows_what_was_expected_beside_what_was_measured() -> None:
     assert rows["Speed"].endswith("the plan expected 500 to 2,000 (3 runs on this machine)")
     assert rows["Memory"] == ("3 GiB of tensors at the peak of step 2; the plan expected 3 GiB (+0.0%); the process: 4 GiB at "
                               "the peak")
+    busy = {**start, "load": 3.2}
+    slow = dict(result_rows([busy, {**step, "seconds": 10.0}, end], "run", None))["Speed"]
+    assert slow.endswith("; the machine was not idle: its load was 3.2 when the run began")
+    assert dict(result_rows([busy, step, step, end], "run", None))["Speed"] == rows["Speed"]
     fuller = dict(result_rows([start, step, {**measured, "fullest_bytes": 7 << 30}, step, end], "run", None)[:4])
     assert "the plan expected 3 GiB (+0.0%), and 7 GiB for passes as full as they may come; the process" in fuller["Memory"]
     assert dict(result_rows([start, step, {**measured, "fullest_bytes": 3 << 30}, step, end], "run", None)[:4]) == rows
     without = dict(result_rows([start, step, end], "run", None)[:4])
-    assert without["Memory"] == "4 GiB at the peak"
+    assert without["Memory"] == "the process: 4 GiB at the peak"

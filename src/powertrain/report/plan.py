@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from powertrain.records import DataFacts, Effect, Estimate, Facts, Hardware, ModelFacts, Plan, Software
-from powertrain.report.figures import count, counted, duration, flops, interval, memory
+from powertrain.report.figures import count, counted, digits, duration, flops, interval, memory
 
 Row = tuple[str, str]
 SHOWN_PADDING = 0.005        # share of the slots: less is not worth a word
@@ -68,8 +68,10 @@ def run_row(recipe: Mapping[str, object], data: DataFacts, steps: int) -> Row:
     much = f"{epochs:.3g}" if epochs < 999.5 else count(epochs)
     kind = "block" if data.kind == "blocks" else data.kind
     about = "" if data.kind == "blocks" else "about "
+    times = data.train_batch_size / data.examples
+    again = f", each goes {digits(times)} times over the {count(data.examples)} there are" if times > 1 else ""
     return "Run", (f"{steps:,} step{'s' * (steps != 1)} of {counted(data.train_batch_size, kind)} "
-                   f"({about}{count(data.train_batch_size * data.block)} tokens), {much} epoch{'s' * (much != '1')}; "
+                   f"({about}{count(data.train_batch_size * data.block)} tokens){again}, {much} epoch{'s' * (much != '1')}; "
                    f"AdamW, {recipe['lr_scheduler_type']} from {recipe['learning_rate']:g}")
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from powertrain.report.figures import count, duration, flops, memory, perplexity
+from powertrain.report.cautions import BUSY
+from powertrain.report.figures import count, digits, duration, flops, memory, perplexity
 from powertrain.report.plan import Row
 
 FULLER = 1.1                 # times the memory of the watched step: the fullest step's is named beside it
@@ -18,7 +19,7 @@ def result_rows(events: Sequence[Mapping[str, Any]], folder: str, gzip_bits_per_
     end = last["end"]
     rows = [("Result", f"{end['reason']} at step {end['step']:,}")]
     if steps:
-        rows += _speed_rows(steps, (last.get("resume") or last["start"])["estimate"])
+        rows += _speed_rows(steps, last.get("resume") or last["start"])
     if "evaluation" in last:
         rows.append(("Held-out", quality(last["evaluation"], gzip_bits_per_byte)))
     if "adapters" in last:
@@ -30,7 +31,7 @@ def result_rows(events: Sequence[Mapping[str, Any]], folder: str, gzip_bits_per_
 
 
 def quality(evaluation: Mapping[str, Any], gzip_bits_per_byte: float | None) -> str:
-    text = (f"loss {evaluation['loss']:.4f} nats a token (perplexity {perplexity(evaluation['loss']):.3g}) on "
+    text = (f"loss {evaluation['loss']:.4f} nats a token (perplexity {digits(perplexity(evaluation['loss']))}) on "
             f"{count(evaluation['tokens'])} tokens")
     if evaluation.get("bits_per_byte") is not None:
         text += f"; {evaluation['bits_per_byte']:.3f} bits per byte"
@@ -50,7 +51,8 @@ def _adapters(modules: Mapping[str, Mapping[str, float]]) -> str:
     return "; ".join(parts)
 
 
-def _speed_rows(steps: Sequence[Mapping[str, Any]], estimate: Mapping[str, Any] | None) -> list[Row]:
+def _speed_rows(steps: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) -> list[Row]:
+    estimate, load = start["estimate"], start.get("load") or 0.0
     seconds, tokens = sum(step["seconds"] for step in steps), sum(step["real_tokens"] for step in steps)
     trained = sum(step["tokens"] for step in steps)
     learned = "" if trained == tokens else f" ({count(trained)} of them learned)"
@@ -62,11 +64,13 @@ def _speed_rows(steps: Sequence[Mapping[str, Any]], estimate: Mapping[str, Any] 
         text += (f", {share:.0%} of the measured {flops(estimate['peak_flops_per_s'])} in {estimate['dtype']}; the plan "
                  f"expected {count(estimate['tokens_per_step'] / high_s)} to {count(estimate['tokens_per_step'] / low_s)}"
                  + (f" ({basis})" if basis else ""))
+        if load > BUSY and tokens / seconds < estimate["tokens_per_step"] / high_s:
+            text += f"; the machine was not idle: its load was {load:.2g} when the run began"
     return [("Speed", text)]
 
 
 def _memory_rows(measured: Mapping[str, Any] | None, peak_bytes: int | None) -> list[Row]:
-    process = f"{memory(peak_bytes)} at the peak" if peak_bytes else ""
+    process = f"the process: {memory(peak_bytes)} at the peak" if peak_bytes else ""
     if measured is None:
         return [("Memory", process)] if process else []
     allocated, predicted = measured["allocated_bytes"], sum(measured["predicted"].values())
@@ -76,7 +80,7 @@ def _memory_rows(measured: Mapping[str, Any] | None, peak_bytes: int | None) -> 
         text += f", and {memory(fullest)} for passes as full as they may come"
     if measured.get("reserved_bytes"):
         text += f"; {memory(measured['reserved_bytes'])} reserved"
-    return [("Memory", text + (f"; the process: {process}" if process else ""))]
+    return [("Memory", f"{text}; {process}" if process else text)]
 
 
 def _next_rows(reason: str, folder: str, start: Mapping[str, Any]) -> list[Row]:

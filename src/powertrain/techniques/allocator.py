@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 LARGEST_KEPT_BYTES = 1 << 30                 # blocks up to this stay in the heap (mallopt takes a C int)
+STUDY = "2026-11-21_ablation-docstrings"
 CUDA_SETTING = "expandable_segments:True"
 
 
@@ -51,7 +52,7 @@ class Allocator(Technique):
             return cls.refuse(f"there is nothing to set for {facts.hardware.device!r} with {platform.system()}'s allocator "
                               "(it is for glibc 2.33 or newer)")
         return Proposal(cls("glibc"), because="activations are freed and taken again each pass; kept pages need no zeroing",
-                        claim=Effect((0.85, 1.0), 0, basis="guess: not measured yet"))
+                        claim=Effect((0.94, 1.03), 0, basis=f"study: {STUDY}"))
 
     def apply(self, setup: Setup) -> Setup:
         return replace(setup, runtime=setup.runtime.also(_SETTINGS[self.kind]))
