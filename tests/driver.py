@@ -6,6 +6,7 @@ A fault is a place and a number:
   ("signal", 5)   sends SIGTERM to itself after step 5
   ("full", 2)     makes the system refuse the 2nd and all later writes of a checkpoint's tensors, as a full disk does
   ("model", 0)    does so while the final model is written
+  ("events", 2)   makes it refuse the 2nd and all later writes of events that wait for the disk
   ("cores", 1)    lets the process and those that it starts use one core, on which other tests do not slow its threads down
   ("memory", 90)  lets the process have 90 MiB more than it has when the first step begins
   ("sync", 50)    makes each write of events that waits for the disk take 50 ms more, by a time of day that nobody sets
@@ -13,6 +14,7 @@ A fault is a place and a number:
 
 from __future__ import annotations
 
+import errno
 import itertools
 import multiprocessing
 import os
@@ -22,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from powertrain.evidence.arms import PRELOADED
@@ -110,11 +113,24 @@ def _plant(place: str, number: int) -> None:
         Path.write_text = counted(Path.write_text)  # type: ignore[method-assign]
     elif place == "sync":
         time.time = time.perf_counter
-        events.os.fsync = _slow(os.fsync, number / 1e3)
+        events.os = SimpleNamespace(fsync=_slow(os.fsync, number / 1e3), truncate=os.truncate)  # type: ignore[assignment]
+    elif place == "events":
+        events.os = SimpleNamespace(fsync=_refused(os.fsync, from_call=number), truncate=os.truncate)  # type: ignore[assignment]
     elif place == "model":
         Decoder.save = _on_a_full_disk(Decoder.save, from_call=1)  # type: ignore[method-assign]
     elif place == "full":
         checkpoint.save_tensors = _on_a_full_disk(checkpoint.save_tensors, from_call=number)
+
+
+def _refused(function: Callable[..., Any], from_call: int) -> Callable[..., Any]:
+    calls = itertools.count(1)
+
+    def call(*arguments: Any) -> Any:
+        if next(calls) >= from_call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return function(*arguments)
+
+    return call
 
 
 def _slow(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:

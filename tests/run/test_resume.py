@@ -165,9 +165,10 @@ def test_two_processes_do_not_train_in_one_folder(cli: Cli, words: list[str], tm
 
 def test_a_full_disk_stops_no_training_and_loses_no_checkpoint(
         cli: Cli, words: list[str], unbroken: Path, tmp_path: Path) -> None:
-    code, _, err = cli(*words, "save_total_limit=5", fault=("full", 4))   # three files make the first checkpoint
-    assert code == 0, err
+    code, out, err = cli(*words, "save_total_limit=5", fault=("full", 4))   # three files make the first checkpoint
+    assert code == 3, err
     assert "step 8 could not be saved: File too large; training goes on" in err
+    assert "finished at step 11, but step 11 could not be saved: File too large" in out
     assert "Free some space" in err
     assert newest_checkpoint(tmp_path / "run" / "checkpoints")[0].step == 4  # type: ignore[union-attr]
     assert weights(tmp_path / "run") == weights(unbroken)
@@ -176,12 +177,22 @@ def test_a_full_disk_stops_no_training_and_loses_no_checkpoint(
 def test_a_disk_too_full_for_the_final_model_fails_with_the_cure_and_resuming_writes_it(
         cli: Cli, words: list[str], unbroken: Path, tmp_path: Path) -> None:
     code, _, err = cli(*words, fault=("model", 0))
-    assert code == 1
+    assert code == 3
     assert "the model is trained and could not be written" in err
     assert "--resume run" in err
     assert "Traceback" not in err
     assert cli("train", "--resume", "run")[0] == 0
     assert_same(tmp_path / "run", unbroken)
+
+
+def test_events_that_cannot_be_written_stop_no_training_and_are_said(
+        cli: Cli, words: list[str], unbroken: Path, tmp_path: Path) -> None:
+    code, _, err = cli(*words, fault=("events", 3))
+    assert code == 3
+    assert "training goes on, and they are kept until it can" in err
+    assert "its last events could not be written to events.jsonl: No space left on device. Free some space" in err
+    assert "Traceback" not in err
+    assert weights(tmp_path / "run") == weights(unbroken)
 
 
 def test_a_run_that_ended_before_it_began_leaves_its_folder_usable(cli: Cli, words: list[str], tmp_path: Path) -> None:

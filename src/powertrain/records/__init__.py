@@ -35,6 +35,10 @@ class RunFailed(UserError):
     """The run had begun and cannot go on (disk, memory, loss not finite). Exit code 1."""
 
 
+class NotDurable(RunFailed):
+    """It is trained to the end, and something that was promised is not on the disk. Exit code 3."""
+
+
 class UnknownFact(LookupError):
     """A fact that the arithmetic needs is not known for this machine."""
 

@@ -17,7 +17,8 @@ def result_rows(events: Sequence[Mapping[str, Any]], folder: str, gzip_bits_per_
     last = {event["event"]: event for event in events}
     steps = [event for event in events if event["event"] == "step"]
     end = last["end"]
-    rows = [("Result", f"{end['reason']} at step {end['step']:,}")]
+    not_saved = f", but {end['not_saved']}" if end.get("not_saved") else ""
+    rows = [("Result", f"{end['reason']} at step {end['step']:,}{not_saved}")]
     if steps:
         rows += _speed_rows(steps, last.get("resume") or last["start"])
     if "evaluation" in last:

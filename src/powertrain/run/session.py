@@ -24,7 +24,7 @@ from powertrain.cost.memory import peak_memory
 from powertrain.data.example import Example
 from powertrain.data.publishing import sync
 from powertrain.recipe import in_steps
-from powertrain.records import Evaluation, RunFailed, StepRecord, to_plain
+from powertrain.records import Evaluation, NotDurable, RunFailed, StepRecord, to_plain
 from powertrain.run import folder as run_folder
 from powertrain.run.fits import cures, refuse_what_does_not_fit, workload_of_step
 from powertrain.run.folder import RunFolder
@@ -50,7 +50,7 @@ from powertrain.training.setup import Setup
 
 Listener = Callable[[Mapping[str, Any]], None]
 
-DONE, STOPPED_AND_SAVED = 0, 75
+DONE, NOT_DURABLE, STOPPED_AND_SAVED = 0, 3, 75
 WATCHED, WATCHED_RUN = 2, 20 # the step whose memory is watched, and steps of a run on a CPU from which that is worth its time
 
 
@@ -184,10 +184,14 @@ def _run(session: Session, interrupt: Interrupt) -> int:
         session.emit("end", durable=True, reason="failed", step=session.state.step, message=str(error),
                      seconds=time.perf_counter() - session.began_s)
         raise
+    not_saved = {} if session.checkpoint_failed is None else {"not_saved": session.checkpoint_failed}
     session.emit("end", durable=True, reason=reason, step=session.state.step, seconds=time.perf_counter() - session.began_s,
                  clipped_steps=int(session.state.clipped_steps), passes=getattr(session.setup.run_pass, "counts", {}),
-                 peak_memory_bytes=peak_memory_bytes(session.setup.device))
-    return DONE if stopped_by is None else STOPPED_AND_SAVED
+                 peak_memory_bytes=peak_memory_bytes(session.setup.device), **not_saved)
+    if session.log.failure is not None:
+        raise NotDurable(f"what was trained is in {session.folder.path}, and its last events could not be written to "
+                         f"{session.folder.events.name}: {session.log.failure}. Free some space before the next run")
+    return STOPPED_AND_SAVED if stopped_by is not None else NOT_DURABLE if not_saved else DONE
 
 
 def _steps(session: Session, interrupt: Interrupt) -> str | None:
@@ -353,7 +357,7 @@ def _finish(session: Session) -> None:
         sync(session.folder.path)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise RunFailed(f"the model is trained and could not be written to {model_folder}: {error.strerror or error}. "
+        raise NotDurable(f"the model is trained and could not be written to {model_folder}: {error.strerror or error}. "
                         f"{_disk_cure(error, session)}, then `powertrain train --resume {session.folder.path}` writes it"
                         + ("" if session.checkpoint_failed is None else f" ({session.checkpoint_failed})")) from None
     session.emit("model", path=str(model_folder), step=session.state.step, seconds=time.perf_counter() - began)

@@ -46,7 +46,7 @@ class EventLog:
                     os.truncate(self.path, before)
                     raise
         except OSError as error:
-            self.failure = str(error)
+            self.failure = error.strerror or str(error)
             return
         self._waiting, self.failure = [], None
 
