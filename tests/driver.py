@@ -6,6 +6,7 @@ A fault is a place and a number:
   ("signal", 5)   sends SIGTERM to itself after step 5
   ("full", 2)     makes the system refuse the 2nd and all later writes of a checkpoint's tensors, as a full disk does
   ("model", 0)    does so while the final model is written
+  ("delete", 1)   makes it refuse the 1st and all later deletions of a checkpoint
   ("events", 2)   makes it refuse the 2nd and all later writes of events that wait for the disk
   ("cores", 1)    lets the process and those that it starts use one core, on which other tests do not slow its threads down
   ("memory", 90)  lets the process have 90 MiB more than it has when the first step begins
@@ -114,6 +115,8 @@ def _plant(place: str, number: int) -> None:
     elif place == "sync":
         time.time = time.perf_counter
         events.os = SimpleNamespace(fsync=_slow(os.fsync, number / 1e3), truncate=os.truncate)  # type: ignore[assignment]
+    elif place == "delete":
+        checkpoint.shutil = SimpleNamespace(rmtree=_refused(shutil.rmtree, from_call=number))  # type: ignore[assignment]
     elif place == "events":
         events.os = SimpleNamespace(fsync=_refused(os.fsync, from_call=number), truncate=os.truncate)  # type: ignore[assignment]
     elif place == "model":

@@ -185,6 +185,16 @@ def test_a_disk_too_full_for_the_final_model_fails_with_the_cure_and_resuming_wr
     assert_same(tmp_path / "run", unbroken)
 
 
+def test_an_old_checkpoint_that_cannot_be_deleted_is_no_failed_save(
+        cli: Cli, words: list[str], unbroken: Path, tmp_path: Path) -> None:
+    code, out, err = cli(*words, "save_total_limit=1", "eval_steps=0", "save_steps=2", fault=("delete", 1))
+    assert code == 0, err
+    assert "step 4 is saved, and an older checkpoint could not be deleted: No space left on device" in err
+    assert "could not be saved" not in err + out
+    assert newest_checkpoint(tmp_path / "run" / "checkpoints")[0].step == 11  # type: ignore[union-attr]
+    assert weights(tmp_path / "run") == weights(unbroken)
+
+
 def test_events_that_cannot_be_written_stop_no_training_and_are_said(
         cli: Cli, words: list[str], unbroken: Path, tmp_path: Path) -> None:
     code, _, err = cli(*words, fault=("events", 3))

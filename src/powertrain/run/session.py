@@ -317,7 +317,6 @@ def _save(session: Session, *, required: bool) -> None:
     session.flush(durable=True)              # before: a resumed run must find the events of the steps it does not repeat
     try:
         saved = save_checkpoint(session.folder.checkpoints, state)
-        keep_only(session.folder.checkpoints, newest=recipe.save_total_limit, evaluations=state.evaluations)
     except OSError as error:
         why = f"step {state.step} could not be saved: {error.strerror or error}"
         if required:
@@ -328,6 +327,11 @@ def _save(session: Session, *, required: bool) -> None:
         session.emit("warning", message=f"{why}; {then}. {_disk_cure(error, session)}")
         return
     session.checkpoint_failed = None
+    try:
+        keep_only(session.folder.checkpoints, newest=recipe.save_total_limit, evaluations=state.evaluations)
+    except OSError as error:
+        session.emit("warning", message=f"step {state.step} is saved, and an older checkpoint could not be deleted: "
+                                        f"{error.strerror or error}; {session.folder.checkpoints} takes more room than planned")
     size_bytes = sum(file.stat().st_size for file in saved.folder.iterdir())
     session.emit("checkpoint", durable=True, step=saved.step, path=str(saved.folder), bytes=size_bytes,
                  seconds=time.perf_counter() - began)
