@@ -16,6 +16,7 @@ from powertrain.records import StepRecord, to_plain
 from powertrain.run.folder import RUNS
 from powertrain.run.prepare import Prepared
 from powertrain.run.sampling import write_sample
+from powertrain.run.storing import checkpoint_bytes
 from powertrain.training.checkpoint import save_checkpoint
 from powertrain.training.evaluation import evaluate, spread
 from powertrain.training.events import EventLog
@@ -24,7 +25,6 @@ from powertrain.training.setup import Setup
 
 MOST_S = 4.0                 # that an evaluation may take here: of a longer one a part is done, and the rest is reckoned
 SAMPLE_TOKENS = 16           # written to see how long one takes
-CHECKPOINT_BYTES = 12        # per trained weight: fp32, and two moments
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,6 @@ def run_disk(output_dir: str | None) -> Path:
     """The nearest folder that is there already of where the run would lie."""
     wanted = Path(output_dir) if output_dir else RUNS
     return next(folder for folder in (wanted, *wanted.absolute().parents) if folder.is_dir())
-
-
-def checkpoint_bytes(prepared: Prepared) -> int:
-    return CHECKPOINT_BYTES * prepared.facts.model.trainable
 
 
 def _sample_s(prepared: Prepared, setup: Setup) -> float:

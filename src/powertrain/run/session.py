@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import gc
 import math
-import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,7 +19,6 @@ import torch
 from powertrain import planner
 from powertrain.cost.memory import peak_memory
 from powertrain.data.example import Example
-from powertrain.data.publishing import sync
 from powertrain.recipe import in_steps
 from powertrain.records import Evaluation, NotDurable, RunFailed, StepRecord, to_plain
 from powertrain.run import folder as run_folder
@@ -32,14 +28,8 @@ from powertrain.run.out_of_memory import UpdateWatch, clear_step, is_out_of_memo
 from powertrain.run.prepare import Prepared, build_setup, schedule_of, with_measured_length
 from powertrain.run.sampling import write_sample
 from powertrain.run.speeds import keep_speed
-from powertrain.training.checkpoint import (
-    clear_leftovers,
-    disk_is_full,
-    keep_only,
-    load_checkpoint,
-    newest_checkpoint,
-    save_checkpoint,
-)
+from powertrain.run.storing import check_disk, save, set_aside, write_model
+from powertrain.training.checkpoint import clear_leftovers, load_checkpoint, newest_checkpoint
 from powertrain.training.evaluation import evaluate, spread
 from powertrain.training.events import EVENTS_EVERY_S, EventLog
 from powertrain.training.interrupt import Interrupt, listen
@@ -128,7 +118,7 @@ def start_run(prepared: Prepared, listener: Listener) -> tuple[RunFolder, int]:
         folder.recipe.write_text(prepared.resolved.to_yaml(), encoding="utf-8")
         state = new_state(setup, prepared.recipe.weight_decay)
         session = Session(prepared, setup, state, folder, EventLog(folder.events), listener, [])
-        _check_disk(session)
+        check_disk(session)
         session.emit("start", durable=True, **_start_fields(prepared))
         tell_found(session)
         return folder, _run(session, interrupt)
@@ -151,7 +141,7 @@ def resume_run(folder: RunFolder, prepared: Prepared, listener: Listener) -> tup
         tell_found(session)
         for reason in rejected:
             session.emit("warning", message=f"passed over checkpoint {reason}")
-            _set_aside(folder.checkpoints / reason.partition(":")[0])
+            set_aside(folder.checkpoints / reason.partition(":")[0])
         return folder, _run(session, interrupt)
 
 
@@ -176,7 +166,7 @@ def _run(session: Session, interrupt: Interrupt) -> int:
     try:
         stopped_by = _steps(session, interrupt)
         if stopped_by is None:
-            _finish(session)
+            write_model(session)
             if session.prepared.cache is not None:
                 keep_speed(session.prepared.cache, session.prepared.facts, session.prepared.plan, session.step_s)
         reason = "finished" if stopped_by is None else f"stopped ({stopped_by})"
@@ -215,7 +205,7 @@ def _steps(session: Session, interrupt: Interrupt) -> str | None:
         if last:
             _evaluate(session, final=True)
         if last or stop or saving:
-            _save(session, required=stop)
+            save(session, required=stop)
         if stop and not last:
             return interrupt.requested
     return None
@@ -309,82 +299,6 @@ def _evaluated(session: Session, examples: Sequence[Example]) -> Evaluation:
 def _sample(session: Session) -> str:
     wanted = session.prepared.recipe.sample
     return wanted.prompt + write_sample(session.prepared, session.setup, wanted.tokens)
-
-
-def _save(session: Session, *, required: bool) -> None:
-    """A checkpoint. A disk that refuses stops nothing but a run that has to end now: the next save tries again."""
-    began, recipe, state = time.perf_counter(), session.prepared.recipe, session.state
-    session.flush(durable=True)              # before: a resumed run must find the events of the steps it does not repeat
-    try:
-        saved = save_checkpoint(session.folder.checkpoints, state)
-    except OSError as error:
-        why = f"step {state.step} could not be saved: {error.strerror or error}"
-        if required:
-            raise RunFailed(f"{why}; the checkpoints before it are whole. {_disk_cure(error, session)}") from None
-        session.checkpoint_failed = why
-        then = "the final model is still to be written" if state.step == session.prepared.total_steps else \
-            "training goes on and the next save tries again"
-        session.emit("warning", message=f"{why}; {then}. {_disk_cure(error, session)}")
-        return
-    session.checkpoint_failed = None
-    try:
-        keep_only(session.folder.checkpoints, newest=recipe.save_total_limit, evaluations=state.evaluations)
-    except OSError as error:
-        session.emit("warning", message=f"step {state.step} is saved, and an older checkpoint could not be deleted: "
-                                        f"{error.strerror or error}; {session.folder.checkpoints} takes more room than planned")
-    size_bytes = sum(file.stat().st_size for file in saved.folder.iterdir())
-    session.emit("checkpoint", durable=True, step=saved.step, path=str(saved.folder), bytes=size_bytes,
-                 seconds=time.perf_counter() - began)
-
-
-def _disk_cure(error: OSError, session: Session) -> str:
-    if not disk_is_full(error):
-        return f"Make {session.folder.checkpoints} writable again"
-    free_bytes = shutil.disk_usage(session.folder.path).free
-    needed_bytes = _checkpoint_bytes(session)
-    return f"Free some space ({free_bytes / 2**20:,.0f} MiB are left, a checkpoint takes {needed_bytes / 2**20:,.0f})"
-
-
-def _finish(session: Session) -> None:
-    """The final model, published whole: written beside and renamed."""
-    model_folder = session.folder.model
-    if model_folder.exists():
-        return
-    unfinished, began = model_folder.with_name(".model-unfinished"), time.perf_counter()
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        unfinished.mkdir()
-        session.setup.model.save(unfinished, session.prepared.material.tokenizer)
-        for file in unfinished.iterdir():
-            sync(file)
-        os.rename(unfinished, model_folder)
-        sync(session.folder.path)
-    except OSError as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise NotDurable(f"the model is trained and could not be written to {model_folder}: {error.strerror or error}. "
-                        f"{_disk_cure(error, session)}, then `powertrain train --resume {session.folder.path}` writes it"
-                        + ("" if session.checkpoint_failed is None else f" ({session.checkpoint_failed})")) from None
-    session.emit("model", path=str(model_folder), step=session.state.step, seconds=time.perf_counter() - began)
-
-
-def _checkpoint_bytes(session: Session) -> int:
-    return 12 * session.prepared.facts.model.trainable      # fp32 weights and two moments
-
-
-def _check_disk(session: Session) -> None:
-    """Fail before training, not at the last checkpoint. One more than is kept exists while a new one is written."""
-    recipe = session.prepared.recipe
-    needed_bytes = (recipe.save_total_limit + 2) * _checkpoint_bytes(session)
-    free_bytes = shutil.disk_usage(session.folder.path).free
-    if free_bytes < needed_bytes:
-        session.emit("warning", message=f"the disk has {free_bytes / 2**20:,.0f} MiB free, and {recipe.save_total_limit} kept "
-                     f"checkpoints, the best one and a new one take {needed_bytes / 2**20:,.0f} MiB; free some, or use "
-                     "save_total_limit=1")
-
-
-def _set_aside(path: Path) -> None:
-    """A checkpoint that does not verify makes room for the one that this continuation will write."""
-    path.rename(path.with_name(f"rejected-{path.name}-{time.time_ns()}"))
 
 
 def peak_memory_bytes(device: torch.device) -> int:

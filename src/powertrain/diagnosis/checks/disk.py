@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from powertrain.diagnosis.checks.base import Check
-from powertrain.diagnosis.pauses import checkpoint_bytes
 from powertrain.diagnosis.surroundings import Situation
 from powertrain.records.findings import Finding
+from powertrain.run.storing import checkpoint_bytes
 
 
 class Disk(Check):

@@ -1,0 +1,96 @@
+"""What a run leaves beside its events: checkpoints and the final model; and what becomes of it where the disk refuses."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from powertrain.data.publishing import sync
+from powertrain.records import NotDurable, RunFailed
+from powertrain.training.checkpoint import disk_is_full, keep_only, save_checkpoint
+
+if TYPE_CHECKING:
+    from powertrain.run.prepare import Prepared
+    from powertrain.run.session import Session
+
+CHECKPOINT_BYTES = 12        # per trained weight: fp32, and two moments
+
+
+def checkpoint_bytes(prepared: Prepared) -> int:
+    """What a checkpoint of such a run takes on the disk."""
+    return CHECKPOINT_BYTES * prepared.facts.model.trainable
+
+
+def check_disk(session: Session) -> None:
+    """Warn before the training, not at its last checkpoint. One more than is kept exists while a new one is written."""
+    recipe = session.prepared.recipe
+    needed_bytes = (recipe.save_total_limit + 2) * checkpoint_bytes(session.prepared)
+    free_bytes = shutil.disk_usage(session.folder.path).free
+    if free_bytes < needed_bytes:
+        session.emit("warning", message=f"the disk has {free_bytes / 2**20:,.0f} MiB free, and {recipe.save_total_limit} kept "
+                     f"checkpoints, the best one and a new one take {needed_bytes / 2**20:,.0f} MiB; free some, or use "
+                     "save_total_limit=1")
+
+
+def save(session: Session, *, required: bool) -> None:
+    """A checkpoint. A disk that refuses stops nothing but a run that has to end now: the next save tries again."""
+    began, recipe, state = time.perf_counter(), session.prepared.recipe, session.state
+    session.flush(durable=True)              # before: a resumed run must find the events of the steps it does not repeat
+    try:
+        saved = save_checkpoint(session.folder.checkpoints, state)
+    except OSError as error:
+        why = f"step {state.step} could not be saved: {error.strerror or error}"
+        if required:
+            raise RunFailed(f"{why}; the checkpoints before it are whole. {_disk_cure(error, session)}") from None
+        session.checkpoint_failed = why
+        then = "the final model is still to be written" if state.step == session.prepared.total_steps else \
+            "training goes on and the next save tries again"
+        session.emit("warning", message=f"{why}; {then}. {_disk_cure(error, session)}")
+        return
+    session.checkpoint_failed = None
+    try:
+        keep_only(session.folder.checkpoints, newest=recipe.save_total_limit, evaluations=state.evaluations)
+    except OSError as error:
+        session.emit("warning", message=f"step {state.step} is saved, and an older checkpoint could not be deleted: "
+                                        f"{error.strerror or error}; {session.folder.checkpoints} takes more room than planned")
+    size_bytes = sum(file.stat().st_size for file in saved.folder.iterdir())
+    session.emit("checkpoint", durable=True, step=saved.step, path=str(saved.folder), bytes=size_bytes,
+                 seconds=time.perf_counter() - began)
+
+
+def _disk_cure(error: OSError, session: Session) -> str:
+    if not disk_is_full(error):
+        return f"Make {session.folder.checkpoints} writable again"
+    free_bytes = shutil.disk_usage(session.folder.path).free
+    needed_bytes = checkpoint_bytes(session.prepared)
+    return f"Free some space ({free_bytes / 2**20:,.0f} MiB are left, a checkpoint takes {needed_bytes / 2**20:,.0f})"
+
+
+def write_model(session: Session) -> None:
+    """The final model, published whole: written beside and renamed."""
+    model_folder = session.folder.model
+    if model_folder.exists():
+        return
+    unfinished, began = model_folder.with_name(".model-unfinished"), time.perf_counter()
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        unfinished.mkdir()
+        session.setup.model.save(unfinished, session.prepared.material.tokenizer)
+        for file in unfinished.iterdir():
+            sync(file)
+        os.rename(unfinished, model_folder)
+        sync(session.folder.path)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise NotDurable(f"the model is trained and could not be written to {model_folder}: {error.strerror or error}. "
+                        f"{_disk_cure(error, session)}, then `powertrain train --resume {session.folder.path}` writes it"
+                        + ("" if session.checkpoint_failed is None else f" ({session.checkpoint_failed})")) from None
+    session.emit("model", path=str(model_folder), step=session.state.step, seconds=time.perf_counter() - began)
+
+
+def set_aside(path: Path) -> None:
+    """A checkpoint that does not verify makes room for the one that this continuation will write."""
+    path.rename(path.with_name(f"rejected-{path.name}-{time.time_ns()}"))
