@@ -123,6 +123,14 @@ def test_text_from_outside_stays_text():
     assert not re.search(r"(?<!\\)\]\(", outside)
 
 
+def test_a_command_between_backticks_is_set_as_code():
+    warned = [*whole_run()[:-1], {"event": "warning", "time": BEGAN, "message": "go on by `powertrain train --resume <a>`"},
+              whole_run()[-1]]
+    text = html.write(run_page.page(files(warned)))
+    assert "go on by <code>powertrain train --resume &lt;a&gt;</code>" in text
+    check_safe(text)
+
+
 def test_losses_and_norms_that_are_not_finite_are_gaps_and_are_told():
     events = whole_run()
     events[3]["grad_norm"] = math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterator, Sequence
 
 from powertrain.report import svg_plot, svg_rows
@@ -15,6 +16,7 @@ WIDE_PX, BESIDE_PX, NARROW_PX = 860.0, 416.0, 344.0
 MOST_ROWS = 200              # of a data table on the page; report.json has all
 LONG_CELL, SHORT_CELL = 48, 18               # characters
 LONG_TABLE = 60              # rows; longer ones are folded
+COMMAND = re.compile("`([^`]+)`")
 # nothing may be fetched or run, whatever text came into the page
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
@@ -28,7 +30,7 @@ def write(page: Page) -> str:
         f"<title>{_text(page.title)}</title>", f"<style>{STYLE}</style>", "</head>", "<body>",
         "<header>", f'<p class="kind">Powertrain · {_text(page.what)}</p>', f"<h1>{_text(page.title)}</h1>",
         *([f'<p class="about">{_text(page.about)}</p>'] if page.about else []),
-        f'<p class="verdict {page.tone}">{_text(page.verdict)}</p>', *_numbers(page), *_cautions(page), "</header>",
+        f'<p class="verdict {page.tone}">{_prose(page.verdict)}</p>', *_numbers(page), *_cautions(page), "</header>",
         *_contents(page), "<main>",
         *(line for number, section in enumerate(page.sections) for line in _section(number, section)),
         "</main>", f"<footer><p>{_text(page.made)}</p></footer>", "</body>", "</html>", ""))
@@ -36,6 +38,11 @@ def write(page: Page) -> str:
 
 def _text(words: str) -> str:
     return html.escape(words)
+
+
+def _prose(words: str) -> str:
+    """Text in which a command stands between backticks."""
+    return COMMAND.sub(r"<code>\1</code>", _text(words))
 
 
 def _numbers(page: Page) -> Iterator[str]:
@@ -49,7 +56,7 @@ def _numbers(page: Page) -> Iterator[str]:
 def _cautions(page: Page) -> Iterator[str]:
     if page.cautions:
         yield '<section class="cautions" aria-label="Read with care"><h2>Read with care</h2><ul>'
-        yield from (f"<li>{_text(caution)}</li>" for caution in page.cautions)
+        yield from (f"<li>{_prose(caution)}</li>" for caution in page.cautions)
         yield "</ul></section>"
 
 
@@ -72,12 +79,12 @@ def _block(block: Block) -> Iterator[str]:
     elif isinstance(block, Table):
         yield from _table(block) if len(block.rows) <= LONG_TABLE else _folded(block, block.title or "Table")
     elif isinstance(block, Missing):
-        yield f'<p class="missing">Left out: {_text(block.what)}. {_text(block.because)}</p>'
+        yield f'<p class="missing">Left out: {_text(block.what)}. {_prose(block.because)}</p>'
     elif isinstance(block, Code):
         title = f'<p class="codetitle">{_text(block.title)}</p>' if block.title else ""
         yield f'{title}<pre tabindex="0">{_text(block.words)}</pre>'
     else:
-        yield f"<p>{_text(block.words)}</p>"
+        yield f"<p>{_prose(block.words)}</p>"
 
 
 def _figure(figure: Figure) -> Iterator[str]:
@@ -92,7 +99,7 @@ def _figure(figure: Figure) -> Iterator[str]:
             yield from (_draw(drawing, width, f"{figure.key}-{form}-{i}", figure)
                         for i, drawing in enumerate(figure.drawings))
             yield "</div>"
-    yield f"<figcaption>{_text(figure.caption)}</figcaption>"
+    yield f"<figcaption>{_prose(figure.caption)}</figcaption>"
     for table in figure.tables:
         yield from _folded(table, f"Numbers: {table.title}" if table.title else "The numbers")
     yield "</figure>"
@@ -134,7 +141,7 @@ def _kind(column: Sequence[Cell]) -> str:
 
 
 def _cell(cell: Cell, kind: str) -> str:
-    words = _text(said(cell))
+    words = _prose(said(cell))
     if isinstance(cell, str) and cell in VERDICT_TONES:
         words = f'<span class="word {VERDICT_TONES[cell]}">{words}</span>'
     return f'<td class="{kind}">{words}</td>' if kind else f"<td>{words}</td>"

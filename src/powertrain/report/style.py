@@ -49,6 +49,7 @@ td.number{{text-align:right;white-space:nowrap}}
 details table{{width:auto}}td.says{{min-width:12rem}}
 .word{{font-weight:600;white-space:nowrap}}.short{{white-space:nowrap}}
 .word.good{{color:var(--good)}}.word.bad{{color:var(--bad)}}.word.open{{color:var(--open)}}.word.quiet{{color:var(--quiet)}}
+code{{font:.9em ui-monospace,"DejaVu Sans Mono",monospace}}
 pre{{background:var(--card);border-radius:6px;padding:10px 12px;font:.85rem/1.5 ui-monospace,"DejaVu Sans Mono",monospace;
  white-space:pre-wrap;margin:.4rem 0 1rem}}
 .codetitle{{margin:.8rem 0 0;font-weight:600;font-size:.9rem}}
