@@ -46,6 +46,12 @@ def words(text: Path) -> list[str]:
     return ["train", f"data={text}", *TINY, "--output", "run"]
 
 
+def without_its_end(run: Path) -> None:
+    """As a kill before its last event leaves it."""
+    events = run / "events.jsonl"
+    events.write_text("".join(events.read_text().splitlines(keepends=True)[:-1]))
+
+
 def assert_same(run: Path, unbroken: Path) -> None:
     assert weights(run) == weights(unbroken)
     assert history(run) == history(unbroken)
@@ -110,9 +116,12 @@ def test_sigterm_finishes_the_step_saves_and_exits_75(
 
 def test_resuming_a_finished_run_changes_nothing(cli: Cli, unbroken: Path, tmp_path: Path) -> None:
     shutil.copytree(unbroken, tmp_path / "run")
-    code, _, err = cli("train", "--resume", "run")
+    code, out, err = cli("train", "--resume", "run")
     assert code == 0, err
+    assert "run is finished: nothing is left to be trained" in err
+    assert "finished at step 11" in out
     assert_same(tmp_path / "run", unbroken)
+    assert (tmp_path / "run" / "events.jsonl").read_bytes() == (unbroken / "events.jsonl").read_bytes()
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
@@ -172,6 +181,8 @@ def test_a_full_disk_stops_no_training_and_loses_no_checkpoint(
     assert "Free some space" in err
     assert newest_checkpoint(tmp_path / "run" / "checkpoints")[0].step == 4  # type: ignore[union-attr]
     assert weights(tmp_path / "run") == weights(unbroken)
+    assert cli("train", "--resume", "run")[0] == 0       # there is room again
+    assert newest_checkpoint(tmp_path / "run" / "checkpoints")[0].step == 11  # type: ignore[union-attr]
 
 
 def test_a_disk_too_full_for_the_final_model_fails_with_the_cure_and_resuming_writes_it(
@@ -268,6 +279,7 @@ def test_a_plan_that_was_changed_by_hand_is_a_sentence(cli: Cli, unbroken: Path,
 def test_a_continuation_says_where_its_values_were_from_and_what_is_other_now(
         cli: Cli, words: list[str], unbroken: Path, tmp_path: Path) -> None:
     shutil.copytree(unbroken, tmp_path / "run")
+    without_its_end(tmp_path / "run")
     code, _, err = cli("train", "--resume", "run", "logging_steps=5")
     assert code == 0, err
     recipe = [line for line in err.splitlines() if line.startswith("Recipe")]
@@ -281,8 +293,7 @@ def test_the_list_tells_a_run_that_trains_from_one_that_was_killed_and_one_that_
     for name in ("finished", "killed", "running", "damaged"):
         shutil.copytree(unbroken, tmp_path / name)
     for name in ("killed", "running"):
-        events = tmp_path / name / "events.jsonl"
-        events.write_text("".join(events.read_text().splitlines(keepends=True)[:-1]))
+        without_its_end(tmp_path / name)
     (tmp_path / "damaged" / "events.jsonl").write_text("{torn\n")
     with locked(RunFolder(tmp_path / "running")):
         found = {run.name if run.state == "damaged" else run.folder.name: run.state for run in list_runs(tmp_path)}

@@ -18,7 +18,7 @@ from powertrain.report.figures import perplexity
 from powertrain.report.live import Live, Pace
 from powertrain.report.result import result_rows
 from powertrain.run.fits import needed_bytes, room_bytes, savings_of
-from powertrain.run.folder import RUNS, check_free, continued, existing, missing_base, read_json
+from powertrain.run.folder import RUNS, check_free, continued, existing, is_complete, missing_base, read_json
 from powertrain.run.prepare import Prepared, prepare, with_stored_plan
 from powertrain.run.session import resume_run, start_run
 from powertrain.training.events import read_events
@@ -58,14 +58,17 @@ def _resume(path: Path, words: list[str], *, output: Path | None, dry_run: bool,
     if output is not None:
         raise WrongUse(f"--resume {path} goes on in its own folder; leave --output out")
     folder = existing(path)
-    if folder.events.is_file():
-        read_events(folder.events)           # a damaged line is said before the training, not behind it
+    events = read_events(folder.events) if folder.events.is_file() else []     # a damaged line is said before the training
     if words and "=" not in words[0]:
         raise WrongUse(f"--resume {path} goes on with the run's own recipe; leave {words[0]!r} out")
     prepared = prepare(continued(folder, words), cache_folder(), _quiet if quiet else say)
     prepared = with_stored_plan(prepared, read_json(folder.plan))
     if dry_run:
         _print_plan(prepared, as_json=as_json)
+        return 0
+    if is_complete(folder, events):
+        (_quiet if quiet else say)(f"{path} is finished: nothing is left to be trained")
+        _print_result(folder.path, prepared, as_json=as_json)
         return 0
     with Watcher(as_json=as_json, quiet=quiet) as watcher:
         watcher.introduce(prepared, stored=folder.recipe.read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ import contextlib
 import datetime
 import errno
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -184,6 +184,12 @@ def continued(folder: RunFolder, overrides: list[str]) -> Resolved:
         raise WrongUse(f"{folder.path} was started with another recipe, and a continuation must learn the same: "
                        f"{'; '.join(different)}. Leave that out, or start a new run with --output")
     return new
+
+
+def is_complete(folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the run is finished, by its events, and all that it promises is on the disk."""
+    end = events[-1] if events else {}
+    return end.get("reason") == "finished" and "not_saved" not in end and folder.model.is_dir()
 
 
 def summarise(folder: RunFolder) -> RunSummary:
