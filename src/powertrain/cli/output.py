@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from powertrain.records import NotDurable, RunFailed, UserError
+from powertrain.records import UserError
 from powertrain.records.findings import SEVERITIES, Finding, Severity
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-FAILED, WRONG_USE, NOT_DURABLE = 1, 2, 3
+FAILED = 1
 # of audit and diagnose, by the worst finding; what cannot be read at all is 2, as everywhere
 BY_SEVERITY: Mapping[str, int] = {"good": 0, "low": 0, "moderate": 4, "critical": 5}
 PLAIN_LINE_EVERY_S = 5.0
@@ -67,8 +67,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 def explain(error: Exception, *, as_json: bool) -> int | None:
     """Say in one sentence what went wrong; the exit code, or None for a fault of ours that needs its traceback."""
     if isinstance(error, UserError):
-        message = str(error)
-        code = NOT_DURABLE if isinstance(error, NotDurable) else FAILED if isinstance(error, RunFailed) else WRONG_USE
+        message, code = str(error), error.exit_code
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         message, code = f"{where}{error.strerror or error}", FAILED

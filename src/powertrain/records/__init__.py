@@ -26,17 +26,23 @@ IGNORE = -100  # target of a slot that trains nothing (the convention of torch a
 class UserError(ValueError):
     """Something the user can mend. The message says what was asked, the numbers, and the cure; no traceback."""
 
+    exit_code = 2                            # of the command that ends by it
+
 
 class WrongUse(UserError):
-    """The command, the recipe or the data cannot be used as given; nothing was started. Exit code 2."""
+    """The command, the recipe or the data cannot be used as given; nothing was started."""
 
 
 class RunFailed(UserError):
-    """The run had begun and cannot go on (disk, memory, loss not finite). Exit code 1."""
+    """The run had begun and cannot go on (disk, memory, loss not finite)."""
+
+    exit_code = 1
 
 
 class NotDurable(RunFailed):
-    """It is trained to the end, and something that was promised is not on the disk. Exit code 3."""
+    """It is trained to the end, and something that was promised is not on the disk."""
+
+    exit_code = 3
 
 
 class UnknownFact(LookupError):

@@ -69,7 +69,7 @@ class RunSummary:
     bits_per_byte: float | None
     tokens_per_s: float | None
     started: str                             # local time
-    began: float = 0.0                       # the same in seconds since 1970; 0 where it took no step
+    began: float = 0.0                       # the same in seconds since 1970; 0 where it never began
 
 
 def create(recipe: Recipe) -> RunFolder:

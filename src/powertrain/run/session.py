@@ -40,7 +40,7 @@ from powertrain.training.setup import Setup
 
 Listener = Callable[[Mapping[str, Any]], None]
 
-DONE, NOT_DURABLE, STOPPED_AND_SAVED = 0, 3, 75
+DONE, STOPPED_AND_SAVED = 0, 75
 WATCHED, WATCHED_RUN = 2, 20 # the step whose memory is watched, and steps of a run on a CPU from which that is worth its time
 
 
@@ -106,7 +106,7 @@ class Session:
 
 
 def start_run(prepared: Prepared, listener: Listener) -> tuple[RunFolder, int]:
-    """Train a new run; returns its folder and the exit code (0 done, 75 stopped and saved)."""
+    """Train a new run; returns its folder and the exit code (0 done, 3 not all on the disk, 75 stopped and saved)."""
     refuse_what_does_not_fit(prepared)
     folder = run_folder.create(prepared.recipe)
     with run_folder.locked(folder), listen() as interrupt:
@@ -181,7 +181,7 @@ def _run(session: Session, interrupt: Interrupt) -> int:
     if session.log.failure is not None:
         raise NotDurable(f"what was trained is in {session.folder.path}, and its last events could not be written to "
                          f"{session.folder.events.name}: {session.log.failure}. Free some space before the next run")
-    return STOPPED_AND_SAVED if stopped_by is not None else NOT_DURABLE if not_saved else DONE
+    return STOPPED_AND_SAVED if stopped_by is not None else NotDurable.exit_code if not_saved else DONE
 
 
 def _steps(session: Session, interrupt: Interrupt) -> str | None:
