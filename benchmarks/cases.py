@@ -105,9 +105,9 @@ def adapter_of(materials: Materials) -> Path:
     if not path.exists():
         import torch
 
-        from powertrain.models.adapter_files import save_adapter
-        from powertrain.models.adapters import AdapterConfig, add_adapters
-        from powertrain.models.folder import load_folder
+        from powertrain.models.adapters.attached import AdapterConfig, add_adapters
+        from powertrain.models.adapters.files import save_adapter
+        from powertrain.models.huggingface.folder import load_folder
 
         torch.manual_seed(0)
         model = load_folder(materials.llama)

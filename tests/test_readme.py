@@ -213,7 +213,7 @@ class TestTables:
         assert "| `default` | 1.10 (1.09 to 1.11) | not measured | NO: losses 3.0e-02 apart |" in table.made(house)["README.md"]
 
     def test_every_claim_has_a_row_measured_or_not(self, table: Any, house: Path) -> None:
-        from powertrain.evidence.claim import catalogue
+        from powertrain.claims.claim import catalogue
 
         study = self.store(house, "claims", "2026-12-01", {"claims": [self.claim("no effect", 1.001)]})
         page = table.made(house)["docs/claims.md"]

@@ -11,7 +11,7 @@ from powertrain.data.documents import Document
 from powertrain.data.tokenizers import make_tokenizer
 from powertrain.models.config import FAMILIES, make_config
 from powertrain.models.decoder import Decoder
-from powertrain.models.folder import save_folder
+from powertrain.models.huggingface.folder import save_folder
 from powertrain.records import Batch
 
 TEXT = "def f(x):\n    return  x + 1  # naïve\n"

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from powertrain.evidence.claim import Catalogue, Claim, catalogue
-from powertrain.evidence.verdicts import shown
+from powertrain.claims.claim import Catalogue, Claim, catalogue
+from powertrain.claims.verdicts import shown
 from powertrain.records.evidence import NOT_HERE, Interval
 from tables.stored import Study, folder_of, machine, markdown_table, studies_of
 
 HEAD = """# Claims
 
 What five systems' documents claim, beside what was measured here. `python benchmarks/table.py` writes this page from
-`src/powertrain/evidence/claims.yaml` and from the newest study of each claim.
+`src/powertrain/claims/claims.yaml` and from the newest study of each claim.
 
 """
 NONE = "No study of claims is stored in `studies/` yet: `powertrain claims run` makes one.\n"

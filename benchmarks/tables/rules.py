@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from powertrain.diagnosis.audit.rules import RULES, Rule
+from powertrain.audit.rules import RULES, Rule
 from powertrain.records.findings import SEVERITIES
 from tables.stored import markdown_table
 

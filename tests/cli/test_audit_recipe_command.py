@@ -12,7 +12,7 @@ import yaml
 from adapted_models import make_base
 from example_folders import chat_folder
 from powertrain.data.examples.tokenizer import open_example_tokenizer
-from powertrain.models.folder import save_folder
+from powertrain.models.huggingface.folder import save_folder
 from powertrain.recipe import resolve
 
 Cli = Callable[..., tuple[int, str, str]]

@@ -14,13 +14,13 @@ from powertrain.cost.workload import Workload
 from powertrain.data.collate import collate
 from powertrain.data.example import Example
 from powertrain.facts.model import model_facts
-from powertrain.models.adapters import AdapterConfig, add_adapters
-from powertrain.models.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention
+from powertrain.models.adapters.attached import AdapterConfig, add_adapters
 from powertrain.models.config import ModelConfig, make_config
 from powertrain.models.decoder import Decoder
-from powertrain.models.fused.saving import KINDS
-from powertrain.models.quantised import keep_whole, quantise_base
-from powertrain.models.scaled import FP8, INT8, scale_base
+from powertrain.models.kernels.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention
+from powertrain.models.kernels.fused.saving import KINDS
+from powertrain.models.kernels.quantised import keep_whole, quantise_base
+from powertrain.models.kernels.scaled import FP8, INT8, scale_base
 from powertrain.records import IGNORE, ModelFacts
 from powertrain.techniques.activation_checkpointing import CheckpointedBlocks
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy

@@ -16,11 +16,11 @@ from powertrain.cost.stored import FOUR_BIT_BYTES, frozen_bytes
 from powertrain.cost.work import forward_flops, recomputed_flops, step_work, training_flops
 from powertrain.cost.workload import Workload
 from powertrain.facts.model import model_facts
-from powertrain.models.adapters import AdapterConfig, add_adapters
-from powertrain.models.attention import math_attention, sdpa_attention
+from powertrain.models.adapters.attached import AdapterConfig, add_adapters
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder, run_plainly
-from powertrain.models.quantised import QuantisedLinear, quantise_base
+from powertrain.models.kernels.attention import math_attention, sdpa_attention
+from powertrain.models.kernels.quantised import QuantisedLinear, quantise_base
 from powertrain.records import Batch
 from powertrain.training.setup import token_loss
 

@@ -13,7 +13,7 @@ from small_steps import Case
 from powertrain.cost.memory import peak_memory, reserved_bytes
 from powertrain.cost.workload import library_workspace_bytes
 from powertrain.evidence.memory import memory_row
-from powertrain.models.adapters import AdapterConfig
+from powertrain.models.adapters.attached import AdapterConfig
 from powertrain.records import Hardware
 from powertrain.training.ledger import MemoryLedger, measured_step_bytes
 from powertrain.training.loop import new_state

@@ -15,9 +15,9 @@ from powertrain.cost.replay import Block, Memory
 from powertrain.cost.segments import MIDDLE_SEGMENT, SMALL_SEGMENT, Segments
 from powertrain.cost.workload import Workload
 from powertrain.facts.model import model_facts
-from powertrain.models import bmm
-from powertrain.models.adapters import AdapterConfig
+from powertrain.models.adapters.attached import AdapterConfig
 from powertrain.models.config import make_config
+from powertrain.models.kernels import bmm
 
 MIB = 1 << 20
 

@@ -22,11 +22,11 @@ from powertrain.cost.work import (
     training_flops,
 )
 from powertrain.facts.model import model_facts
-from powertrain.models.adapters import AdapterConfig, add_adapters
-from powertrain.models.attention import bmm_attention, math_attention
+from powertrain.models.adapters.attached import AdapterConfig, add_adapters
 from powertrain.models.config import FAMILIES, make_config
 from powertrain.models.decoder import Decoder, run_plainly
-from powertrain.models.quantised import quantise_base
+from powertrain.models.kernels.attention import bmm_attention, math_attention
+from powertrain.models.kernels.quantised import quantise_base
 from powertrain.records import IGNORE, Batch, ModelFacts
 from powertrain.techniques.activation_checkpointing import CheckpointedBlocks
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy

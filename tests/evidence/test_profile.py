@@ -15,7 +15,7 @@ import torch
 from driver import TINY
 from powertrain.evidence import worker
 from powertrain.evidence.profile import CLASSES, Profile, bound, from_shares, profile_steps
-from powertrain.models.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention
+from powertrain.models.kernels.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention
 from powertrain.records.evidence import Arm, Window
 from powertrain.training.loop import new_state
 from powertrain.training.setup import Setup

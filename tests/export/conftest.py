@@ -15,9 +15,9 @@ from powertrain.data.documents import Document
 from powertrain.data.example import Example
 from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
 from powertrain.data.tokenizers import make_tokenizer
-from powertrain.models.adapter_files import save_adapter
+from powertrain.models.adapters.files import save_adapter
 from powertrain.models.decoder import Decoder
-from powertrain.models.folder import save_folder
+from powertrain.models.huggingface.folder import save_folder
 
 TEMPLATE = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{{ eos_token }}{% endfor %}"
 

@@ -22,9 +22,9 @@ from powertrain.export.merged import export_merged
 from powertrain.export.merged_bridge import export_merged_bridge
 from powertrain.models.bridge.loading import load_bridged
 from powertrain.models.decoder import Decoder
-from powertrain.models.quantised import quantise_base
+from powertrain.models.kernels.quantised import quantise_base
 from powertrain.records import RunFailed, WrongUse
-from powertrain.run.opening import open_model
+from powertrain.use.opening import open_model
 
 IDS = torch.arange(20, 50)
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")      # peft asks it

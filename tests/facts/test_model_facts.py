@@ -3,7 +3,7 @@
 import pytest
 
 from powertrain.facts.model import model_facts
-from powertrain.models.adapters import AdapterConfig, add_adapters
+from powertrain.models.adapters.attached import AdapterConfig, add_adapters
 from powertrain.models.config import FAMILIES, make_config
 from powertrain.models.decoder import Decoder
 from powertrain.records import WrongUse

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from adapted_models import adapted, disturb
-from powertrain.models.adapter_files import BY_ROW, load_adapter, read_adapter_config, row_order, save_adapter
-from powertrain.models.adapters import AdapterConfig, adapters_of, merged
+from powertrain.models.adapters.attached import AdapterConfig, adapters_of, merged
+from powertrain.models.adapters.files import BY_ROW, load_adapter, read_adapter_config, row_order, save_adapter
 from powertrain.models.decoder import Decoder
-from powertrain.models.folder import load_folder, save_folder
+from powertrain.models.huggingface.folder import load_folder, save_folder
 from powertrain.records import Batch, WrongUse
 
 MakeModel, MakeBatch = Callable[..., Decoder], Callable[..., Batch]

@@ -16,9 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from adapted_models import adapted, disturb
-from powertrain.models.adapter_files import load_adapter
-from powertrain.models.adapter_kinds import KINDS, Adapter, Change, LsLora, Rows
-from powertrain.models.adapters import (
+from powertrain.models.adapters.attached import (
     AdaptedLinear,
     AdapterConfig,
     adapted_layers,
@@ -32,6 +30,8 @@ from powertrain.models.adapters import (
     merge_into,
     merged,
 )
+from powertrain.models.adapters.files import load_adapter
+from powertrain.models.adapters.kinds import KINDS, Adapter, Change, LsLora, Rows
 from powertrain.models.config import FAMILIES
 from powertrain.models.decoder import Decoder
 from powertrain.models.linear import FrozenLinear

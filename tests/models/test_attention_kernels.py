@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from powertrain.models import bmm
-from powertrain.models.attention import (
+from powertrain.models.kernels import bmm
+from powertrain.models.kernels.attention import (
     Attention,
     bmm_attention,
     math_attention,
@@ -18,7 +18,7 @@ from powertrain.models.attention import (
     sdpa_attention,
     varlen_attention,
 )
-from powertrain.models.ragged import build
+from powertrain.models.kernels.ragged import build
 from powertrain.records import WrongUse
 
 LENGTHS = [(1,), (5, 1, 123), (7, 7, 7), (130, 3, 130, 3, 64), (61, 62, 63, 64, 65), (1100, 33)]

@@ -11,9 +11,9 @@ import pytest
 import torch
 from test_fused_blocks import ByHand, distance, gradients, make_batch, make_model
 
-from powertrain.models.fused.compiled import CompiledPart, StoredPart, settle
-from powertrain.models.fused.library import built, describe, load, structure_of
-from powertrain.models.fused.values import LeaveWeights, Linear, NormWeights, Wanted
+from powertrain.models.kernels.fused.compiled import CompiledPart, StoredPart, settle
+from powertrain.models.kernels.fused.library import built, describe, load, structure_of
+from powertrain.models.kernels.fused.values import LeaveWeights, Linear, NormWeights, Wanted
 
 pytestmark = pytest.mark.skipif(not torch._inductor.cpp_builder.get_cpp_compiler(), reason="no C++ compiler")
 
@@ -88,8 +88,9 @@ def test_what_is_not_compiled_ahead_is_compiled_at_the_first_call(ahead: bool, t
 
 def test_no_more_compilers_are_started_than_the_machine_has_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr("powertrain.models.fused.compiled.make", lambda jobs, processes: asked.extend((len(jobs), processes)))
-    monkeypatch.setattr("powertrain.models.fused.compiled.compilers_at_once", lambda: 2)
+    monkeypatch.setattr("powertrain.models.kernels.fused.compiled.make",
+                        lambda jobs, processes: asked.extend((len(jobs), processes)))
+    monkeypatch.setattr("powertrain.models.kernels.fused.compiled.compilers_at_once", lambda: 2)
     model = make_model("llama", "lora")
     run = ByHand(model, partial(StoredPart, folder=tmp_path))
     gradients(model, run)
@@ -138,5 +139,5 @@ def test_another_configuration_has_a_library_of_its_own(folder: Path) -> None:
 
 
 def test_who_only_loads_does_not_import_the_compiler() -> None:
-    code = "import sys, powertrain.models.fused.compiled; sys.exit('torch._inductor.compile_fx' in sys.modules)"
+    code = "import sys, powertrain.models.kernels.fused.compiled; sys.exit('torch._inductor.compile_fx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

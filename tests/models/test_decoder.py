@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from powertrain.models.adapters import AdapterConfig, add_adapters
-from powertrain.models.attention import Attention, bmm_attention, math_attention, ragged_attention, sdpa_attention
+from powertrain.models.adapters.attached import AdapterConfig, add_adapters
 from powertrain.models.config import FAMILIES
 from powertrain.models.decoder import Decoder, Norm, decay_groups, run_plainly
-from powertrain.models.folder import load_folder
+from powertrain.models.huggingface.folder import load_folder
+from powertrain.models.kernels.attention import Attention, bmm_attention, math_attention, ragged_attention, sdpa_attention
 from powertrain.models.rotary import rotary_tables
 from powertrain.records import Batch, WrongUse
 

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from adapted_models import make_base, with_adapter
 from powertrain.models import decoder
-from powertrain.models.adapters import AdapterConfig, add_adapters
-from powertrain.models.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention
+from powertrain.models.adapters.attached import AdapterConfig, add_adapters
 from powertrain.models.config import FAMILIES
 from powertrain.models.decoder import Block, Decoder
-from powertrain.models.fused import block as fused
-from powertrain.models.fused import parts
-from powertrain.models.fused.block import Functions, HandWritten
-from powertrain.models.fused.compiled import CompiledPart
-from powertrain.models.fused.parts import Parts
-from powertrain.models.fused.weights import Weights
+from powertrain.models.kernels.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention
+from powertrain.models.kernels.fused import block as fused
+from powertrain.models.kernels.fused import parts
+from powertrain.models.kernels.fused.block import Functions, HandWritten
+from powertrain.models.kernels.fused.compiled import CompiledPart
+from powertrain.models.kernels.fused.parts import Parts
+from powertrain.models.kernels.fused.weights import Weights
 from powertrain.records import Batch, WrongUse
 
 LENGTHS = (5, 17, 1, 30)

@@ -10,10 +10,10 @@ from test_fused_blocks import METHODS, ByHand, distance, gradients, make_model
 from torch import Tensor
 
 from adapted_models import make_base, with_adapter
-from powertrain.models.adapters import find_slots
-from powertrain.models.attention import Attention, bmm_attention, ragged_attention, sdpa_attention
+from powertrain.models.adapters.attached import find_slots
 from powertrain.models.config import FAMILIES
 from powertrain.models.decoder import Block
+from powertrain.models.kernels.attention import Attention, bmm_attention, ragged_attention, sdpa_attention
 from powertrain.techniques.frozen_backward import RecordedFrom
 
 SHAPES: list[tuple[str, dict[str, Any]]] = [

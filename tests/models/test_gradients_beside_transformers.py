@@ -19,13 +19,13 @@ from safetensors.torch import load_file
 from test_fused_blocks import ByHand, distance, make_batch, make_model
 from torch import Tensor
 
-from powertrain.models.adapter_files import save_adapter
-from powertrain.models.adapters import has_adapters, plain_state
-from powertrain.models.attention import Attention, bmm_attention, ragged_attention
+from powertrain.models.adapters.attached import has_adapters, plain_state
+from powertrain.models.adapters.files import save_adapter
 from powertrain.models.config import FAMILIES
 from powertrain.models.decoder import Decoder
-from powertrain.models.folder import save_folder
-from powertrain.models.weights import to_hf_weights
+from powertrain.models.huggingface.folder import save_folder
+from powertrain.models.huggingface.weights import to_hf_weights
+from powertrain.models.kernels.attention import Attention, bmm_attention, ragged_attention
 from powertrain.records import IGNORE, Batch
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 

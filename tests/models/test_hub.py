@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from powertrain.models.hub import find_model
+from powertrain.models.huggingface.hub import find_model
 from powertrain.records import WrongUse
 
 COMMIT, OLDER = "a" * 40, "b" * 40

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from powertrain.models.config import FAMILIES
 from powertrain.models.decoder import Decoder
-from powertrain.models.families import ARCHITECTURES, from_hf_config, to_hf_config
-from powertrain.models.folder import load_folder, save_folder
+from powertrain.models.huggingface.families import ARCHITECTURES, from_hf_config, to_hf_config
+from powertrain.models.huggingface.folder import load_folder, save_folder
 from powertrain.records import Batch, WrongUse
 
 MakeModel, MakeBatch = Callable[..., Decoder], Callable[..., Batch]

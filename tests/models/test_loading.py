@@ -17,8 +17,8 @@ from torch import Tensor
 
 from powertrain.models.config import FAMILIES, make_config
 from powertrain.models.decoder import Decoder
-from powertrain.models.families import from_hf_config, to_hf_config
-from powertrain.models.folder import load_folder, save_folder
+from powertrain.models.huggingface.families import from_hf_config, to_hf_config
+from powertrain.models.huggingface.folder import load_folder, save_folder
 from powertrain.records import Batch, WrongUse
 
 MakeModel, MakeBatch = Callable[..., Decoder], Callable[..., Batch]
@@ -181,7 +181,7 @@ def test_fields_that_transformers_does_not_read_change_nothing() -> None:
 MEASURE = """
 import json, os, sys, torch
 from pathlib import Path
-from powertrain.models.folder import load_folder
+from powertrain.models.huggingface.folder import load_folder
 
 def status(name):
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))

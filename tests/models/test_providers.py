@@ -14,12 +14,12 @@ import torch
 import transformers
 
 from powertrain.facts.software import read_software
-from powertrain.models.adapters import AdapterConfig
+from powertrain.models.adapters.attached import AdapterConfig
 from powertrain.models.bridge.loading import load_bridged
 from powertrain.models.bridge.unsloth import load_unsloth
 from powertrain.models.config import FAMILIES, make_config
-from powertrain.models.families import to_hf_config
-from powertrain.models.providers import availability, choose_provider, decoder_start, find_task
+from powertrain.models.huggingface.families import to_hf_config
+from powertrain.models.huggingface.providers import availability, choose_provider, decoder_start, find_task
 from powertrain.records import Software, WrongUse
 
 HERE = Software({"transformers": "5.23", "torch": "2.13"}, {"unsloth": "needs a CUDA GPU; torch sees none here"})
@@ -75,7 +75,7 @@ def test_transformers_has_every_family_of_the_decoder_as_a_decoder() -> None:
 
 def test_a_model_of_the_decoders_own_is_chosen_without_importing_transformers() -> None:
     config = to_hf_config(make_config("llama", layers=1, width=64, heads=2, vocabulary=300)[0])
-    code = (f"import sys; from powertrain.models.providers import *; from powertrain.records import Software; "
+    code = (f"import sys; from powertrain.models.huggingface.providers import *; from powertrain.records import Software; "
             f"here = Software({{'transformers': '5.23'}}, {{}}); config = {config!r}; "
             f"assert choose_provider(config, None, None, here).provider == 'native'; "
             f"assert availability(config, 'causal', here)['transformers'] is None; sys.exit('transformers' in sys.modules)")
@@ -117,7 +117,7 @@ def test_the_software_that_is_really_here_is_asked() -> None:
 
 
 def test_choosing_loads_no_torch_for_the_data_room() -> None:
-    code = "import sys, powertrain.models.providers; sys.exit('torch' in sys.modules)"
+    code = "import sys, powertrain.models.huggingface.providers; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from powertrain.models.adapters import AdapterConfig, add_adapters, merge_into, merged
+from powertrain.models.adapters.attached import AdapterConfig, add_adapters, merge_into, merged
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
+from powertrain.models.kernels.quantised import QuantisedLinear, is_quantised, quantise_base, refuse_full
 from powertrain.models.linear import FrozenLinear
-from powertrain.models.quantised import QuantisedLinear, is_quantised, quantise_base, refuse_full
 from powertrain.records import Batch, WrongUse
 
 MakeModel, MakeBatch = Callable[..., Decoder], Callable[..., Batch]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from powertrain.models.config import ModelConfig, RotaryScaling, make_config
 from powertrain.models.decoder import Decoder
-from powertrain.models.families import from_hf_config, to_hf_config
-from powertrain.models.folder import load_folder, save_folder
+from powertrain.models.huggingface.families import from_hf_config, to_hf_config
+from powertrain.models.huggingface.folder import load_folder, save_folder
 from powertrain.models.rotary import inverse_frequencies, rotary_tables
 from powertrain.records import Batch, WrongUse
 

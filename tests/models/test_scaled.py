@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from adapted_models import adapted, make_base
-from powertrain.models.adapters import AdapterConfig, freeze, merge_into, merged
-from powertrain.models.linear import FrozenLinear
-from powertrain.models.scaled import (
+from powertrain.models.adapters.attached import AdapterConfig, freeze, merge_into, merged
+from powertrain.models.kernels.scaled import (
     FP8,
     INT8,
     LARGEST,
@@ -25,6 +24,7 @@ from powertrain.models.scaled import (
     scaled_product,
     scaled_product_back,
 )
+from powertrain.models.linear import FrozenLinear
 from powertrain.records import Batch, WrongUse
 
 DTYPES = pytest.mark.parametrize("dtype", [INT8, FP8], ids=["int8", "fp8"])
@@ -187,7 +187,7 @@ def test_products_that_would_lose_too_much_stay_as_they_were_and_are_named() -> 
 
 def test_there_are_few_kinds_of_blocks_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where too many linears are odd, each in its own way, the blocks that they are in stay whole."""
-    from powertrain.models import scaled
+    from powertrain.models.kernels import scaled
 
     model = make_base("llama", layers=5)
     freeze(model)

@@ -11,15 +11,15 @@ import sys
 import torch
 from torch import Tensor
 
-from powertrain.models.adapters import AdapterConfig, add_adapters
-from powertrain.models.attention import math_attention
+from powertrain.models.adapters.attached import AdapterConfig, add_adapters
 from powertrain.models.config import FAMILIES, make_config
 from powertrain.models.decoder import Block, Decoder
-from powertrain.models.fused.block import Functions, HandWritten
-from powertrain.models.fused.parts import Parts
-from powertrain.models.fused.triton_parts import TritonParts
-from powertrain.models.fused.values import NormWeights
-from powertrain.models.fused.weights import Weights
+from powertrain.models.kernels.attention import math_attention
+from powertrain.models.kernels.fused.block import Functions, HandWritten
+from powertrain.models.kernels.fused.parts import Parts
+from powertrain.models.kernels.fused.triton_parts import TritonParts
+from powertrain.models.kernels.fused.values import NormWeights
+from powertrain.models.kernels.fused.weights import Weights
 from powertrain.records import Batch
 
 ROWS = (1, 5, 123)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from powertrain.diagnosis.audit.audit import audit
+from powertrain.audit.audit import audit
 from powertrain.records.findings import Audit, Cure, Edit, Evidence, Expected, Finding, Place
 from powertrain.report.audit_sarif import write
 
-DOCUMENTS = Path(__file__).parents[1] / "diagnosis" / "audit" / "documents"
+DOCUMENTS = Path(__file__).parents[1] / "audit" / "documents"
 FILES = sorted(path.name for path in DOCUMENTS.iterdir() if path.is_file())
 
 # what the 2.1.0 schema of OASIS says of each kind of object that is written here: its keys, * those without which it is none.

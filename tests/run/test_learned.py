@@ -16,12 +16,13 @@ from powertrain.data.tokenizers import ByteTokenizer
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
 from powertrain.recipe import resolve
-from powertrain.run.answers import ask_all
-from powertrain.run.opening import open_model
 from powertrain.run.prepare import prepare
-from powertrain.run.questions import held_out_questions
-from powertrain.run.scoring import held_out_examples
 from powertrain.run.session import start_run
+from powertrain.use.answers import ask_all
+from powertrain.use.opening import open_model
+from powertrain.use.questions import held_out_questions
+from powertrain.use.sampling import write_sample
+from powertrain.use.scoring import held_out_examples
 
 ENOUGH = 0.9                 # of the held-out answers; guessing is right half the time at most
 ASKED = 20
@@ -36,7 +37,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def train_run(words: list[str], cache: Path, output: Path) -> Path:
     resolved = resolve(None, [*EVERY, *words, f"output_dir={json.dumps(str(output))}"])
-    folder, code = start_run(prepare(resolved, cache, lambda text: None), lambda event: None)
+    folder, code = start_run(prepare(resolved, cache, lambda text: None), lambda event: None, write_sample)
     assert code == 0
     return folder.path
 

@@ -11,13 +11,13 @@ import torch
 from powertrain.data.collate import collate_padded
 from powertrain.data.example import Example
 from powertrain.facts.model import model_facts
-from powertrain.models.adapters import AdapterConfig, add_adapters
+from powertrain.models.adapters.attached import AdapterConfig, add_adapters
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Block, Decoder
-from powertrain.models.fused.block import Functions, HandWritten
-from powertrain.models.fused.parts import Parts
-from powertrain.models.fused.weights import Weights
-from powertrain.models.quantised import quantise_base
+from powertrain.models.kernels.fused.block import Functions, HandWritten
+from powertrain.models.kernels.fused.parts import Parts
+from powertrain.models.kernels.fused.weights import Weights
+from powertrain.models.kernels.quantised import quantise_base
 from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, Facts
 from powertrain.techniques.fused_blocks import ByHand

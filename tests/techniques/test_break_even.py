@@ -14,7 +14,7 @@ from kinds_of_runs import make_ragged, ragged_facts
 from powertrain.cost.compiling import WORTH_IT, bargain
 from powertrain.cost.estimate import estimate
 from powertrain.cost.workload import Workload
-from powertrain.models.ragged import build
+from powertrain.models.kernels.ragged import build
 from powertrain.planner import make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Plan, Proposal

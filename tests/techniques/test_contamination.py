@@ -15,9 +15,8 @@ import torch
 from kinds_of_runs import LORA, make_ragged
 
 from powertrain.data.example import Example
-from powertrain.generation import CachedAttention
-from powertrain.models.adapters import AdapterConfig
-from powertrain.models.attention import (
+from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.kernels.attention import (
     Attention,
     bmm_attention,
     find_varlen,
@@ -31,6 +30,7 @@ from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.packing import Packing
 from powertrain.training.setup import Setup
+from powertrain.use.generation import CachedAttention
 
 KERNELS: dict[str, Callable[[], Attention]] = {
     "math": lambda: math_attention, "bmm": lambda: bmm_attention, "ragged": lambda: ragged_attention,

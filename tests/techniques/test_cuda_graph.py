@@ -13,9 +13,9 @@ from kinds_of_runs import LORA, make_ragged, ragged_facts
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from powertrain.data.example import Example
-from powertrain.models.adapters import AdapterConfig
-from powertrain.models.attention import math_attention
-from powertrain.models.static_attention import OverEnds, masked_over_ends
+from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.kernels.attention import math_attention
+from powertrain.models.kernels.static_attention import OverEnds, masked_over_ends
 from powertrain.planner import make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Layout

@@ -17,9 +17,9 @@ from powertrain.cost.memory import replay
 from powertrain.cost.stored import as_held, eight_bit_saving, is_scaled
 from powertrain.cost.workload import Workload
 from powertrain.evidence.parity import compare_losses
-from powertrain.models import scaled
-from powertrain.models.adapters import AdapterConfig
-from powertrain.models.scaled import FP8, INT8, Coarse, quantise, scaled_product, scaled_product_back
+from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.kernels import scaled
+from powertrain.models.kernels.scaled import FP8, INT8, Coarse, quantise, scaled_product, scaled_product_back
 from powertrain.planner import make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Effect, Facts, Plan, Proposal, Refusal, WrongUse
@@ -267,6 +267,6 @@ def test_what_would_lose_too_much_stays_and_is_said(others: tuple[Technique, ...
 
 
 def test_a_base_of_which_nothing_could_be_rounded_is_not_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("powertrain.models.scaled.WORST_ERROR", {INT8: 1e-6})
+    monkeypatch.setattr("powertrain.models.kernels.scaled.WORST_ERROR", {INT8: 1e-6})
     with pytest.raises(NotApplied, match="would be off by"):
         in_force(make_ragged(LORA), Int8Base())

@@ -14,10 +14,10 @@ import torch
 from kinds_of_runs import Case
 from test_contract import here
 
-from powertrain.models.adapter_files import load_adapter, save_adapter
-from powertrain.models.adapters import has_adapters, merged, plain_state
+from powertrain.models.adapters.attached import has_adapters, merged, plain_state
+from powertrain.models.adapters.files import load_adapter, save_adapter
 from powertrain.models.decoder import Decoder, run_plainly
-from powertrain.models.folder import load_folder, save_folder
+from powertrain.models.huggingface.folder import load_folder, save_folder
 from powertrain.planner import make_plan
 from powertrain.records import Plan, Proposal, WrongUse
 from powertrain.techniques import CATALOGUE, Technique

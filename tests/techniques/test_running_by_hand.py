@@ -10,8 +10,8 @@ import pytest
 import torch
 from kinds_of_runs import LORA, make_ragged, ragged_facts
 
-from powertrain.models.adapters import AdapterConfig
-from powertrain.models.fused.compiled import tokens_to_divide
+from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.kernels.fused.compiled import tokens_to_divide
 from powertrain.planner import make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Proposal, Refusal

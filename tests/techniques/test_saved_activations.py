@@ -12,9 +12,9 @@ from kinds_of_runs import LORA, make_ragged
 from torch import Tensor
 
 from not_compiled import NotCompiled
-from powertrain.models.adapters import AdapterConfig
-from powertrain.models.attention import bmm_attention, math_attention, sdpa_attention
-from powertrain.models.fused.saving import KINDS, PlainHost
+from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.kernels.attention import bmm_attention, math_attention, sdpa_attention
+from powertrain.models.kernels.fused.saving import KINDS, PlainHost
 from powertrain.techniques.base import NotApplied
 from powertrain.techniques.frozen_backward import FrozenBackward
 from powertrain.techniques.fused_blocks import ByHand, FusedBlocks
@@ -174,7 +174,7 @@ def test_confirm_notices_blocks_that_keep_everything(monkeypatch: pytest.MonkeyP
         technique.apply(make_ragged(LORA))
     setup = technique.apply(by_hand())
     technique.confirm(setup)
-    monkeypatch.setattr("powertrain.models.fused.saving._is_alone", lambda *_: False)
+    monkeypatch.setattr("powertrain.models.kernels.fused.saving._is_alone", lambda *_: False)
     with pytest.raises(NotApplied, match="0 tensors of 4 blocks"):
         technique.confirm(setup)
 

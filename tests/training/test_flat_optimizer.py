@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from not_compiled import NotCompiled
-from powertrain.models.adapters import AdapterConfig, add_adapters
+from powertrain.models.adapters.attached import AdapterConfig, add_adapters
 from powertrain.records import WrongUse
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
 from powertrain.techniques.flat_parameters import FlatParameters

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from powertrain import __version__
+from powertrain.audit import patch as patches
+from powertrain.audit.audit import audit_subject
+from powertrain.audit.reading import files_in, read_subject
+from powertrain.audit.rules import Circumstances
+from powertrain.audit.subject import Subject
 from powertrain.cli import output
 from powertrain.cli.surroundings import cache_folder, say
-from powertrain.diagnosis.audit import patch as patches
-from powertrain.diagnosis.audit.audit import audit_subject
-from powertrain.diagnosis.audit.reading import files_in, read_subject
-from powertrain.diagnosis.audit.rules import Circumstances
-from powertrain.diagnosis.audit.subject import Subject
 from powertrain.records import WrongUse
 from powertrain.records.findings import Audit, Finding
 from powertrain.report import audit as report
@@ -94,7 +94,7 @@ def _circumstances(elsewhere: bool) -> Where:
     """This machine, and of each subject the data and the model that lie on it."""
     if elsewhere:
         return lambda subject: Circumstances()
-    from powertrain.diagnosis.audit.beside import facts_beside
+    from powertrain.audit.beside import facts_beside
     from powertrain.facts.hardware import read_hardware
     from powertrain.facts.software import read_software
 

@@ -6,17 +6,17 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from powertrain.audit.convert import Conversion, convert
+from powertrain.audit.reading import read_subject
+from powertrain.audit.recipe_text import TITLES, account_json, account_rows, recipe_yaml
 from powertrain.cli import output
 from powertrain.cli.budget import budget_s
 from powertrain.cli.surroundings import cache_folder, say
-from powertrain.diagnosis.audit.convert import Conversion, convert
-from powertrain.diagnosis.audit.reading import read_subject
-from powertrain.diagnosis.audit.recipe_text import TITLES, account_json, account_rows, recipe_yaml
 from powertrain.records import WrongUse, to_plain
 from powertrain.report.figures import memory
 
 if TYPE_CHECKING:
-    from powertrain.diagnosis.audit.verify import Verified
+    from powertrain.audit.verify import Verified
 
 
 def refuse_together(*, convert: bool, verify: bool, apply: bool, sarif: Path | None, markdown: Path | None,
@@ -51,7 +51,7 @@ def convert_to_recipe(path: Path, *, out: Path | None = None, as_json: bool = Fa
 
 def verify_recipe(path: Path, *, budget: str = "2m", as_json: bool = False) -> None:
     """The recipe with its plan against the original's way of doing it, measured here."""
-    from powertrain.diagnosis.audit.verify import verify
+    from powertrain.audit.verify import verify
 
     conversion = convert(read_subject(path))
     with tempfile.TemporaryDirectory(prefix="powertrain-") as folder:
@@ -83,7 +83,7 @@ def verified_rows(found: Verified) -> list[tuple[str, str]]:
 
 
 def _recognised(path: Path) -> str:
-    from powertrain.diagnosis.audit.configs import why_recognised
+    from powertrain.audit.configs import why_recognised
 
     return why_recognised(path) if path.suffix != ".py" else "a training script"
 

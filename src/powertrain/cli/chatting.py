@@ -12,7 +12,7 @@ from powertrain.cli.using import write_pieces
 from powertrain.records import WrongUse
 
 if TYPE_CHECKING:
-    from powertrain.run.conversation import Conversation, Prompt
+    from powertrain.use.conversation import Conversation, Prompt
 
 COMMANDS = {"/reset": "forget what was said", "/history": "show what was said", "/system TEXT": "another system text",
             "/exit": "end, as the end of input does", "/help": "this"}
@@ -21,9 +21,9 @@ COMMANDS = {"/reset": "forget what was said", "/history": "show what was said", 
 def chat(path: str, *, base: str | None, provider: str | None, system: str | None, message: str | None, tokens: int,
          temperature: float, top_k: int | None, top_p: float | None, seed: int, show_prompt: bool, as_json: bool) -> None:
     """One answer to `message`, or a conversation until the input ends."""
-    from powertrain.generation import Sampling
-    from powertrain.run.conversation import Conversation
-    from powertrain.run.opening import open_model
+    from powertrain.use.conversation import Conversation
+    from powertrain.use.generation import Sampling
+    from powertrain.use.opening import open_model
 
     sampling = Sampling(tokens, temperature, top_k, top_p, seed)
     opened = open_model(path, base=base, provider=provider, say=say)

@@ -9,18 +9,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from powertrain.claims import studies as claim_studies
+from powertrain.claims.claim import VERDICTS, Catalogue, Claim, Experiment, catalogue
+from powertrain.claims.experiments import Bench
+from powertrain.claims.hearing import Hearing, conditions_of
+from powertrain.claims.needs import why_not
+from powertrain.claims.studies import Known
+from powertrain.claims.verdicts import claimed_range
 from powertrain.cli import output
 from powertrain.cli.budget import budget_s
 from powertrain.cli.surroundings import cache_folder, say
 from powertrain.cli.training import train_base
-from powertrain.evidence import claim_studies, studies
-from powertrain.evidence.claim import VERDICTS, Catalogue, Claim, Experiment, catalogue
-from powertrain.evidence.claim_studies import Known
+from powertrain.evidence import studies
 from powertrain.evidence.clock import Arena
-from powertrain.evidence.experiments import Bench
-from powertrain.evidence.hearing import Hearing, conditions_of
-from powertrain.evidence.needs import why_not
-from powertrain.evidence.verdicts import claimed_range
 from powertrain.facts.hardware import read_hardware
 from powertrain.facts.software import read_software
 from powertrain.recipe import resolve_words

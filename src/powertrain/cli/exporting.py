@@ -14,7 +14,7 @@ from powertrain.report.figures import memory
 if TYPE_CHECKING:
     from powertrain.data.example import Example
     from powertrain.export.merged import MergeReport
-    from powertrain.run.opening import OpenedModel
+    from powertrain.use.opening import OpenedModel
 
 DTYPES = {"adapter": (), "merged": ("float32", "bfloat16", "float16"), "gguf": ("float32", "bfloat16", "float16", "q8_0")}
 SPOKEN = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16"}
@@ -51,10 +51,10 @@ def check_dtype(to: str, dtype: str | None) -> str | None:
 
 def _adapter(path: str, folder: Path, base: str | None) -> tuple[list[Row], dict[str, Any]]:
     from powertrain.export.adapter import export_adapter
-    from powertrain.models.adapter_files import CONFIG
+    from powertrain.models.adapters.files import CONFIG
     from powertrain.models.bridge.adapters import NATIVE_ONLY
-    from powertrain.models.folder import read_json
-    from powertrain.run.opening import find_parts, open_tokenizer
+    from powertrain.models.huggingface.folder import read_json
+    from powertrain.use.opening import find_parts, open_tokenizer
 
     found = find_parts(path, base=base)
     if found.adapter is None:
@@ -72,7 +72,7 @@ def _merged(path: str, folder: Path, dtype: str | None, base: str | None,
     from powertrain.export.merged_bridge import export_merged_bridge
     from powertrain.models.bridge.model import BridgedModel
     from powertrain.models.decoder import Decoder
-    from powertrain.run.opening import open_model
+    from powertrain.use.opening import open_model
 
     opened = open_model(path, base=base, provider=provider, say=say)
     stored = opened.stored_dtype
@@ -93,7 +93,7 @@ def _gguf(path: str, folder: Path, dtype: str | None, base: str | None,
     from powertrain.export.gguf import export_gguf
     from powertrain.export.merged import merge_checked
     from powertrain.models.decoder import Decoder
-    from powertrain.run.opening import open_model
+    from powertrain.use.opening import open_model
 
     opened = open_model(path, base=base, provider=provider, say=say)
     if not isinstance(opened.model, Decoder):
@@ -124,7 +124,7 @@ def _agreement_rows_of(agreement: Any, effect: float) -> list[Row]:
 
 def _real_examples(opened: OpenedModel) -> Sequence[Example]:
     """What the run held out; without a run, or where its data are gone, a built-in text."""
-    from powertrain.run.prompts import real_examples
+    from powertrain.use.prompts import real_examples
 
     examples, said = real_examples(opened, cache_folder(), say)
     say(f"comparing on {said}")

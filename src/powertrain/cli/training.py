@@ -22,6 +22,7 @@ from powertrain.run.folder import RUNS, check_free, continued, existing, is_comp
 from powertrain.run.prepare import Prepared, prepare, with_stored_plan
 from powertrain.run.session import resume_run, start_run
 from powertrain.training.events import read_events
+from powertrain.use.sampling import write_sample
 
 if TYPE_CHECKING:
     from rich.live import Live as RichLive
@@ -49,7 +50,7 @@ def train(words: list[str], *, output: Path | None, resume: Path | None, dry_run
         return 0
     with Watcher(as_json=as_json, quiet=quiet) as watcher:
         watcher.introduce(prepared)
-        folder, code = start_run(prepared, watcher.take)
+        folder, code = start_run(prepared, watcher.take, write_sample)
     _print_result(folder.path, prepared, as_json=as_json)
     return code
 
@@ -72,7 +73,7 @@ def _resume(path: Path, words: list[str], *, output: Path | None, dry_run: bool,
         return 0
     with Watcher(as_json=as_json, quiet=quiet) as watcher:
         watcher.introduce(prepared, stored=folder.recipe.read_text(encoding="utf-8"))
-        folder, code = resume_run(folder, prepared, watcher.take)
+        folder, code = resume_run(folder, prepared, watcher.take, write_sample)
     _print_result(folder.path, prepared, as_json=as_json)
     return code
 

@@ -11,10 +11,10 @@ from powertrain.cli.surroundings import cache_folder, say
 from powertrain.records import WrongUse, to_plain
 
 if TYPE_CHECKING:
-    from powertrain.generation import Sampling
-    from powertrain.run.answers import Answers
-    from powertrain.run.opening import OpenedModel
-    from powertrain.run.questions import Questions
+    from powertrain.use.answers import Answers
+    from powertrain.use.generation import Sampling
+    from powertrain.use.opening import OpenedModel
+    from powertrain.use.questions import Questions
 
 SHOWN_ANSWERS = 3
 SHOWN_CHARACTERS = 160
@@ -24,9 +24,9 @@ def generate_text(path: str, prompt: str, *, tokens: int, temperature: float, to
                   as_json: bool, base: str | None = None, provider: str | None = None, template: bool = False,
                   system: str | None = None, show_prompt: bool = False) -> None:
     """The prompt and its continuation; of an answer, to a `template`'s message or by an encoder-decoder, only that."""
-    from powertrain.generation import Sampling
-    from powertrain.run.conversation import Conversation
-    from powertrain.run.opening import open_model
+    from powertrain.use.conversation import Conversation
+    from powertrain.use.generation import Sampling
+    from powertrain.use.opening import open_model
 
     sampling = Sampling(tokens, temperature, top_k, top_p, seed)
     if system is not None and not template:
@@ -47,7 +47,7 @@ def generate_text(path: str, prompt: str, *, tokens: int, temperature: float, to
 
 def _continuation(opened: OpenedModel, prompt: str, sampling: Sampling) -> tuple[str, Iterator[str]]:
     """What the model reads, special tokens and all, and what it writes after it."""
-    from powertrain.generation import generate_ids, open_feed, stream
+    from powertrain.use.generation import generate_ids, open_feed, stream
 
     ids = opened.prompt_ids(prompt)
     end = opened.tokenizer.end_of_text
@@ -74,7 +74,7 @@ def write_pieces(pieces: Iterator[str], first: str = "") -> str:
 def evaluate_model(path: str, data: str | None, *, as_json: bool, base: str | None = None, provider: str | None = None,
                    metric: str | None = None, limit: int = 200, tokens: int = 256) -> None:
     """The loss, and with `metric` how good the answers are."""
-    from powertrain.run.opening import open_model
+    from powertrain.use.opening import open_model
 
     check_metric(metric)
     opened = open_model(path, base=base, provider=provider, say=say)
@@ -86,7 +86,7 @@ def evaluate_model(path: str, data: str | None, *, as_json: bool, base: str | No
 
 def check_metric(metric: str | None) -> None:
     """Raises WrongUse for an unknown one before a model is loaded."""
-    from powertrain.run.metrics import METRICS
+    from powertrain.use.metrics import METRICS
 
     if metric is not None and metric not in ("auto", *METRICS):
         raise WrongUse(f"there is no metric {metric!r}; use auto, {', '.join(METRICS)}")
@@ -95,7 +95,7 @@ def check_metric(metric: str | None) -> None:
 def _show_loss(opened: OpenedModel, data: str | None, *, as_json: bool) -> None:
     from powertrain.report.figures import perplexity
     from powertrain.report.result import quality
-    from powertrain.run.scoring import score, score_source
+    from powertrain.use.scoring import score, score_source
 
     found, gzip_bits = score(opened, cache_folder(), say) if data is None else score_source(opened, data, cache_folder(), say)
     if as_json:
@@ -106,7 +106,7 @@ def _show_loss(opened: OpenedModel, data: str | None, *, as_json: bool) -> None:
 
 
 def _show_answers(opened: OpenedModel, data: str | None, metric: str, *, limit: int, tokens: int, as_json: bool) -> None:
-    from powertrain.run.answers import ask_all
+    from powertrain.use.answers import ask_all
 
     questions = _questions(opened, data, limit)
     say(f"asking {len(questions.items):,} questions")
@@ -121,8 +121,8 @@ def _show_answers(opened: OpenedModel, data: str | None, metric: str, *, limit: 
 
 
 def _questions(opened: OpenedModel, data: str | None, limit: int) -> Questions:
-    from powertrain.run.questions import held_out_questions, questions_in
-    from powertrain.run.scoring import held_out_examples, run_recipe
+    from powertrain.use.questions import held_out_questions, questions_in
+    from powertrain.use.scoring import held_out_examples, run_recipe
 
     if data is not None:
         return questions_in(opened, data, most=limit, cache=cache_folder())

@@ -1,7 +1,7 @@
-"""A block of models/fused in sizes: what its two halves and their backward passes make, in the order of the compiled code.
+"""A block of kernels/fused in sizes: what its two halves and their backward passes make, in the order of the compiled code.
 
 Between two products everything is one loop, so no temporary tensors are there but the products' operands and results. Read
-it beside models/fused/parts.py and block.py; see replay.py for the rules.
+it beside models/kernels/fused/parts.py and block.py; see replay.py for the rules.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Sizes:
 
 def run_fused_block(tape: Tape, facts: StepFacts, weights: Weights, x: Value, tables: Tables | None, shape: Shape,
                     saving: Mapping[str, str] = NOTHING) -> Value:
-    """One block on the residual x (T, width) fp32. `saving`: what it does not keep, as in models/fused/saving.py."""
+    """One block on the residual x (T, width) fp32. `saving`: what it does not keep, as in models/kernels/fused/saving.py."""
     model = facts.model
     sizes = Sizes(tape, facts, weights, x.count // model.width)
     trained = [value for value in weights.values.values() if value.node is not None]

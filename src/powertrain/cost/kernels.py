@@ -1,4 +1,4 @@
-"""The attention kernels of models/attention.py, bmm.py and ragged/, in sizes; see operators.py.
+"""The attention kernels of models/kernels/attention.py, bmm.py and ragged/, in sizes; see operators.py.
 
 Legend: T tokens, H heads, K kv heads, D head width, N documents of a group, all of length L.
 """

@@ -37,7 +37,7 @@ def recomputed_of(model: ModelFacts, every: int, dtype: str) -> tuple[Recomputed
 
 
 def made_again_flops(model: ModelFacts, tokens: int, saved: Mapping[str, str], blocks: int) -> float:
-    """FLOPs of what blocks written by hand do not keep (models/fused/saving.py) and make again: the products alone."""
+    """FLOPs of what blocks written by hand do not keep (models/kernels/fused/saving.py) and make again: the products alone."""
     again = {"inner": "mlp_in", "heads": "qkv"}
     names = {again[kind] for kind, action in saved.items() if action == "recompute"}
     blocks = min(blocks, model.layers - lowest_layer(model))

@@ -1,6 +1,6 @@
 """A product in 8 bits, in sizes: what rounding its operands and summing them makes, forward and backward.
 
-Read it beside models/scaled.py; see replay.py for the rules.
+Read it beside models/kernels/scaled.py; see replay.py for the rules.
 """
 
 from __future__ import annotations

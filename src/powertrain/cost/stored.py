@@ -30,7 +30,7 @@ def matrix_bytes(model: ModelFacts) -> float:
 
 
 def is_scaled(model: ModelFacts, name: str, device: str) -> bool:
-    """Whether the linear of that name is held, and multiplied, in 8 bits; as models/scaled.py, but for measured outliers."""
+    """Whether the linear of that name is held, and multiplied, in 8 bits; as kernels/scaled.py, but for measured outliers."""
     return model.frozen_dtype in EIGHT_BIT and _suits(model, name, model.frozen_dtype, device)
 
 

@@ -1,4 +1,4 @@
-"""How attention in tiles cuts a pass up, in numbers: what models/bmm.py does with the same lengths. A test compares them."""
+"""How attention in tiles cuts a pass up, in numbers: what kernels/bmm.py does with the same lengths. A test compares them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Workload:
     checkpoint_keeps_attention: bool = False # what attention gave is not recomputed, if there is no dropout
     loss_chunk_rows: int | None = None       # None = all logits at once
     attention_saves_scores: bool = True      # False where attention recomputes its weights in the backward pass
-    kernel: str = ""                         # of attention, by its name in models/attention.py; "" = see attention_kernel
+    kernel: str = ""                         # of attention, by its name in kernels/attention.py; "" = see attention_kernel
     compiled: bool = False
     fused_blocks: bool = False               # they are run by functions written by hand, compiled
     saved: Mapping[str, str] = field(default_factory=dict)       # of such blocks: kind of tensor -> "recompute" or "offload"

@@ -15,13 +15,13 @@ from powertrain.recipe import in_steps
 from powertrain.records import StepRecord, to_plain
 from powertrain.run.folder import RUNS
 from powertrain.run.prepare import Prepared
-from powertrain.run.sampling import write_sample
 from powertrain.run.storing import checkpoint_bytes
 from powertrain.training.checkpoint import save_checkpoint
 from powertrain.training.evaluation import evaluate, spread
 from powertrain.training.events import EventLog
 from powertrain.training.loop import State
 from powertrain.training.setup import Setup
+from powertrain.use.sampling import write_sample
 
 MOST_S = 4.0                 # that an evaluation may take here: of a longer one a part is done, and the rest is reckoned
 SAMPLE_TOKENS = 16           # written to see how long one takes

@@ -6,7 +6,7 @@ each arm's plan. Nothing is written over, and no path of this machine is written
 `findings` holds what the kind of study adds to runs and comparisons, as plain JSON:
   ablation    recipe, profile, control, total, techniques       (evidence/ablation.py)
   tuning      recipe, candidates, chosen, total, control, key   (evidence/tuning.py)
-  claims      claims                                            (evidence/claim.py)
+  claims      claims                                            (claims/claim.py)
   bench       tables, assertions                                (evidence/bench.py)
   speed       rows: expected and measured seconds of a step
   memory      rows: predicted and measured bytes by component

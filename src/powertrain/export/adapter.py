@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from powertrain.export.output import new_folder
-from powertrain.models.adapter_files import CONFIG, WEIGHTS
+from powertrain.models.adapters.files import CONFIG, WEIGHTS
+from powertrain.models.huggingface.shards import Shards
 from powertrain.models.model import SavedTokenizer
-from powertrain.models.shards import Shards
 from powertrain.records import RunFailed, WrongUse
 
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from powertrain.models.config import ModelConfig, RotaryScaling
 from powertrain.models.decoder import Decoder
+from powertrain.models.huggingface.weights import map_weights
 from powertrain.models.rotary import inverse_frequencies
-from powertrain.models.weights import map_weights
 from powertrain.records import WrongUse
 
 Metadata = dict[str, Any]

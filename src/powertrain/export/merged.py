@@ -16,9 +16,9 @@ import torch
 from powertrain.data.example import Example
 from powertrain.export.check import LOST_SHARE, UNSEEN, Agreement, compare, is_rounding, shortened
 from powertrain.export.output import check_output, new_folder
-from powertrain.models.adapters import has_adapters, merged, plain_state
+from powertrain.models.adapters.attached import has_adapters, merged, plain_state
 from powertrain.models.decoder import Decoder
-from powertrain.models.folder import load_folder, save_folder
+from powertrain.models.huggingface.folder import load_folder, save_folder
 from powertrain.models.model import SavedTokenizer
 from powertrain.records import RunFailed, WrongUse
 

@@ -9,7 +9,7 @@ from powertrain.models.config import ModelConfig
 from powertrain.records import ModelFacts
 
 if TYPE_CHECKING:
-    from powertrain.models.adapters import AdapterConfig
+    from powertrain.models.adapters.attached import AdapterConfig
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -73,7 +73,7 @@ def _adapters(config: ModelConfig, adapters: AdapterConfig | None) -> tuple[Shap
     """(name -> shape of the adapters' weights in the first block that has some, the numbers in all blocks, those blocks)."""
     if adapters is None:
         return {}, 0, ()
-    from powertrain.models.adapters import adapted_layers, count_adapter_parameters, find_targets
+    from powertrain.models.adapters.attached import adapted_layers, count_adapter_parameters, find_targets
 
     layers = adapted_layers(config, adapters)
     shapes: Shapes = {}

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from powertrain.models.attention import Attention, math_attention
 from powertrain.models.config import ModelConfig
+from powertrain.models.kernels.attention import Attention, math_attention
 from powertrain.models.model import Model, SavedTokenizer
 from powertrain.models.rotary import rotary_tables
 from powertrain.records import Batch, WrongUse
@@ -211,20 +211,20 @@ class Decoder(Model):
         return self.logits(self.hidden(batch, attention=attention, run_block=run_block))
 
     def penalty(self) -> Tensor | None:
-        from powertrain.models.adapters import adapter_penalty
+        from powertrain.models.adapters.attached import adapter_penalty
 
         return adapter_penalty(self)
 
     def diagnose(self) -> Mapping[str, Mapping[str, float]]:
-        from powertrain.models.adapters import diagnose_adapters
+        from powertrain.models.adapters.attached import diagnose_adapters
 
         return diagnose_adapters(self)
 
     def save(self, folder: Path, tokenizer: SavedTokenizer | None = None) -> None:
         """The adapters' files if it has adapters, else a whole Hugging Face folder. Raises OSError."""
-        from powertrain.models.adapter_files import save_adapter
-        from powertrain.models.adapters import has_adapters
-        from powertrain.models.folder import save_folder
+        from powertrain.models.adapters.attached import has_adapters
+        from powertrain.models.adapters.files import save_adapter
+        from powertrain.models.huggingface.folder import save_folder
 
         if has_adapters(self):
             save_adapter(self, folder, base=self.base, tokenizer=tokenizer)

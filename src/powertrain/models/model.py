@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
-from powertrain.models.attention import Attention, math_attention
+from powertrain.models.kernels.attention import Attention, math_attention
 from powertrain.records import Batch
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from powertrain.models.attention import index_on
 from powertrain.models.config import ModelConfig, RotaryScaling
+from powertrain.models.kernels.attention import index_on
 from powertrain.records import Batch
 
 

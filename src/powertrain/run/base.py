@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from powertrain.models.folder import read_json
-from powertrain.models.hub import find_model
-from powertrain.models.providers import Choice, choose_provider
+from powertrain.models.huggingface.folder import read_json
+from powertrain.models.huggingface.hub import find_model
+from powertrain.models.huggingface.providers import Choice, choose_provider
 from powertrain.recipe import Recipe
 from powertrain.records import Software, WrongUse
 from powertrain.run.folder import NEWEST, newest_run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from powertrain.data.examples.store import ExampleStore, open_examples
 from powertrain.facts.software import read_software
-from powertrain.models.providers import decoder_start
+from powertrain.models.huggingface.providers import decoder_start
 from powertrain.recipe import Recipe
 from powertrain.records import WrongUse
 from powertrain.run.base import Base, find_base

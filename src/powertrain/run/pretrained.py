@@ -13,13 +13,13 @@ from powertrain.data.collate import collate, collate_padded
 from powertrain.data.examples.store import ExampleStore
 from powertrain.facts.data import example_facts
 from powertrain.facts.model import model_facts
-from powertrain.models.adapter_files import load_adapter, read_adapter_config
-from powertrain.models.adapters import AdapterConfig, add_adapters
+from powertrain.models.adapters.attached import AdapterConfig, add_adapters
+from powertrain.models.adapters.files import load_adapter, read_adapter_config
 from powertrain.models.bridge.loading import bridged_facts, load_bridged
-from powertrain.models.folder import load_folder, read_config
+from powertrain.models.huggingface.folder import load_folder, read_config
+from powertrain.models.huggingface.providers import availability
+from powertrain.models.kernels.quantised import quantise_base
 from powertrain.models.model import Model
-from powertrain.models.providers import availability
-from powertrain.models.quantised import quantise_base
 from powertrain.recipe import Recipe, Resolved
 from powertrain.records import ModelFacts, Software, WrongUse
 from powertrain.run.base import Base, find_base

@@ -26,7 +26,6 @@ from powertrain.run.fits import cures, refuse_what_does_not_fit, workload_of_ste
 from powertrain.run.folder import RunFolder
 from powertrain.run.out_of_memory import UpdateWatch, clear_step, is_out_of_memory, largest_pass, said_by, with_smaller_passes
 from powertrain.run.prepare import Prepared, build_setup, schedule_of, with_measured_length
-from powertrain.run.sampling import write_sample
 from powertrain.run.speeds import keep_speed
 from powertrain.run.storing import check_disk, save, set_aside, write_model
 from powertrain.training.checkpoint import clear_leftovers, load_checkpoint, newest_checkpoint
@@ -39,6 +38,7 @@ from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
 
 Listener = Callable[[Mapping[str, Any]], None]
+WriteSample = Callable[[Prepared, Setup, int], str]  # at most so many tokens after the recipe's prompt; see use/sampling.py
 
 DONE, STOPPED_AND_SAVED = 0, 75
 WATCHED, WATCHED_RUN = 2, 20 # the step whose memory is watched, and steps of a run on a CPU from which that is worth its time
@@ -54,6 +54,7 @@ class Session:
     folder: RunFolder
     log: EventLog
     listener: Listener
+    write_sample: WriteSample
     pending: list[StepResult]
     flushed_at: float = 0.0
     checkpoint_failed: str | None = None
@@ -105,7 +106,7 @@ class Session:
         self.memory = {}
 
 
-def start_run(prepared: Prepared, listener: Listener) -> tuple[RunFolder, int]:
+def start_run(prepared: Prepared, listener: Listener, write_sample: WriteSample) -> tuple[RunFolder, int]:
     """Train a new run; returns its folder and the exit code (0 done, 3 not all on the disk, 75 stopped and saved)."""
     refuse_what_does_not_fit(prepared)
     folder = run_folder.create(prepared.recipe)
@@ -117,14 +118,14 @@ def start_run(prepared: Prepared, listener: Listener) -> tuple[RunFolder, int]:
         run_folder.write_json(folder.plan, planner.to_json(prepared.plan))
         folder.recipe.write_text(prepared.resolved.to_yaml(), encoding="utf-8")
         state = new_state(setup, prepared.recipe.weight_decay)
-        session = Session(prepared, setup, state, folder, EventLog(folder.events), listener, [])
+        session = Session(prepared, setup, state, folder, EventLog(folder.events), listener, write_sample, [])
         check_disk(session)
         session.emit("start", durable=True, **_start_fields(prepared))
         tell_found(session)
         return folder, _run(session, interrupt)
 
 
-def resume_run(folder: RunFolder, prepared: Prepared, listener: Listener) -> tuple[RunFolder, int]:
+def resume_run(folder: RunFolder, prepared: Prepared, listener: Listener, write_sample: WriteSample) -> tuple[RunFolder, int]:
     """Go on from the newest whole checkpoint, by the run's own plan."""
     with run_folder.locked(folder), listen() as interrupt:
         clear_leftovers(folder.checkpoints)
@@ -136,7 +137,7 @@ def resume_run(folder: RunFolder, prepared: Prepared, listener: Listener) -> tup
                             "--output; this folder was left as it is")
         if checkpoint is not None:
             load_checkpoint(checkpoint, state)
-        session = Session(prepared, setup, state, folder, EventLog(folder.events), listener, [])
+        session = Session(prepared, setup, state, folder, EventLog(folder.events), listener, write_sample, [])
         session.emit("resume", durable=True, step=state.step, rejected=rejected, **_start_fields(prepared))
         tell_found(session)
         for reason in rejected:
@@ -298,7 +299,7 @@ def _evaluated(session: Session, examples: Sequence[Example]) -> Evaluation:
 
 def _sample(session: Session) -> str:
     wanted = session.prepared.recipe.sample
-    return wanted.prompt + write_sample(session.prepared, session.setup, wanted.tokens)
+    return wanted.prompt + session.write_sample(session.prepared, session.setup, wanted.tokens)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

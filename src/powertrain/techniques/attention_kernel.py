@@ -11,7 +11,7 @@ import torch
 from powertrain.cost.compiling import bargain
 from powertrain.cost.passes import longest_example
 from powertrain.cost.precision import VARLEN_SINCE, bf16_unit, planned_dtype
-from powertrain.models.attention import (
+from powertrain.models.kernels.attention import (
     Attention,
     bmm_attention,
     find_varlen,
@@ -20,7 +20,7 @@ from powertrain.models.attention import (
     sdpa_attention,
     varlen_attention,
 )
-from powertrain.models.ragged import build
+from powertrain.models.kernels.ragged import build
 from powertrain.records import Effect, Facts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 

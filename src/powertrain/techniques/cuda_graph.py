@@ -10,8 +10,8 @@ import torch
 
 from powertrain.cost.passes import longest_example, will_pack
 from powertrain.cost.precision import VARLEN_SINCE, planned_dtype
-from powertrain.models.attention import find_varlen
 from powertrain.models.decoder import Decoder
+from powertrain.models.kernels.attention import find_varlen
 from powertrain.records import Batch, Facts, ModelFacts, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 from powertrain.training.laps import no_lap

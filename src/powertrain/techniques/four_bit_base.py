@@ -10,7 +10,7 @@ from torch import nn
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.passes import longest_example, planned_room_bytes
 from powertrain.cost.workload import Workload
-from powertrain.models.quantised import QuantisedLinear
+from powertrain.models.kernels.quantised import QuantisedLinear
 from powertrain.records import Effect, Facts, ModelFacts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 

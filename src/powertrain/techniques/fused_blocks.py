@@ -17,10 +17,10 @@ from powertrain.records import Batch, Effect, Facts, ModelFacts, Proposal, Refus
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
-    from powertrain.models.attention import Attention
     from powertrain.models.decoder import Block, Rotary
-    from powertrain.models.fused.block import HandWritten
-    from powertrain.models.fused.parts import Parts
+    from powertrain.models.kernels.attention import Attention
+    from powertrain.models.kernels.fused.block import HandWritten
+    from powertrain.models.kernels.fused.parts import Parts
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
@@ -113,10 +113,10 @@ class FusedBlocks(Technique):
 
     def apply(self, setup: Setup) -> Setup:
         from powertrain.models.decoder import Block, Decoder
-        from powertrain.models.fused.block import Functions, HandWritten
-        from powertrain.models.fused.compiled import CompiledPart, StoredPart
-        from powertrain.models.fused.parts import Parts
-        from powertrain.models.fused.weights import Weights
+        from powertrain.models.kernels.fused.block import Functions, HandWritten
+        from powertrain.models.kernels.fused.compiled import CompiledPart, StoredPart
+        from powertrain.models.kernels.fused.parts import Parts
+        from powertrain.models.kernels.fused.weights import Weights
 
         assert isinstance(setup.model, Decoder)
         if self.kernels == "compiled":
@@ -139,7 +139,7 @@ class FusedBlocks(Technique):
         if not isinstance(found, ByHand):
             raise NotApplied(f"fused_blocks: blocks are run by {setup.run_block!r}")
         from powertrain.models.decoder import Decoder
-        from powertrain.models.fused.compiled import settle, tokens_to_divide
+        from powertrain.models.kernels.fused.compiled import settle, tokens_to_divide
 
         assert isinstance(setup.model, Decoder)
         few = setup.few_tokens(tokens_to_divide(setup.model.config.width))
@@ -178,7 +178,7 @@ def _no_triton(facts: Facts, pin: object) -> str | None:
 
 def _triton_parts(setup: Setup) -> Parts:
     try:
-        from powertrain.models.fused.triton_parts import TritonParts
+        from powertrain.models.kernels.fused.triton_parts import TritonParts
     except ImportError as error:
         raise NotApplied(f"fused_blocks: kernels of Triton cannot be had here ({error}); leave kernels at compiled") from error
     from powertrain.models.decoder import Decoder

@@ -14,12 +14,12 @@ from powertrain.cost.recomputing import made_again_flops
 from powertrain.cost.saving import lightest_that_fits
 from powertrain.cost.work import training_flops
 from powertrain.cost.workload import Workload
-from powertrain.models.fused.saving import KINDS, RECOMPUTABLE, Host, PlainHost, Saving
+from powertrain.models.kernels.fused.saving import KINDS, RECOMPUTABLE, Host, PlainHost, Saving
 from powertrain.records import Effect, Facts, ModelFacts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
-    from powertrain.models.fused.block import HandWritten
+    from powertrain.models.kernels.fused.block import HandWritten
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
@@ -131,8 +131,8 @@ class SavedActivations(Technique):
 
     def _saving(self, block: HandWritten, host: Host) -> Saving:
         """One for all blocks; its functions are compiled if the blocks' own are."""
-        from powertrain.models.fused.compiled import CompiledPart
-        from powertrain.models.fused.parts import Parts
+        from powertrain.models.kernels.fused.compiled import CompiledPart
+        from powertrain.models.kernels.fused.parts import Parts
 
         is_compiled = isinstance(block.functions.leave, CompiledPart)
         change: Callable[[Any], Any] = CompiledPart if is_compiled else lambda function: function
@@ -154,6 +154,6 @@ def _in_words(model: ModelFacts, light: Workload, tokens: int, link: Link) -> st
 def _host_of(setup: Setup) -> Host:
     if setup.device.type != "cuda":
         return PlainHost()
-    from powertrain.models.fused.pinned_host import PinnedHost
+    from powertrain.models.kernels.fused.pinned_host import PinnedHost
 
     return PinnedHost(setup.device)

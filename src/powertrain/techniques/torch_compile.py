@@ -17,8 +17,8 @@ from powertrain.records import Effect, Facts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
-    from powertrain.models.attention import Attention
     from powertrain.models.decoder import Block, Rotary, RunBlock
+    from powertrain.models.kernels.attention import Attention
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
@@ -99,7 +99,7 @@ class TorchCompile(Technique):
 
     def confirm(self, setup: Setup) -> None:
         """Compiles, by one forward and backward pass of the first micro-batch."""
-        from powertrain.models.fused.compiled import is_compiled
+        from powertrain.models.kernels.fused.compiled import is_compiled
 
         found = setup.run_block
         while not isinstance(found, CompiledBlocks) and hasattr(found, "inner"):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
-from powertrain.models.quantised import QuantisedLinear
+from powertrain.models.kernels.quantised import QuantisedLinear
 from powertrain.training.loop import State, backward, update
 from powertrain.training.setup import Setup
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from powertrain.data.example import Example
 from powertrain.data.order import step_examples
-from powertrain.models.attention import Attention, math_attention
 from powertrain.models.decoder import RunBlock, run_plainly
+from powertrain.models.kernels.attention import Attention, math_attention
 from powertrain.models.model import Model
 from powertrain.records import IGNORE, Batch
 from powertrain.training.laps import Lap

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from powertrain.models.static_attention import OverEnds, kernel_over_ends
+from powertrain.models.kernels.static_attention import OverEnds, kernel_over_ends
 from powertrain.records import IGNORE, Batch, Layout
 from powertrain.training.setup import Loss, Setup, token_loss
 

@@ -13,7 +13,7 @@ from library_models import CONFIGS, VOCABULARY
 
 from powertrain.models.bridge.loading import load_bridged
 from powertrain.models.bridge.model import BridgedModel
-from powertrain.models.providers import AUTO_CLASSES
+from powertrain.models.huggingface.providers import AUTO_CLASSES
 
 
 @pytest.fixture(scope="session")

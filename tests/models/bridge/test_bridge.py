@@ -32,10 +32,10 @@ from library_models import (
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from powertrain.models.adapters import AdapterConfig
+from powertrain.models.adapters.attached import AdapterConfig
 from powertrain.models.bridge.loading import bridged_facts, load_bridged
 from powertrain.models.bridge.model import BridgedModel
-from powertrain.models.providers import AUTO_CLASSES
+from powertrain.models.huggingface.providers import AUTO_CLASSES
 from powertrain.records import IGNORE, Batch, Source, WrongUse
 
 FP32_INSIDE = ("bloom", "gpt_neo")       # whose attention computes in fp32, whatever the model is in

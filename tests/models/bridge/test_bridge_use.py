@@ -23,20 +23,20 @@ from library_models import (
 
 from powertrain.data.collate import collate
 from powertrain.data.example import Example
-from powertrain.generation import Sampling, generate_ids, open_feed
-from powertrain.models.adapters import AdapterConfig
+from powertrain.models.adapters.attached import AdapterConfig
 from powertrain.models.bridge.generation import best_span, best_spans
 from powertrain.models.bridge.loading import bridged_facts
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.records import Batch, Source, WrongUse
 from powertrain.training.loop import backward
 from powertrain.training.setup import Precision, plain_adamw, plain_setup
+from powertrain.use.generation import Sampling, generate_ids, open_feed
 
 # ------------------------------------------------------------------------------------------------ using
 
 
 def write(model: BridgedModel, prompt: list[int], tokens: int) -> list[int]:
-    """The likeliest tokens, through generation.py."""
+    """The likeliest tokens, through use/generation.py."""
     return list(generate_ids(*open_feed(model, prompt), Sampling(tokens, temperature=0)))
 
 

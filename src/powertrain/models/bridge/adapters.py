@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from powertrain.models.folder import read_json, save_tensors
+from powertrain.models.huggingface.folder import read_json, save_tensors
 from powertrain.records import WrongUse
 
 if TYPE_CHECKING:
-    from powertrain.models.adapters import AdapterConfig
+    from powertrain.models.adapters.attached import AdapterConfig
     from powertrain.models.bridge.model import BridgedModel
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"

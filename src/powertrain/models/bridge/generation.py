@@ -1,7 +1,7 @@
 """What a model behind the bridge is used for: scores of what follows a prompt, or the place of an answer.
 
 The library's cache of keys and values is used where a model has one; without it the whole document is read again for each
-token. Drawing tokens is generation.py's.
+token. Drawing tokens is use/generation.py's.
 """
 
 from __future__ import annotations

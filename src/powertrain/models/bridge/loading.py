@@ -1,7 +1,7 @@
 """The bridge: models that the native decoder does not have, loaded with transformers, peft and bitsandbytes.
 
 What is trained is fp32, and so is what is frozen beside adapters, unless it is in 4 bits: many of these models cast their
-activations to a weight's dtype. Nothing is fetched: a model comes from a folder (models/hub.py finds or makes it).
+activations to a weight's dtype. Nothing is fetched: a model comes from a folder (models/huggingface/hub.py finds or makes it).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from powertrain.models.bridge.adapters import continue_adapter, put_adapters, wr
 from powertrain.models.bridge.facts import count_model
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.bridge.opening import open_empty, open_network, refuse_looking_ahead, refuse_quantised, remote_code
-from powertrain.models.folder import CONFIG, read_json
+from powertrain.models.huggingface.folder import CONFIG, read_json
 from powertrain.records import ModelFacts
 
 if TYPE_CHECKING:
-    from powertrain.models.adapters import AdapterConfig
+    from powertrain.models.adapters.attached import AdapterConfig
 
 NF4 = ("nf4", True)                          # 4-bit type, and whether its scales are quantised too
 

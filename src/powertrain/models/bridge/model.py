@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from powertrain.models.attention import Attention, math_attention
-from powertrain.models.folder import disk_errors
+from powertrain.models.huggingface.folder import disk_errors
+from powertrain.models.kernels.attention import Attention, math_attention
 from powertrain.models.model import Model, SavedTokenizer
 from powertrain.records import Batch, WrongUse
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from powertrain.models.bridge.adapters import first_line, head_names
 from powertrain.models.bridge.model import quietly
-from powertrain.models.folder import weight_files
-from powertrain.models.providers import AUTO_CLASSES
+from powertrain.models.huggingface.folder import weight_files
+from powertrain.models.huggingface.providers import AUTO_CLASSES
 from powertrain.records import WrongUse
 
 COMMIT = re.compile(r"[0-9a-f]{40}")         # a full hash names one content for ever; a branch or a tag may be moved
@@ -185,7 +185,7 @@ def refuse_looking_ahead(network: Any, folder: Path) -> None:
 
 def _four_bits(kind: str, double: bool) -> Any:
     """bitsandbytes' settings; its products are computed in the best type of the device (fp32 on a CPU)."""
-    from powertrain.models.quantised import load_bitsandbytes
+    from powertrain.models.kernels.quantised import load_bitsandbytes
 
     load_bitsandbytes()
     from transformers import BitsAndBytesConfig

@@ -17,7 +17,7 @@ from torch import nn
 from powertrain.records import WrongUse
 
 if TYPE_CHECKING:
-    from powertrain.models.adapters import AdapterConfig
+    from powertrain.models.adapters.attached import AdapterConfig
 
 # What unsloth has kernels for; its "all-linear".
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

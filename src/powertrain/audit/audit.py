@@ -1,0 +1,116 @@
+"""One subject -> its audit: every rule asked, causes that another finding explains dropped, the worst first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from powertrain.audit.reading import read_subject
+from powertrain.audit.rules import RULES, Circumstances, Rule
+from powertrain.audit.subject import Setting, Subject
+from powertrain.records.findings import SEVERITIES, Audit, Finding
+
+SHOWN_VERSIONS = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "flash-attn", "deepspeed")
+
+
+class _Asked(dict[str, Setting]):
+    """Settings that remember which of them were asked for, so that an audit can say what an unread one leaves open."""
+
+    def __init__(self, settings: Mapping[str, Setting], asked: set[str]) -> None:
+        super().__init__(settings)
+        self.asked = asked
+
+    def get(self, key: str, default: Setting | None = None) -> Setting | None:     # type: ignore[override]
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Setting:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+
+def audit(path: Path, where: Circumstances | None = None) -> Audit:
+    """The audit of one script or config. Raises WrongUse where it cannot be read."""
+    return audit_subject(read_subject(path), where or Circumstances())
+
+
+def audit_subject(subject: Subject, where: Circumstances, rules: Sequence[type[Rule]] = RULES) -> Audit:
+    found: list[Finding] = []
+    depends: dict[str, list[str]] = {}           # unread setting -> the rules that asked for it and found nothing
+    for rule in rules:
+        asked: set[str] = set()
+        findings = list(rule.find(_watched(subject, asked), where))
+        found += findings
+        for key in sorted(asked & set(subject.unread)) if not findings else ():
+            depends.setdefault(key, []).append(rule.name)
+    kept = without_explained(found, rules)
+    return Audit(str(subject.path), kind(subject), environment(subject, where), in_order(kept),
+                 tuple(undetermined(subject, depends)), {"rules": len(rules), "settings": len(subject.settings),
+                                                         "dropped": [finding.rule for finding in found if finding not in kept]})
+
+
+def _watched(subject: Subject, asked: set[str]) -> Subject:
+    return replace(subject, settings=_Asked(subject.settings, asked), unread=_Asked(subject.unread, asked))
+
+
+def without_explained(found: Sequence[Finding], rules: Sequence[type[Rule]]) -> list[Finding]:
+    """The findings whose cause no other finding explains already, each once."""
+    fired = {finding.rule for finding in found}
+    gives_way = {rule.name: rule.gives_way_to for rule in rules}
+    kept: list[Finding] = []
+    for finding in found:
+        if not gives_way.get(finding.rule, frozenset()) & fired and finding not in kept:
+            kept.append(finding)
+    return kept
+
+
+def in_order(found: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The worst first; of equals, those that promise the most speed, then as they were found."""
+    def worst_first(finding: Finding) -> tuple[int, float]:
+        speed = finding.expected.speed
+        return SEVERITIES.index(finding.severity), -(speed[1] if speed is not None else 0.0)
+
+    return tuple(sorted(found, key=worst_first))
+
+
+def kind(subject: Subject) -> str:
+    return f"{'config' if subject.script is None else 'script'}: {subject.framework}"
+
+
+def environment(subject: Subject, where: Circumstances) -> dict[str, str]:
+    """The model it trains, and where it would run, as far as either is known."""
+    said: dict[str, str] = {}
+    if subject.value("model.path") is not None:
+        said["model"] = str(subject.value("model.path"))
+    hardware, software = where.hardware, where.software
+    if hardware is None:
+        return said | {"machine": "not looked at"}
+    memory = hardware.memory_bytes / 2**30
+    said["machine"] = f"{hardware.devices} x {hardware.name}, {memory:.0f} GiB" if hardware.device != "cpu" else (
+        f"{hardware.name}, {hardware.cores} cores, {memory:.0f} GiB, no GPU")
+    versions = software.versions if software is not None else {}
+    if where.facts is not None:
+        data, model = where.facts.data, where.facts.model
+        said["its data"] = f"{data.examples:,} examples of {data.block} tokens on average, {model.parameters:,} parameters"
+    elif where.not_looked_at:
+        said["its data"] = f"not looked at: {where.not_looked_at}"
+    installed = [f"{part} {versions[part]}" for part in SHOWN_VERSIONS if part in versions]
+    return said | ({"installed here": ", ".join(installed)} if installed else {})
+
+
+def undetermined(subject: Subject, depends: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """What only running the subject would tell, and which rules could not be decided for it."""
+    script = subject.script
+    if script is not None:
+        yield from (f"{script.place(call)}: {script.words(call)} may change any value that is set before it"
+                    for call in script.calls("exec"))
+    for key, setting in subject.unread.items():
+        if key in depends:
+            yield f"{setting.place}: {setting.spelled}; not decided for it: {', '.join(depends[key])}"
+    if rest := [key for key in subject.unread if key not in depends]:
+        yield f"{', '.join(rest)}: only running it would tell, and no rule asks for {'it' if len(rest) == 1 else 'them'}"

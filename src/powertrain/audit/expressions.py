@@ -1,0 +1,298 @@
+"""Expressions of a script -> values, without running anything of it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from powertrain.audit.known_functions import FUNCTIONS, TEXT_METHODS, apply_operator, call_function
+from powertrain.audit.script import Script
+from powertrain.audit.subject import Setting
+from powertrain.audit.values import (
+    ClassValue,
+    FunctionValue,
+    Made,
+    Reference,
+    Scope,
+    Table,
+    Unread,
+    either,
+    is_known,
+    plain,
+)
+from powertrain.records.findings import Place
+
+FOLLOWED = ("vars", "dict", "getattr", "open")           # functions of Python's own that known_calls.py answers
+WRONG = (ArithmeticError, TypeError, ValueError, LookupError, AttributeError)   # the script's own mistake, or our ignorance
+
+
+@dataclass(frozen=True)
+class Arguments:
+    positional: list[Any]
+    named: dict[str, Setting]
+    open: str = ""                           # `**kwargs` that cannot be read, as spelled
+
+
+Call = Callable[[Any, Any, ast.Call, Arguments], Any]    # (what is called, whose method it is, the call, its arguments)
+
+
+class Expressions:
+    """Evaluates expressions in a scope; `call` is what happens when something is called."""
+
+    def __init__(self, script: Script, call: Call) -> None:
+        self.script, self.call = script, call
+
+    def unread(self, node: ast.AST) -> Unread:
+        return Unread(self.script.words(node))
+
+    def value(self, node: ast.expr, scope: Scope) -> Any:
+        reader = getattr(self, f"_{type(node).__name__.lower()}", None)
+        return self.unread(node) if reader is None else reader(node, scope)
+
+    def setting(self, node: ast.AST, value: Any) -> Setting:
+        return Setting(value, self.script.place(node), self.script.words(node))
+
+    # -------------------------------------------------------------------------------------------- names and literals
+
+    def _constant(self, node: ast.Constant, scope: Scope) -> Any:
+        return node.value
+
+    def _name(self, node: ast.Name, scope: Scope) -> Any:
+        found = scope.find(node.id)
+        imported = node.id in self.script.imported or node.id in FUNCTIONS or node.id in FOLLOWED
+        if imported and isinstance(found, Unread) and found.because == node.id:
+            return Reference(self.script.imported.get(node.id, node.id))
+        return found
+
+    def _attribute(self, node: ast.Attribute, scope: Scope) -> Any:
+        return self._of(self.value(node.value, scope), node)
+
+    def _of(self, owner: Any, node: ast.Attribute) -> Any:
+        if isinstance(owner, Reference):
+            return Reference(f"{owner.name}.{node.attr}")
+        found = attribute(owner, node.attr)
+        return self.unread(node) if found is None else found.value
+
+    def _list(self, node: ast.List | ast.Tuple | ast.Set, scope: Scope) -> Any:
+        items: list[Any] = []
+        for item in node.elts:
+            if isinstance(item, ast.Starred):
+                inner = self.value(item.value, scope)
+                if not isinstance(inner, (list, tuple)):
+                    return self.unread(node)
+                items += inner
+            else:
+                items.append(self.value(item, scope))
+        return tuple(items) if isinstance(node, ast.Tuple) else items
+
+    _tuple = _set = _list
+
+    def _dict(self, node: ast.Dict, scope: Scope) -> Table:
+        table = Table()
+        for key, item in zip(node.keys, node.values, strict=True):
+            value = self.value(item, scope)
+            if key is None:
+                self.merge(table, value, self.script.words(item))
+                continue
+            name = self.value(key, scope)
+            if isinstance(name, (str, int, bool)):
+                spelled = f"{self.script.words(key)}: {self.script.words(item)}"
+                table.entries[name] = Setting(value, self.script.place(key), spelled)
+            else:
+                table.open = self.script.words(key)
+        return table
+
+    def merge(self, table: Table, value: Any, spelled: str) -> None:
+        """`**value` into a table: what is in it, and whether there may be more."""
+        if isinstance(value, Table):
+            table.entries.update(value.entries)
+            table.open = table.open or value.open
+        elif value is not None:
+            table.open = table.open or spelled
+
+    def _joinedstr(self, node: ast.JoinedStr, scope: Scope) -> Any:
+        parts = []
+        for part in node.values:
+            value = self.value(part.value if isinstance(part, ast.FormattedValue) else part, scope)
+            if not is_known(value) or (isinstance(part, ast.FormattedValue) and part.format_spec is not None):
+                return self.unread(node)
+            parts.append(str(plain(value)))
+        return "".join(parts)
+
+    def _lambda(self, node: ast.Lambda, scope: Scope) -> Any:
+        return FunctionValue(node, scope)
+
+    # -------------------------------------------------------------------------------------------- operators
+
+    def _binop(self, node: ast.BinOp, scope: Scope) -> Any:
+        left, right = self.value(node.left, scope), self.value(node.right, scope)
+        if isinstance(node.op, ast.BitOr) and isinstance(left, Table) and isinstance(right, Table):
+            merged = Table(dict(left.entries), left.open)
+            self.merge(merged, right, self.script.words(node.right))
+            return merged
+        if isinstance(node.op, ast.Div) and isinstance(left, str) and isinstance(right, str):
+            return f"{left.rstrip('/')}/{right}"         # of paths: known_functions keeps them as text
+        return self._applied(node, type(node.op).__name__, left, right)
+
+    def _applied(self, node: ast.AST, operator: str, left: Any, right: Any) -> Any:
+        if not (is_known(left) and is_known(right)):
+            return self.unread(node)
+        try:
+            return apply_operator(operator, left, right)
+        except WRONG:
+            return self.unread(node)
+
+    def _unaryop(self, node: ast.UnaryOp, scope: Scope) -> Any:
+        value = self.value(node.operand, scope)
+        if isinstance(node.op, ast.Not):
+            known = truth(value)
+            return self.unread(node) if known is None else not known
+        if isinstance(node.op, ast.USub) and isinstance(value, (int, float)):
+            return -value
+        return self.unread(node)
+
+    def _boolop(self, node: ast.BoolOp, scope: Scope) -> Any:
+        ends = isinstance(node.op, ast.Or)               # what an `or` stops at: something true
+        for item in node.values[:-1]:
+            value = self.value(item, scope)
+            known = truth(value)
+            if known is None:
+                return self._undecided(node, value, scope, ends=ends)
+            if known == ends:
+                return value
+        return self.value(node.values[-1], scope)
+
+    def _undecided(self, node: ast.BoolOp, value: Any, scope: Scope, *, ends: bool) -> Any:
+        """`unknown and False` is False, `unknown or True` true; else it is not known."""
+        others = [truth(self.value(item, scope)) for item in node.values]
+        return ends if ends in others and isinstance(value, Unread) else self.unread(node)
+
+    def _compare(self, node: ast.Compare, scope: Scope) -> Any:
+        left = self.value(node.left, scope)
+        for operator, item in zip(node.ops, node.comparators, strict=True):
+            right = self.value(item, scope)
+            if isinstance(operator, (ast.Is, ast.IsNot)) and right is None and is_told_from_none(left):
+                answer: Any = (left is None) == isinstance(operator, ast.Is)
+            elif isinstance(operator, (ast.In, ast.NotIn)) and isinstance(right, Table) and is_known(left):
+                answer = (self.unread(node) if right.open and left not in right.entries
+                          else (left in right.entries) == isinstance(operator, ast.In))
+            else:
+                answer = self._applied(node, type(operator).__name__, left, right)
+            if answer is not True:
+                return answer
+            left = right
+        return True
+
+    def _ifexp(self, node: ast.IfExp, scope: Scope) -> Any:
+        known = truth(self.value(node.test, scope))
+        if known is None:
+            return either(self.value(node.body, scope), self.value(node.orelse, scope), self.script.words(node.test))
+        return self.value(node.body if known else node.orelse, scope)
+
+    def _namedexpr(self, node: ast.NamedExpr, scope: Scope) -> Any:
+        scope.names[node.target.id] = value = self.value(node.value, scope)
+        return value
+
+    def _subscript(self, node: ast.Subscript, scope: Scope) -> Any:
+        owner = self.value(node.value, scope)
+        if isinstance(node.slice, ast.Slice):
+            return self.unread(node)
+        key = self.value(node.slice, scope)
+        if isinstance(owner, Table) and is_known(key) and key in owner.entries:
+            return owner.entries[key].value
+        if isinstance(owner, (list, tuple, str)) and isinstance(key, int) and -len(owner) <= key < len(owner):
+            return owner[key]
+        return self.unread(node)
+
+    # -------------------------------------------------------------------------------------------- calls
+
+    def _call(self, node: ast.Call, scope: Scope) -> Any:
+        positional: list[Any] = []
+        table, opened = Table(), ""
+        for item in node.args:
+            value = self.value(item.value if isinstance(item, ast.Starred) else item, scope)
+            if not isinstance(item, ast.Starred):
+                positional.append(value)
+            elif isinstance(value, (list, tuple)):
+                positional += value
+            else:
+                opened = self.script.words(item)
+        for keyword in node.keywords:
+            value = self.value(keyword.value, scope)
+            if keyword.arg is None:
+                self.merge(table, value, self.script.words(keyword.value))
+            else:
+                table.entries[keyword.arg] = Setting(value, self.script.place(keyword), self.script.words(keyword))
+        named: dict[str, Setting] = {str(key): entry for key, entry in table.entries.items()}
+        opened = opened or table.open
+        if not isinstance(node.func, ast.Attribute):
+            called, owner = self.value(node.func, scope), None
+        else:
+            owner = self.value(node.func.value, scope)
+            called = self._of(owner, node.func)
+        if isinstance(called, Reference) and called.name in FUNCTIONS and not opened:
+            return self._known_call(node, called.name, positional, named)
+        if (isinstance(owner, str) and isinstance(node.func, ast.Attribute) and node.func.attr in TEXT_METHODS
+                and all(map(is_known, positional)) and not named):
+            return self._text_method(node, owner, node.func.attr, positional)
+        return self.call(called, owner, node, Arguments(positional, named, opened))
+
+    def _known_call(self, node: ast.Call, name: str, positional: list[Any], named: dict[str, Setting]) -> Any:
+        values = {key: entry.value for key, entry in named.items()}
+        if not all(map(is_known, [*positional, *values.values()])):
+            return self.unread(node)
+        try:
+            return call_function(name, positional, values)
+        except WRONG:
+            return self.unread(node)
+
+    def _text_method(self, node: ast.Call, owner: str, method: str, positional: list[Any]) -> Any:
+        if method == "format" and ":" in owner:          # a width may ask for any amount of memory
+            return self.unread(node)
+        try:
+            return getattr(owner, method)(*positional)
+        except WRONG:
+            return self.unread(node)
+
+
+def is_told_from_none(value: Any) -> bool:
+    return value.is_instance if isinstance(value, Made) else not isinstance(value, Unread)
+
+
+def truth(value: Any) -> bool | None:
+    """Whether a value counts as true; None where that is not known."""
+    if isinstance(value, Unread) or (isinstance(value, Made) and not value.is_instance):
+        return None
+    if isinstance(value, Table):
+        return True if value.entries else None if value.open else False
+    return bool(value) if isinstance(value, (list, tuple)) or is_known(value) else True
+
+
+def attribute(owner: Any, name: str) -> Setting | None:
+    """An attribute of an instance or class, where it is known, with its place."""
+    if isinstance(owner, Made):
+        if name in owner.attributes:
+            found = owner.attributes[name]
+            return found if isinstance(found, Setting) else None
+        if owner.local is not None:
+            return attribute(owner.local, name) or attribute_of_method(owner, name)
+        return owner.named.get(name)
+    if isinstance(owner, ClassValue):
+        if name in owner.fields:
+            return owner.fields[name]
+        return next((found for base in owner.bases if (found := attribute(base, name)) is not None), None)
+    return None
+
+
+def attribute_of_method(owner: Made, name: str) -> Setting | None:
+    """A method of an instance, bound to it."""
+    kind = owner.local
+    while kind is not None:
+        if name in kind.methods:
+            method = kind.methods[name]
+            return Setting(FunctionValue(method.node, method.scope, owner), Place("", method.node.lineno), name)
+        kind = next((base for base in kind.bases if isinstance(base, ClassValue)), None)
+    return None
+

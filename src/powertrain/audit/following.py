@@ -1,0 +1,352 @@
+"""Follows a script statement by statement, as Python would, on what is known of its values; nothing of it is run.
+
+Where a condition is not known, both branches are followed and what differs afterwards is unread. The body of a loop is followed
+once, with everything that it changes unread. A call of the script's own function is followed into it with the arguments of that
+call, so that a helper which builds an SFTConfig and returns it gives one. What is never called is followed at the end with its
+parameters' defaults. The result is every call of foreign code, in the order reached, with its arguments.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from powertrain.audit import known_calls
+from powertrain.audit.expressions import Arguments, Expressions, attribute, truth
+from powertrain.audit.script import FunctionNode, Script
+from powertrain.audit.subject import Setting
+from powertrain.audit.values import (
+    ClassValue,
+    FunctionValue,
+    Made,
+    Reference,
+    Scope,
+    Table,
+    Unread,
+    either,
+)
+
+MOST_STATEMENTS = 20_000                     # a script's helpers may call each other without end
+DEEPEST_CALL = 25
+
+
+@dataclass(eq=False)
+class Written:
+    """`owner.name = value`, with its place: `tokenizer.pad_token = tokenizer.eos_token`."""
+
+    owner: Any
+    name: str
+    setting: Setting
+    node: ast.Assign | ast.AnnAssign | ast.AugAssign
+
+
+@dataclass(eq=False)
+class Followed:
+    """What a script was seen to do."""
+
+    script: Script
+    calls: list[Made] = field(default_factory=list)
+    written: list[Written] = field(default_factory=list)
+    items: list[Written] = field(default_factory=list)       # `os.environ["X"] = …`
+    variables: dict[str, list[Made]] = field(default_factory=dict)       # by name, all that it ever was, in any scope
+    before: dict[ast.AST, list[Scope]] = field(default_factory=dict)     # what was known where a loop began, each time it did
+
+
+def follow(script: Script) -> Followed:
+    follower = _Follower(script)
+    follower.module()
+    return follower.followed
+
+
+class _Returned(Exception):
+    """Control left the block: by return, raise, break or continue."""
+
+
+class _Follower:
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.followed = Followed(script)
+        self.expressions = Expressions(script, self.call)
+        self.entered: set[ast.AST] = set()
+        self.defined: dict[ast.AST, FunctionValue] = {}      # functions in functions, with the names that they see
+        self.stack: list[ast.AST] = []
+        self.returns: list[list[Any]] = []
+        self.instances: set[str] = set()
+        self.left = MOST_STATEMENTS
+
+    def module(self) -> None:
+        scope = Scope({"__name__": "__main__", "__file__": str(self.script.path)})
+        self.block(self.script.tree.body, scope)
+        for node in ast.walk(self.script.tree):
+            if isinstance(node, FunctionNode) and node not in self.entered:
+                self.enter(self.defined.get(node) or FunctionValue(node, scope, self._owner(node)), Arguments([], {}))
+
+    def _owner(self, node: FunctionNode) -> Any:
+        """An instance, of which nothing is known, for a method that nothing was seen to call."""
+        parent = self.script.parents.get(node)
+        static = any(isinstance(item, ast.Name) and item.id == "staticmethod" for item in node.decorator_list)
+        return Made(parent.name, parent) if isinstance(parent, ast.ClassDef) and not static else None
+
+    # -------------------------------------------------------------------------------------------- statements
+
+    def block(self, body: Sequence[ast.stmt], scope: Scope) -> bool:
+        """Follows statements; whether control leaves the block before its end."""
+        for statement in body:
+            self.left -= 1
+            if self.left < 0:
+                return True
+            try:
+                getattr(self, f"_{type(statement).__name__.lower()}", self._other)(statement, scope)
+            except _Returned:
+                return True
+        return False
+
+    def _other(self, statement: ast.stmt, scope: Scope) -> None:
+        for child in ast.iter_child_nodes(statement):
+            if isinstance(child, ast.expr):
+                self.expressions.value(child, scope)
+
+    def _return(self, statement: ast.Return, scope: Scope) -> None:
+        value = None if statement.value is None else self.expressions.value(statement.value, scope)
+        if self.returns:
+            self.returns[-1].append(value)
+        raise _Returned
+
+    def _raise(self, statement: ast.Raise, scope: Scope) -> None:
+        raise _Returned
+
+    _break = _continue = _raise
+
+    def _assign(self, statement: ast.Assign, scope: Scope) -> None:
+        value = self.expressions.value(statement.value, scope)
+        for target in statement.targets:
+            self.bind(target, value, scope, statement)
+
+    def _annassign(self, statement: ast.AnnAssign, scope: Scope) -> None:
+        if statement.value is not None:
+            self.bind(statement.target, self.expressions.value(statement.value, scope), scope, statement)
+
+    def _augassign(self, statement: ast.AugAssign, scope: Scope) -> None:
+        before = self.expressions.value(statement.target, scope)
+        after = self.expressions.value(statement.value, scope)
+        value = self.expressions._applied(statement, type(statement.op).__name__, before, after)
+        self.bind(statement.target, value, scope, statement)
+
+    def bind(self, target: ast.expr, value: Any, scope: Scope, statement: Any) -> None:
+        if isinstance(target, ast.Name):
+            scope.names[target.id] = value
+            self._remember(target.id, value)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            known = isinstance(value, (list, tuple)) and len(value) == len(target.elts)
+            for i, item in enumerate(target.elts):
+                self.bind(item, value[i] if known else Unread(self.script.words(statement)), scope, statement)
+        elif isinstance(target, ast.Attribute):
+            self._write(target, value, scope, statement)
+        elif isinstance(target, ast.Subscript):
+            owner, key = self.expressions.value(target.value, scope), self.expressions.value(target.slice, scope)
+            setting = self.expressions.setting(statement, value)
+            if isinstance(owner, Table) and isinstance(key, (str, int)):
+                owner.entries[key] = setting
+            elif isinstance(owner, Table):
+                owner.open = self.script.words(target)
+            self.followed.items.append(Written(owner, key if isinstance(key, str) else "", setting, statement))
+
+    def _remember(self, name: str, value: Any) -> None:
+        if isinstance(value, Made):
+            self.followed.variables.setdefault(name, []).append(value)
+
+    def _write(self, target: ast.Attribute, value: Any, scope: Scope, statement: Any) -> None:
+        owner = self.expressions.value(target.value, scope)
+        setting = self.expressions.setting(statement, value)
+        if isinstance(owner, Made):
+            owner.attributes[target.attr] = setting
+            if owner.name.endswith(("Config", "Arguments")) or target.attr in owner.named:
+                owner.named[target.attr] = setting
+        self._remember(target.attr, value)
+        self.followed.written.append(Written(owner, target.attr, setting, statement))
+
+    # -------------------------------------------------------------------------------------------- branches and loops
+
+    def _if(self, statement: ast.If, scope: Scope) -> None:
+        known = truth(self.expressions.value(statement.test, scope))
+        if known is not None:
+            if self.block(statement.body if known else statement.orelse, scope):
+                raise _Returned
+            return
+        before = dict(scope.names)
+        left_body = self.block(statement.body, scope)
+        after_body = dict(scope.names)
+        scope.names.clear()
+        scope.names.update(before)
+        left_else = self.block(statement.orelse, scope)
+        if left_body and left_else:
+            raise _Returned
+        if left_else:
+            scope.names.update(after_body)
+        elif not left_body:
+            self._join(scope, after_body, before, self.script.words(statement.test))
+
+    def _join(self, scope: Scope, other: dict[str, Any], before: dict[str, Any], spelled: str) -> None:
+        for name in {*scope.names, *other}:
+            if name in scope.names and name in other:
+                scope.names[name] = either(other[name], scope.names[name], spelled)
+            elif name not in before:
+                scope.names.setdefault(name, other.get(name))
+
+    def _loop(self, statement: ast.For | ast.While | ast.AsyncFor, scope: Scope) -> None:
+        spelled = "a loop"
+        self.followed.before.setdefault(statement, []).append(Scope(dict(scope.names), scope.outer))
+        if not isinstance(statement, ast.While):
+            self.expressions.value(statement.iter, scope)
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and not isinstance(
+                    scope.names.get(node.id), (FunctionValue, ClassValue, Made)):
+                scope.names[node.id] = Unread(f"{node.id}, which {spelled} changes")
+        before = dict(scope.names)
+        if isinstance(statement, ast.While):
+            self.expressions.value(statement.test, scope)
+        self.block(statement.body, scope)
+        self._join(scope, before, before, spelled)
+        self.block(statement.orelse, scope)
+
+    _for = _while = _asyncfor = _loop
+
+    def _with(self, statement: ast.With | ast.AsyncWith, scope: Scope) -> None:
+        for item in statement.items:
+            value = self.expressions.value(item.context_expr, scope)
+            if item.optional_vars is not None:
+                self.bind(item.optional_vars, value, scope, statement)
+        if self.block(statement.body, scope):
+            raise _Returned
+
+    _asyncwith = _with
+
+    def _try(self, statement: ast.Try, scope: Scope) -> None:
+        left = self.block(statement.body, scope)
+        if not left:
+            left = self.block(statement.orelse, scope)
+        after = dict(scope.names)
+        for handler in statement.handlers:
+            if not self.block(handler.body, scope):
+                self._join(scope, after, after, "an exception")
+                left = False
+            after = dict(scope.names)
+        if self.block(statement.finalbody, scope) or left:
+            raise _Returned
+
+    # -------------------------------------------------------------------------------------------- definitions
+
+    def _functiondef(self, statement: FunctionNode, scope: Scope) -> None:
+        scope.names[statement.name] = self.defined[statement] = FunctionValue(statement, scope)
+
+    _asyncfunctiondef = _functiondef
+
+    def _import(self, statement: ast.Import | ast.ImportFrom, scope: Scope) -> None:
+        for name in statement.names:
+            scope.names.pop(name.asname or name.name, None)      # Expressions finds it in Script.imported
+
+    _importfrom = _import
+
+    def _classdef(self, statement: ast.ClassDef, scope: Scope) -> None:
+        made = ClassValue(statement, scope, [self.expressions.value(base, scope) for base in statement.bases])
+        inner = Scope({}, scope)
+        for item in statement.body:
+            if isinstance(item, FunctionNode):
+                made.methods[item.name] = FunctionValue(item, scope)
+            elif isinstance(item, (ast.Assign, ast.AnnAssign)) and item.value is not None:
+                target = item.targets[0] if isinstance(item, ast.Assign) else item.target
+                if isinstance(target, ast.Name):
+                    value = known_calls.field_default(self.expressions.value(item.value, inner))
+                    inner.names[target.id] = value
+                    made.fields[target.id] = self.expressions.setting(item, value)
+        scope.names[statement.name] = made
+
+    # -------------------------------------------------------------------------------------------- calls
+
+    def call(self, called: Any, owner: Any, node: ast.Call, arguments: Arguments) -> Any:
+        if isinstance(called, FunctionValue):
+            return self.enter(called, arguments)
+        if isinstance(called, ClassValue):
+            return self.instance(called, node, arguments)
+        name = called.name if isinstance(called, Reference) else f"{called.name}()" if isinstance(called, Made) else (
+            self._method_name(owner, node))
+        made = Made(name, node, arguments.positional, arguments.named, owner=owner, open=arguments.open)
+        self.followed.calls.append(made)
+        self._run_what_is_launched(made)
+        value = known_calls.result(made, self.script)
+        if made.name.endswith(".parse_args_into_dataclasses") and isinstance(value, tuple):
+            self.followed.calls += [item for item in value if isinstance(item, Made)]
+        return value
+
+    def _method_name(self, owner: Any, node: ast.Call) -> str:
+        method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        return f"{owner.name}().{method}" if isinstance(owner, Made) else self.script.name(node.func) or f".{method}"
+
+    def _run_what_is_launched(self, made: Made) -> None:
+        """`notebook_launcher(train, args=(…))`, `mp.spawn(train, args=(…))`, `fire.Fire(train)`: the function is called."""
+        launched = known_calls.launched(made)
+        if launched is not None:
+            self.enter(launched[0], Arguments(launched[1], {}))
+
+    def enter(self, function: FunctionValue, arguments: Arguments) -> Any:
+        """What the script's own function returns for these arguments."""
+        node = function.node
+        if node in self.stack or len(self.stack) >= DEEPEST_CALL:
+            return Unread("a function that calls itself")
+        self.entered.add(node)
+        scope = Scope(self._parameters(function, arguments), function.scope)
+        if isinstance(node, ast.Lambda):
+            return self.expressions.value(node.body, scope)
+        self.stack.append(node)
+        self.returns.append([])
+        left = self.block(node.body, scope)
+        returned = self.returns.pop()
+        self.stack.pop()
+        if not returned:
+            return None
+        value = returned[0] if left or len(returned) > 1 else either(returned[0], None, "a condition")
+        for other in returned[1:]:
+            value = either(value, other, "a condition")
+        return value
+
+    def _parameters(self, function: FunctionValue, arguments: Arguments) -> dict[str, Any]:
+        spec = function.node.args
+        names = [item.arg for item in (*spec.posonlyargs, *spec.args)]
+        values = [function.bound, *arguments.positional] if function.bound is not None else arguments.positional
+        given: dict[str, Any] = dict(zip(names, values, strict=False))
+        defaults = dict(zip(reversed(names), reversed(spec.defaults), strict=False))
+        defaults |= {item.arg: default for item, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if default}
+        for name, default in defaults.items():
+            if not (arguments.open and name not in given):
+                given.setdefault(name, known_calls.option_default(self.expressions.value(default, function.scope)))
+        every = [*names, *(item.arg for item in spec.kwonlyargs)]
+        given |= {name: entry.value for name, entry in arguments.named.items() if name in every}
+        if not arguments.named and not values:
+            given |= known_calls.decorated(function.node, self.expressions, function.scope)
+        if spec.vararg is not None:
+            given[spec.vararg.arg] = list(values[len(names):])
+        if spec.kwarg is not None:
+            rest = {name: entry for name, entry in arguments.named.items() if name not in every}
+            given[spec.kwarg.arg] = Table(dict(rest), arguments.open)
+        for name, value in given.items():
+            self._remember(name, value)
+        return {name: given.get(name, Unread(name)) for name in (*every, *given)}
+
+    def instance(self, kind: ClassValue, node: ast.AST, arguments: Arguments) -> Made:
+        """An instance of the script's own class: fields with their defaults, then what was passed, then `__init__`."""
+        foreign = known_calls.foreign_base(kind)
+        made = Made(foreign or kind.node.name, node, arguments.positional, {}, local=kind, open=arguments.open)
+        made.named.update(known_calls.all_fields(kind))
+        made.named.update(arguments.named)
+        made.attributes.update(made.named)
+        method = attribute(made, "__init__")
+        if method is not None and isinstance(method.value, FunctionValue):
+            self.enter(method.value, arguments)
+        else:
+            for name, value in zip(known_calls.all_fields(kind), arguments.positional, strict=False):
+                made.named[name] = made.attributes[name] = self.expressions.setting(node, value)
+        if foreign:
+            self.followed.calls.append(made)
+        return made

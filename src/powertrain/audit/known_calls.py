@@ -1,0 +1,248 @@
+"""What calls of the libraries that configure scripts give: argparse, dataclasses, HfArgumentParser, typer, click, files.
+
+Only defaults are known of what comes from a command line; that is what the script does when it is started as it is.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+from powertrain.audit.expressions import Expressions, attribute
+from powertrain.audit.literal_files import read_literal
+from powertrain.audit.script import Script
+from powertrain.audit.subject import Setting
+from powertrain.audit.values import ClassValue, FunctionValue, Made, Reference, Scope, Table, Unread, is_known
+from powertrain.records.findings import Place
+
+CASTS = {"int": int, "float": float, "str": str}
+LAUNCHERS = {"accelerate.notebook_launcher": 0, "accelerate.launchers.notebook_launcher": 0, "fire.Fire": 0, "tyro.cli": 0,
+             "torch.multiprocessing.spawn": 1, "typer.run": 0}       # name -> arguments that the launcher itself puts first
+READERS = ("yaml.safe_load", "yaml.load", "yaml.full_load", "json.load", "json.loads", "omegaconf.OmegaConf.load")
+SAME_OBJECT = ("to", "cuda", "cpu", "train", "eval", "half", "bfloat16", "requires_grad_")   # methods that give their object
+WRAPPERS = ("compile", "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "get_peft_model",
+            "prepare_model_for_kbit_training")
+MAIN_METHODS = ("parse_args", "parse_known_args", "parse_args_into_dataclasses")
+
+
+def result(made: Made, script: Script) -> Any:
+    """The value of a call of foreign code: itself, unless it is one of those that hand out settings."""
+    method = made.name.rpartition(".")[2]
+    owner = made.owner
+    if isinstance(owner, Made) and owner.name.endswith("ArgumentParser"):
+        if method in ("add_argument_group", "add_mutually_exclusive_group"):
+            return owner
+        if method == "add_argument":
+            add_argument(owner, made)
+        elif method == "set_defaults":
+            owner.attributes.setdefault("arguments", {}).update(made.named)
+        elif method in MAIN_METHODS:
+            return parsed(owner, made, script)
+    if method == "prepare" and isinstance(owner, Made) and owner.name.endswith("Accelerator"):
+        return made.positional[0] if len(made.positional) == 1 else tuple(made.positional)
+    if method in SAME_OBJECT and isinstance(owner, Made):
+        return owner
+    if method == "copy" and isinstance(owner, Table):
+        return Table(dict(owner.entries), owner.open)
+    if method in ("update", "get", "pop") and isinstance(owner, Table):
+        return table_method(owner, method, made)
+    if made.name == "dict":
+        table = Table(dict(made.named), made.open)
+        first = made.positional[0] if made.positional else None
+        if isinstance(first, Table):
+            return Table({**first.entries, **table.entries}, table.open or first.open)
+        return table if first is None else Unread(script.words(made.node))
+    if made.name in ("vars", "dataclasses.asdict") and made.positional:
+        return as_table(made.positional[0], script.words(made.node))
+    if made.name == "getattr":
+        return get_attribute(made, script)
+    if made.name == "open":
+        return made
+    if made.name in READERS and made.positional:
+        return read_file(made.positional[0], script) or Unread(script.words(made.node))
+    if made.name.startswith(("os.environ", "os.getenv", "input", "torch.cuda.", "torch.backends", "sys.")):
+        return Unread(script.words(made.node))
+    return made
+
+
+def origins(made: Made) -> frozenset[str]:
+    """The dotted names of the call that made an object, and of what it wraps: of a compiled model, the model's too."""
+    found = {made.name}
+    inner = made.positional[0] if made.positional and made.name.rpartition(".")[2] in WRAPPERS else None
+    return frozenset(found | (origins(inner) if isinstance(inner, Made) else set()))
+
+
+# ------------------------------------------------------------------------------------------------ argparse
+
+
+def add_argument(parser: Made, made: Made) -> None:
+    """Keeps an argument's default, as `type` turns it, under the name that argparse gives it."""
+    flags = [item for item in made.positional if isinstance(item, str)]
+    long = [flag for flag in flags if flag.startswith("--")] or flags
+    if not long:
+        return
+    name = made.named["dest"].value if "dest" in made.named else long[0].lstrip("-").replace("-", "_")
+    value = default_of(made) if flags[0].startswith("-") else Unread(f"argument {flags[0]}")
+    place = made.named["default"].place if "default" in made.named else Place("", getattr(made.node, "lineno", 0))
+    parser.attributes.setdefault("arguments", {})[name] = Setting(value, place, f"{long[0]} (default {value!r})")
+
+
+def default_of(made: Made) -> Any:
+    action = made.named["action"].value if "action" in made.named else ""
+    required = made.named["required"].value if "required" in made.named else False
+    if "default" not in made.named:
+        if action in ("store_true", "store_false"):
+            return action == "store_false"
+        return Unread(f"{made.positional[0]}, which has to be given") if required else None
+    value = made.named["default"].value
+    cast = made.named["type"].value if "type" in made.named else None
+    if isinstance(cast, Reference) and isinstance(value, str) and cast.name in CASTS:
+        return CASTS[cast.name](value)
+    return value
+
+
+def parsed(parser: Made, made: Made, script: Script) -> Any:
+    """argparse's namespace of defaults, or HfArgumentParser's instances."""
+    method = made.name.rpartition(".")[2]
+    if method == "parse_args_into_dataclasses":
+        return dataclass_instances(parser, script)
+    namespace = Made("argparse.Namespace", made.node, attributes=dict(parser.attributes.get("arguments", {})))
+    return (namespace, []) if method == "parse_known_args" else namespace
+
+
+def dataclass_instances(parser: Made, script: Script) -> Any:
+    kinds = parser.argument(0, "dataclass_types")
+    kinds = kinds if isinstance(kinds, (list, tuple)) else [kinds]
+    return tuple(_instance_of(kind, parser, script) for kind in kinds)
+
+
+def _instance_of(kind: Any, parser: Made, script: Script) -> Any:
+    if isinstance(kind, ClassValue):
+        fields = all_fields(kind)
+        foreign = foreign_base(kind)
+        made = Made(foreign or kind.node.name, parser.node, [], dict(fields), dict(fields), local=kind)
+        made.open = "the command line" if foreign else ""
+        return made
+    if isinstance(kind, Reference):
+        return Made(kind.name, parser.node, open="the command line")
+    return Unread(script.words(parser.node))
+
+
+# ------------------------------------------------------------------------------------------------ dataclasses and options
+
+
+def field_default(value: Any) -> Any:
+    """`field(default=4)` is 4, `field(default_factory=list)` an empty list."""
+    if not isinstance(value, Made) or value.name.rpartition(".")[2] not in ("field", "Field"):
+        return value
+    if "default" in value.named:
+        return value.named["default"].value
+    if value.name.endswith("Field") and value.positional:
+        return value.positional[0]
+    factory = value.named["default_factory"].value if "default_factory" in value.named else None
+    if isinstance(factory, Reference) and factory.name in ("list", "dict"):
+        return [] if factory.name == "list" else Table()
+    if isinstance(factory, FunctionValue) and isinstance(factory.node, ast.Lambda) and isinstance(factory.node.body, ast.List):
+        items = [item.value if isinstance(item, ast.Constant) else None for item in factory.node.body.elts]
+        return items if None not in items else Unread("a default_factory")
+    return Unread("a field without a default")
+
+
+def option_default(value: Any) -> Any:
+    """The default of a parameter that typer fills: `typer.Option(4)` is 4."""
+    if isinstance(value, Made) and value.name in ("typer.Option", "typer.Argument"):
+        found = value.argument(0, "default")
+        return Unread("an option that has to be given") if found is None or found is Ellipsis else found
+    return value
+
+
+def decorated(node: ast.AST, expressions: Expressions, scope: Scope) -> dict[str, Any]:
+    """Defaults that `@click.option("--batch-size", default=4)` gives to parameters."""
+    found: dict[str, Any] = {}
+    for item in getattr(node, "decorator_list", []):
+        if isinstance(item, ast.Call) and expressions.script.name(item) == "click.option":
+            flags = [argument.value for argument in item.args if isinstance(argument, ast.Constant)]
+            default = next((keyword.value for keyword in item.keywords if keyword.arg == "default"), None)
+            long = next((str(flag) for flag in flags if str(flag).startswith("--")), "")
+            if long and default is not None:
+                found[long.partition("/")[0].lstrip("-").replace("-", "_")] = expressions.value(default, scope)
+    return found
+
+
+def all_fields(kind: ClassValue) -> dict[str, Setting]:
+    """The fields of a class and of the script's classes below it, in the order of a dataclass."""
+    found: dict[str, Setting] = {}
+    for base in kind.bases:
+        if isinstance(base, ClassValue):
+            found |= all_fields(base)
+    return found | kind.fields
+
+
+def foreign_base(kind: ClassValue) -> str:
+    """What a class of the script derives from in another package, if that is a config."""
+    for base in kind.bases:
+        if isinstance(base, Reference) and base.name.endswith(("Config", "Arguments")):
+            return base.name
+        if isinstance(base, ClassValue) and (found := foreign_base(base)):
+            return found
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------ tables, files, launchers
+
+
+def table_method(owner: Table, method: str, made: Made) -> Any:
+    first = made.positional[0] if made.positional else None
+    if method == "update":
+        if isinstance(first, Table):
+            owner.entries.update(first.entries)
+        elif first is not None:
+            owner.open = owner.open or "update"
+        owner.entries.update(made.named)
+        return None
+    if not isinstance(first, (str, int)) or (owner.open and first not in owner.entries):
+        return Unread("an entry of a dict")
+    found = owner.entries.pop(first, None) if method == "pop" else owner.entries.get(first)
+    return found.value if found is not None else made.argument(1, "default")
+
+
+def as_table(value: Any, spelled: str) -> Any:
+    if isinstance(value, Made):
+        entries = {name: item for name, item in value.attributes.items() if isinstance(item, Setting)}
+        return Table({**value.named, **entries}, value.open)
+    return value if isinstance(value, Table) else Unread(spelled)
+
+
+def get_attribute(made: Made, script: Script) -> Any:
+    if len(made.positional) == 2 and isinstance(made.positional[0], Reference) and isinstance(made.positional[1], str):
+        return Reference(f"{made.positional[0].name}.{made.positional[1]}")      # getattr(torch, "float16")
+    if len(made.positional) >= 2 and isinstance(made.positional[0], Made) and isinstance(made.positional[1], str):
+        found = attribute(made.positional[0], made.positional[1])
+        if found is not None:
+            return found.value
+        if len(made.positional) == 3 and not made.positional[0].open:
+            return made.positional[2]
+    return Unread(script.words(made.node))
+
+
+def read_file(source: Any, script: Script) -> Table | None:
+    """A YAML or JSON file beside the script, opened under a literal path."""
+    if isinstance(source, Made) and source.name == "open":
+        source = source.argument(0, "file")
+    if not isinstance(source, str) or not is_known(source):
+        return None
+    for folder in (script.path.parent, Path()):
+        if (folder / source).is_file():
+            return read_literal(folder / source)
+    return None
+
+
+def launched(made: Made) -> tuple[FunctionValue, list[Any]] | None:
+    first = made.argument(0, "fn") or made.argument(0, "function")
+    if made.name not in LAUNCHERS or not isinstance(first, FunctionValue):
+        return None
+    given = made.argument(1, "args")
+    ranks: list[Any] = [Unread("the process's rank")] * LAUNCHERS[made.name]
+    return first, [*ranks, *(given if isinstance(given, (list, tuple)) else [])]
+

@@ -1,0 +1,268 @@
+"""The calls that configure training, and which settings their arguments are."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+from powertrain.audit.following import Followed, Written
+from powertrain.audit.subject import Setting
+from powertrain.audit.values import Made, Reference, Unread
+from powertrain.records.findings import Place
+
+Found = tuple[str, Setting]
+ADAPTERS = ("LoraConfig", "AdaLoraConfig", "LoHaConfig", "LoKrConfig", "VeraConfig")
+SCHEDULERS = {"get_cosine_schedule_with_warmup": "cosine", "get_linear_schedule_with_warmup": "linear",
+              "get_constant_schedule_with_warmup": "constant_with_warmup", "get_constant_schedule": "constant",
+              "CosineAnnealingLR": "cosine", "CosineAnnealingWarmRestarts": "cosine_with_restarts", "OneCycleLR": "one_cycle",
+              "StepLR": "step", "ExponentialLR": "exponential", "LinearLR": "linear",
+              "ReduceLROnPlateau": "reduce_lr_on_plateau", "get_polynomial_decay_schedule_with_warmup": "polynomial"}
+IN_FEW_BITS = ("load_in_4bit", "load_in_8bit")
+HELD_OUT_BY_DEFAULT = 0.25                   # of train_test_split, where neither size is given
+OTHER_TOKENS = ("unk_token", "unk_token_id", "bos_token", "bos_token_id", "mask_token", "sep_token")
+HELD_OUT = ("val", "eval", "test", "dev", "valid")
+OF_THE_CONFIG = ("packing", "max_seq_length", "dataset_text_field", "dataset_num_proc", "neftune_noise_alpha", "eval_packing")
+FP32_PRECISION = {"torch.backends.cuda.matmul.allow_tf32": "training.tf32",
+                  "torch.backends.cudnn.benchmark": "training.cudnn_benchmark",
+                  "torch.backends.cudnn.deterministic": "training.cudnn_deterministic"}
+
+
+def section_of(made: Made) -> str:
+    """The section of the vocabulary that a call's arguments belong to; "" for a call that configures nothing."""
+    last = made.name.rpartition(".")[2]
+    owner = made.name.rpartition(".")[0].rpartition(".")[2]
+    if last.endswith("TrainingArguments") or (last.endswith("Config") and made.name.startswith(("trl.", "unsloth."))):
+        return "training" if last != "ModelConfig" else ""
+    if last in ADAPTERS or (last == "get_peft_model" and owner == "FastLanguageModel"):
+        return "lora"
+    if last == "BitsAndBytesConfig":
+        return "quantisation"
+    if last == "from_pretrained":
+        named = owner.lower()
+        if "tokenizer" in named or "processor" in named:
+            return "tokenizer"
+        return "" if "config" in named or "peft" in named else "model"
+    if last == "from_config" and owner.startswith("Auto"):
+        return "model"
+    if last == "DataLoader" and made.name.startswith("torch"):
+        return "loader"
+    if made.name.startswith(("torch.optim.", "bitsandbytes.optim.", "transformers.optimization.")) and last[:1].isupper():
+        return "optimizer" if "lr_scheduler" not in made.name else ""
+    if last == "Accelerator":
+        return "accelerate"
+    return "data" if last in ("load_dataset", "load_from_disk") else ""
+
+
+def sections(followed: Followed) -> dict[str, Made]:
+    """For each section the call that sets it: of several trainings' arguments the one that a Trainer is given."""
+    found: dict[str, Made] = {}
+    for made in followed.calls:
+        section = section_of(made)
+        if section and not (section == "loader" and is_held_out(made, followed)):
+            found.setdefault(section, made)
+    chosen = trained_with(followed)
+    if chosen is not None:
+        found["training"] = chosen
+    return found
+
+
+def trained_with(followed: Followed) -> Made | None:
+    """What the Trainer whose `args=` is known was given; None where there is no such trainer, or two."""
+    given = []
+    for made in followed.calls:
+        if is_trainer(made):
+            args = made.named["args"].value if "args" in made.named else made.argument(1, "args")
+            given += [args] if isinstance(args, Made) else []
+    return given[0] if given and all(args is given[0] for args in given) else None
+
+
+def is_trainer(made: Made) -> bool:
+    last = made.name.rpartition(".")[2]
+    return last.endswith("Trainer") and (made.name.startswith(("transformers.", "trl.", "unsloth.")) or made.local is not None)
+
+
+def is_tokenising(made: Made) -> bool:
+    """`tokenizer(text, …)`, of a tokenizer that was seen to be loaded or is called one."""
+    words = made.name.lower()
+    named = words.removesuffix("()").rpartition(".")[2] in ("tokenizer", "tok")
+    return named or ("tokenizer" in words and words.endswith("from_pretrained()"))
+
+
+def is_held_out(made: Made, followed: Followed) -> bool:
+    """Whether a loader is for evaluation, by the name that it or its dataset has."""
+    words = [name for name, values in followed.variables.items() if made in values]
+    first = made.node.args[0] if isinstance(made.node, ast.Call) and made.node.args else None
+    words += [first.id] if isinstance(first, ast.Name) else []
+    return any(word.lower().startswith(HELD_OUT) or any(f"_{part}" in word.lower() for part in HELD_OUT) for word in words)
+
+
+def settings_of_call(made: Made, followed: Followed) -> Iterator[Found]:
+    section = section_of(made)
+    chosen = trained_with(followed)
+    if section == "training" and chosen is not None and made is not chosen:
+        return
+    if section == "loader" and is_held_out(made, followed):
+        return
+    if section:
+        yield from _arguments(section, made, followed)
+    yield from _special(made, followed)
+
+
+def _arguments(section: str, made: Made, followed: Followed) -> Iterator[Found]:
+    for name, setting in made.named.items():
+        if isinstance(setting.value, Made) and section in ("model", "tokenizer"):
+            continue                                     # quantization_config=…: its own section
+        yield f"{section}.{name}", setting
+    if made.open and section in ("training", "model", "lora"):
+        yield f"{section}.*", Setting(Unread(made.open), _place(made, followed), f"**{made.open.lstrip('*')}")
+    node = made.node
+    if made.positional and section in ("model", "tokenizer", "data"):
+        key = {"model": "model.path", "tokenizer": "tokenizer.path", "data": "data.source"}[section]
+        yield key, Setting(made.positional[0], _place(made, followed), followed.script.words(node))
+    if section == "data" and len(made.positional) > 1:
+        yield "data.config", Setting(made.positional[1], _place(made, followed), followed.script.words(node))
+    if section == "optimizer":
+        yield "optimizer.name", Setting(made.name.rpartition(".")[2], _place(made, followed), followed.script.words(node))
+        if len(made.positional) > 1:
+            yield "optimizer.lr", Setting(made.positional[1], _place(made, followed), followed.script.words(node))
+    if section == "loader":
+        size = made.named.get("batch_size")
+        if size is not None:
+            yield "training.per_device_train_batch_size", size
+        elif len(made.positional) > 1:
+            yield "loader.batch_size", Setting(made.positional[1], _place(made, followed), followed.script.words(node))
+    if section == "training" and made.positional:
+        yield "training.output_dir", Setting(made.positional[0], _place(made, followed), followed.script.words(node))
+
+
+def _place(made: Made, followed: Followed) -> Place:
+    return followed.script.place(made.node)
+
+
+def _special(made: Made, followed: Followed) -> Iterator[Found]:
+    """Settings that are made by calling something: `torch.compile(model)`, `model.gradient_checkpointing_enable()`."""
+    script, last = followed.script, made.name.rpartition(".")[2]
+
+    def said(value: Any) -> Setting:
+        return Setting(value, script.place(made.node), script.words(made.node))
+
+    if last in ("gradient_checkpointing_enable", "activation_checkpointing_enable"):
+        yield "training.activation_checkpointing", said(True)
+    elif last == "prepare_model_for_kbit_training":
+        yield "training.activation_checkpointing", made.named.get("use_gradient_checkpointing", said(True))
+    elif made.name == "torch.compile" or made.name.endswith("().compile"):
+        yield "training.torch_compile", said(True)
+        if "mode" in made.named:
+            yield "training.torch_compile_mode", made.named["mode"]
+    elif last in ("clip_grad_norm_", "clip_grad_norm"):
+        position = 0 if last == "clip_grad_norm" and len(made.positional) == 1 else 1
+        yield "training.max_grad_norm", said(made.argument(position, "max_norm"))
+    elif last in SCHEDULERS:
+        yield "training.lr_scheduler_type", said(SCHEDULERS[last])
+        if last.startswith("get_") and made.argument(1, "num_warmup_steps") is not None:
+            yield "training.warmup_steps", made.named.get("num_warmup_steps", said(made.argument(1, "num_warmup_steps")))
+    elif last == "get_scheduler":
+        yield "training.lr_scheduler_type", made.named.get("name", said(made.argument(0, "name")))
+        if "num_warmup_steps" in made.named:
+            yield "training.warmup_steps", made.named["num_warmup_steps"]
+    elif last == "set_float32_matmul_precision" and made.positional:
+        yield "training.tf32", said(made.positional[0] in ("high", "medium"))
+    elif last in ("autocast", "autocast_mode"):
+        yield from _autocast(made, said)
+    elif is_trainer(made):
+        yield from ((f"training.{name}", made.named[name]) for name in OF_THE_CONFIG if name in made.named)
+        yield from ((f"trainer.{name}", entry) for name, entry in made.named.items()
+                    if name in ("data_collator", "compute_metrics", "callbacks") and not isinstance(entry.value, Made))
+        if "tokenizer" in made.named and made.local is None:
+            entry = made.named["tokenizer"]
+            yield "trainer.tokenizer", Setting(entry.spelled.partition("=")[2], entry.place, entry.spelled)
+        if isinstance(made.argument(1, "args"), Unread):
+            yield "training.*", said(made.argument(1, "args"))
+    elif last == "Accelerator":
+        yield from _accelerator(made)
+    elif last == "train_test_split":
+        yield from _held_out(made, said)
+    elif is_tokenising(made):
+        yield from _tokenising(made, followed)
+    if last == "from_pretrained":                        # before BitsAndBytesConfig, and Unsloth's
+        yield from ((f"quantisation.{name}", made.named[name]) for name in IN_FEW_BITS if name in made.named)
+
+
+def _tokenising(made: Made, followed: Followed) -> Iterator[Found]:
+    yield from ((f"data.{name}", made.named[name]) for name in ("padding", "truncation") if name in made.named)
+    # TRL cuts by its own max_length, whatever the script tokenises besides
+    if {"truncation", "max_length"} <= set(made.named) and not any(other.name.startswith("trl.") for other in followed.calls):
+        yield "training.max_length", made.named["max_length"]
+
+
+def _autocast(made: Made, said: Any) -> Iterator[Found]:
+    dtype = made.named["dtype"].value if "dtype" in made.named else made.argument(1, "dtype")
+    if isinstance(dtype, Reference):
+        yield f"training.{'bf16' if dtype.name.endswith('bfloat16') else 'fp16'}", said(True)
+    elif isinstance(dtype, Unread):
+        yield "training.bf16", said(dtype)
+        yield "training.fp16", said(dtype)
+    else:
+        device = made.argument(0, "device_type")
+        yield ("training.bf16" if device == "cpu" else "training.fp16"), said(True)      # torch's defaults per device
+
+
+def _held_out(made: Made, said: Any) -> Iterator[Found]:
+    """`rows.train_test_split(test_size=0.1, seed=1)`, of datasets, or scikit-learn's."""
+    place = 0 if made.owner is not None else len(made.positional)        # scikit-learn's positional arguments are the data
+    share, kept = made.argument(place, "test_size"), made.argument(place + 1, "train_size")
+    if share is None and made.open:
+        share = Unread(made.open)
+    if share is None:
+        share = 1 - kept if isinstance(kept, float) else kept if kept is not None else HELD_OUT_BY_DEFAULT
+    yield "data.validation_share", made.named.get("test_size", said(share))
+    for name in ("seed", "random_state", "shuffle"):
+        if name in made.named:
+            yield f"data.validation_{'shuffle' if name == 'shuffle' else 'seed'}", made.named[name]
+
+
+def _accelerator(made: Made) -> Iterator[Found]:
+    precision = made.named.get("mixed_precision")
+    if precision is not None and isinstance(precision.value, str):
+        if precision.value in ("bf16", "fp16"):
+            yield f"training.{precision.value}", Setting(True, precision.place, precision.spelled)
+    elif precision is not None and precision.value is not None:
+        for name in ("bf16", "fp16"):
+            yield f"training.{name}", precision
+    steps = made.named.get("gradient_accumulation_steps")
+    if steps is not None:
+        yield "training.gradient_accumulation_steps", steps
+
+
+def settings_written(followed: Followed) -> Iterator[Found]:
+    """Settings that are assigned: `tokenizer.pad_token = tokenizer.eos_token`, `os.environ["X"] = "1"`."""
+    for written in followed.written:
+        yield from _attribute_written(written, followed)
+    for written in followed.items:
+        if isinstance(written.owner, Reference) and written.owner.name == "os.environ" and written.name:
+            yield f"environment.{written.name}", written.setting
+
+
+def _attribute_written(written: Written, followed: Followed) -> Iterator[Found]:
+    node, setting = written.node, written.setting
+    if written.name in ("pad_token", "pad_token_id"):
+        value = node.value
+        if isinstance(value, ast.Attribute) and value.attr in ("eos_token", "eos_token_id"):
+            yield "tokenizer.pad_token", Setting("eos_token", setting.place, setting.spelled)
+        elif isinstance(value, ast.Attribute) and value.attr in OTHER_TOKENS:
+            yield "tokenizer.pad_token", Setting(value.attr.removesuffix("_id"), setting.place, setting.spelled)
+        elif written.name == "pad_token" and not _is_of_a_config(node, followed):
+            yield "tokenizer.pad_token", setting
+    elif written.name == "use_cache":
+        yield "model.use_cache", setting
+    elif isinstance(written.owner, Reference):
+        key = FP32_PRECISION.get(f"{written.owner.name}.{written.name}")
+        if key is not None:
+            yield key, setting
+
+
+def _is_of_a_config(node: ast.AST, followed: Followed) -> bool:
+    target = node.targets[0] if isinstance(node, ast.Assign) else None
+    return target is not None and "config" in followed.script.words(target)
+

@@ -1,0 +1,144 @@
+"""A subject's own way of carrying out a step, as pins of techniques: the plain arm that a converted recipe is held against.
+
+Same model, data and batch; its own passes, precision, checkpointing, padding, optimizer step and kernels, as the file says or
+its trainer does by itself. What has no technique here, or cannot be on this machine, is said and left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from powertrain import planner
+from powertrain.audit.subject import Subject
+from powertrain.audit.trainer_defaults import in_force
+from powertrain.recipe import Recipe
+from powertrain.records import Facts, Plan, WrongUse
+
+Pin = Any                                    # "on", "off", or settings
+# kernels of attention that lie behind Hugging Face's names; eager is what runs without the technique
+ATTENTION = {"sdpa": "sdpa", "flash_attention_2": "varlen", "flash_attention_3": "varlen", "flex_attention": "sdpa",
+             "xformers": "sdpa", "eager": None, None: "sdpa"}
+FUSED = ("adamw_torch_fused", "adamw_apex_fused")
+EIGHT_BITS = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw8bit")
+PAGED = ("paged_adamw", "paged_adamw_32bit")
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """The original's way as a plan."""
+
+    plan: Plan
+    pins: Mapping[str, Pin]                  # that are in force
+    left_out: tuple[str, ...]                # what of the original could not be rendered, and why
+
+
+def render(subject: Subject, facts: Facts, recipe: Recipe, total_steps: int) -> Rendering:
+    """The plan that does what the subject does. Raises WrongUse where not even that without any pin can be."""
+    pins: dict[str, Pin] = {}
+    left_out: list[str] = []
+    for name, pin in original_pins(subject, facts).items():
+        try:
+            planner.make_plan(facts, _with(recipe, {**_all_off(), **pins, name: pin}), total_steps)
+        except WrongUse as error:
+            left_out.append(f"{name}: {error}")
+            continue
+        pins[name] = pin
+    plan = planner.make_plan(facts, _with(recipe, {**_all_off(), **pins}), total_steps)
+    return Rendering(plan, pins, tuple(left_out))
+
+
+def original_pins(subject: Subject, facts: Facts) -> dict[str, Pin]:
+    """Technique -> its pin, for everything that the subject or its trainer switches on."""
+    pins: dict[str, Pin] = {}
+    for of_technique in (_precision, _optimizer, _passes, _checkpointing, _kernels, _loader):
+        pins |= of_technique(subject, facts)
+    return pins
+
+
+def differences(subject: Subject) -> list[str]:
+    """What of the original has no technique here, so that its arm is faster or slower than it would be."""
+    found: list[tuple[Callable[[Subject], bool], str]] = [
+        (lambda s: s.value("data.padding") == "max_length", "padding to max_length: the arm pads to a pass's longest example"),
+        (lambda s: s.on("training.torch_empty_cache_steps"), "emptying the allocator's cache: the arm does not"),
+        (lambda s: any(key.startswith(("deepspeed.", "fsdp.")) or key in ("training.fsdp", "training.deepspeed")
+                       for key in s.settings if s.settings[key].value), "spreading over devices: the arm is one process"),
+        (lambda s: s.value("quantisation.load_in_8bit") is True, "a base of 8 bits: the arm has it as the files do"),
+        (lambda s: s.on("training.activation_offloading"), "offloading activations: the arm keeps them on the device"),
+    ]
+    return [text for holds, text in found if holds(subject)]
+
+
+def _with(recipe: Recipe, pins: Mapping[str, Pin]) -> Recipe:
+    return recipe.model_copy(update={"techniques": dict(pins)})
+
+
+def _all_off() -> dict[str, Pin]:
+    """Nothing that only makes it faster; 4-bit weights, and moments of 8 bits, are what is trained and stay."""
+    return {name: "off" for name, technique in planner.BY_NAME.items() if technique.exactness.name != "LOSSY"}
+
+
+def _precision(subject: Subject, facts: Facts) -> dict[str, Pin]:
+    mixed = subject.value("accelerate.mixed_precision")
+    bf16, fp16 = in_force(subject, "training.bf16"), in_force(subject, "training.fp16")
+    if mixed in ("bf16", "fp16"):
+        return {mixed: "on"}
+    if fp16 is True and not subject.on("training.bf16"):     # TRL's bf16 is on unless fp16 is asked for
+        return {"fp16": "on"}
+    if bf16 == "auto":                       # Axolotl: where the hardware has it
+        return {"bf16": "on"} if facts.hardware.device == "cuda" else {}
+    if bf16 is True:
+        return {"bf16": "on"}
+    return {"tf32": "on"} if in_force(subject, "training.tf32") is True else {}
+
+
+def _optimizer(subject: Subject, facts: Facts) -> dict[str, Pin]:
+    name = str(subject.value("optimizer.name") or in_force(subject, "training.optim") or "").lower()
+    if name in EIGHT_BITS:
+        return {"eight_bit_adamw": "on"}
+    if name in PAGED:
+        return {"paged_adamw": "on"}
+    return {"fused_adamw": "on"} if name in FUSED or subject.value("optimizer.fused") is True else {}
+
+
+def _passes(subject: Subject, facts: Facts) -> dict[str, Pin]:
+    """Its micro-batch, padded to its longest example; or its packed rows."""
+    micro = in_force(subject, "training.per_device_train_batch_size") or subject.value("loader.batch_size")
+    batch = facts.data.train_batch_size
+    if not isinstance(micro, int):
+        return {}
+    if any(in_force(subject, key) is True for key in ("training.packing", "training.padding_free")):
+        row = in_force(subject, "training.max_length") or facts.data.max_length or facts.data.block
+        return {"packing": {"tokens": micro * int(row), "multiple": 1}}
+    pins: dict[str, Pin] = {"micro_batch": {"examples": micro}} if micro < batch else {}
+    grouped = in_force(subject, "training.train_sampling_strategy") == "group_by_length"
+    return pins | ({"length_grouping": "on"} if grouped else {})
+
+
+def _checkpointing(subject: Subject, facts: Facts) -> dict[str, Pin]:
+    """Hugging Face's computes everything of a block again, attention too."""
+    on = in_force(subject, "training.activation_checkpointing")
+    again = on is True or on in ("unsloth", "offload", "offload_disk")
+    return {"activation_checkpointing": {"every": 1, "keep_attention": False}} if again else {}
+
+
+def _kernels(subject: Subject, facts: Facts) -> dict[str, Pin]:
+    pins: dict[str, Pin] = {}
+    kernel = ATTENTION.get(subject.value("model.attn_implementation"), "sdpa")
+    if kernel == "varlen" and facts.hardware.device != "cuda":
+        kernel = "sdpa"
+    if kernel is not None:
+        pins["attention_kernel"] = {"kernel": kernel}
+    if in_force(subject, "training.use_liger_kernel") is True:
+        pins["chunked_cross_entropy"] = "on"
+    if in_force(subject, "training.torch_compile") is True:
+        pins["torch_compile"] = "on"
+    return pins
+
+
+def _loader(subject: Subject, facts: Facts) -> dict[str, Pin]:
+    workers = in_force(subject, "training.dataloader_num_workers") or subject.value("loader.num_workers")
+    if not isinstance(workers, int) or workers < 1:
+        return {}
+    return {"loader": {"workers": workers, "pinned": facts.hardware.device == "cuda"}}

@@ -1,0 +1,187 @@
+"""What one step of a script's own training loop does, in order: backward, clip, step, zero, and under which conditions.
+
+The calls of the script's functions are followed, so a loop that says `train_step(batch)` is read like one that spells it out.
+A loop inside the step (an evaluation, a generation) is not part of every step, and is marked as such.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from powertrain.audit.script import DEEPEST_HELPER, DEFINITIONS, Loop, Script, is_called
+
+# of calls that make one, the ends of their dotted names
+OPTIMIZERS = ("optim.AdamW", "optim.Adam", "optim.SGD", "optim.Adagrad", "optim.RMSprop", "optim.NAdam", "optim.RAdam",
+              "optim.Adafactor", "optim.Lion", "optim.LAMB", "optim.Muon", "optimization.Adafactor",
+              "AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit", "Adam8bit", "ZeroRedundancyOptimizer")
+SCHEDULERS = ("LR", "_schedule", "_schedule_with_warmup", "get_scheduler", "WarmRestarts", "ReduceLROnPlateau",
+              "_hard_restarts_schedule_with_warmup", "SequentialLR", "LambdaLR")
+STEP_HOOKS = ("on_step_end", "on_step_begin", "on_substep_end", "on_log", "training_step", "compute_loss", "on_train_batch_end",
+              "on_before_optimizer_step")     # of transformers' callbacks and Trainer, and of Lightning: called at every step
+
+
+@dataclass(frozen=True, eq=False)
+class StepCall:
+    """A call that a step reaches."""
+
+    node: ast.Call
+    conditions: tuple[ast.If, ...]           # all under which it happens, those of the functions between included
+    order: int                               # among the calls of the step, as they happen
+    inner_loop: bool                         # in a further loop within the step
+    context: tuple[ast.With, ...]            # `with` blocks around it
+
+    @property
+    def every_step(self) -> bool:
+        return not self.conditions and not self.inner_loop
+
+    @property
+    def method(self) -> str:
+        return self.node.func.attr if isinstance(self.node.func, ast.Attribute) else ""
+
+    @property
+    def owner(self) -> ast.expr | None:
+        return self.node.func.value if isinstance(self.node.func, ast.Attribute) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of a training loop, or of a hook that a trainer calls at every step."""
+
+    script: Script
+    node: Loop | ast.FunctionDef | ast.AsyncFunctionDef
+
+    @cached_property
+    def calls(self) -> tuple[StepCall, ...]:
+        return tuple(_Walk(self.script).walk(self.node.body))
+
+    def named(self, *names: str) -> list[StepCall]:
+        return [call for call in self.calls if is_called(self.script.name(call.node.func), names)]
+
+    @property
+    def backward(self) -> list[StepCall]:
+        return [call for call in self.calls if call.method == "backward"]
+
+    @property
+    def optimizer_steps(self) -> list[StepCall]:
+        """`optimizer.step()` and `scaler.step(optimizer)`."""
+        return [call for call in self.calls if call.method == "step" and call.owner is not None and (
+            self._is(call.owner, OPTIMIZERS, "opt") or self.is_scaler(call.owner))]
+
+    @property
+    def scheduler_steps(self) -> list[StepCall]:
+        return [call for call in self.calls if call.method == "step" and call.owner is not None
+                and self._is(call.owner, SCHEDULERS, "sched") and not self._is(call.owner, OPTIMIZERS, "opt")]
+
+    @property
+    def zeroing(self) -> list[StepCall]:
+        return [call for call in self.calls if call.method == "zero_grad"]
+
+    @property
+    def clipping(self) -> list[StepCall]:
+        clips = ("clip_grad_norm_", "clip_grad_value_")
+        return [call for call in self.calls if self.script.name(call.node.func).endswith(clips)]
+
+    @property
+    def unscaling(self) -> list[StepCall]:
+        return [call for call in self.calls if call.method in ("unscale_", "unscale_gradients")]
+
+    def is_scaler(self, node: ast.AST) -> bool:
+        return self._is(node, ("GradScaler",), "scaler")
+
+    def _is(self, node: ast.AST, made_by: tuple[str, ...], word: str) -> bool:
+        """Whether a variable came from such a call, or is named as one."""
+        last = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        return word in last.lower() or any(kind.endswith(made_by) for kind in self.script.kinds.get(last, ()))
+
+    @property
+    def accumulation(self) -> tuple[StepCall, ast.expr] | None:
+        """The optimizer step that happens every so many passes only, and that number: `if (i + 1) % 4 == 0:` gives 4."""
+        for call in self.optimizer_steps:
+            for condition in call.conditions:
+                every = interval(condition.test)
+                if every is not None:
+                    return call, every
+        return None
+
+    @property
+    def accumulates_by_accelerate(self) -> bool:
+        """Inside `with accelerator.accumulate(model)`, where prepared optimizers and schedulers skip by themselves."""
+        return any(self.script.name(item.context_expr).endswith(".accumulate") for call in self.backward
+                   for block in call.context for item in block.items)
+
+
+class _Walk:
+    """Walks statements in the order in which they happen, into the script's functions."""
+
+    def __init__(self, script: Script) -> None:
+        self.script, self.order, self.entered = script, 0, []  # type: ignore[var-annotated]
+
+    def walk(self, body: list[ast.stmt]) -> Iterator[StepCall]:
+        for statement in body:
+            yield from self.visit(statement, (), False, ())
+
+    def visit(self, node: ast.AST, conditions: tuple[ast.If, ...], inner: bool,
+              context: tuple[ast.With, ...]) -> Iterator[StepCall]:
+        if isinstance(node, DEFINITIONS):
+            return
+        if isinstance(node, ast.If):
+            yield from self.visit(node.test, conditions, inner, context)
+            for statement in (*node.body, *node.orelse):
+                yield from self.visit(statement, (*conditions, node), inner, context)
+            return
+        if isinstance(node, Loop):
+            inner = True
+        if isinstance(node, ast.With):
+            context = (*context, node)
+        for child in ast.iter_child_nodes(node):
+            yield from self.visit(child, conditions, inner, context)
+        if isinstance(node, ast.Call):
+            self.order += 1
+            yield StepCall(node, conditions, self.order, inner, context)
+            function = self.script.called(node)
+            if function is not None and function not in self.entered and len(self.entered) < DEEPEST_HELPER:
+                self.entered.append(function)
+                for statement in function.body:
+                    yield from self.visit(statement, conditions, inner, context)
+                self.entered.pop()
+
+
+def interval(test: ast.expr) -> ast.expr | None:
+    """N of a test that is true every N steps: `step % N == 0`, `(i + 1) % N == 0 or last`, `not step % N`."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and not isinstance(node.left, ast.Constant):
+            return node.right
+    return None
+
+
+def training_steps(script: Script) -> list[Step]:
+    """The steps of the script's own loops."""
+    return [Step(script, loop) for loop in script.training_loops]
+
+
+def step_code(script: Script) -> list[Step]:
+    """The steps of its loops, and the hooks that a trainer calls at every step."""
+    hooks = [node for node in ast.walk(script.tree)
+             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name in STEP_HOOKS]
+    return [*training_steps(script), *(Step(script, hook) for hook in hooks)]
+
+
+def outermost(script: Script, loop: Loop) -> Loop:
+    """The loop over epochs around a training loop, also where that stands in a function called from it."""
+    around = script.loops(loop)
+    if around:
+        return around[-1]
+    function = script.function(loop)
+    for node in ast.walk(script.tree):
+        if isinstance(node, Loop) and function is not None and any(
+                isinstance(item, ast.Call) and script.called(item) is function for item in ast.walk(node)):
+            return node
+    return loop
+
+
+def is_rare(call: StepCall) -> bool:
+    """Whether a call happens at intervals only: under an `if` that counts steps."""
+    return any(interval(condition.test) is not None for condition in call.conditions)

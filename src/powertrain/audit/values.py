@@ -1,0 +1,128 @@
+"""What an expression of a script can be known to be without running it.
+
+Known values are Python's own: numbers, text, booleans, None, lists. Beside them: a `Table` (a dict whose entries remember where
+they stand), what a call of somebody else's code made (`Made`), a name of another package (`Reference`), the script's own
+functions and classes, and `Unread`, which says why nothing is known. Unread is contagious: nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import Any
+
+from powertrain.audit.subject import Setting
+
+
+@dataclass(frozen=True, eq=False)
+class Unread:
+    """Not to be known without running the script."""
+
+    because: str                             # "int(os.environ['WORLD_SIZE'])"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A name of another package: torch.bfloat16."""
+
+    name: str
+
+
+@dataclass(eq=False)
+class Table:
+    """A dict that remembers where each entry stands. `open`: entries that cannot be read may be in it too."""
+
+    entries: dict[Any, Setting] = field(default_factory=dict)
+    open: str = ""
+
+
+@dataclass(eq=False)
+class Made:
+    """What a call of code outside the script, or of one of its classes, gave. Attributes set later are kept."""
+
+    name: str                                # "transformers.TrainingArguments"
+    node: ast.AST
+    positional: list[Any] = field(default_factory=list)
+    named: dict[str, Setting] = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
+    owner: Any = None                        # of a method's result: whose method it was
+    local: ClassValue | None = None          # of an instance of the script's own class
+    open: str = ""                           # `**kwargs` that cannot be read, as spelled
+
+    def argument(self, position: int, name: str) -> Any:
+        """An argument by place or name; None where it was not given."""
+        if name in self.named:
+            return self.named[name].value
+        return self.positional[position] if position < len(self.positional) else None
+
+    @property
+    def is_instance(self) -> bool:
+        """Whether it is surely an object, as what a class makes; what a function returns may be None or False."""
+        return self.local is not None or self.name.rpartition(".")[2][:1].isupper() or self.name.endswith("from_pretrained")
+
+
+@dataclass(eq=False)
+class FunctionValue:
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    scope: Scope
+    bound: Any = None                        # of a method: its instance
+
+
+@dataclass(eq=False)
+class ClassValue:
+    node: ast.ClassDef
+    scope: Scope
+    bases: list[Any] = field(default_factory=list)
+    fields: dict[str, Setting] = field(default_factory=dict)         # class attributes; of a dataclass its defaults
+    methods: dict[str, FunctionValue] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Scope:
+    """The names of a module or of one call of a function."""
+
+    names: dict[str, Any] = field(default_factory=dict)
+    outer: Scope | None = None
+
+    def find(self, name: str) -> Any:
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.outer
+        return Unread(name)
+
+
+def is_known(value: Any) -> bool:
+    """Whether a value is one of Python's own, through and through."""
+    if isinstance(value, (list, tuple)):
+        return all(is_known(item) for item in value)
+    if isinstance(value, Table):
+        return not value.open and all(is_known(entry.value) for entry in value.entries.values())
+    return value is None or isinstance(value, (bool, int, float, str, bytes, Reference))
+
+
+def plain(value: Any) -> Any:
+    """A known value as settings hold it: `torch.bfloat16` is "bfloat16", a Table a dict."""
+    if isinstance(value, Reference):
+        head, _, last = value.name.rpartition(".")
+        return last if head == "torch" or head.endswith(("Type", "Strategy", "TaskType")) else value.name
+    if isinstance(value, Table):
+        return {key: plain(entry.value) for key, entry in value.entries.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    return is_known(a) and is_known(b) and type(a) is type(b) and bool(plain(a) == plain(b))
+
+
+def either(a: Any, b: Any, spelled: str) -> Any:
+    """What a name is after a branch of which it is not known whether it was taken."""
+    if same(a, b):
+        return a
+    said = [repr(plain(value)) if is_known(value) else value.because if isinstance(value, Unread) else None for value in (a, b)]
+    return Unread(f"{said[0]} or {said[1]}, depending on {spelled}" if None not in said else f"depends on {spelled}")

@@ -1,0 +1,124 @@
+"""Where a model's files are: a folder, or a repository of the Hugging Face hub, whose files are kept in its cache.
+
+What is cached is used without asking the hub, so that a run that worked works again without a network, on the same
+files. Only files that cannot run anything by being read are fetched: JSON, text and safetensors, never pickles. Code
+that a repository brings is fetched as text; running it takes `trust_remote_code`, which is not this module's.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from powertrain.models.huggingface.folder import CONFIG, SHARDS, WEIGHTS, weight_files
+from powertrain.records import WrongUse
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")     # one of them is enough
+FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
+# in folders of their own lie copies for other programs, and consolidated*.safetensors are Mistral's weights once more
+NOT_FETCHED = ["*/*", "consolidated*", "*.fp16.*"]
+CONNECT = "connect and run it again, or give a folder that holds the model"
+ANSWER_S = 10.0              # to wait for the hub's first answer: what huggingface_hub waits for a file's
+
+
+def find_model(path: str, *, revision: str | None = None) -> Path:
+    """The folder of a model or of an adapter: `path` itself, or the cached or downloaded files of the hub's `org/name`.
+
+    `revision` is a branch, tag or commit of the repository; None is its main branch.
+    Raises WrongUse, with the cure, for what is neither, and for what the hub does not have or does not give.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_file():
+        kind = "a GGUF file is made from a model, and is not read back" if folder.suffix == ".gguf" else "a file is not a model"
+        raise WrongUse(f"{path} is a file, and {kind}; give the folder that holds {CONFIG} and the weights")
+    if not HUB_ID.fullmatch(path):
+        raise WrongUse(f"there is no folder {path}, and it is no id of the Hugging Face hub either, which is org/name "
+                       f"(openai-community/gpt2); check the spelling")
+    cached = find_cached(path, revision)
+    if cached is None or missing_files(cached):
+        return fetch(path, revision, cached)
+    if has_tokenizer(cached):
+        return cached
+    try:
+        return fetch(path, revision, cached)
+    except WrongUse:
+        return cached            # a tokenizer of another folder may be what the recipe names
+
+
+def find_cached(repository: str, revision: str | None) -> Path | None:
+    """The folder in the hub's cache, which may lack files; None if there is none. Asks no network."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    except ImportError:
+        raise WrongUse(f"there is no folder {repository}, and to look for it on the Hugging Face hub takes huggingface_hub; "
+                       f"pip install huggingface_hub, or give a folder") from None
+    try:
+        return Path(snapshot_download(repository, revision=revision, local_files_only=True, allow_patterns=CONFIG))
+    except HFValidationError:
+        raise WrongUse(f"there is no folder {repository}, and the Hugging Face hub allows no such id; check the "
+                       f"spelling") from None
+    except LocalEntryNotFoundError as error:
+        incomplete = getattr(error, "snapshot_path", None)
+        return None if incomplete is None else Path(incomplete)
+
+
+def missing_files(folder: Path) -> list[str]:
+    """What a model, or an adapter, needs and this folder lacks, by name; links that lead nowhere count as lacking."""
+    if is_adapter(folder):
+        return [] if (folder / ADAPTER_WEIGHTS).exists() else [ADAPTER_WEIGHTS]
+    missing = [] if (folder / CONFIG).exists() else [CONFIG]
+    if not (folder / WEIGHTS).exists() and not (folder / SHARDS).exists():
+        return [*missing, WEIGHTS]
+    return missing + [file.name for file in weight_files(folder) if not file.exists()]
+
+
+def is_adapter(folder: Path) -> bool:
+    return (folder / ADAPTER_CONFIG).exists() and not (folder / CONFIG).exists()
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether there is one, or an adapter, whose base has it."""
+    return is_adapter(folder) or any((folder / name).exists() for name in TOKENIZERS)
+
+
+def fetch(repository: str, revision: str | None, cached: Path | None) -> Path:
+    """The repository's folder in the cache, with what lacked there. Raises WrongUse where that fails, with the reason."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:
+        # asked first: without an answer snapshot_download would hand out the folder in the cache, incomplete as it is
+        HfApi().model_info(repository, revision=revision, timeout=ANSWER_S)
+        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=FETCHED, ignore_patterns=NOT_FETCHED))
+    except Exception as error:      # the hub's, the HTTP library's or the disk's: each ends the same way, with its reason
+        raise WrongUse(explain(error, repository, revision, cached)) from error
+    if missing := missing_files(folder):
+        raise WrongUse(f"{repository} on the Hugging Face hub has no {' and no '.join(missing)}; a model needs {CONFIG} and "
+                       f"weights as safetensors, and pickled ones (pytorch_model.bin) are never loaded: choose another, or "
+                       f"have it converted")
+    return folder
+
+
+def explain(error: Exception, repository: str, revision: str | None, cached: Path | None) -> str:
+    """Why a download failed, as a sentence with the cure."""
+    from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError, RevisionNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return (f"{repository} is gated on the Hugging Face hub; accept its terms on its page there, log in by "
+                f"`hf auth login`, and run it again")
+    if isinstance(error, RevisionNotFoundError):
+        return f"{repository} has no revision {revision} on the Hugging Face hub; check the spelling, or leave it out"
+    if isinstance(error, RepositoryNotFoundError):
+        return (f"there is no folder {repository}, and the Hugging Face hub has no {repository} that you may see; check the "
+                f"spelling, or log in by `hf auth login` if it is private")
+    have = f"there is no folder {repository}, and no {repository} in the Hugging Face cache"
+    if cached is not None:
+        have = f"the Hugging Face cache lacks {', '.join(missing_files(cached)) or 'a tokenizer'} of {repository} (in {cached})"
+    if isinstance(error, OfflineModeIsEnabled):
+        return f"{have}, and HF_HUB_OFFLINE is set; unset it and run it again, or give a folder that holds the model"
+    first = str(error).strip().splitlines() or ["it gave no reason"]
+    return f"{have}, and the Hugging Face hub could not be asked ({type(error).__name__}: {first[0]}); {CONNECT}"

@@ -1,0 +1,176 @@
+"""Who computes a pretrained model: our decoder, transformers or unsloth; for which task; and why the others do not.
+
+Everything is read off `config.json`. Loads no torch until transformers is asked which models it knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from powertrain.models.config import FAMILIES
+from powertrain.models.huggingface.families import from_hf_config
+from powertrain.records import Software, WrongUse
+
+Json = Mapping[str, Any]
+
+CAUSAL, SEQ2SEQ, SPAN = "causal", "seq2seq", "span"
+DESCRIPTIONS = {CAUSAL: "predicting the next token", SEQ2SEQ: "an encoder reading a source and a decoder writing its target",
+                SPAN: "pointing at an answer in a context"}
+AUTO_CLASSES = {CAUSAL: "AutoModelForCausalLM", SEQ2SEQ: "AutoModelForSeq2SeqLM", SPAN: "AutoModelForQuestionAnswering"}
+
+# Encoder-decoders whose target starts with the padding token where config.json does not say; transformers' T5 does so.
+START_AT_PADDING = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
+
+
+@dataclass(frozen=True)
+class Choice:
+    provider: str                            # "native", "transformers" or "unsloth"
+    task: str                                # "causal", "seq2seq" or "span"
+    because: str
+
+
+def find_task(config: Json) -> str:
+    """What the model of this `config.json` is made for. An encoder without a head of that kind gets one for spans.
+
+    Raises WrongUse for a model that does none of the three tasks.
+    """
+    names = config.get("architectures") or []
+    if any("ForQuestionAnswering" in name for name in names):
+        return SPAN
+    able = next((task for task in (SEQ2SEQ, CAUSAL, SPAN) if why_not_task(config, task) is None), None)
+    if able is None:
+        raise WrongUse(f"config.json describes {_described(config)}, which can be trained for none of the tasks "
+                       f"{', '.join(DESCRIPTIONS)}; choose a decoder, an encoder-decoder or an encoder of text")
+    return able
+
+
+def why_not_task(config: Json, task: str) -> str | None:
+    """Why the model of this `config.json` cannot be trained for `task`; None if it can."""
+    kind, both = _described(config), bool(config.get("is_encoder_decoder"))
+    if task == CAUSAL and both:
+        return f"config.json describes {kind}, an encoder-decoder, which reads a source before it writes"
+    if task == SEQ2SEQ and not both:
+        return f"config.json describes {kind}, which is no encoder-decoder"
+    if task == CAUSAL and config.get("model_type") in FAMILIES:
+        return None                          # transformers has them all, and to ask it takes a second
+    known = config.get("model_type") in _known_types(task) or AUTO_CLASSES[task] in (config.get("auto_map") or {})
+    if task == CAUSAL and known and _reads_both_ways(config):
+        return f"config.json describes {kind}, an encoder, which would see the tokens that it is to predict"
+    return None if known else f"transformers has no {AUTO_CLASSES[task]} for {kind}"
+
+
+def _described(config: Json) -> str:
+    names = config.get("architectures") or []
+    return f"{config.get('model_type')!r}" + (f" ({names[0]})" if names else "")
+
+
+def _reads_both_ways(config: Json) -> bool:
+    """Models that transformers also trains on masked words are encoders, unless they say that they are not."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    return config.get("model_type") in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.get("is_decoder")
+
+
+def _known_types(task: str) -> Mapping[str, Any]:
+    """Model types that transformers has a class for."""
+    from transformers.models.auto import modeling_auto
+
+    name = {CAUSAL: "CAUSAL_LM", SEQ2SEQ: "SEQ_TO_SEQ_CAUSAL_LM", SPAN: "QUESTION_ANSWERING"}[task]
+    known: Mapping[str, Any] = getattr(modeling_auto, f"MODEL_FOR_{name}_MAPPING_NAMES")
+    return known
+
+
+# ------------------------------------------------------------------------------------------------ providers
+
+
+def why_not_native(config: Json, task: str, software: Software) -> str | None:
+    """Why our decoder does not compute this model; None if it does."""
+    del software
+    if task != CAUSAL:
+        return f"the native decoder is for {DESCRIPTIONS[CAUSAL]}, and the task is {task}"
+    try:
+        from_hf_config(dict(config))
+    except WrongUse as refused:
+        return str(refused)
+    return None
+
+
+def why_not_transformers(config: Json, task: str, software: Software) -> str | None:
+    """Why transformers does not compute this model; None if it does."""
+    return software.missing.get("transformers") or why_not_task(config, task)
+
+
+def why_not_unsloth(config: Json, task: str, software: Software) -> str | None:
+    """Why unsloth does not compute this model, as far as is known before it is asked to; None if nothing speaks against it."""
+    if "unsloth" not in software.versions:
+        return f"unsloth {software.missing.get('unsloth', 'is not installed (pip install unsloth)')}"
+    if task != CAUSAL:
+        return f"unsloth's FastLanguageModel is for {DESCRIPTIONS[CAUSAL]}, and the task is {task}"
+    return why_not_task(config, task)
+
+
+PROVIDERS: dict[str, Callable[[Json, str, Software], str | None]] = {
+    "native": why_not_native, "transformers": why_not_transformers, "unsloth": why_not_unsloth,
+}
+
+
+def availability(config: Json, task: str, software: Software) -> dict[str, str | None]:
+    """Provider -> why it cannot compute this model here, or None if it can."""
+    return {name: why_not(config, task, software) for name, why_not in PROVIDERS.items()}
+
+
+def choose_provider(config: Json, wanted: str | None, task: str | None, software: Software) -> Choice:
+    """Native where it can, else transformers; or the one that is `wanted`. `task` None: the one that the model is made for.
+
+    Raises WrongUse, with the reason, for a task or a provider that cannot be.
+    """
+    if task is not None and (reason := why_not_task(config, task)):
+        raise WrongUse(f"model.task={task} was asked for ({DESCRIPTIONS[task]}), and {reason}; leave model.task out, or "
+                       "choose another model")
+    task = task or find_task(config)
+    reasons = availability(config, task, software)
+    if wanted is not None and reasons[wanted] is not None:
+        others = [name for name in ("native", "transformers") if reasons[name] is None]
+        cure = f"leave model.provider out, or use model.provider={others[0]}" if others else "choose another model"
+        raise WrongUse(f"model.provider={wanted} was asked for, and {_head(reasons[wanted])}; {cure}")
+    if wanted is not None:
+        return Choice(wanted, task, f"computed by {wanted}, as model.provider says")
+    if reasons["native"] is None:
+        return Choice("native", task, f"computed by the native decoder, which has {config['model_type']}")
+    if reasons["transformers"] is None:
+        return Choice("transformers", task, f"computed by transformers: {_head(reasons['native'])}")
+    raise WrongUse(f"nothing here computes this model: {_head(reasons['native'])}; {_head(reasons['transformers'])}")
+
+
+def _head(reason: str | None) -> str:
+    """A reason without the cure behind its semicolon, where another cure follows."""
+    return (reason or "").partition(";")[0]
+
+
+# ------------------------------------------------------------------------------------------------ encoder-decoders
+
+
+def decoder_start(folder: Path) -> int:
+    """`decoder_start_in` a Hugging Face folder."""
+    from powertrain.models.huggingface.folder import read_json
+
+    generation = folder / "generation_config.json"
+    config = read_json(folder / "config.json")
+    return decoder_start_in(config, read_json(generation) if generation.exists() else {}, str(folder))
+
+
+def decoder_start_in(config: Mapping[str, Any], generation: Mapping[str, Any], name: str) -> int:
+    """The token that an encoder-decoder's target starts with, before its first own token; generation's word comes first.
+
+    Raises WrongUse where neither names one and the model type does not say it.
+    """
+    for given in (generation, config):
+        if isinstance(start := given.get("decoder_start_token_id"), int):
+            return start
+    if config.get("model_type") in START_AT_PADDING:
+        return int(config.get("pad_token_id") or 0)
+    raise WrongUse(f"{name}/config.json names no decoder_start_token_id, the token that targets start with; add it there "
+                   "(a model of several languages takes the token of the language to be written)")

@@ -1,0 +1,1 @@
+"""Kernels: attention, hand-written blocks, and products with quantised weights."""

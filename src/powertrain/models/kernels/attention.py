@@ -1,0 +1,169 @@
+"""Attention kernels: five ways to the same numbers, chosen by a technique.
+
+A kernel takes q (T, H, D), k and v (T, K, D) of documents laid end to end, and gives (T, H, D); each token attends
+within its own document, to itself and what came before (with a window W: to the last W tokens, itself included). Each
+of the K kv heads serves H / K query heads. `dropout` is the share of attention weights dropped, 0 in evaluation, and
+`layer` the block's index, for kernels that remember (generation's key/value cache).
+
+  math     the definition, in fp32: what the others are tested against
+  bmm      batched products over tiles that fit the CPU's cache: see bmm.py
+  ragged   flash attention for a CPU over documents of any lengths, in C++ that is compiled at its first use: see ragged/
+  sdpa     torch's scaled_dot_product_attention, one call for each length that occurs
+  varlen   FlashAttention over cumulative lengths, whatever they are: CUDA, half precision
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from powertrain.models.kernels.bmm import bmm_forward
+from powertrain.models.kernels.ragged.attention import ragged_forward
+from powertrain.records import WrongUse
+
+
+class Attention(Protocol):
+    """A kernel; see the module docstring for shapes."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *, layer: int, dropout: float,
+                 window: int | None, scale: float) -> Tensor: ...
+
+
+@lru_cache(maxsize=256)
+def group_lengths(lengths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """(documents, their length) of each batch that can be computed as one, the shortest first. Empty documents vanish."""
+    return tuple((count, length) for length, count in sorted(Counter(lengths).items()) if length)
+
+
+@lru_cache(maxsize=16)                       # passes, each with two numbers a token
+def order_on(lengths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """With documents sorted by length, sorted token -> token, and back: (T,) int64 each. None where they already lie so."""
+    if tuple(sorted(lengths)) == lengths:
+        return None
+    with torch.inference_mode(False):        # so that a later backward pass may keep them
+        counts = torch.tensor(lengths)
+        order = torch.argsort(counts.repeat_interleave(counts), stable=True)
+        return order.to(device), torch.argsort(order).to(device)
+
+
+@lru_cache(maxsize=256)
+def index_on(tokens: tuple[int, ...], device: torch.device) -> Tensor:
+    """(T,) int64. Made outside inference mode, so that a later backward pass may keep it."""
+    with torch.inference_mode(False):
+        return torch.tensor(tokens, device=device)
+
+
+def over_groups(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...],
+                attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    """`attend` on each group of equally long documents, as (N, H, L, D) views; the result is (T, H, D) again."""
+    orders = order_on(lengths, q.device)
+    if orders is not None:
+        q, k, v = (x.index_select(0, orders[0]) for x in (q, k, v))
+    outputs, first = [], 0
+    for count, length in group_lengths(lengths):
+        last = first + count * length
+        batch = (torch.unflatten(x[first:last], 0, (count, length)).transpose(1, 2) for x in (q, k, v))
+        outputs.append(attend(*batch).transpose(1, 2).flatten(0, 1))
+        first = last
+    out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return out if orders is None else out.index_select(0, orders[1])
+
+
+def visible(length: int, window: int | None, device: torch.device) -> Tensor:
+    """(L, L) bool: True where row sees column."""
+    seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return seen if window is None else seen.triu(1 - window)
+
+
+def math_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *, layer: int, dropout: float,
+                   window: int | None, scale: float) -> Tensor:
+    """The definition: softmax(q k^T * scale, masked) v, all of it in fp32."""
+    del layer
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1).float() for x in (k, v))
+        with torch.autocast(q.device.type, enabled=False):
+            scores = q.float() @ k.transpose(-1, -2) * scale
+            hidden = ~visible(q.shape[2], window, q.device)
+            weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), -1)
+            return (F.dropout(weights, dropout) if dropout else weights) @ v
+
+    return over_groups(q, k, v, lengths, attend).to(q.dtype)
+
+
+def bmm_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *, layer: int, dropout: float,
+                  window: int | None, scale: float) -> Tensor:
+    """Tiled batched products, on the CPU. Raises WrongUse elsewhere, and for dtypes other than fp32, bf16 and fp16."""
+    del layer
+    if q.device.type != "cpu" or q.element_size() not in (2, 4):
+        raise WrongUse(f"bmm attention is laid out for the CPU's caches in fp32 or bf16, and got {q.dtype} on "
+                       f"{q.device.type}; use sdpa there")
+    out: Tensor = bmm_forward(q, k, v, lengths, dropout, window, scale)[0]
+    return out
+
+
+def ragged_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *, layer: int, dropout: float,
+                     window: int | None, scale: float) -> Tensor:
+    """Our own flash attention, on the CPU. Raises WrongUse elsewhere, and for types and widths that it does not have."""
+    del layer
+    out: Tensor = ragged_forward(q, k, v, lengths, dropout, window, scale)[0]
+    return out
+
+
+def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *, layer: int, dropout: float,
+                   window: int | None, scale: float) -> Tensor:
+    """torch's fused attention, once for each length that occurs; a window shorter than the documents needs a mask."""
+    del layer
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        slides = window is not None and window < q.shape[2]
+        mask = visible(q.shape[2], window, q.device) if slides else None
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=not slides, dropout_p=dropout,
+                                              scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+
+    return over_groups(q, k, v, lengths, attend)
+
+
+def find_varlen() -> Callable[..., Any] | None:
+    """torch's variable-length FlashAttention, or None where this torch has none."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn
+
+
+@lru_cache(maxsize=256)
+def cumulative_lengths(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """(documents + 1,) int32: where each document starts, and the end."""
+    with torch.inference_mode(False):
+        return torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+
+
+def varlen_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *, layer: int, dropout: float,
+                     window: int | None, scale: float) -> Tensor:
+    """FlashAttention over documents of any lengths in one call.
+
+    Raises WrongUse off CUDA, without half precision, with dropout, and where torch does not have the kernel.
+    """
+    del layer
+    kernel = find_varlen()
+    if q.device.type != "cuda" or q.dtype not in (torch.bfloat16, torch.float16):
+        raise WrongUse(f"varlen attention needs bf16 or fp16 on a CUDA device, and got {q.dtype} on {q.device.type}; "
+                       f"use sdpa or bmm there")
+    if kernel is None:
+        raise WrongUse(f"torch {torch.__version__} has no torch.nn.attention.varlen; use sdpa, or torch 2.10 or newer")
+    if dropout:
+        raise WrongUse(f"varlen attention cannot drop attention weights, and dropout is {dropout}; use sdpa, or "
+                       f"dropout=0")
+    ends, longest = cumulative_lengths(lengths, q.device), max(lengths)
+    back = -1 if window is None else window - 1
+    out: Tensor = kernel(q, k, v, ends, ends, longest, longest, scale=scale, window_size=(back, 0),
+                         enable_gqa=q.shape[1] != k.shape[1])
+    return out

@@ -1,0 +1,315 @@
+"""The two halves of a decoder block, before and after attention, forward and backward, as functions of tensors.
+
+They are what autograd would do with decoder.Block, written out, so that little is saved and nothing is computed that nobody
+needs: no gradient of a frozen weight, and what only scales or adds is made again in the backward pass instead of kept.
+Saved are the normalised inputs n (not the residual, and not n times the norm's weight), what attention needs, its result,
+and what the MLP's first product gave: no product is ever made twice. Statistics, activations and the residual are fp32,
+whatever type products are computed in. Each function is one region to torch.compile, which then reads and writes every
+tensor between two products once.
+
+Legend: T tokens, d width, f MLP width, H heads, K kv heads, D head width, R ranks of a linear's adapters together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from powertrain.models.config import ModelConfig
+from powertrain.models.kernels.fused.values import (
+    Entered,
+    EnteredBack,
+    EnterWeights,
+    LeaveWeights,
+    Left,
+    LeftBack,
+    Linear,
+    LinearGradients,
+    Normalised,
+    NormGradients,
+    NormWeights,
+    Seeds,
+    Wanted,
+)
+from powertrain.models.kernels.scaled import scaled_product, scaled_product_back
+
+
+def is_kept(seed: Tensor, x: Tensor, dropout: float) -> Tensor:
+    """(T, d) bool, True with probability 1 - dropout: well mixed bits of the seed and the place in x.
+
+    Source: Wellons 2018, the integer hash "lowbias32".
+    """
+    rows, columns = (torch.arange(count, dtype=torch.int32, device=x.device) for count in x.shape)
+    bits = rows[:, None] * x.shape[1] + columns + seed
+    bits = (bits ^ (bits >> 16 & 0xffff)) * 0x7feb352d       # >> keeps the sign, which the mask takes away
+    bits = (bits ^ (bits >> 15 & 0x1ffff)) * (0x846ca68b - 2**32)
+    bits = bits ^ (bits >> 16 & 0xffff)
+    return bits >= round(dropout * 2**32) - 2**31
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The functions, for blocks of one configuration."""
+
+    config: ModelConfig
+
+    # ------------------------------------------------------------------------------------------- forward
+
+    def enter(self, x: Tensor, cosines: Tensor | None, sines: Tensor | None, weights: EnterWeights) -> tuple[Tensor, Entered]:
+        """From the residual x (T, d) fp32 to queries and keys at their positions, then values: (T, H + 2 K, D)."""
+        normalised, h = self._normalise(x, weights.norm, weights.dtype)
+        y, ranks = product(h, weights.qkv)
+        heads, raw = self.heads(y, cosines, sines, weights)
+        return heads, Entered(normalised, ranks, raw)
+
+    def heads(self, y: Tensor, cosines: Tensor | None, sines: Tensor | None,
+              weights: EnterWeights) -> tuple[Tensor, Tensor | None]:
+        """What attention reads of the product y (T, (H + 2 K) D), and `raw` of `Entered`."""
+        c, dtype = self.config, y.dtype
+        heads = torch.unflatten(y, -1, (c.heads + 2 * c.kv_heads, c.head_width))
+        q, k, v = heads[:, :c.heads], heads[:, c.heads:-c.kv_heads], heads[:, -c.kv_heads:]
+        raw = None
+        if weights.q_norm is not None and weights.k_norm is not None:
+            raw = heads[:, :c.heads + c.kv_heads]
+            q = _unit(q, c.norm_epsilon)[0] * weights.q_norm
+            k = _unit(k, c.norm_epsilon)[0] * weights.k_norm
+        if cosines is not None and sines is not None:
+            q, k = self._turn(q, cosines, sines, dtype), self._turn(k, cosines, sines, dtype)
+        return torch.cat((q.to(dtype), k.to(dtype), v), dim=1), raw
+
+    def leave(self, x: Tensor, mixed: Tensor, seeds: Seeds, weights: LeaveWeights) -> tuple[Tensor, Left]:
+        """From the residual and what attention gave, mixed (T, H D), to the next block's residual, (T, d) fp32."""
+        dtype = weights.dtype
+        o, out_ranks = product(mixed, weights.out)
+        between, normalised, h = self._join_normalise(x, o, seeds.attention, weights.norm, dtype)
+        inner, in_ranks = product(h, weights.mlp_in)
+        y, down_ranks = product(self._act(inner).to(dtype), weights.mlp_out)
+        return between + self._drop(y, seeds.mlp), Left(normalised, inner, out_ranks, in_ranks, down_ranks)
+
+    # ------------------------------------------------------------------------------------------- backward
+
+    def leave_back(self, dx: Tensor, mixed: Tensor, left: Left, seeds: Seeds, weights: LeaveWeights,
+                   wanted: Wanted) -> LeftBack:
+        """Gradients from that of the next block's residual, dx (T, d) fp32."""
+        c, dtype = self.config, weights.dtype
+        dy = self._drop(dx, seeds.mlp).to(dtype)
+        da, down_dranks = product_back(dy, weights.mlp_out)
+        act, dinner = self._act_back(left.inner, da, dtype)
+        mlp_out = weight_gradients(dy, act, left.down_ranks, down_dranks, weights.mlp_out, None, wanted)
+        dh, in_dranks = product_back(dinner, weights.mlp_in)
+        mlp_in = weight_gradients(dinner, left.normalised.n, left.in_ranks, in_dranks, weights.mlp_in, weights.norm, wanted)
+        norm = _norm_gradients(dh, left.normalised, weights.norm, wanted)
+        dbetween = self._normalise_back(dx, dh, left.normalised, weights.norm)
+        do = self._drop(dx if c.parallel_residual else dbetween, seeds.attention).to(dtype)
+        dmixed, out_dranks = product_back(do, weights.out)
+        out = weight_gradients(do, mixed, left.out_ranks, out_dranks, weights.out, None, wanted)
+        return LeftBack(dbetween, dmixed, norm, out, mlp_in, mlp_out)
+
+    def enter_back(self, dx: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, entered: Entered, cosines: Tensor | None,
+                   sines: Tensor | None, weights: EnterWeights, wanted: Wanted) -> EnteredBack:
+        """Gradients from those of queries (T, H, D), keys and values (T, K, D)."""
+        c, dtype = self.config, weights.dtype
+        if cosines is not None and sines is not None:
+            # in fp32 where more of the chain follows
+            turned = dtype if entered.raw is None else torch.float32
+            dq, dk = self._turn(dq, cosines, -sines, turned), self._turn(dk, cosines, -sines, turned)
+        q_norm = k_norm = None
+        if entered.raw is not None and weights.q_norm is not None and weights.k_norm is not None:
+            q, k = entered.raw[:, :c.heads], entered.raw[:, c.heads:]
+            dq, q_norm = _unit_back(dq, q, weights.q_norm, c.norm_epsilon)
+            dk, k_norm = _unit_back(dk, k, weights.k_norm, c.norm_epsilon)
+        dy = torch.cat((dq.to(dtype), dk.to(dtype), dv.to(dtype)), dim=1).flatten(1)
+        if not wanted.input and not wanted.weights:
+            dranks = None if weights.qkv.b is None else dy @ weights.qkv.b
+            qkv = weight_gradients(dy, entered.normalised.n, entered.ranks, dranks, weights.qkv, weights.norm, wanted)
+            return EnteredBack(qkv=qkv)
+        dh, dranks = product_back(dy, weights.qkv)
+        qkv = weight_gradients(dy, entered.normalised.n, entered.ranks, dranks, weights.qkv, weights.norm, wanted)
+        norm = _norm_gradients(dh, entered.normalised, weights.norm, wanted)
+        read = self._normalise_back(dx, dh, entered.normalised, weights.norm) if wanted.input else None
+        return EnteredBack(read, norm, q_norm if wanted.weights else None, k_norm if wanted.weights else None, qkv)
+
+    # ------------------------------------------------------------------------------------------- elementwise
+
+    def _drop(self, x: Tensor, seed: Tensor | None) -> Tensor:
+        """(T, d) fp32. What is dropped is not stored: the backward pass works it out again."""
+        if seed is None:
+            return x.float()
+        return torch.where(is_kept(seed, x, self.config.dropout), x.float() * (1 / (1 - self.config.dropout)), 0.0)
+
+    def _normalise(self, x: Tensor, norm: NormWeights, dtype: torch.dtype) -> tuple[Normalised, Tensor]:
+        """The norm's result h in `dtype`, and what its backward pass needs."""
+        if self.config.norm == "rms":
+            n, rate = _unit(x, self.config.norm_epsilon)
+        else:
+            centred = x - x.mean(-1, keepdim=True)
+            n, rate = _unit(centred, self.config.norm_epsilon)
+        h = n * norm.weight if norm.bias is None else n * norm.weight + norm.bias
+        return Normalised(n.to(dtype), rate), h.to(dtype)
+
+    def _join_normalise(self, x: Tensor, branch: Tensor, seed: Tensor | None, norm: NormWeights,
+                        dtype: torch.dtype) -> tuple[Tensor, Normalised, Tensor]:
+        """The residual with the attention branch added, (T, d) fp32, and `_normalise` of what the MLP's norm reads."""
+        joined = x + self._drop(branch, seed)
+        return joined, *self._normalise(x if self.config.parallel_residual else joined, norm, dtype)
+
+    def _normalise_back(self, dx: Tensor, dh: Tensor, normalised: Normalised, norm: NormWeights) -> Tensor:
+        """(T, d) fp32: dx, and the gradient of the norm's input."""
+        n, dn = normalised.n.float(), dh.float() * norm.weight
+        along = (dn * n).mean(-1, keepdim=True)
+        if self.config.norm == "rms":
+            return dx + normalised.rate * (dn - n * along)
+        return dx + normalised.rate * (dn - dn.mean(-1, keepdim=True) - n * along)
+
+    def _turn(self, x: Tensor, cosines: Tensor, sines: Tensor, dtype: torch.dtype) -> Tensor:
+        return _turn(x, cosines, sines, dtype)
+
+    def _act(self, inner: Tensor) -> Tensor:
+        """(T, f) fp32."""
+        if not self.config.gated_mlp:
+            return _activate(inner.float(), self.config.activation)
+        gate, up = inner.chunk(2, dim=-1)
+        return _activate(gate.float(), self.config.activation) * up.float()
+
+    def _act_back(self, inner: Tensor, dact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What the activation gave (T, f), made again, and the gradient of `inner`; both in `dtype`."""
+        if not self.config.gated_mlp:
+            act, slope = _activate_with_slope(inner.float(), self.config.activation)
+            return act.to(dtype), (dact.float() * slope).to(dtype)
+        gate, up = inner.chunk(2, dim=-1)
+        act, slope = _activate_with_slope(gate.float(), self.config.activation)
+        dact, up = dact.float(), up.float()
+        return (act * up).to(dtype), torch.cat(((dact * up * slope).to(dtype), (dact * act).to(dtype)), dim=-1)
+
+
+# ------------------------------------------------------------------------------------------------ products
+
+
+def product(x: Tensor, linear: Linear) -> tuple[Tensor, Tensor | None]:
+    """x (T, in) -> (T, out), and x a^T (T, R), where there are adapters."""
+    if linear.scales is not None:
+        return _scaled(x, linear, linear.scales)
+    y = F.linear(x, linear.weight, linear.bias)
+    if linear.a is None or linear.b is None:
+        return y, None
+    ranks = x @ linear.a.t()
+    return torch.addmm(y, ranks, linear.b.t()), ranks
+
+
+def product_back(dy: Tensor, linear: Linear) -> tuple[Tensor, Tensor | None]:
+    """The gradients of x (T, in) and of `ranks`, from that of y."""
+    if linear.scales is not None:
+        return _scaled_back(dy, linear, linear.scales)
+    dx = dy @ linear.weight
+    if linear.a is None or linear.b is None:
+        return dx, None
+    dranks = dy @ linear.b
+    return torch.addmm(dx, dranks, linear.a), dranks
+
+
+def _scaled(x: Tensor, linear: Linear, scales: Tensor) -> tuple[Tensor, Tensor | None]:
+    """`product` in 8 bits. Scales, bias and what adapters add meet in one loop, in fp32."""
+    y = scaled_product(x, linear.weight, scales)
+    y = y if linear.bias is None else y + linear.bias
+    if linear.a is None or linear.b is None:
+        return y.to(x.dtype), None
+    ranks = x @ linear.a.t()
+    return (y + ranks @ linear.b.t()).to(x.dtype), ranks
+
+
+def _scaled_back(dy: Tensor, linear: Linear, scales: Tensor) -> tuple[Tensor, Tensor | None]:
+    """`product_back` in 8 bits."""
+    dx = scaled_product_back(dy, linear.weight, scales)
+    if linear.a is None or linear.b is None:
+        return dx.to(dy.dtype), None
+    dranks = dy @ linear.b
+    return (dx + dranks @ linear.a).to(dy.dtype), dranks
+
+
+def weight_gradients(dy: Tensor, x: Tensor, ranks: Tensor | None, dranks: Tensor | None, linear: Linear,
+                     norm: NormWeights | None, wanted: Wanted) -> LinearGradients:
+    """Gradients of a linear's weights. Where its input is a norm's result, x is the n of the norm, and `norm` its weights.
+
+    A product with n w + b is the product with n, its columns times w, and a rank-one term of b; so h need not be made.
+    """
+    weight = bias = a = b = None
+    if wanted.weights:
+        weight = _through_norm(dy.t() @ x, dy, norm)
+        bias = None if linear.bias is None else dy.sum(0, dtype=torch.float32)
+    if ranks is not None and dranks is not None:
+        a = _through_norm(dranks.t() @ x, dranks, norm)
+        b = (ranks.t() @ dy).t()             # this way round a CPU's libraries are faster
+    return LinearGradients(weight, bias, a, b)
+
+
+def _through_norm(gradient: Tensor, dy: Tensor, norm: NormWeights | None) -> Tensor:
+    """(out, in) fp32."""
+    if norm is None:
+        return gradient.float()
+    scaled = gradient.float() * norm.weight
+    return scaled if norm.bias is None else scaled + dy.sum(0, dtype=torch.float32)[:, None] * norm.bias
+
+
+# ------------------------------------------------------------------------------------------------ norms, positions, activations
+
+
+def _norm_gradients(dh: Tensor, normalised: Normalised, norm: NormWeights, wanted: Wanted) -> NormGradients:
+    if not wanted.weights:
+        return NormGradients()
+    return NormGradients((dh.float() * normalised.n.float()).sum(0), None if norm.bias is None else dh.float().sum(0))
+
+
+def _unit(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """x over the root of the mean of its squares along the last dimension, and one over that root; fp32."""
+    x = x.float()
+    rate = torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
+    return x * rate, rate
+
+
+def _unit_back(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Gradients of x (T, heads, D) and of the weight (D,) of y = _unit(x) * weight."""
+    n, rate = _unit(x, epsilon)
+    dn = dy.float() * weight
+    return rate * (dn - n * (dn * n).mean(-1, keepdim=True)), (dy.float() * n).sum((0, 1))
+
+
+def _turn(x: Tensor, cosines: Tensor, sines: Tensor, dtype: torch.dtype) -> Tensor:
+    """decoder.rotate, without a turned copy of x. Each piece is rounded to `dtype` before they are joined, not after."""
+    half = cosines.shape[-1] // 2
+    left, right, rest = x[..., :half].float(), x[..., half:2 * half].float(), x[..., 2 * half:]
+    c, s = cosines[..., :half], sines[..., :half]
+    return torch.cat(((left * c - right * s).to(dtype), (right * c + left * s).to(dtype), rest.to(dtype)), dim=-1)
+
+
+def _normal_share(x: Tensor, bell: Tensor) -> Tensor:
+    """The share of a normal distribution below x, within 8e-8; `bell` is exp(-x^2 / 2), which the slope needs too.
+
+    Half of what torch.erf costs. Source: Abramowitz and Stegun 1964, 7.1.26.
+    """
+    t = 1 / (1 + 0.3275911 * math.sqrt(0.5) * x.abs())
+    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    above = 0.5 * series * bell
+    return torch.where(x < 0, above, 1 - above)
+
+
+def _activate(x: Tensor, activation: str) -> Tensor:
+    return _activate_with_slope(x, activation)[0]
+
+
+def _activate_with_slope(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """One of config.ACTIVATIONS, and its derivative."""
+    if activation == "silu":
+        share = torch.sigmoid(x)
+        return x * share, share * (1 + x * (1 - share))
+    if activation == "gelu":
+        bell = torch.exp(-0.5 * x * x)
+        share = _normal_share(x, bell)
+        return x * share, share + x * bell * (1 / math.sqrt(2 * math.pi))
+    root = math.sqrt(2 / math.pi)
+    bend = torch.tanh(root * (x + 0.044715 * x * x * x))
+    share = 0.5 * (1 + bend)
+    return x * share, share + 0.5 * x * (1 - bend * bend) * root * (1 + 3 * 0.044715 * x * x)

@@ -1,0 +1,203 @@
+"""A frozen base in 4 bits: bitsandbytes' NF4 and FP4, in blocks of 64 weights with one scale each.
+
+The 4-bit codes are the quantiles of a normal distribution (NF4) or a small floating-point format (FP4); `double` stores the
+scales in 8 bits too. A weight takes 4.5 bits, or 4.13 with double. It is made whole on every use, in the dtype of the
+product, forward and again backward. Two things spare that, with the same bits in the result: where a block is computed
+again for its backward pass, what was made for that serves both; and as many blocks as `keep_whole` is told stay whole.
+Source: Dettmers et al. 2023 (QLoRA), section 3.
+
+q, k and v are quantised apart, as the separate modules of transformers are, so that the numbers are the same. (Only
+gpt_neox interleaves their rows in one module; there the second rounding, of the scales, sees them in another order.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from powertrain.models.adapters.attached import find_slots, has_adapters
+from powertrain.models.linear import FrozenLinear, compute_dtype, frozen_product
+from powertrain.records import WrongUse
+
+if TYPE_CHECKING:
+    from powertrain.models.decoder import Decoder
+
+TYPES = ("nf4", "fp4")
+BLOCK = 64                # weights with one scale: QLoRA's, and bitsandbytes' default
+
+
+def load_bitsandbytes() -> Any:
+    """bitsandbytes.functional. Raises WrongUse if it is not installed."""
+    logger = logging.getLogger("bitsandbytes")
+    level = logger.level
+    logger.setLevel(logging.ERROR)       # it warns of a missing kernel for inference, which is not used here
+    try:
+        import bitsandbytes.functional
+    except ImportError as error:
+        raise WrongUse(f"4-bit weights need bitsandbytes, which cannot be imported here ({error}); pip install "
+                       f"bitsandbytes, or use method=lora") from error
+    finally:
+        logger.setLevel(level)
+    return bitsandbytes.functional
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Some rows of a matrix, two weights to a byte. `state`: bitsandbytes' QuantState, with the scales."""
+
+    values: Tensor           # (bytes, 1) uint8
+    state: Any
+    rows: int
+
+    @classmethod
+    def of(cls, weight: Tensor, kind: str, double: bool) -> Self:
+        """weight (rows, in), packed."""
+        # A matrix of blocks, not the weight's own shape: bitsandbytes 0.50's CPU kernel looks for the scales row by row, and
+        # for a width that is no multiple of 64 it takes the wrong ones. The packed bytes are the same either way.
+        flat = weight.detach().contiguous()
+        flat = flat.view(-1, BLOCK) if weight.numel() % BLOCK == 0 else flat.view(1, -1)
+        values, state = load_bitsandbytes().quantize_4bit(flat, blocksize=BLOCK, quant_type=kind, compress_statistics=double)
+        return cls(values, state, weight.shape[0])
+
+    def unpack(self, dtype: torch.dtype) -> Tensor:
+        """(rows, in) in `dtype`."""
+        from bitsandbytes.functional import dequantize_4bit
+
+        state = self.state
+        wanted = type(state)(absmax=state.absmax, shape=state.shape, code=state.code, blocksize=state.blocksize,
+                             quant_type=state.quant_type, dtype=dtype, offset=state.offset, state2=state.state2)
+        out: Tensor = dequantize_4bit(self.values, wanted)
+        return out.view(self.rows, -1)
+
+    def move(self, device: torch.device) -> Packed:
+        self.state.to(device)
+        return Packed(self.values.to(device), self.state, self.rows)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the codes and their scales; the tables that all matrices share do not count."""
+        nested = self.state.state2.absmax.nbytes if self.state.nested else 0
+        return int(self.values.nbytes + self.state.absmax.nbytes + nested)
+
+
+class QuantisedLinear(FrozenLinear):
+    """A frozen linear in 4 bits. It has no `weight`; `matrix` makes one."""
+
+    def __init__(self, linear: nn.Linear, rows: list[int], kind: str, double: bool) -> None:
+        super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+        del self.weight
+        self.register_parameter("weight", None)
+        self.bias = linear.bias
+        self.requires_grad_(False)
+        self.kind = kind
+        self.whole: Tensor | None = None     # kept for good
+        self.again: Tensor | None = None     # made as a checkpoint computed the product again, for the gradient that follows
+        self.parts = [Packed.of(part, kind, double) for part in torch.split(linear.weight, rows)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (x.requires_grad and is_computed_again()):
+            return super().forward(x)
+        made = self.matrix(compute_dtype(x))
+        self.again = made
+        return frozen_product(x, self.bias, lambda dtype: made)
+
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        if self.whole is not None and self.whole.dtype is dtype:
+            return self.whole
+        again, self.again = self.again, None
+        return again if again is not None and again.dtype is dtype else self.unpack(dtype)
+
+    def unpack(self, dtype: torch.dtype) -> Tensor:
+        """(out, in), made of the packed weights."""
+        if len(self.parts) == 1:
+            return self.parts[0].unpack(dtype)
+        whole = torch.empty(self.out_features, self.in_features, dtype=dtype, device=self.device)
+        for part, rows in zip(self.parts, torch.split(whole, [part.rows for part in self.parts]), strict=True):
+            rows.copy_(part.unpack(dtype))
+        return whole
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].values.device
+
+    def is_stored_in(self, dtype: torch.dtype) -> bool:
+        del dtype
+        return False
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the packed weights."""
+        return sum(part.memory_bytes for part in self.parts)
+
+    @property
+    def held_bytes(self) -> int:
+        """With what is kept whole."""
+        return self.memory_bytes + (0 if self.whole is None else self.whole.nbytes)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What `.to` calls. The packed weights move, and keep their dtypes, whatever dtype is asked for."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        device = fn(self.parts[0].values.new_empty(0)).device
+        self.parts = [part.move(device) for part in self.parts]
+        self.whole, self.again = None if self.whole is None else self.whole.to(device), None
+        return self
+
+
+def quantise_base(model: Decoder, *, type: str, double: bool) -> None:
+    """Makes the linears of the blocks 4-bit ones, in place and one after the other; call it before `add_adapters`.
+
+    Embedding, norms and head stay as they are, as in transformers. The model is frozen.
+    Raises WrongUse without bitsandbytes, for an unknown type, and for a model that has adapters or is quantised already.
+    """
+    if type not in TYPES:
+        raise WrongUse(f"there is no 4-bit type {type!r}; use {' or '.join(TYPES)}")
+    if has_adapters(model) or is_quantised(model):
+        raise WrongUse("the model has adapters or is quantised already; quantise a base before anything is put on it")
+    load_bitsandbytes()
+    model.requires_grad_(False)
+    rows: dict[str, list[int]] = {}
+    for slot in find_slots(model.config):
+        rows.setdefault(slot.linear, []).append(slot.last - slot.first)
+    for name, sizes in rows.items():
+        linear = model.get_submodule(name)
+        assert isinstance(linear, nn.Linear)
+        model.set_submodule(name, QuantisedLinear(linear, sizes, type, double))
+
+
+def is_quantised(model: nn.Module) -> bool:
+    return any(isinstance(module, QuantisedLinear) for module in model.modules())
+
+
+def refuse_full(model: nn.Module) -> None:
+    """Raises WrongUse if the model is quantised: 4-bit weights are too coarse to take the steps of training."""
+    found = next((module for module in model.modules() if isinstance(module, QuantisedLinear)), None)
+    if found is not None:
+        raise WrongUse(f"a base in {found.kind} cannot train in full: a step is far smaller than the gaps between 16 values; "
+                       f"use method=qlora, which trains adapters beside it, or load the base unquantised for method=full")
+
+
+def is_computed_again() -> bool:
+    """Whether this is a forward pass inside of a backward one, as a checkpoint makes it."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def keep_whole(model: nn.Module, blocks: int, dtype: torch.dtype) -> None:
+    """The 4-bit linears of the last `blocks` blocks are made whole once, in `dtype`; they keep their packed weights besides."""
+    found = list(model.get_submodule("blocks").children())
+    for block in found[len(found) - blocks:]:
+        for linear in block.modules():
+            if isinstance(linear, QuantisedLinear):
+                linear.whole = linear.unpack(dtype)
+
+
+def whole_blocks(model: nn.Module, dtype: torch.dtype) -> int:
+    """How many blocks have nothing to make whole for a product in `dtype`."""
+    blocks = [[linear for linear in block.modules() if isinstance(linear, QuantisedLinear)]
+              for block in model.get_submodule("blocks").children()]
+    return sum(bool(linears) and all(linear.whole is not None and linear.whole.dtype is dtype for linear in linears)
+               for linears in blocks)

@@ -1,0 +1,249 @@
+"""A frozen base in 8 bits, whose products are products of 8-bit numbers: int8, or fp8 (e4m3), with a scale for each row.
+
+Stored are codes C (out, in) and a scale for each row of them, W ~ diag(w) C. What meets them is rounded as it comes, each
+token with a scale of its own, X ~ diag(x) Q. Scales stand outside of the sums, and so lose nothing:
+
+    Y  = X W^T  ~ diag(x) (Q C^T) diag(w)
+    dX = dY W   = (dY diag(w)) C ~ diag(g) (G C)            dY diag(w) rounded token by token, as X is
+
+One copy of the codes therefore serves both passes: the backward pass sums over the rows of W, whose scales go into dY first.
+Sums of int8 products are whole numbers in int32; those of fp8 are fp32. Adapters read X as it was.
+
+A token in which one number is a hundred times the others has little left for these in int8. Which products suffer is
+measured on real tokens before anything is stored, and those stay as they are (`Coarse`).
+
+Source: Dettmers et al. 2022, arXiv:2208.07339 (a scale for each row; outliers); Wortsman et al. 2023, arXiv:2304.13013
+(8-bit products forward and for dX); Micikevicius et al. 2022, arXiv:2209.05433 (fp8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from powertrain.models.adapters.attached import AdaptedLinear
+from powertrain.models.linear import FrozenLinear, compute_dtype
+
+INT8, FP8 = torch.int8, torch.float8_e4m3fn
+LARGEST = {INT8: 127.0, FP8: 448.0}          # not -128: codes are symmetric
+LEAST_SCALE = 1e-30                          # of a row of zeros
+FEWEST_ROWS = 17                             # that CUDA's int8 product takes (torch._int_mm)
+MOST_KINDS = 3                               # of blocks, by what is left in them: each is compiled apart, and torch limits that
+MULTIPLE = {INT8: 8, FP8: 16}                # of both sizes of a matrix, which CUDA's products ask for
+TRIED_TOKENS = 512                           # enough to meet the outliers, which sit in the same columns of all tokens
+# Relative, of a product's results. Normal numbers lose 0.01 to 0.015 in int8 and 0.04 in e4m3, whose 3 bits round each number
+# alike, outliers or not. More than this is a token whose largest number leaves the others few of the 255 values.
+WORST_ERROR = {INT8: 0.05, FP8: 0.08}
+
+
+# ------------------------------------------------------------------------------------------------ products
+
+
+def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x (rows, columns) -> its codes in `dtype`, and what they are to be multiplied by, (rows, 1) fp32."""
+    scales = x.abs().amax(-1, keepdim=True).float().clamp(min=LEAST_SCALE) / LARGEST[dtype]
+    codes = x / scales                       # fp32, whatever x is
+    return (codes.round_() if dtype is INT8 else codes).to(dtype), scales
+
+
+def scaled_product(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    """x (T, in) times the matrix that `codes` (out, in) and `scales` (out,) stand for: (T, out), fp32 or (fp8) bf16."""
+    rounded, rows = quantise(x, codes.dtype)
+    if codes.dtype is INT8:
+        return _whole_sums(rounded, codes.t()).float().mul_(rows).mul_(scales)
+    return torch._scaled_mm(rounded, codes.t(), rows, scales[None], out_dtype=torch.bfloat16)
+
+
+def scaled_product_back(dy: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    """The gradient of x, (T, in), from that of the product, dy (T, out)."""
+    rounded, rows = quantise(dy * scales, codes.dtype)
+    if codes.dtype is INT8:
+        return _whole_sums(rounded, codes).float().mul_(rows)
+    # Hopper's fp8 units read both operands along the sum; a copy for each use, so that only one stands
+    turned = codes.t().contiguous().t()
+    return torch._scaled_mm(rounded, turned, rows, rows.new_ones(1, codes.shape[1]), out_dtype=torch.bfloat16)
+
+
+def _whole_sums(x: Tensor, matrix: Tensor) -> Tensor:
+    """x (T, K) times matrix (K, N), int8 -> int32."""
+    if x.device.type == "cuda" and len(x) < FEWEST_ROWS:
+        return torch._int_mm(F.pad(x, (0, 0, 0, FEWEST_ROWS - len(x))), matrix)[:len(x)]
+    return torch._int_mm(x, matrix)
+
+
+class ScaledProduct(torch.autograd.Function):
+    """x (T, in) -> (T, out) in `dtype`; only x gets a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+        # not save_for_backward: see linear.FrozenProduct
+        ctx.codes, ctx.scales, ctx.given = codes, scales, x.dtype
+        y = scaled_product(x, codes, scales)
+        return (y if bias is None else y.add_(bias)).to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return scaled_product_back(gradient, ctx.codes, ctx.scales).to(ctx.given), None, None, None, None
+
+
+# ------------------------------------------------------------------------------------------------ linears
+
+
+class ScaledLinear(FrozenLinear):
+    """A frozen linear in 8 bits. It has no `weight`; `matrix` makes one, for whoever needs the numbers (DoRA)."""
+
+    codes: Tensor                            # (out, in)
+    scales: Tensor                           # (out,) fp32
+
+    @classmethod
+    def of(cls, linear: nn.Linear, dtype: torch.dtype = INT8) -> Self:
+        scaled = super().of(linear)
+        scaled.weight = None  # type: ignore[assignment]
+        codes, scales = quantise(linear.weight.detach(), dtype)
+        scaled.register_buffer("codes", codes, persistent=False)
+        scaled.register_buffer("scales", scales.flatten(), persistent=False)
+        return scaled
+
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        return (self.codes.float() * self.scales[:, None]).to(dtype)
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
+
+    def is_stored_in(self, dtype: torch.dtype) -> bool:
+        del dtype
+        return False
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = ScaledProduct.apply(  # type: ignore[no-untyped-call]
+            x, self.bias, self.codes, self.scales, compute_dtype(x))
+        return out
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What `.to` calls. Codes and scales move, and keep their dtypes, whatever dtype is asked for."""
+        codes, scales = self.codes, self.scales
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.codes, self.scales = codes.to(self.codes.device), scales.to(self.codes.device)
+        return self
+
+
+class LeftLinear(FrozenLinear):
+    """One that was tried and left as it was, because 8 bits cost its product `error`, or do not suit its sizes (None)."""
+
+    error: float | None = None
+
+
+def frozen_linears(model: nn.Module) -> dict[str, FrozenLinear]:
+    """Those of the blocks, by where they are; the head and what is outside stay as they are."""
+    return {name: module for name, module in model.named_modules()
+            if isinstance(module, FrozenLinear) and name.startswith("blocks.")}
+
+
+# ------------------------------------------------------------------------------------------------ a whole base
+
+
+@dataclass(frozen=True)
+class Coarse:
+    """What became of a base's linears."""
+
+    scaled: tuple[str, ...]
+    left: Mapping[str, float | None]         # name -> the error for which it was left, None for its sizes
+
+    @classmethod
+    def of(cls, model: nn.Module, dtype: torch.dtype) -> Self:
+        found = frozen_linears(model)
+        return cls(tuple(name for name, linear in found.items() if isinstance(linear, ScaledLinear)
+                         and linear.codes.dtype is dtype),
+                   {name: linear.error for name, linear in found.items() if isinstance(linear, LeftLinear)})
+
+    def __str__(self) -> str:
+        text = f"{len(self.scaled)} frozen matrices are in 8 bits"
+        if not self.left:
+            return text
+        errors = {name: error for name, error in self.left.items() if error is not None}
+        odd = len(self.left) - len(errors)
+        worst = max(errors, key=lambda name: errors[name], default="")
+        text += f", and {len(self.left)} stay as they were"
+        text += f": their products would be off by up to {errors[worst]:.1%}, that of {worst} the most" if errors else ""
+        return text + (f"; the sizes of {odd} do not suit" if odd else "")
+
+
+def scale_base(model: nn.Module, dtype: torch.dtype, try_out: Callable[[], object], *, otherwise: torch.dtype) -> None:
+    """Makes the frozen linears of the blocks 8-bit ones, in place and one after the other.
+
+    `try_out` runs the model once on tokens such as it will meet. Those that lose more than WORST_ERROR of their results then
+    stay, in the dtype `otherwise`.
+    """
+    found = {name: linear for name, linear in frozen_linears(model).items() if linear.weight is not None}
+    suited = {name: linear for name, linear in found.items() if _suits(linear, dtype)}
+    with measured(suited, dtype) as errors:
+        try_out()
+    leave = _of_few_kinds({name for name in found if errors.get(name, torch.inf) > WORST_ERROR[dtype]}, found)
+    for name, linear in found.items():
+        if name not in leave:
+            _replace(model, name, ScaledLinear.of(linear, dtype))
+        else:
+            left = LeftLinear.of(linear)
+            left.error = errors.get(name)
+            left.weight.data = left.weight.data.to(otherwise)
+            _replace(model, name, left)
+
+
+def _of_few_kinds(leave: set[str], names: Iterable[str]) -> set[str]:
+    """What is left, and where that makes for too many kinds of blocks, the rest of the blocks that it is in."""
+    kinds: dict[str, set[str]] = {}
+    for name in leave:
+        _, block, inside = name.split(".", 2)
+        kinds.setdefault(block, set()).add(inside)
+    if len(set(map(frozenset, kinds.values()))) < MOST_KINDS:
+        return leave
+    return {name for name in names if name.split(".")[1] in kinds}
+
+
+@contextmanager
+def measured(linears: Mapping[str, FrozenLinear], dtype: torch.dtype) -> Iterator[dict[str, float]]:
+    """While it lasts, what 8 bits would cost each product that is made: the relative error of its results."""
+    errors: dict[str, float] = {}
+
+    def look(name: str, linear: FrozenLinear, x: Tensor) -> None:
+        errors[name] = max(errors.get(name, 0.0), product_error(x.detach(), linear.weight, dtype))
+
+    hooks = [linear.register_forward_pre_hook(lambda module, given, name=name: look(name, module, given[0]))
+             for name, linear in linears.items()]
+    try:
+        yield errors
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@torch.no_grad()
+def product_error(x: Tensor, weight: Tensor, dtype: torch.dtype) -> float:
+    """|Y' - Y| / |Y| of Y = x weight^T in fp32 and Y' by way of 8 bits: both operands' rounding, as they meet."""
+    with torch.autocast(x.device.type, enabled=False):
+        exact = F.linear(x.float(), weight.float())
+        codes, scales = quantise(weight, dtype)
+        error = scaled_product(x, codes, scales.flatten()).float() - exact
+        return float(error.norm() / exact.norm().clamp(min=LEAST_SCALE))
+
+
+def _suits(linear: FrozenLinear, dtype: torch.dtype) -> bool:
+    if linear.device.type != "cuda":
+        return True
+    return linear.in_features % MULTIPLE[dtype] == 0 == linear.out_features % MULTIPLE[dtype]
+
+
+def _replace(model: nn.Module, name: str, linear: FrozenLinear) -> None:
+    parent, _, last = name.rpartition(".")
+    holder = model.get_submodule(parent)
+    if isinstance(holder, AdaptedLinear):
+        holder.base = linear
+    else:
+        setattr(holder, last, linear)

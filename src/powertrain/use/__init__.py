@@ -1,0 +1,1 @@
+"""Working with a finished model: opening it, conversation, questions and answers, metrics, held-out loss, generation."""

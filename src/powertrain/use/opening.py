@@ -1,0 +1,257 @@
+"""Opening what was trained: a run, a model's folder or hub id, or an adapter on its base, with tokenizer and template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from powertrain.data.examples.templates import ChatTemplate, find_template, own_templates
+from powertrain.data.examples.tokenizer import ExampleTokenizer, named_tokens, open_example_tokenizer
+from powertrain.data.rows.samples import Message
+from powertrain.data.saved_tokenizers import marked_kind
+from powertrain.data.tokenizers import KINDS, load_tokenizer
+from powertrain.facts.software import read_software
+from powertrain.models.adapters.files import CONFIG as ADAPTER_CONFIG
+from powertrain.models.adapters.files import load_adapter, read_adapter_config
+from powertrain.models.bridge.loading import load_bridged
+from powertrain.models.bridge.model import BridgedModel
+from powertrain.models.decoder import Decoder
+from powertrain.models.huggingface.folder import CONFIG, load_folder, read_json
+from powertrain.models.huggingface.hub import HUB_ID, TOKENIZERS, find_model
+from powertrain.models.huggingface.providers import AUTO_CLASSES, Choice, choose_provider
+from powertrain.models.model import Model
+from powertrain.recipe import Recipe, resolve
+from powertrain.records import WrongUse
+from powertrain.run.folder import NEWEST, RunFolder, newest_run
+from powertrain.run.material import TextTokenizer
+
+TASKS = {"CAUSAL_LM": "causal", "SEQ_2_SEQ_LM": "seq2seq", "QUESTION_ANS": "span"}       # PEFT's names
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where the parts of what was named lie; nothing is loaded yet."""
+
+    path: Path                               # as named, or where the hub's files are
+    run: Path | None                         # the run, if it is one
+    folder: Path                             # config.json and the weights: of the base, if there is an adapter
+    adapter: Path | None
+    base: str                                # what the adapter names as its base, or what was named instead
+
+    @property
+    def kind(self) -> str:
+        return "run" if self.run else "adapter" if self.adapter else "model"
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """An adapter that was trained here has its tokenizer and its template beside it; others use their base's."""
+        has_own = self.adapter is not None and any((self.adapter / name).is_file() for name in TOKENIZERS)
+        return self.adapter if has_own and self.adapter is not None else self.folder
+
+    @property
+    def recipe(self) -> Recipe | None:
+        return resolve(str(RunFolder(self.run).recipe)).recipe if self.run else None
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedModel:
+    found: Found
+    model: Model                             # evaluating, in fp32 unless asked otherwise
+    choice: Choice                           # who computes it, and its task
+    tokenizer: TextTokenizer
+
+    @property
+    def base(self) -> str:
+        return self.found.base
+
+    @property
+    def kind(self) -> str:
+        """"run", "adapter" or "model"."""
+        return self.found.kind
+
+    @property
+    def task(self) -> str:
+        return self.choice.task
+
+    @cached_property
+    def context(self) -> int | None:
+        """Tokens that can be read and written together; None where positions have no end."""
+        if isinstance(self.model, Decoder):
+            return self.model.config.context
+        assert isinstance(self.model, BridgedModel), type(self.model)
+        if self.model.context is not None or self.task != "causal":
+            return self.model.context
+        trained = getattr(self.model.network.config, "max_position_embeddings", None)    # rotary: further, but untrained
+        return None if trained is None else int(trained)
+
+    @cached_property
+    def has_template(self) -> bool:
+        """Whether the tokenizer has a chat template of its own."""
+        return isinstance(self.tokenizer, ExampleTokenizer) and bool(own_templates(self.tokenizer.files))
+
+    @cached_property
+    def chat_tokenizer(self) -> ExampleTokenizer:
+        """The tokenizer, for which the special tokens that a template writes are special."""
+        if isinstance(self.tokenizer, ExampleTokenizer):
+            return self.tokenizer
+        return open_example_tokenizer(self.found.tokenizer_folder)
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The tokenizer's chat template, or a plain one. Raises WrongUse for a broken one."""
+        return find_template(None, None, tokenizer=self.chat_tokenizer)
+
+    @cached_property
+    def stops(self) -> frozenset[int]:
+        """Tokens that end a text: the end of text, and all that config.json and generation_config.json name."""
+        ends = {self.tokenizer.end_of_text}
+        for name in (CONFIG, "generation_config.json"):
+            file = self.found.folder / name
+            given = read_json(file).get("eos_token_id") if file.is_file() else None
+            ends.update(given if isinstance(given, list) else [given])
+        return frozenset(int(end) for end in ends if end is not None)
+
+    @cached_property
+    def turn_stops(self) -> frozenset[int]:
+        """Tokens that end a turn of the assistant."""
+        end = self.template.turn_end()
+        token = None if end is None else self.chat_tokenizer.library.token_to_id(end)
+        return self.stops if token is None else self.stops | {int(token)}
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end a text or, with a chat template, a turn."""
+        return self.turn_stops if self.has_template else self.stops
+
+    @property
+    def stored_dtype(self) -> str:
+        """What the base's files hold, by torch's name, as config.json says it."""
+        config = read_json(self.found.folder / CONFIG)
+        said = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+        return said if said in ("bfloat16", "float16") else "float32"
+
+    @property
+    def auto_class(self) -> str:
+        """The class of transformers that opens models for its task."""
+        return AUTO_CLASSES[self.task]
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """The tokens of a text to go on with, or of a source to answer, framed as the tokenizer frames it. May be empty."""
+        ids = [int(token) for token in self.tokenizer.encode(text)]
+        if not isinstance(self.tokenizer, ExampleTokenizer):
+            return ids
+        before, behind = self.tokenizer.frame
+        before = () if before and tuple(ids[:len(before)]) == before else before
+        return [*before, *ids, *behind] if self.task == "seq2seq" else [*before, *ids]
+
+    def conversation_ids(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
+        """The exact text that asks the assistant for its next turn, and its tokens."""
+        text = self.template.render(messages, add_generation_prompt=True)
+        return text, list(self.chat_tokenizer.library.encode(text, add_special_tokens=False).ids)
+
+
+def open_model(path: str, *, base: str | None = None, provider: str | None = None, revision: str | None = None,
+               dtype: torch.dtype | None = torch.float32, say: Callable[[str], None] = lambda _: None) -> OpenedModel:
+    """What `path` names, loaded on the device that is there; `base` is where an adapter's base is now.
+
+    A QLoRA run opens on its base as that was published, not in 4 bits. `dtype` None keeps the weights as they are stored.
+    Raises WrongUse for what is not there, incomplete, or does not belong together.
+    """
+    if provider not in (None, "native", "transformers"):
+        raise WrongUse(f"--provider {provider} does not open models; use native or transformers, or leave it out")
+    found = find_parts(path, base=base, revision=revision)
+    choice = choose(found, provider)
+    if found.adapter is not None:
+        recipe = found.recipe
+        unquantised = ", which here is not in 4 bits as it was in training" if recipe and recipe.method == "qlora" else ""
+        say(f"putting the adapter {found.adapter} on {found.base}{unquantised}")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_parts(found, choice, dtype).to(device).eval()
+    return OpenedModel(found, model, choice, open_tokenizer(found.tokenizer_folder))
+
+
+def find_parts(path: str, *, base: str | None = None, revision: str | None = None) -> Found:
+    """Raises WrongUse where a part is missing."""
+    named = newest_run(path.removeprefix(NEWEST)) if path.startswith(NEWEST) else Path(path).expanduser()
+    if not named.exists() and (not HUB_ID.fullmatch(path) or named.parent.is_dir()):
+        raise WrongUse(f"{path} does not exist; `powertrain runs list` shows the runs")
+    named = named if named.exists() else find_model(path, revision=revision)
+    run = named if (named / "recipe.yaml").is_file() else None
+    folder = named / "model" if (named / "model").is_dir() else named
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file():
+        name, base_folder = find_base_of(folder, base)
+        return Found(named, run, base_folder, folder, name)
+    if base is not None:
+        raise WrongUse(f"--base {base} is for an adapter, and {path} is a whole model; leave --base out")
+    if not (folder / CONFIG).is_file():
+        if run is not None:
+            raise WrongUse(f"the run {path} has no model yet; finish it by `powertrain train --resume {path}`")
+        raise WrongUse(f"{path} holds neither a run nor a model (config.json is missing)")
+    return Found(named, run, folder, None, "")
+
+
+def find_base_of(adapter: Path, given: str | None) -> tuple[str, Path]:
+    """The base's name and its folder. Raises WrongUse if it is not there."""
+    config = read_json(adapter / ADAPTER_CONFIG)
+    name = given or config.get("base_model_name_or_path")
+    if not name:
+        raise WrongUse(f"the adapter {adapter} does not say which base it belongs on; name it with --base PATH")
+    try:
+        folder = find_model(str(name), revision=None if given else config.get("revision"))
+    except WrongUse as error:
+        belongs = f"--base {given} was given for the adapter" if given else f"it belongs on {name}, which is not there any more"
+        raise WrongUse(f"the adapter {adapter} cannot be opened: {belongs} ({str(error).partition(';')[0]}); name the folder "
+                       "of its base with --base PATH") from error
+    folder = folder / "model" if (folder / "model").is_dir() else folder
+    if not (folder / CONFIG).is_file():
+        raise WrongUse(f"the base {name} of the adapter {adapter} holds no model (config.json is missing); name the folder of "
+                       "its base with --base PATH")
+    return str(name), folder
+
+
+def choose(found: Found, provider: str | None) -> Choice:
+    """Who computes it: as the run did, else our decoder where it can."""
+    recipe, config = found.recipe, read_json(found.folder / CONFIG)
+    wanted = provider or (recipe.model.provider if recipe else None)
+    task: str | None = recipe.model.task if recipe else None
+    if found.adapter is not None:
+        task = task or TASKS.get(str(read_json(found.adapter / ADAPTER_CONFIG).get("task_type")))
+        wanted = wanted or ("transformers" if is_for_peft_only(found.adapter) else None)
+    if wanted == "unsloth":                  # which is for training; what it writes opens natively or in transformers
+        wanted = None
+    return choose_provider(config, wanted, task, read_software())
+
+
+def is_for_peft_only(adapter: Path) -> bool:
+    """Whether the adapter is of a kind that our decoder does not have, and peft may."""
+    try:
+        read_adapter_config(adapter)
+    except WrongUse:
+        return True
+    return False
+
+
+def load_parts(found: Found, choice: Choice, dtype: torch.dtype | None) -> Model:
+    if choice.provider == "native":
+        decoder = load_folder(found.folder, dtype=dtype)
+        decoder.base = found.base or str(found.folder)
+        if found.adapter is not None:
+            load_adapter(decoder, found.adapter)
+        return decoder
+    recipe: Any = found.recipe
+    method = "lora" if found.adapter else "full"
+    return load_bridged(found.folder, task=choice.task, method=method, adapter_folder=found.adapter,
+                        trust_remote_code=bool(recipe and recipe.model.trust_remote_code),
+                        revision=recipe.model.revision if recipe else None, base=found.base or None)
+
+
+def open_tokenizer(folder: Path) -> TextTokenizer:
+    """Of a model trained here from scratch its own, else one that knows the special tokens of conversations."""
+    if marked_kind(folder) in KINDS or "eos_token" not in named_tokens(folder):
+        return load_tokenizer(folder)
+    return open_example_tokenizer(folder)

@@ -1,0 +1,73 @@
+"""The probes that documents 000 and 001 need, on their form: what they count, and that what they run runs."""
+
+import mmap
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from driver import TINY
+from powertrain.claims.probes import Context, data_parallel, loading, memory_rule, tokenising, whole_runs
+from powertrain.claims.probes.memory_trace import stands_from, step_peak
+from powertrain.claims.probes.process import apart
+from powertrain.claims.probes.training import open_training
+from powertrain.evidence.worker import Probe
+from powertrain.records import WrongUse
+
+
+@pytest.mark.parametrize(("peaks", "step"), [
+    ([100, 100, 100], 1), ([100, 130, 131, 130], 2), ([100, 50, 101, 103], 3), ([100, 101, 102, 103, 104], 3), ([5, 6, 7], 3)])
+def test_a_memory_stands_from_the_first_peak_that_is_about_the_highest(peaks, step):
+    assert stands_from(peaks) == step
+
+
+def test_a_step_is_counted_with_and_without_what_stands(tiny, cache):
+    training = open_training([*tiny, "techniques.allocator=off"], cache, warm_up=1)
+    over, whole = step_peak(training)
+    weights = sum(4 * value.numel() for value in training.setup.model.parameters())
+    assert over > weights                                # its gradients alone are as large
+    assert whole - over == pytest.approx(3 * weights, rel=0.01)      # weights and two moments
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of resident memory is read off /proc")
+def test_a_peak_that_is_gone_again_is_seen():
+    held = 64 << 20
+
+    def work():                              # fresh pages: what an allocator keeps is resident already
+        with mmap.mmap(-1, held) as pages:
+            for _ in range(held >> 20):
+                pages.write(b"x" * (1 << 20))
+
+    assert 0.95 * held < loading._peak_bytes(work) < 2 * held        # the kernel counts in batches
+
+
+def test_a_whole_run_says_what_lies_between_its_steps(source, cache, tmp_path):
+    seconds, (evaluation, checkpoint) = apart(whole_runs._run, [f"data={source}", *TINY], cache, tmp_path / "run")
+    assert seconds > 0
+    assert evaluation > 0
+    assert checkpoint > 0
+    assert evaluation + checkpoint < 1
+
+
+def test_the_rule_of_thumb_is_held_against_the_real_peak(tiny, cache, tmp_path):
+    class Arena:
+        def probe(self, arm):
+            return Probe((), (), 1_000_000)
+
+    measured = memory_rule.measure(Context(cache, 0.0, Arena(), tmp_path), words=tiny)
+    assert measured.value.median == pytest.approx(100 * abs(measured.detail["rule_bytes"] - 1e6) / 1e6)
+    assert measured.detail["powertrain_bytes"] > measured.detail["rule_bytes"]
+
+
+def test_tokenising_has_rows_to_tokenise(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenising, "CHARACTERS", 20_000)
+    tokenizer, rows = tokenising._material(tmp_path)
+    assert tokenizer.stat().st_size > 1000
+    assert rows.stat().st_size > 20_000
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there are two GPUs here")
+def test_two_gpus_are_asked_for_where_there_are_none(tmp_path):
+    with pytest.raises(WrongUse, match="two GPUs"):
+        data_parallel.measure(Context(Path(), 0.0, None, tmp_path))
