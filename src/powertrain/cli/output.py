@@ -66,8 +66,9 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def explain(error: Exception, *, as_json: bool) -> int | None:
     """Say in one sentence what went wrong; the exit code, or None for a fault of ours that needs its traceback."""
+    fields: dict[str, Any] = {}
     if isinstance(error, UserError):
-        message, code = str(error), error.exit_code
+        message, code, fields = str(error), error.exit_code, error.fields()
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         message, code = f"{where}{error.strerror or error}", FAILED
@@ -79,6 +80,6 @@ def explain(error: Exception, *, as_json: bool) -> int | None:
     else:
         return None
     if as_json:
-        print_json({"event": "error", "message": message, "exit_code": code})
+        print_json({"event": "error", "message": message, "exit_code": code, **fields})
     print(f"powertrain: {message}", file=sys.stderr)
     return code

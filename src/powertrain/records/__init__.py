@@ -14,6 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from powertrain.records.errors import NotDurable as NotDurable
+from powertrain.records.errors import RunFailed as RunFailed
+from powertrain.records.errors import UnknownFact as UnknownFact
+from powertrain.records.errors import UserError as UserError
+from powertrain.records.errors import WrongUse as WrongUse
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -21,32 +27,6 @@ if TYPE_CHECKING:
     from powertrain.techniques.base import Technique
 
 IGNORE = -100  # target of a slot that trains nothing (the convention of torch and transformers)
-
-
-class UserError(ValueError):
-    """Something the user can mend. The message says what was asked, the numbers, and the cure; no traceback."""
-
-    exit_code = 2                            # of the command that ends by it
-
-
-class WrongUse(UserError):
-    """The command, the recipe or the data cannot be used as given; nothing was started."""
-
-
-class RunFailed(UserError):
-    """The run had begun and cannot go on (disk, memory, loss not finite)."""
-
-    exit_code = 1
-
-
-class NotDurable(RunFailed):
-    """It is trained to the end, and something that was promised is not on the disk."""
-
-    exit_code = 3
-
-
-class UnknownFact(LookupError):
-    """A fact that the arithmetic needs is not known for this machine."""
 
 
 # ------------------------------------------------------------------------------------------------ facts
