@@ -1,10 +1,19 @@
-"""What an audit or a diagnosis says: findings with their evidence, effect, risk and cure. Plain values, JSON-ready."""
+"""Findings of an audit or a diagnosis, and the rules that yield them. Findings are plain values, ready for JSON.
+
+A rule is a function in a topic file: it takes the facts that it needs, and yields a `finding(...)` for each cause that it
+sees. `@rule("what it rests on")` makes a `Rule` of the function, under the function's name; `rules_of(module, ...)` collects
+them. A check of a diagnosis, a symptom of a run and a rule of an audit are such rules, and differ in what they are given.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any, Generic, Literal, ParamSpec, Protocol
+
+P = ParamSpec("P")                           # what a rule is given: (situation), (run), (subject, circumstances)
 
 Severity = Literal["critical", "moderate", "low", "good"]
 Degree = Literal["none", "low", "medium", "high"]
@@ -69,6 +78,11 @@ class Cure:
     edits: tuple[Edit, ...] = ()             # of the subject's own files
     words: tuple[str, ...] = ()              # of a Powertrain recipe: "techniques.packing=on"
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Return the recipe keys that the cure's words set."""
+        return tuple(word.partition("=")[0] for word in self.words)
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -83,6 +97,64 @@ class Finding:
     expected: Expected
     cure: Cure
     risk: Risk = Risk()
+    keys: tuple[str, ...] = ()               # of the recipe or of the subject's settings, that the finding is about
+    numbers: Mapping[str, float] = field(default_factory=dict)   # the figures of its sentences, by name with unit
+
+
+@dataclass(frozen=True)
+class Rule(Generic[P]):
+    """One question, asked by a function that yields findings; the answers carry its name and what it rests on."""
+
+    name: str                                # the function's
+    rests_on: str                            # "technique: packing", "fact: ...", "documentation: ...", "features: F16"
+    ask: Callable[P, Iterable[Finding]]
+    gives_way_to: frozenset[str] = frozenset()   # names of rules: where one of them finds something, it explains this too
+
+    @property
+    def about(self) -> str:
+        """Return the first line of the function's docstring: what the rule looks for, as a sentence."""
+        return (inspect.getdoc(self.ask) or "").partition("\n")[0]
+
+    def find(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Finding]:
+        """Yield the findings, signed with this rule's name; none where all is well or nothing can be told."""
+        for found in self.ask(*args, **kwargs):
+            yield replace(found, rule=self.name, rests_on=self.rests_on)
+
+
+def rule(rests_on: str, *, gives_way_to: Iterable[str] = ()) -> Callable[[Callable[P, Iterable[Finding]]], Rule[P]]:
+    """Return a decorator that makes a rule of a function."""
+    return lambda ask: Rule(ask.__name__, rests_on, ask, frozenset(gives_way_to))
+
+
+def rules_of(*modules: ModuleType) -> tuple[Rule[Any], ...]:
+    """Return the rules that these modules define, in the order of their lines."""
+    return tuple(value for module in modules for value in vars(module).values()
+                 if isinstance(value, Rule) and value.ask.__module__ == module.__name__)
+
+
+class Seen(Protocol):
+    """Something that knows where it stands in a file, such as a setting that an audit has read."""
+
+    @property
+    def evidence(self) -> Evidence: ...
+
+
+def finding(severity: Severity, title: str, why: str, *seen: Seen | Evidence | str | None, cure: Cure | str = "nothing to do",
+            words: tuple[str, ...] = (), expected: Expected = UNMEASURED, risk: Risk = Risk(),
+            keys: tuple[str, ...] = (), numbers: Mapping[str, float] | None = None) -> Finding:
+    """Return a finding that its rule will sign. What is None in `seen` is left out; `words` are the cure's recipe words."""
+    evidence = tuple(Evidence(one) if isinstance(one, str) else one if isinstance(one, Evidence) else one.evidence
+                     for one in seen if one is not None)
+    cure = Cure(cure, words=words) if isinstance(cure, str) else cure
+    return Finding("", severity, title, why, "", evidence, expected, cure, risk, keys or cure.keys, numbers or {})
+
+
+def worst_first(found: Iterable[Finding], rules: Iterable[Rule[Any]] = ()) -> tuple[Finding, ...]:
+    """Return the findings by severity, each once, without those whose cause a finding of another rule explains."""
+    found = list(found)
+    there, gives_way = {one.rule for one in found}, {one.name: one.gives_way_to for one in rules}
+    kept = [one for at, one in enumerate(found) if not gives_way.get(one.rule, frozenset()) & there and one not in found[:at]]
+    return tuple(sorted(kept, key=lambda one: SEVERITIES.index(one.severity)))
 
 
 @dataclass(frozen=True)
