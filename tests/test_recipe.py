@@ -151,6 +151,22 @@ def test_another_tokenizer_drops_the_vocabulary_that_the_file_gave_its_own(tmp_p
     assert resolve(name, ["data.source=x"]).recipe.data.vocabulary == 2048
 
 
+@pytest.mark.parametrize("recipe", ["default", "char-shakespeare-cpu", "char-12gb"])
+def test_the_prompt_of_a_shipped_recipe_is_not_used_with_other_data(recipe: str) -> None:
+    shipped = resolve(recipe, []).recipe
+    assert shipped.sample.prompt
+    assert resolve(recipe, [f"data={shipped.data.source}"]).recipe.sample.prompt == shipped.sample.prompt
+    other = resolve(recipe, ["data=mine.txt"])
+    assert other.recipe.sample.prompt == ""
+    assert other.origins["sample.prompt"] == "default"
+    assert resolve(recipe, ["data=mine.txt", "sample.prompt=Once"]).recipe.sample.prompt == "Once"
+
+
+def test_the_prompt_of_a_users_recipe_file_is_kept_with_other_data(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("data: {source: one.txt}\nsample: {prompt: Once}\n")
+    assert resolve(str(tmp_path / "mine.yaml"), ["data=other.txt"]).recipe.sample.prompt == "Once"
+
+
 def test_a_pin_on_the_command_line_replaces_the_settings_of_the_file(tmp_path: Path) -> None:
     name = written(tmp_path, "techniques:\n  loader: {workers: 3, ahead: 4}\n  bf16: on\n")
     assert resolve(name).recipe.techniques == {"loader": {"workers": 3, "ahead": 4}, "bf16": "on"}

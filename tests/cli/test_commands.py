@@ -220,6 +220,15 @@ def test_loss_that_is_not_finite_stops_the_run_with_the_cure(cli: Cli, tiny: lis
     assert "NaN" not in (tmp_path / "run" / "events.jsonl").read_text()
 
 
+def test_the_embedded_recipe_trains_on_text_without_the_characters_of_its_own_prompt(
+        cli: Cli, tiny: list[str], tmp_path: Path) -> None:
+    (tmp_path / "verse.txt").write_text("to be or not to be that is the question\n" * 40)
+    words = [word for word in tiny if not word.startswith(("data=", "sample.prompt", "max_steps"))]
+    code, out, err = cli("train", "data=verse.txt", *words, "data.tokenizer=char", "max_steps=2", "--output", "run")
+    assert code == 0, err
+    assert "Sample" in out
+
+
 def test_a_run_of_a_given_time_gets_its_steps_from_a_probe(cli: Cli, tiny: list[str], tmp_path: Path) -> None:
     words = [w for w in tiny if not w.startswith(("max_steps", "train_time_s"))]
     code, _, err = cli("train", *words, "train_time_s=0.5", "--output", "run")

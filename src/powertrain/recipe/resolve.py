@@ -116,6 +116,8 @@ def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
     tunes = spellings.fine_tunes(words) or spellings.fine_tunes(written)
     from_file, file_notes = _translated(written, tunes, origin)
     spoken, word_notes = _translated(words, tunes, "command line")
+    if origin.startswith("recipe ") and _other_data(from_file, spoken):
+        from_file.pop("sample.prompt", None)     # a shipped recipe's prompt is a piece of its own corpus
     values = {**from_file, **_unpinned(spoken)}
     _drop_rivals(values, spoken)
     _check_keys(values, {**dict.fromkeys(from_file, origin), **dict.fromkeys(spoken, "command line")})
@@ -201,6 +203,11 @@ def _drop_rivals(values: dict[str, Any], spoken: Mapping[str, Any]) -> None:
                        ("warmup_ratio", "warmup_steps"), ("data.tokenizer", "data.vocabulary")):
         if spoken.get(one) is not None and other not in spoken:
             values.pop(other, None)
+
+
+def _other_data(from_file: Mapping[str, Any], spoken: Mapping[str, Any]) -> bool:
+    """Return whether the command line names other data than the recipe's file."""
+    return "data.source" in spoken and spoken["data.source"] != from_file.get("data.source", Recipe().data.source)
 
 
 def _set(nested: dict[str, Any], key: str, value: Any) -> None:
