@@ -25,11 +25,13 @@ def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: floa
     with evaluating(setup.model), torch.no_grad():
         for first in range(0, len(examples), setup.train_batch_size):
             last = min(first + setup.train_batch_size, len(examples))
-            for passed in setup.passes([examples[i] for i in range(first, last)]):
+            for passed in setup.own_passes([examples[i] for i in range(first, last)]):
                 batch = passed.to(setup.device)
                 losses.append(setup.batch_loss(batch))
                 tokens += batch.trained_tokens
-    loss = float(torch.stack(losses).cpu().double().sum()) / tokens
+    (total,) = setup.ranks.total(float(torch.stack(losses).cpu().double().sum()) if losses else 0.0)
+    (tokens,) = setup.ranks.total(tokens)
+    loss = total / tokens
     bits_per_byte = None if tokens_per_byte is None else loss * tokens_per_byte / math.log(2)
     return Evaluation(loss, tokens, bits_per_byte, time.perf_counter() - started)
 

@@ -93,24 +93,40 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
         learning_rate = schedule.at(state.step)
         for group in state.optimizer.param_groups:
             group["lr"] = learning_rate
-        trained_tokens = sum(batch.trained_tokens for batch in micro_batches)
-        loss = backward(setup, state.scaler, micro_batches, trained_tokens, laps.lap)
-        grad_norm = update(state, max_grad_norm)
-        laps.lap("optimizer")
-        state.step += 1
-        state.trained_tokens += trained_tokens
-        yield StepResult(state.step, loss, grad_norm, trained_tokens, sum(batch.real_tokens for batch in micro_batches),
-                         sum(batch.padding_tokens for batch in micro_batches), learning_rate, laps)
+        trained, real, padding = setup.ranks.total(
+            sum(batch.trained_tokens for batch in micro_batches), sum(batch.real_tokens for batch in micro_batches),
+            sum(batch.padding_tokens for batch in micro_batches))
+        loss, grad_norm = take_step(setup, state, micro_batches, trained, max_grad_norm, laps.lap)
+        yield StepResult(state.step, loss, grad_norm, trained, real, padding, learning_rate, laps)
         laps = Laps(setup.device)
+
+
+def take_step(setup: Setup, state: State, micro_batches: MicroBatches, trained_tokens: int, max_grad_norm: float,
+              lap: Lap = no_lap) -> tuple[Tensor, Tensor]:
+    """Take one optimizer step of `trained_tokens`; return its loss and the gradient's norm before clipping, () each.
+
+    `micro_batches` are this process's passes. Between backward and update, gradients and loss become those of all processes.
+    """
+    loss = backward(setup, state.scaler, micro_batches, trained_tokens, lap)
+    setup.ranks.sum_step(setup.model.parameters(), loss)
+    grad_norm = update(state, max_grad_norm)
+    lap("optimizer")
+    state.step += 1
+    state.trained_tokens += trained_tokens
+    return loss, grad_norm
 
 
 def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBatches, trained_tokens: int,
              lap: Lap = no_lap) -> Tensor:
-    """Gradients of the step's mean loss, and of the model's penalty, into `.grad`; returns the loss, () fp32."""
+    """Add the gradients of the step's mean loss, and of the model's penalty, to `.grad`; return the loss, () fp32.
+
+    `trained_tokens` are those of the whole step. Where several processes share the step, these are this process's terms of
+    the sums that `Ranks.sum_step` makes; the penalty is a term of the first process alone.
+    """
     total = torch.zeros((), device=setup.device)
     for batch in micro_batches:
         total += setup.run_pass(setup, batch, trained_tokens, scaler, lap)
-    if (penalty := setup.model.penalty()) is not None:
+    if setup.ranks.is_writer and (penalty := setup.model.penalty()) is not None:
         scaler.scale(penalty).backward()  # type: ignore[no-untyped-call]
         lap("backward")
     return total

@@ -20,6 +20,7 @@ from powertrain.models.kernels.attention import Attention, math_attention
 from powertrain.models.model import Model
 from powertrain.records import IGNORE, Batch
 from powertrain.training.laps import Lap
+from powertrain.training.ranks import ALONE, Ranks
 
 MicroBatches = list[Batch]                   # one optimizer step's batch, split
 Prepare = Callable[[int], MicroBatches]      # optimizer step (from 0) -> its batch, on the host
@@ -96,15 +97,25 @@ class Setup:
     runtime: Runtime = Runtime()
     lay_out: Callable[[Batch], Batch] = as_collated      # adds what `run_pass` wants to know of a batch, on the host
     run_pass: RunPass = run_eagerly
+    ranks: Ranks = ALONE                     # this process's part of the run
     code: Path | None = None                 # folder where machine code is kept for later processes; None: nowhere
 
     def prepare(self, step: int) -> MicroBatches:
-        """Batch of optimizer step `step` (from 0): a pure function of the seed and the step."""
+        """Return this process's passes of optimizer step `step` (from 0): a pure function of the seed and the step.
+
+        Every process arranges the whole step and takes its share of the passes; the share may be empty.
+        """
         indices = step_examples(self.seed, step, self.train_batch_size, len(self.examples))
-        return self.passes([self.examples[int(i)] for i in indices])
+        return self.own_passes([self.examples[int(i)] for i in indices])
+
+    def own_passes(self, examples: Sequence[Example]) -> MicroBatches:
+        """Return this process's share of the forward passes that these examples take."""
+        parts = self.arrange(examples, self.micro_batch)
+        shared = self.ranks.share(parts, [sum(example.tokens for example in part) for part in parts])
+        return [self.lay_out(self.collate(part)) for part in shared]
 
     def passes(self, examples: Sequence[Example]) -> MicroBatches:
-        """The batches of the forward passes that these examples take."""
+        """Return the batches of all forward passes that these examples take."""
         return [self.lay_out(self.collate(part)) for part in self.arrange(examples, self.micro_batch)]
 
     def few_tokens(self, at_least: int) -> Batch:

@@ -1,0 +1,135 @@
+"""This process's part of a run: one process, or one of several that train the same model on the same steps.
+
+`Ranks` is the plain case, a run of one process. `GroupRanks` is one process of a torch.distributed group: each process
+computes some of a step's forward passes, and `sum_step` adds up gradients and loss before the update, so that every process
+makes the same update. Only the writer saves, appends events and prints; the others wait for it at a `barrier`.
+
+Two kinds of numbers are exchanged. Tensors stay on the device. Counts and decisions are Python values and travel through a
+group of the host, so that no process waits for its device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+T = TypeVar("T")
+Number = TypeVar("Number", int, float)
+BUCKET_BYTES = 25 << 20      # of gradients that are summed by one call, as in torch's DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes of a run as one of them sees them. This class itself is a run of one process: nothing is exchanged."""
+
+    rank: int = 0
+    world: int = 1                           # processes
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process writes what the run leaves on disk and shows to the user."""
+        return self.rank == 0
+
+    def share(self, parts: Sequence[T], costs: Sequence[int]) -> list[T]:
+        """Return the parts of a step that this process computes, in their order. `costs` are tokens."""
+        loads, mine = [0] * self.world, []
+        for place in sorted(range(len(parts)), key=lambda place: (-costs[place], place)):
+            least = loads.index(min(loads))
+            loads[least] += costs[place]
+            if least == self.rank:
+                mine.append(place)
+        return [parts[place] for place in sorted(mine)]
+
+    def sum(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by its sum over all processes. All processes give tensors of the same shapes and types."""
+
+    def total(self, *numbers: Number) -> tuple[Number, ...]:
+        """Return the sum of each number over all processes."""
+        return numbers
+
+    def any(self, flag: bool) -> bool:
+        """Return on every process whether `flag` is true on at least one."""
+        return self.total(int(flag))[0] > 0
+
+    def agree(self, value: T) -> T:
+        """Return the writer's value on every process."""
+        return value
+
+    def barrier(self) -> None:
+        """Return when all processes have come here."""
+
+    def sum_step(self, parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
+        """Replace the gradients and the loss of a step, () fp32, by their sums over all processes."""
+
+
+ALONE = Ranks()
+
+
+@dataclass(frozen=True)
+class GroupRanks(Ranks):
+    """One process of a torch.distributed group. See `joined`."""
+
+    devices: ProcessGroup | None = None      # exchanges tensors; None: the default group
+    hosts: ProcessGroup | None = None        # exchanges Python values; None: the default group
+
+    def sum(self, tensors: Iterable[Tensor]) -> None:
+        for bucket in _buckets(tensors):
+            flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
+            torch.distributed.all_reduce(flat, group=self.devices)
+            parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+            torch._foreach_copy_([tensor.detach() for tensor in bucket],
+                                 [part.view(tensor.shape) for part, tensor in zip(parts, bucket, strict=True)])
+
+    def total(self, *numbers: Number) -> tuple[Number, ...]:
+        sums = torch.tensor(numbers, dtype=torch.int64 if all(isinstance(one, int) for one in numbers) else torch.float64)
+        torch.distributed.all_reduce(sums, group=self.hosts)
+        return tuple(sums.tolist())
+
+    def agree(self, value: T) -> T:
+        values = [value]
+        torch.distributed.broadcast_object_list(values, src=0, group=self.hosts)
+        return values[0]
+
+    def barrier(self) -> None:
+        torch.distributed.barrier(group=self.hosts)
+
+    def sum_step(self, parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
+        """A weight without a gradient on any process stays without: the optimizer passes over it.
+
+        A weight that has a gradient on some processes only counts as one with zeros on the others.
+        """
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        having = self.total(*(int(parameter.grad is not None) for parameter in trained))
+        summed = [parameter for parameter, processes in zip(trained, having, strict=True) if processes]
+        for parameter in summed:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self.sum([loss, *(parameter.grad for parameter in summed if parameter.grad is not None)])
+
+
+def joined() -> Ranks:
+    """Return this process's part of the run: of torch.distributed's default group, or alone where there is none."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return ALONE
+    hosts = None if torch.distributed.get_backend() == "gloo" else torch.distributed.new_group(backend="gloo")
+    return GroupRanks(torch.distributed.get_rank(), torch.distributed.get_world_size(), hosts=hosts)
+
+
+def _buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Return the tensors in their order, cut where the type changes or BUCKET_BYTES are reached."""
+    buckets: list[list[Tensor]] = []
+    held_bytes = 0
+    for tensor in tensors:
+        if not buckets or held_bytes + tensor.nbytes > BUCKET_BYTES or buckets[-1][0].dtype != tensor.dtype:
+            buckets.append([])
+            held_bytes = 0
+        buckets[-1].append(tensor)
+        held_bytes += tensor.nbytes
+    return buckets
