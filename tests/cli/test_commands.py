@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -236,3 +237,22 @@ def test_a_run_of_a_given_time_gets_its_steps_from_a_probe(cli: Cli, tiny: list[
     recipe = (tmp_path / "run" / "recipe.yaml").read_text()
     assert "# planner: 0.5 s at" in recipe
     assert "train_time_s: null" in recipe
+
+
+@pytest.mark.parametrize(("recipe", "words"), [
+    ("default", []), ("docstrings", ["model.path=runs/one", "data=pairs.jsonl", "data.long_examples=cut", "data.end_token=s",
+                    "data.chat_template=raw"]),
+    ("char-shakespeare-cpu", ["model.layers=1", "model.width=32"])])
+def test_a_run_begins_with_at_most_20_lines(cli: Cli, trained: Path, recipe: str, words: list[str], tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    rows = (json.dumps({"prompt": f"line {n % 7}{n % 3}{n % 5}", "completion": " says"}) for n in range(60))
+    (tmp_path / "pairs.jsonl").write_text("\n".join(rows))
+    tiny = [word for word in TINY if not word.startswith(("model.", "data.tokenizer"))]
+    code, _, err = cli("train", recipe, "data=text.txt", *tiny, *words, "max_steps=1", "data.block=8", "--output", "run")
+    assert code == 0, err
+    lines = err.splitlines()
+    beginning = lines[:next(place for place, line in enumerate(lines) if line.startswith("step 1/1"))]
+    assert len(beginning) <= 20, err
+    titles = [title for line in beginning if (title := line.partition(" ")[0]) and title != "..."]
+    assert [title for title in titles if title != "Notes"] == ["Recipe", "Machine", "Data", "Model", "Run", "On", "Off",
+                                                                "Expected", "Files"]

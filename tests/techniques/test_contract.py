@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ class TestContract:
     def test_it_says_what_it_is_and_where_it_comes_from(self, technique: type[Technique]) -> None:
         assert inspect.getdoc(technique)
         assert technique.source
+        assert re.fullmatch(r"[a-z]+s .{8,78}[^.]", technique.does)      # "multiplies matrices in bfloat16"
         assert technique.touches <= {field.name for field in dataclasses.fields(Setup)}
 
     @pytest.mark.parametrize("device", ["here", "gpu"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,10 @@ from powertrain.cli.surroundings import cache_folder, resident_bytes, say
 from powertrain.recipe import flat, quoted, resolve_words
 from powertrain.records import RunFailed, WrongUse, to_plain
 from powertrain.report import plan as plan_report
+from powertrain.report.comparing import read_recipe
 from powertrain.report.figures import perplexity
 from powertrain.report.live import Live, Pace
+from powertrain.report.overview import overview_rows
 from powertrain.report.result import result_rows
 from powertrain.run.fits import needed_bytes, room_bytes, savings_of
 from powertrain.run.folder import RUNS, check_free, continued, existing, is_complete, missing_base, read_json
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from rich.live import Live as RichLive
 
 
+MOST_VALUES = 8              # of the command line, in the first line of a run
 BASE_TIME_S = 40             # of training a base that a recipe names and nobody has trained yet
 
 
@@ -99,7 +102,7 @@ def _print_plan(prepared: Prepared, *, as_json: bool) -> None:
                            "memory": _memory(prepared)})
         return
     output.print_rows([("Recipe", line) for line in prepared.resolved.to_yaml().splitlines()])
-    _print_overview(prepared, stderr=False)
+    _print_whole_plan(prepared)
     found = _memory(prepared)
     savings = [(saving["words"], saving["bytes"], saving["enough"]) for saving in found["savings"]]
     output.print_rows(plan_report.fitting_rows(found["needed_bytes"], found["room_bytes"], savings))
@@ -112,7 +115,7 @@ def _memory(prepared: Prepared) -> dict[str, Any]:
             "savings": [to_plain(saving) for saving in savings_of(prepared)] if needed > room else []}
 
 
-def _print_overview(prepared: Prepared, *, stderr: bool) -> None:
+def _print_whole_plan(prepared: Prepared) -> None:
     facts = prepared.facts
     why_provider = prepared.resolved.origins.get("model.provider", "").removeprefix("planner: ")
     output.print_rows([*[("Note", note) for note in prepared.resolved.notes],
@@ -120,10 +123,10 @@ def _print_overview(prepared: Prepared, *, stderr: bool) -> None:
                        plan_report.machine_row(facts.hardware), plan_report.data_row(facts.data),
                        plan_report.model_row(facts.model, why_provider),
                        *[("Seen", text) for text in prepared.material.said],
-                       plan_report.run_row(prepared.recipe.model_dump(), facts.data, prepared.total_steps)], stderr=stderr)
-    output.print_rows([("Plan", *row) for row in plan_report.plan_rows(prepared.plan)], stderr=stderr,
+                       plan_report.run_row(prepared.recipe.model_dump(), facts.data, prepared.total_steps)])
+    output.print_rows([("Plan", *row) for row in plan_report.plan_rows(prepared.plan)],
                       styles=("bold", "bold", "cyan"))
-    output.print_rows(plan_report.expected_rows(prepared.plan.estimate, facts.hardware, facts.model), stderr=stderr)
+    output.print_rows(plan_report.expected_rows(prepared.plan.estimate, facts.hardware, facts.model))
 
 
 class Watcher:
@@ -147,14 +150,13 @@ class Watcher:
             self.screen.stop()
 
     def introduce(self, prepared: Prepared, stored: str | None = None) -> None:
-        """`stored` is the recipe of a run that goes on: it says where each value came from, before it came from that file."""
-        if not self.quiet and not self.as_json:
-            changed = [line for line in (stored or prepared.resolved.to_yaml()).splitlines() if "# default" not in line]
-            resolved = prepared.resolved
-            now = [f"{key}: {quoted(value)}" for key, value in flat(resolved.recipe.model_dump())
-                   if stored and resolved.origins.get(key) == "command line"]
-            output.print_rows([*[("Recipe", line) for line in changed], *[("Now", line) for line in now]], stderr=True)
-            _print_overview(prepared, stderr=True)
+        """Print the beginning of a run. `stored` is the recipe file of a run that continues."""
+        if self.quiet or self.as_json:
+            return
+        resolved = prepared.resolved
+        remarks = [*resolved.notes, *prepared.recipe.corrections, *prepared.material.said]
+        output.print_rows(overview_rows(prepared.recipe.model_dump(), prepared.facts, prepared.plan, prepared.total_steps,
+                                        asked=_asked(prepared, stored), remarks=remarks), stderr=True)
 
     def take(self, event: Mapping[str, Any]) -> None:
         self.live.take(event)
@@ -179,6 +181,27 @@ class Watcher:
             self.console.print(self.live.line(), soft_wrap=True)
 
 
+def _asked(prepared: Prepared, stored: str | None) -> str:
+    """Return the recipe's name with the values of the command line; of a run that continues, also what changes now."""
+    resolved = prepared.resolved
+    now = {key: value for key, value in flat(resolved.recipe.model_dump()) if resolved.origins.get(key) == "command line"}
+    if stored is None:
+        return _with_values(resolved.origins.values(), now)
+    before = read_recipe(stored)
+    first = {key: value for key, (value, origin) in before.items() if origin == "command line"}
+    return _with_values([origin for _, origin in before.values()], first) + (f"; now {_listed(now)}" if now else "")
+
+
+def _with_values(origins: Iterable[str], values: Mapping[str, Any]) -> str:
+    name = next((origin.partition(" ")[2] for origin in origins if origin.startswith(("recipe ", "file "))), "")
+    return " with ".join(part for part in (name, _listed(values)) if part)
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    shown = [f"{key}={quoted(value)}" for key, value in values.items()]
+    return ", ".join(shown if len(shown) <= MOST_VALUES else [*shown[:MOST_VALUES], f"and {len(shown) - MOST_VALUES} more"])
+
+
 def _evaluated(event: Mapping[str, Any]) -> str:
     bits = f", {event['bits_per_byte']:.3f} bits per byte" if event["bits_per_byte"] is not None else ""
     return f"step {event['step']:,}: held-out loss {event['loss']:.4f}{bits} ({event['tokens']:,} tokens)"
@@ -187,7 +210,8 @@ def _evaluated(event: Mapping[str, Any]) -> str:
 MESSAGES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "note": lambda event: f"({event['message']})",
     "warning": lambda event: f"warning: {event['message']}",
-    "folder": lambda event: f"Files  {event['path']}/; stop with Ctrl-C, go on by: powertrain train --resume {event['path']}",
+    "folder": lambda event: (f"Files     {event['path']}/; Ctrl-C stops and saves; powertrain train --resume {event['path']} "
+                             "continues"),
     "resume": lambda event: f"going on after step {event['step']:,}",
     "evaluation": _evaluated,
     "sample": lambda event: "\n".join(f"    {line}" for line in printable(event["text"]).splitlines()),

@@ -61,6 +61,7 @@ class ActivationCheckpointing(Technique):
     keep_attention: bool = True
 
     name = "activation_checkpointing"
+    does = "recomputes a block's activations in the backward pass instead of storing them"
     exactness = Exactness.BITWISE
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "attention", "elementwise"})

@@ -34,6 +34,7 @@ class Allocator(Technique):
     kind: str = "glibc"                      # or "cuda"
 
     name = "allocator"
+    does = "keeps freed memory for the next step"
     exactness = Exactness.BITWISE
     touches = frozenset({"runtime"})
     acts_on = EVERYTHING

@@ -54,6 +54,7 @@ class AttentionKernel(Technique):
     kernel: str = "sdpa"
 
     name = "attention_kernel"
+    does = "computes attention with the fastest kernel for these lengths"
     exactness = Exactness.ROUNDING
     touches = frozenset({"attention"})
     acts_on = frozenset({"attention"})

@@ -34,6 +34,7 @@ class Technique:
     """One way to train faster or smaller. A subclass is a frozen dataclass; its fields are its settings."""
 
     name: ClassVar[str]
+    does: ClassVar[str]                      # what it does, as "multiplies matrices in bfloat16": read before the reason
     exactness: ClassVar[Exactness]
     touches: ClassVar[frozenset[str]]        # the fields of Setup that apply() may change
     acts_on: ClassVar[frozenset[str]] = EVERYTHING       # the work whose time it can change: bounds what it can gain

@@ -27,6 +27,7 @@ class Bf16(Technique):
     """
 
     name = "bf16"
+    does = "multiplies matrices in bfloat16"
     exactness = Exactness.ROUNDING
     touches = frozenset({"precision"})
     acts_on = frozenset({"products", "attention", "loss", "elementwise"})

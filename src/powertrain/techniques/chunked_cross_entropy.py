@@ -39,6 +39,7 @@ class ChunkedCrossEntropy(Technique):
     rows: int = 1024
 
     name = "chunked_cross_entropy"
+    does = "computes the loss a few thousand rows at a time"
     exactness = Exactness.ROUNDING
     touches = frozenset({"loss"})
     acts_on = frozenset({"loss"})

@@ -36,6 +36,7 @@ class CudaGraph(Technique):
     """
 
     name = "cuda_graph"
+    does = "records forward and backward once and replays them"
     exactness = Exactness.ROUNDING
     touches = frozenset({"lay_out", "run_pass"})
     source = "CUDA programming guide, graphs; torch.cuda.graph; performance.md section 6 (a) 2"

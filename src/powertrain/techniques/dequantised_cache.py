@@ -33,6 +33,7 @@ class DequantisedCache(Technique):
     blocks: int = 1
 
     name = "dequantised_cache"
+    does = "keeps some 4-bit blocks unpacked"
     exactness = Exactness.BITWISE
     touches = frozenset({"runtime"})
     acts_on = frozenset({"products", "elementwise"})

@@ -29,6 +29,7 @@ class EightBitAdamW(Technique):
     """
 
     name = "eight_bit_adamw"
+    does = "stores AdamW's two moments in 8 bits"
     exactness = Exactness.LOSSY
     touches = frozenset({"optimizer"})
     acts_on = frozenset({"optimizer"})

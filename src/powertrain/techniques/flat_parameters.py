@@ -32,6 +32,7 @@ class FlatParameters(Technique):
     """
 
     name = "flat_parameters"
+    does = "puts all trained weights into one buffer per group"
     exactness = Exactness.ROUNDING
     touches = frozenset({"optimizer", "runtime"})
     acts_on = frozenset({"optimizer"})

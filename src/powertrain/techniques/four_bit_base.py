@@ -31,6 +31,7 @@ class FourBitBase(Technique):
     """
 
     name = "four_bit_base"
+    does = "stores the frozen weights in 4 bits"
     exactness = Exactness.LOSSY
     touches = frozenset()                    # the model comes with it
     acts_on = frozenset({"products", "elementwise"})

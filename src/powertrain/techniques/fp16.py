@@ -28,6 +28,7 @@ class Fp16(Technique):
     """
 
     name = "fp16"
+    does = "multiplies matrices in float16, with loss scaling"
     exactness = Exactness.ROUNDING
     touches = frozenset({"precision"})
     acts_on = frozenset({"products", "attention", "loss", "elementwise", "optimizer"})

@@ -29,6 +29,7 @@ class Fp8Base(Technique):
     """
 
     name = "fp8_base"
+    does = "stores and multiplies the frozen weights in 8-bit floats"
     exactness = Exactness.LOSSY
     touches = frozenset({"runtime"})
     acts_on = frozenset({"products", "elementwise"})

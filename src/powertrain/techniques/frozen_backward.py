@@ -49,6 +49,7 @@ class FrozenBackward(Technique):
     first: int = 0                           # the lowest block with a weight that is trained
 
     name = "frozen_backward"
+    does = "computes no gradient for frozen weights"
     exactness = Exactness.BITWISE
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "attention", "elementwise"})

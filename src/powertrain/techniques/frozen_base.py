@@ -37,6 +37,7 @@ class FrozenBase(Technique):
     dtype: str = "bf16"
 
     name = "frozen_base"
+    does = "stores the frozen weights in the type of the products"
     exactness = Exactness.ROUNDING
     touches = frozenset({"runtime"})
     acts_on = frozenset({"products", "elementwise"})

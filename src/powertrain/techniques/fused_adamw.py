@@ -28,6 +28,7 @@ class FusedAdamW(Technique):
     """
 
     name = "fused_adamw"
+    does = "updates all weights in one kernel"
     exactness = Exactness.ROUNDING
     touches = frozenset({"optimizer"})
     acts_on = frozenset({"optimizer"})

@@ -63,6 +63,7 @@ class FusedBlocks(Technique):
     ahead: bool = False                      # what no library holds yet is compiled into one, for later runs too
 
     name = "fused_blocks"
+    does = "runs hand-written, compiled passes of each block"
     exactness = Exactness.ROUNDING
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "attention", "elementwise"})

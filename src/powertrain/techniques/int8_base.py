@@ -29,6 +29,7 @@ class Int8Base(Technique):
     """
 
     name = "int8_base"
+    does = "stores and multiplies the frozen weights in 8-bit integers"
     exactness = Exactness.LOSSY
     touches = frozenset({"runtime"})
     acts_on = frozenset({"products", "elementwise"})

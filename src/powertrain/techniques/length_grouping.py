@@ -30,6 +30,7 @@ class LengthGrouping(Technique):
     """
 
     name = "length_grouping"
+    does = "sorts a step's examples by length before padding"
     exactness = Exactness.ROUNDING
     touches = frozenset({"arrange"})
     acts_on = EVERYTHING - {"optimizer"}

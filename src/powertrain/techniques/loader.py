@@ -35,6 +35,7 @@ class Loader(Technique):
     pinned: bool = False
 
     name = "loader"
+    does = "prepares the next batches on other threads"
     exactness = Exactness.BITWISE
     touches = frozenset({"loader"})
     acts_on = frozenset({"data", "copy"})

@@ -37,6 +37,7 @@ class MicroBatch(Technique):
     examples: int = 1
 
     name = "micro_batch"
+    does = "splits the batch into forward passes that fit memory and caches"
     exactness = Exactness.ROUNDING
     touches = frozenset({"micro_batch"})
     acts_on = EVERYTHING - {"optimizer"}

@@ -40,6 +40,7 @@ class Packing(Technique):
     multiple: int = 1                        # a pass is filled up to a multiple of so many tokens, so that sizes repeat
 
     name = "packing"
+    does = "lays examples end to end, so that no pass has padding"
     exactness = Exactness.ROUNDING
     touches = frozenset({"collate", "arrange"})
     acts_on = EVERYTHING - {"optimizer"}

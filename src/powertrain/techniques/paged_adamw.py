@@ -31,6 +31,7 @@ class PagedAdamW(Technique):
     """
 
     name = "paged_adamw"
+    does = "lets AdamW's moments move to host memory when the GPU is full"
     exactness = Exactness.ROUNDING
     touches = frozenset({"optimizer"})
     acts_on = frozenset({"optimizer"})

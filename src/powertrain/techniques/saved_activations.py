@@ -44,6 +44,7 @@ class SavedActivations(Technique):
     blocks: int = 1_000_000                  # the lowest so many of those that train
 
     name = "saved_activations"
+    does = "plans which activations a hand-written block stores"
     exactness = Exactness.ROUNDING
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "elementwise", "copy"})

@@ -22,6 +22,7 @@ class Tf32(Technique):
     """It changes fp32 products only: under bf16 or fp16 there are none left, so it shares their slot and steps back."""
 
     name = "tf32"
+    does = "multiplies float32 matrices on tensor cores"
     exactness = Exactness.ROUNDING
     touches = frozenset({"runtime"})
     acts_on = frozenset({"products", "attention", "loss"})

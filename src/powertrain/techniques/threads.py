@@ -32,6 +32,7 @@ class Threads(Technique):
     threads: int = 1
 
     name = "threads"
+    does = "uses one thread for each physical core"
     exactness = Exactness.ROUNDING
     touches = frozenset({"runtime"})
     acts_on = EVERYTHING

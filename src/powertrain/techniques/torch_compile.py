@@ -56,6 +56,7 @@ class TorchCompile(Technique):
     mode: str = "default"
 
     name = "torch_compile"
+    does = "compiles each block's elementwise work into a few loops"
     exactness = Exactness.ROUNDING
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "attention", "elementwise"})
