@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from powertrain.diagnosis.checks import CHECKS
 from powertrain.diagnosis.symptoms import SYMPTOMS
+from powertrain.records.findings import Rule
 from tables.stored import folder_of, machine, markdown_table, studies_of
 
 NONE = ("No study of diagnosis is stored in `studies/` yet: `powertrain diagnose` is put to the proof by "
         "`python benchmarks/crippled.py --study NAME`.\n")
-LOOKED_AT = ("name", "what it looks at", "rests on")
+LOOKED_AT = ("name", "finds", "rests on")
 CASES = ("crippled by", "named first", "share of the time", "predicted", "measured", "the cure")
 
 
@@ -27,10 +27,8 @@ def symptoms(studies: Path) -> str:
     return markdown_table(LOOKED_AT, [_looked_at(symptom) for symptom in SYMPTOMS])
 
 
-def _looked_at(one: Any) -> tuple[str, ...]:
-    """The first sentence of its file says what it looks at."""
-    about = (sys.modules[one.__module__].__doc__ or "").strip().splitlines()[0]
-    return f"`{one.name}`", about.rstrip("."), one.rests_on
+def _looked_at(one: Rule[Any]) -> tuple[str, ...]:
+    return f"`{one.name}`", one.about.rstrip("."), one.rests_on
 
 
 def crippled(studies: Path) -> str:

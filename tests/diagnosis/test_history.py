@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from made_histories import STEP_S, STEPS, events, falling, on_disk, record, start
 
-from powertrain.diagnosis.history import causes_of, explain_run, observe, told
+from powertrain.diagnosis.history import causes_of, observe, told
 from powertrain.diagnosis.run_record import read_run
 from powertrain.diagnosis.symptoms import symptoms_of
 from powertrain.records import WrongUse
@@ -59,7 +59,8 @@ class TestBoundBy:
 
 class TestFolders:
     def test_a_run_is_explained_from_its_folder(self, tmp_path: Path):
-        causes, findings = explain_run(on_disk(tmp_path / "run", events()))
+        run = read_run(on_disk(tmp_path / "run", events()))
+        causes, findings = causes_of(run), symptoms_of(run)
         assert causes
         assert [finding.severity for finding in findings] == ["good"]
 
@@ -93,13 +94,13 @@ class TestFolders:
     def test_what_is_not_there_is_done_without(self, tmp_path: Path, name: str):
         folder = on_disk(tmp_path / "run", events())
         (folder / name).unlink()
-        assert explain_run(folder)[0]
+        assert causes_of(read_run(folder))
 
 
 class TestBadInput:
     def refused(self, folder: Path) -> str:
         with pytest.raises(WrongUse) as error:
-            explain_run(folder)
+            read_run(folder)
         assert "\n" not in str(error.value)
         return str(error.value)
 

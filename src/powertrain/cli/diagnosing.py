@@ -18,7 +18,7 @@ def diagnose(words: Sequence[str], *, budget: str, probe: bool, price_per_hour: 
     from powertrain.cli.training import train_base
     from powertrain.diagnosis.diagnose import Diagnosis, check, environment_of, prepare_for_diagnosis
     from powertrain.diagnosis.diagnose import diagnose as look_and_probe
-    from powertrain.diagnosis.surroundings import look_around
+    from powertrain.diagnosis.situation import read_machine
     from powertrain.recipe import resolve_words
     from powertrain.run.folder import missing_base
 
@@ -34,7 +34,7 @@ def diagnose(words: Sequence[str], *, budget: str, probe: bool, price_per_hour: 
         found = look_and_probe(words, prepared, refused, cache=cache_folder(), budget_s=seconds, say=say,
                                price_per_hour=price_per_hour)
     else:
-        found = Diagnosis(environment_of(prepared), check(prepared, look_around(prepared), refused))
+        found = Diagnosis(environment_of(prepared), check(prepared, read_machine(prepared), refused))
     print_diagnosis(to_plain(found), as_json=as_json, severity=found.severity)
     return output.BY_SEVERITY[found.severity]
 

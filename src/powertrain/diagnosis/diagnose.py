@@ -15,12 +15,12 @@ from powertrain.diagnosis.checks import CHECKS, Situation
 from powertrain.diagnosis.forecast import Forecast, forecast
 from powertrain.diagnosis.probe import Probed, probe
 from powertrain.diagnosis.remedies import remedies_of
-from powertrain.diagnosis.surroundings import Machine, look_around
+from powertrain.diagnosis.situation import Machine, read_machine
 from powertrain.diagnosis.trials import try_remedies
 from powertrain.diagnosis.verdict import Cause, causes
 from powertrain.recipe import Resolved
 from powertrain.records import RunFailed, WrongUse
-from powertrain.records.findings import SEVERITIES, Finding, Severity
+from powertrain.records.findings import SEVERITIES, Finding, Severity, worst_first
 from powertrain.run.out_of_memory import is_out_of_memory, said_by
 from powertrain.run.prepare import Prepared, prepare
 
@@ -65,16 +65,15 @@ def prepare_for_diagnosis(resolved: Resolved, cache: Path, say: Say) -> tuple[Pr
 
 def check(prepared: Prepared, machine: Machine, refused: Mapping[str, str],
           probed: Probed | None = None) -> tuple[Finding, ...]:
-    """What every check says, the worst first; of equal ones in the order of CHECKS."""
+    """Return the findings of every check, the worst first; equally bad ones in the order of CHECKS."""
     where = Situation(prepared, machine, tuple(refused.values()), None if probed is None else probed.observed)
-    found = [finding for one in CHECKS for finding in one.find(where)]
-    return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
+    return worst_first((found for one in CHECKS for found in one.find(where)), CHECKS)
 
 
 def diagnose(words: Sequence[str], prepared: Prepared, refused: Mapping[str, str], *, cache: Path, budget_s: float, say: Say,
              price_per_hour: float | None = None, preload: Sequence[str] = ()) -> Diagnosis:
     """Checks, probe, trials and verdict in about `budget_s`. What keeps the run from starting is in `failed`."""
-    began, machine = time.monotonic(), look_around(prepared)
+    began, machine = time.monotonic(), read_machine(prepared)
     environment = environment_of(prepared)
     say("watching the first steps of the run")
     try:

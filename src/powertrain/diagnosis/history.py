@@ -8,30 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 from powertrain import planner
 from powertrain.diagnosis.observed import Between, Observed
 from powertrain.diagnosis.remedies import remedies_of
-from powertrain.diagnosis.run_record import RunRecord, read_run
+from powertrain.diagnosis.run_record import RunRecord
 from powertrain.diagnosis.step_work import step_work
-from powertrain.diagnosis.symptoms import symptoms_of
 from powertrain.diagnosis.verdict import Cause, causes
 from powertrain.facts.stored import facts_from_json
 from powertrain.recipe import in_steps
 from powertrain.records import Facts, Plan, UnknownFact, WrongUse
-from powertrain.records.findings import Finding
 
 LEAST_STEPS = 5              # timed: the parts of fewer are those of a warm-up
 COMPILED = 5.0               # times the median step: where blocks are compiled, a step that long compiled again
-
-
-def explain_run(folder: Path) -> tuple[list[Cause], list[Finding]]:
-    """What it was bound by, and what its events show; neither where it has too few steps. Raises as read_run does."""
-    run = read_run(folder)
-    return causes_of(run), symptoms_of(run)
 
 
 def causes_of(run: RunRecord) -> list[Cause]:

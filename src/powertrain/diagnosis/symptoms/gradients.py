@@ -1,0 +1,279 @@
+"""Symptoms in the gradients and in single steps: not finite, zero, vanishing, overflowing, always clipped; loss spikes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from powertrain.diagnosis.instability import GROWN, around, lower_rate
+from powertrain.diagnosis.robust import noise, window
+from powertrain.diagnosis.run_record import RunRecord, is_finite
+from powertrain.diagnosis.symptoms.words import LEAST_STEPS, several
+from powertrain.records.findings import Cure, Expected, Finding, Risk, finding, rule
+from powertrain.records.timeline import quantile
+
+# how a run says that it ended for this (run/session.py, training/checkpoint.py)
+LOSS = re.compile(r"the loss of step (\d+) is not finite \((\S+)\)")
+WEIGHTS = re.compile(r"after step (\d+) (\d+ weights) are not finite")
+ZERO_NORM = 1e-12            # of all gradients together: a smaller norm is zero, or the rounding of zero
+LEAST_ZERO_STEPS = 5         # adapters that start at zero may have one or two steps without a gradient
+SHRUNK = 1e-3                # of the first gradients' norm
+LEFT_SHARE = 0.1             # of the first loss: below it, small gradients are normal
+SKIPPED_SHARE = 0.05         # of the steps: a scale that is found and then doubled every 2,000 steps skips far fewer
+CLIPPED_SHARE = 0.9          # of the steps after the warm-up
+FAR_ABOVE = 10.0             # times max_grad_norm: gradients of that size are unusual
+# of spikes
+BEFORE_STEPS, LEAST_BEFORE = 128, 16         # the losses that a step is compared with; source: OLMo-core, SkipStepOptimizer
+SIGMAS = 6.0                 # standard deviations above their median; source: the same
+LEAST_RISE = 0.1             # of that median: a smaller jump changes nothing, however quiet the curve
+BACK_SIGMAS = 3.0            # a spike is over when the loss is this near to its usual value
+NOISY_SHARE = 0.03           # of the steps: more spikes than that are the nature of the data
+SERIOUS_SHARE = 0.01         # of the steps, spent until the loss is back
+NAMED_SPIKES = 4
+MANY_EPOCHS = 3              # a spike in each of so many epochs is an example that returns
+
+
+@rule("documentation: document 001, troubleshooting: loss becomes NaN")
+def not_finite(run: RunRecord) -> Iterator[Finding]:
+    """The loss or a gradient became NaN or infinite.
+
+    Arithmetic cannot come back from NaN: every weight that NaN reaches is lost. A run stops at the first loss that is not
+    finite. Gradients that are not finite come before it; under fp16 they are ordinary, and the step is skipped.
+    """
+    first, subject = _first_not_finite(run)
+    if not first:
+        return
+    said = [f"the run ended: {run.said_at_end.partition(';')[0]}"] if run.said_at_end else []
+    place = next((number for number, step in enumerate(run.steps) if step["step"] >= first), len(run.steps))
+    if not place:
+        yield finding("critical", f"{subject} from the start, in step {first:,}", "no step had been taken, so no update broke "
+                      "the weights: the model, its weights or the data were broken before", *said,
+                      cure="check the data and the weights that the run starts from",
+                      expected=Expected("the run trains", "none"), risk=Risk(difficulty="medium"), numbers={"step": first})
+        return
+    seen = around(run, place)
+    yield finding("critical", f"{subject} at step {first:,}, and the run learns nothing from there on",
+                  f"{several(first - 1, 'step')} went before it. Likely because {seen.because}",
+                  *said, *seen.evidence, *_before(run, place), cure=seen.cure, numbers={"step": first},
+                  expected=Expected("the run gets past that step", "none"), risk=Risk(accuracy="low"))
+
+
+def _first_not_finite(run: RunRecord) -> tuple[int, str]:
+    """Return the first such step (from 1) and what was not finite there; 0 where everything is finite."""
+    fp16 = "fp16" in run.techniques
+    for step in run.history.steps:
+        if not is_finite(step["loss"]):
+            return int(step["step"]), f"the loss is {step['loss']}"
+        if not is_finite(step["grad_norm"]) and not fp16:
+            return int(step["step"]), f"the gradient is not finite ({step['grad_norm']})"
+    if found := LOSS.search(run.said_at_end):
+        return int(found[1]), f"the loss is {found[2]}"
+    if found := WEIGHTS.search(run.said_at_end):
+        return int(found[1]), f"{found[2]} are not finite"
+    return 0, ""
+
+
+def _before(run: RunRecord, place: int) -> Iterator[str]:
+    last = run.steps[place - 1]
+    yield f"loss {last['loss']:.4g} at step {last['step']:,}, the last that is known"
+    skipped = [step["step"] for step in run.steps[:place] if not is_finite(step["grad_norm"])]
+    if skipped:
+        yield f"fp16's loss scaling skipped {several(len(skipped), 'step')} before it, first step {skipped[0]:,}"
+
+
+@rule("fact: the gradient norms of the run's steps", gives_way_to=("not_finite",))
+def nothing_trained(run: RunRecord) -> Iterator[Finding]:
+    """Every gradient is zero: the run computes, and no weight changes."""
+    norms = run.norms
+    if len(norms) < LEAST_ZERO_STEPS or max(norms) > ZERO_NORM:
+        return
+    tokens = sum(step["tokens"] for step in run.steps)
+    adapts = run.recipe.method in ("lora", "qlora")
+    yield finding("critical", "nothing is trained: every gradient is zero",
+                  f"the loss is computed from {tokens:,} trained tokens, and depends on no trained weight"
+                  + (f" (lora.target_modules={run.recipe.lora.target_modules})" if adapts else ""),
+                  f"gradient norm at most {max(norms):.3g} in all of {len(norms):,} steps",
+                  f"loss {run.losses[0]:.6g} at the first step, {run.losses[-1]:.6g} at the last",
+                  cure=Cure("adapt the linear layers that the loss depends on", words=("lora.target_modules=all-linear",))
+                  if adapts else Cure("start from other weights: the layers before the loss pass no gradient back"),
+                  expected=Expected("the loss falls", "none"), risk=Risk(difficulty="medium"))
+
+
+@rule("fact: the losses of the run's steps", gives_way_to=("not_finite", "divergence"))
+def spikes(run: RunRecord) -> Iterator[Finding]:
+    """The loss of single steps jumped far above its neighbours.
+
+    A loss is computed before its step's update. A loss that is back at the next step was caused by the batch, not by the
+    weights.
+    """
+    found = find_spikes(run.losses)
+    if not found:
+        return
+    worst = max(found, key=lambda spike: spike.height - spike.usual)
+    lasting = [spike for spike in found if spike.until - spike.first > 1]
+    if sum(spike.until - spike.first for spike in found if spike not in lasting) > NOISY_SHARE * len(run.losses):
+        yield _noisy(run, found, worst)
+    elif lasting:
+        yield _thrown(run, lasting)
+    else:
+        yield _batches(run, found, worst)
+
+
+@dataclass(frozen=True)
+class Spike:
+    place: int                               # of its highest step
+    first: int
+    until: int                               # the place where the loss is back
+    height: float
+    usual: float
+    back: bool
+
+
+def find_spikes(losses: Sequence[float]) -> list[Spike]:
+    """Return the spikes of a loss curve, in order."""
+    found: list[Spike] = []
+    usual_losses: list[float] = []           # the earlier losses outside of spikes
+    at = 0
+    while at < len(losses):
+        before = usual_losses[-BEFORE_STEPS:]
+        if len(before) >= LEAST_BEFORE:
+            usual = median(before[-LEAST_BEFORE:])
+            sigma = noise(before)
+            if losses[at] - usual > max(SIGMAS * sigma, LEAST_RISE * abs(usual)):
+                limit = usual + max(BACK_SIGMAS * sigma, LEAST_RISE * abs(usual) / 2)
+                until = next((later for later in range(at + 1, len(losses)) if losses[later] <= limit), len(losses))
+                highest = max(range(at, until), key=lambda place: losses[place])
+                found.append(Spike(highest, at, until, losses[highest], usual, until < len(losses)))
+                at = until
+                continue
+        usual_losses.append(losses[at])
+        at += 1
+    return found
+
+
+def _each_spike(run: RunRecord, found: Sequence[Spike]) -> Iterator[str]:
+    for spike in sorted(found, key=lambda one: one.usual - one.height)[:NAMED_SPIKES]:
+        step = run.steps[spike.place]
+        after = "back at the next step" if spike.until - spike.first == 1 and spike.back else \
+            f"back after {several(spike.until - spike.first, 'step')}" if spike.back else "not back when the events end"
+        yield (f"step {step['step']:,}: loss {spike.height:.4g} where {spike.usual:.4g} was usual, gradient norm "
+               f"{step['grad_norm']:.3g}, learning rate {step['learning_rate']:.3g}; {after}")
+
+
+def _thrown(run: RunRecord, lasting: Sequence[Spike]) -> Finding:
+    """Return the finding for spikes whose update moved the weights to a worse place."""
+    worst = max(lasting, key=lambda spike: spike.until - spike.first)
+    seen, lost = around(run, worst.first), sum(spike.until - spike.first for spike in lasting)
+    serious = lost > SERIOUS_SHARE * len(run.losses) or not all(spike.back for spike in lasting)
+    return finding("moderate" if serious else "low",
+                   f"{several(len(lasting), 'loss spike')} that lasted, {several(lost, 'step')} in all",
+                   "an update made the model worse, and the next steps only brought the loss back to its earlier value. Likely "
+                   f"because {seen.because}", *_each_spike(run, lasting), *seen.evidence, cure=seen.cure,
+                   expected=Expected(f"{several(lost, 'step')} of {len(run.losses):,} are not spent on recovery", "none"),
+                   risk=Risk(accuracy="low"), numbers={"spikes": len(lasting), "steps_lost": lost})
+
+
+def _batches(run: RunRecord, found: Sequence[Spike], worst: Spike) -> Finding:
+    """Return the finding for spikes that were back at the next step."""
+    every_epoch = _in_every_epoch(run, found)
+    norm, usual_norm = run.steps[worst.place]["grad_norm"], median(run.norms)
+    unlimited = run.recipe.max_grad_norm == 0 and norm > GROWN * usual_norm
+    why = ("each loss was back at the next step, so the batch and not the weights caused it: its examples are unlike the others"
+           + (f"; each of {every_epoch} epochs has one, so an example returns" if every_epoch else "")
+           + (f". Gradients are not clipped, and the norm was {norm / usual_norm:.3g} times the usual one there"
+              if unlimited else ""))
+    cure = Cure("clip gradients, and look at the longest and strangest examples (`powertrain data check`)",
+                words=("max_grad_norm=1",)) if unlimited else \
+        Cure("look at the longest and strangest examples (`powertrain data check`); the steps themselves did no harm")
+    return finding("moderate" if unlimited and every_epoch else "low",
+                   f"{several(len(found), 'step')} whose batch had a loss far above its neighbours", why,
+                   *_each_spike(run, found), cure=cure, numbers={"spikes": len(found)},
+                   expected=Expected("a smoother curve; the model hardly differs", "none"))
+
+
+def _noisy(run: RunRecord, found: Sequence[Spike], worst: Spike) -> Finding:
+    size = run.recipe.train_batch_size
+    return finding("low", f"uneven loss: {several(len(found), 'step')} of {len(run.losses):,} jump above their neighbours",
+                   f"with {several(size, 'example')} per step, single examples dominate the loss. The highest loss is "
+                   f"{worst.height:.4g} where {worst.usual:.4g} was usual", *_each_spike(run, found),
+                   cure="train on more examples per step", words=(f"train_batch_size={2 * size}",),
+                   expected=Expected("a quieter curve, and steps that agree more", "none"), risk=Risk(accuracy="low"),
+                   numbers={"spikes": len(found)})
+
+
+def _in_every_epoch(run: RunRecord, found: Sequence[Spike]) -> int:
+    """Return the number of whole epochs if there are enough and each has equally many spikes; else 0."""
+    if not run.steps_per_epoch:
+        return 0
+    epochs = int(run.last_step / run.steps_per_epoch)
+    places = [int((run.steps[spike.place]["step"] - 1) / run.steps_per_epoch) for spike in found]
+    counts = [places.count(epoch) for epoch in range(epochs)]
+    return epochs if epochs >= MANY_EPOCHS and min(counts) == max(counts) >= 1 else 0
+
+
+@rule("technique: fp16", gives_way_to=("not_finite",))
+def skipped_steps(run: RunRecord) -> Iterator[Finding]:
+    """fp16 skipped many steps because their gradients overflowed.
+
+    The loss scale starts at 65,536 and is halved at each overflow, so the first steps are often skipped, rightly.
+    """
+    if "fp16" not in run.techniques or len(run.steps) < 2 * LEAST_STEPS:
+        return
+    skipped = [step["step"] for step in run.steps[LEAST_STEPS:] if not is_finite(step["grad_norm"])]
+    if len(skipped) <= SKIPPED_SHARE * (len(run.steps) - LEAST_STEPS):
+        return
+    yield finding("moderate", f"{len(skipped):,} steps were skipped: their gradients overflowed in fp16",
+                  f"{len(skipped) / len(run.steps):.0%} of the run's examples were computed and changed no weight; so many "
+                  "skipped steps, after the loss scale has settled, mean that the gradients exceed the range of fp16",
+                  f"gradient norms not finite at steps {', '.join(f'{step:,}' for step in skipped[:5])}"
+                  + (f" and {len(skipped) - 5:,} more" if len(skipped) > 5 else ""),
+                  cure="compute in fp32, or in bf16 where the hardware has it", words=("techniques.fp16=off",),
+                  expected=Expected("no step is lost; each takes longer without half precision", "none"),
+                  numbers={"skipped_steps": len(skipped)})
+
+
+@rule("fact: the gradient norms of the run's steps", gives_way_to=("not_finite", "divergence", "nothing_trained"))
+def vanishing_gradients(run: RunRecord) -> Iterator[Finding]:
+    """The gradients shrank to almost nothing while the loss was still high."""
+    norms, losses = run.norms, run.losses
+    if len(norms) < 2 * LEAST_STEPS:
+        return
+    quarter, width = len(norms) // 4, window(len(losses))
+    first, last = median(norms[:quarter]), median(norms[-quarter:])
+    if last >= SHRUNK * first or median(losses[-width:]) < LEFT_SHARE * median(losses[:width]):
+        return
+    place = next(at for at, norm in enumerate(norms) if norm < SHRUNK * first)
+    yield finding("moderate", f"the gradients vanished: their norm fell from {first:.3g} to {last:.3g}",
+                  f"the loss is still {median(losses[-width:]):.4g}, of {losses[0]:.4g} at the beginning: much is left to "
+                  "learn, and the gradients are too small for it. Parts of the model are saturated, as after too large updates",
+                  f"norm {norms[place]:.3g} at step {run.steps[place]['step']:,}, below a thousandth of the first",
+                  f"learning rate at most {run.recipe.learning_rate:g}",
+                  cure="lower the learning rate", words=(f"learning_rate={lower_rate(run.recipe):.2g}",),
+                  expected=Expected("gradients that keep their size until the loss is low", "none"), risk=Risk(accuracy="low"),
+                  numbers={"first_norm": first, "last_norm": last})
+
+
+@rule("fact: the gradient norms of the run's steps", gives_way_to=("not_finite", "divergence", "uniform_loss", "no_progress"))
+def clipped_always(run: RunRecord) -> Iterator[Finding]:
+    """Nearly every step had its gradient clipped, so max_grad_norm sets the size of every step.
+
+    Adam divides by the gradients' own size, so one constant factor changes nothing; a factor of each step's own does: every
+    gradient has the same norm, and batches that teach much count as little as those that teach nothing.
+    """
+    limit, norms = run.recipe.max_grad_norm, run.norms[run.warmup_steps:]
+    if limit <= 0 or len(norms) < LEAST_STEPS:
+        return
+    clipped = sum(norm > limit for norm in norms)
+    if clipped < CLIPPED_SHARE * len(norms):
+        return
+    middle, high = median(norms), quantile(norms, 0.9)
+    yield finding("moderate" if middle > FAR_ABOVE * limit else "low",
+                  f"{clipped / len(norms):.0%} of the steps had their gradient scaled down to max_grad_norm={limit:g}",
+                  f"the median norm is {middle:.3g}, {middle / limit:.3g} times the limit: the limit sets the size of every "
+                  "step instead of guarding against a few large gradients",
+                  f"{clipped:,} of {len(norms):,} gradient norms above {limit:g}; nine in ten are below {high:.3g}",
+                  cure="raise the limit above the norm of most steps", words=(f"max_grad_norm={float(f'{high:.2g}'):g}",),
+                  expected=Expected("steps whose size follows their gradients", "none"), risk=Risk(accuracy="medium"),
+                  numbers={"clipped_share": clipped / len(norms), "median_norm": middle})
