@@ -105,8 +105,9 @@ def adapter_of(materials: Materials) -> Path:
     if not path.exists():
         import torch
 
-        from powertrain.models.adapters.attached import AdapterConfig, add_adapters
+        from powertrain.models.adapters.attached import add_adapters
         from powertrain.models.adapters.files import save_adapter
+        from powertrain.models.adapters.targets import AdapterConfig
         from powertrain.models.huggingface.folder import load_folder
 
         torch.manual_seed(0)
@@ -145,7 +146,9 @@ def first_weights_and_blocks(materials: Materials, words: Sequence[str], name: s
     if not blocks.exists():
         prepared = prepare(resolve_words(words), materials.cache, lambda text: None)
         setup = build_setup(prepared)
-        setup.model.save(model)
+        from powertrain.models.saving import save_model
+
+        save_model(setup.model, model)
         rows = [[np.append(setup.examples[i].inputs, setup.examples[i].targets[-1])
                  for i in step_examples(setup.seed, step, setup.train_batch_size, len(setup.examples))]
                 for step in range(STEPS_WRITTEN)]

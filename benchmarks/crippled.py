@@ -40,6 +40,7 @@ from powertrain.cli.surroundings import cache_folder, say
 from powertrain.data.example import Example
 from powertrain.evidence import studies
 from powertrain.evidence.clock import Arena, Pace
+from powertrain.models.saving import save_model
 from powertrain.recipe import Recipe, resolve_words
 from powertrain.records import Batch, Facts, Refusal, to_plain
 from powertrain.records.evidence import Arm, ArmRun, Comparison, Study
@@ -256,7 +257,7 @@ def material(scratch: Path) -> tuple[str, ...]:
     torch.manual_seed(0)
     config, _ = make_config("llama", vocabulary=257, context=2048, end_of_text=256, tied_head=True, layers=4, width=256,
                             heads=4)
-    Decoder(config).save(scratch / "random-small", ByteTokenizer())
+    save_model(Decoder(config), scratch / "random-small", ByteTokenizer())
     draw, rows = random.Random(0), scratch / "unequal.jsonl"
     with open(rows, "w", encoding="utf-8") as file:
         for number in range(800):

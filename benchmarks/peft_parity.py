@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from powertrain.cli.surroundings import cache_folder
 from powertrain.data.order import step_examples
+from powertrain.models.saving import save_model
 from powertrain.recipe import resolve
 from powertrain.records import IGNORE
 from powertrain.run.prepare import Prepared, build_setup, prepare, schedule_of
@@ -74,7 +75,7 @@ def parse() -> argparse.Namespace:
 def powertrain(prepared: Prepared, adapter: Path) -> list[float]:
     """The losses of a run; the adapter it starts from is left in the folder `adapter`."""
     setup = build_setup(prepared)
-    setup.model.save(adapter)
+    save_model(setup.model, adapter)
     state = new_state(setup, prepared.recipe.weight_decay)
     return [result.loss.item() for result in train(setup, state, schedule(prepared), prepared.recipe.max_grad_norm)]
 

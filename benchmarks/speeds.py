@@ -26,6 +26,7 @@ from powertrain.cli.surroundings import cache_folder
 from powertrain.cost.roofline import TABLE
 from powertrain.evidence.speeds import fill_table, lies_within, speed_row, with_tables
 from powertrain.evidence.studies import describe, new_folder, save
+from powertrain.models.saving import save_model
 from powertrain.planner import make_plan
 from powertrain.recipe import resolve_words
 from powertrain.records.evidence import Study
@@ -110,7 +111,7 @@ def folders_of(given: Path | None, scratch: Path) -> dict[str, Path]:
         torch.manual_seed(0)
         config, _ = make_config("llama", vocabulary=257, context=2048, end_of_text=256, tied_head=True, **shape)
         folders[name] = scratch / f"random-{name}"
-        Decoder(config).save(folders[name], ByteTokenizer())
+        save_model(Decoder(config), folders[name], ByteTokenizer())
     return folders
 
 

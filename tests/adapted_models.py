@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from powertrain.models.adapters.attached import AdapterConfig, adapters_of, add_adapters
+from powertrain.models.adapters.attached import adapters_of, add_adapters
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from powertrain.facts.model import model_facts
-from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
 from powertrain.records import DataFacts, Estimate, Facts, ModelFacts, to_plain
 from powertrain.report.plan import data_row, expected_rows, facts_rows, fitting_rows, model_row, run_row

@@ -13,7 +13,7 @@ import pytest
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.workload import Workload
 from powertrain.facts.model import model_facts
-from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
 from powertrain.recipe import resolve, shipped_recipes
 from powertrain.records import ModelFacts

@@ -12,7 +12,7 @@ from powertrain.audit.rules.base import Circumstances
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Framework, Setting, Subject
 from powertrain.facts.model import model_facts
-from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
 from powertrain.records import DataFacts, Facts, Hardware, ModelFacts, Software
 from powertrain.records.findings import Place

@@ -32,6 +32,7 @@ from powertrain.data.tokenizers import ByteTokenizer
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
 from powertrain.models.kernels.attention import math_attention
+from powertrain.models.saving import save_model
 from powertrain.records import RunFailed, WrongUse, to_plain
 
 FAR = float("inf")
@@ -54,7 +55,7 @@ def lora_words(tmp_path: Path) -> list[str]:
     """A run of a tiny llama on conversations of several lengths."""
     torch.manual_seed(0)
     config, _ = make_config("llama", vocabulary=257, layers=2, width=64, heads=2, context=128, end_of_text=256, tied_head=True)
-    Decoder(config).save(tmp_path / "base", ByteTokenizer())
+    save_model(Decoder(config), tmp_path / "base", ByteTokenizer())
     rows = [{"question": f"what is {i}" + "?" * (i % 5), "answer": f"it is {i * i}"} for i in range(60)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return [f"model.path={tmp_path / 'base'}", f"data={tmp_path / 'data.jsonl'}", "train_batch_size=6", "max_steps=5",

@@ -14,7 +14,8 @@ from powertrain.cost.workload import Workload
 from powertrain.data.collate import collate
 from powertrain.data.example import Example
 from powertrain.facts.model import model_facts
-from powertrain.models.adapters.attached import AdapterConfig, add_adapters
+from powertrain.models.adapters.attached import add_adapters
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import ModelConfig, make_config
 from powertrain.models.decoder import Decoder
 from powertrain.models.kernels.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention

@@ -9,7 +9,7 @@ from powertrain.cost.memory import peak_memory
 from powertrain.cost.work import training_flops
 from powertrain.cost.workload import Workload
 from powertrain.facts.model import model_facts
-from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
 from powertrain.records import Hardware, Reached, UnknownFact
 

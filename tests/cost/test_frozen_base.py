@@ -10,18 +10,21 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from powertrain.cost.estimate import workload_work
-from powertrain.cost.gradients import backward_of, checkpointed_layers, lowest_layer
+from powertrain.cost.gradients import backward_of, lowest_layer
 from powertrain.cost.memory import peak_memory
-from powertrain.cost.stored import FOUR_BIT_BYTES, frozen_bytes
+from powertrain.cost.recomputing import recomputed_of
+from powertrain.cost.stored import frozen_bytes
 from powertrain.cost.work import forward_flops, recomputed_flops, step_work, training_flops
 from powertrain.cost.workload import Workload
 from powertrain.facts.model import model_facts
-from powertrain.models.adapters.attached import AdapterConfig, add_adapters
+from powertrain.models.adapters.attached import add_adapters
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder, run_plainly
 from powertrain.models.kernels.attention import math_attention, sdpa_attention
 from powertrain.models.kernels.quantised import QuantisedLinear, quantise_base
 from powertrain.records import Batch
+from powertrain.shapes import FOUR_BIT_BYTES
 from powertrain.training.setup import token_loss
 
 DOCUMENTS, LENGTH, VOCABULARY, LAYERS = 3, 40, 300, 3
@@ -122,7 +125,7 @@ def test_a_recomputed_block_makes_all_but_its_last_frozen_product_again():
 def test_blocks_below_the_lowest_adapter_are_never_computed_again():
     facts = facts_of(config_of(layers=5), AdapterConfig(r=4, target_modules=r"model\.layers\.[34]\..*"))
     assert lowest_layer(facts) == 3
-    assert [checkpointed_layers(facts, every) for every in (1, 2, 3, 4, 5)] == [2, 1, 1, 1, 0]
+    assert [len(recomputed_of(facts, every, "fp32")) for every in (1, 2, 3, 4, 5)] == [2, 1, 1, 1, 0]
 
 
 def test_the_optimizer_and_the_gradients_move_only_what_is_trained():

@@ -10,10 +10,9 @@ import pytest
 import torch
 from small_steps import Case
 
-from powertrain.cost.memory import peak_memory, reserved_bytes
+from powertrain.cost.memory import peak_memory
 from powertrain.cost.workload import library_workspace_bytes
-from powertrain.evidence.memory import memory_row
-from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.records import Hardware
 from powertrain.training.ledger import MemoryLedger, measured_step_bytes
 from powertrain.training.loop import new_state
@@ -123,7 +122,6 @@ CASES = {
                                              every=1, keeps_attention=True),
 }
 MEDIAN, WORST = 0.02, 0.05
-RESERVED = 0.15                              # segments hold what other tests left in them, too
 
 
 @cache
@@ -171,17 +169,6 @@ def test_measuring_takes_one_step_after_the_first():
     assert state.step == 3
 
 
-def test_a_row_of_a_study_has_the_prediction_for_the_very_step_that_is_measured():
-    case = CASES["llama, sdpa, ragged"]
-    setup = case.setup()
-    state = new_state(setup, weight_decay=0.1)
-    unknown = dataclasses.replace(case.workload, documents=())
-    for _ in range(2):
-        row = memory_row("ragged", case.facts, unknown, setup, state)
-        assert abs(row["error"]) <= MEDIAN
-        assert sum(row["predicted"].values()) == pytest.approx(row["measured_bytes"], rel=MEDIAN)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device, whose allocator is to be predicted")
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.kernel != "bmm"])
 def test_the_peak_is_predicted_on_cuda(name):
@@ -193,4 +180,3 @@ def test_the_peak_is_predicted_on_cuda(name):
                         compute_capability=torch.cuda.get_device_capability(device))
     workload = dataclasses.replace(case.workload, device="cuda", library_workspace_bytes=library_workspace_bytes(hardware))
     assert sum(peak_memory(case.facts, workload).values()) == pytest.approx(found["allocated"], rel=WORST)
-    assert reserved_bytes(case.facts, workload) == pytest.approx(found["reserved"], rel=RESERVED)

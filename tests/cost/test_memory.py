@@ -9,17 +9,12 @@ import pytest
 import torch
 from small_steps import Case
 
-from powertrain.cost import tiles
-from powertrain.cost.memory import peak_memory, replay, reserved_bytes
+from powertrain.cost.memory import peak_memory, replay
 from powertrain.cost.replay import Block, Memory
-from powertrain.cost.segments import MIDDLE_SEGMENT, SMALL_SEGMENT, Segments
 from powertrain.cost.workload import Workload
 from powertrain.facts.model import model_facts
-from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
-from powertrain.models.kernels import bmm
-
-MIB = 1 << 20
 
 
 def test_a_large_vocabulary_makes_the_loss_the_peak():
@@ -114,19 +109,6 @@ def test_examples_of_many_lengths_are_predicted_at_the_longest():
     assert packed.passes[0] == (60, 52)                      # 100, filled up to 112
 
 
-@pytest.mark.parametrize("lengths", [(40,) * 7, (7, 200, 33, 33, 40, 200), (0, 5, 5, 64, 65), (1000,)])
-@pytest.mark.parametrize("window", [None, 48])
-@pytest.mark.parametrize("item", [2, 4])
-def test_tiles_are_those_of_the_kernel(lengths, window, item):
-    real = bmm.plan_chunks(lengths, 4, window, item)
-    counted = tiles.chunks_of(lengths, 4, window, item)
-    assert [(chunk.documents, chunk.length, chunk.copies) for chunk in counted] \
-        == [(len(chunk.starts), chunk.length, chunk.span is None) for chunk in real]
-    assert [(tile.rows, tile.keys) for chunk in counted for tile in chunk.tiles] \
-        == [(tile.last - tile.first, tile.last - tile.start) for chunk in real for tile in chunk.tiles]
-    assert sum(chunk.weights for chunk in counted) * 4 == bmm.count_weights(real, 4)
-
-
 def test_memory_knows_its_fullest_moment_by_component():
     memory = Memory({"weights": 10})
     first = Block(memory, 5, "loss")
@@ -145,31 +127,6 @@ def test_a_gpu_rounds_every_block_up():
     assert memory.at_the_peak() == {"loss": 1025, "allocator rounding": 511}
     del blocks
     assert memory.total == 0
-
-
-def test_segments_hold_small_blocks_together_and_large_ones_apart():
-    segments = Segments()
-    small = [segments.take(500_000) for _ in range(4)]
-    assert segments.reserved == SMALL_SEGMENT
-    segments.take(3 * MIB)
-    assert segments.reserved == SMALL_SEGMENT + MIDDLE_SEGMENT
-    large = segments.take(11 * MIB)                          # out of the middle segment's rest
-    assert segments.reserved == SMALL_SEGMENT + MIDDLE_SEGMENT
-    segments.take(33 * MIB)
-    assert segments.reserved == SMALL_SEGMENT + MIDDLE_SEGMENT + 34 * MIB
-    for piece in (*small, large):
-        segments.give(piece)
-    segments.take(16 * MIB)                                  # free neighbours are one piece again
-    segments.take(MIB)
-    assert segments.reserved == SMALL_SEGMENT + MIDDLE_SEGMENT + 34 * MIB
-
-
-def test_what_is_reserved_on_cuda_is_more_than_what_is_allocated():
-    case = Case(passes=((13, 40, 7),) * 2, model={"vocabulary": 5001})
-    workload = dataclasses.replace(case.workload, device="cuda")
-    memory = peak_memory(case.facts, workload)
-    assert memory["allocator rounding"] > 0
-    assert sum(memory.values()) < reserved_bytes(case.facts, workload) < 2 * sum(memory.values())
 
 
 def test_nothing_of_torch_is_needed(monkeypatch):

@@ -9,12 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from powertrain.cost.gradients import backward_of, checkpointed_layers, linears
+from powertrain.cost.gradients import backward_of, linears
 from powertrain.cost.recomputing import recomputed_of
-from powertrain.cost.stored import FOUR_BIT_BYTES
 from powertrain.cost.traffic import Traffic
 from powertrain.cost.work import (
-    evaluation_work,
     forward_flops,
     mean_keys,
     recomputed_flops,
@@ -22,12 +20,14 @@ from powertrain.cost.work import (
     training_flops,
 )
 from powertrain.facts.model import model_facts
-from powertrain.models.adapters.attached import AdapterConfig, add_adapters
+from powertrain.models.adapters.attached import add_adapters
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import FAMILIES, make_config
 from powertrain.models.decoder import Decoder, run_plainly
 from powertrain.models.kernels.attention import bmm_attention, math_attention
 from powertrain.models.kernels.quantised import quantise_base
 from powertrain.records import IGNORE, Batch, ModelFacts
+from powertrain.shapes import FOUR_BIT_BYTES
 from powertrain.techniques.activation_checkpointing import CheckpointedBlocks
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.training.setup import token_loss
@@ -98,7 +98,7 @@ def hidden_flops(facts, every=0):
     """Math attention computes the hidden half of the scores too: forward, again where it is recomputed, and backward."""
     pairs = sum(length * length for length in LENGTHS) - pairs_one_by_one(LENGTHS)
     passes = sum(1 + 2 * backward_of(facts, layer).attention for layer in range(facts.layers))
-    return 4 * pairs * facts.heads * facts.head_width * (passes + checkpointed_layers(facts, every))
+    return 4 * pairs * facts.heads * facts.head_width * (passes + len(recomputed_of(facts, every, "fp32")))
 
 
 @pytest.mark.parametrize("adapters", [None, AdapterConfig(r=4)], ids=["full", "lora"])
@@ -252,17 +252,8 @@ def test_recomputation_is_counted_apart_and_leaves_out_the_last_product():
 def test_every_nth_block_is_checkpointed_from_the_first():
     model = dataclasses.replace(model_facts(small_config()), layers=5)
     for every in (1, 2, 3, 5, 7):
-        assert checkpointed_layers(model, every) == sum(1 for index in range(5) if index % every == 0)
         assert [block.layer for block in recomputed_of(model, every, "fp32")] == list(range(0, 5, every))
-    assert checkpointed_layers(model, 0) == 0
-
-
-def test_evaluation_is_a_forward_pass_and_nothing_else():
-    model = model_facts(small_config(dropout=0.1))
-    work = evaluation_work(model, [LENGTHS, LENGTHS], "fp32")
-    assert work.flops == pytest.approx(2 * forward_flops(model, LENGTHS))
-    assert (work.recompute_flops, work.optimizer_bytes, work.dropout_elements) == (0, 0, 0)
-    assert work.flops_per_token == pytest.approx(forward_flops(model, LENGTHS) / sum(LENGTHS))
+    assert recomputed_of(model, 0, "fp32") == ()
 
 
 def test_dropout_draws_numbers_only_where_there_is_dropout():

@@ -3,7 +3,8 @@
 import pytest
 
 from powertrain.facts.model import model_facts
-from powertrain.models.adapters.attached import AdapterConfig, add_adapters
+from powertrain.models.adapters.attached import add_adapters
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import FAMILIES, make_config
 from powertrain.models.decoder import Decoder
 from powertrain.records import WrongUse

@@ -15,10 +15,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from adapted_models import adapted, disturb
-from powertrain.models.adapters.attached import AdapterConfig, adapters_of, merged
+from powertrain.models.adapters.attached import adapters_of, merged
 from powertrain.models.adapters.files import BY_ROW, load_adapter, read_adapter_config, row_order, save_adapter
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.decoder import Decoder
 from powertrain.models.huggingface.folder import load_folder, save_folder
+from powertrain.models.saving import save_model
 from powertrain.records import Batch, WrongUse
 
 MakeModel, MakeBatch = Callable[..., Decoder], Callable[..., Batch]
@@ -145,7 +147,7 @@ def test_a_decoder_saves_and_names_its_base(tmp_path: Path, tiny_model: MakeMode
         def save(self, folder: Path) -> None:
             (folder / "tokenizer.json").write_text("{}")
 
-    adapted(model, LORA).save(tmp_path / "adapter", Tokenizer())
+    save_model(adapted(model, LORA), tmp_path / "adapter", Tokenizer())
     described = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert described["base_model_name_or_path"] == str(tmp_path / "base")
     assert described["target_modules"] == sorted(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])

@@ -16,25 +16,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from adapted_models import adapted, disturb
+from powertrain.models.adapters import files, targets
 from powertrain.models.adapters.attached import (
     AdaptedLinear,
-    AdapterConfig,
-    adapted_layers,
     adapters_of,
     add_adapters,
-    count_adapter_parameters,
-    diagnose_adapters,
-    find_slots,
-    find_targets,
     has_adapters,
     merge_into,
     merged,
 )
 from powertrain.models.adapters.files import load_adapter
-from powertrain.models.adapters.kinds import KINDS, Adapter, Change, LsLora, Rows
+from powertrain.models.adapters.kinds import CLASSES, Adapter, Change, LsLora, Rows
+from powertrain.models.adapters.targets import AdapterConfig, adapted_layers, count_adapter_parameters, find_slots, find_targets
 from powertrain.models.config import FAMILIES
 from powertrain.models.decoder import Decoder
 from powertrain.models.linear import FrozenLinear
+from powertrain.models.saving import save_model
 from powertrain.records import Batch, WrongUse
 
 MakeModel, MakeBatch = Callable[..., Decoder], Callable[..., Batch]
@@ -137,7 +134,7 @@ def test_lslora_puts_its_function_between_the_matrices(tiny_model: MakeModel) ->
 def test_lslora_starts_at_the_identity_and_the_given_sigma(tiny_model: MakeModel) -> None:
     model = tiny_model("llama")
     add_adapters(model, CONFIGS["lslora"])
-    told = diagnose_adapters(model)
+    told = model.diagnose()
     assert told.keys() == {slot.theirs for slot in find_slots(model.config)}
     for one in told.values():
         assert one == {"deviation": 0, "non_linearity": 0, "sigma": pytest.approx(0.7)}
@@ -145,7 +142,7 @@ def test_lslora_starts_at_the_identity_and_the_given_sigma(tiny_model: MakeModel
     assert isinstance(adapter, LsLora)
     with torch.no_grad():
         adapter.a.copy_(torch.tensor([0.5, 1.0, 0.3, 0.4]))
-    first = next(iter(diagnose_adapters(model).values()))
+    first = next(iter(model.diagnose().values()))
     assert first["deviation"] == pytest.approx(0.5 ** 0.5)
     assert first["non_linearity"] == pytest.approx(0.5)
     penalty = model.penalty()
@@ -467,16 +464,18 @@ class Bias(Adapter):
         return Change(self.B[:, 0].expand(len(x), -1))
 
 
-def test_another_kind_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_model: MakeModel,
+def test_another_kind_is_a_class_a_line_and_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_model: MakeModel,
                                             flat_batch: MakeBatch) -> None:
-    monkeypatch.setitem(KINDS, "bias", Bias)
+    monkeypatch.setitem(CLASSES, "bias", Bias)
+    for module in (targets, files):
+        monkeypatch.setattr(module, "KINDS", ("lora", "lslora", "bias"))
     model, batch = tiny_model("llama"), flat_batch(LENGTHS)
     before = model(batch)
     add_adapters(model, AdapterConfig(kind="bias", r=1, target_modules=("down_proj",)))
     torch.testing.assert_close(model(batch), before)
     disturb(model)
     assert not torch.equal(model(batch), before)
-    model.save(tmp_path)
+    save_model(model, tmp_path)
     loaded = tiny_model("llama")
     assert load_adapter(loaded, tmp_path).kind == "bias"
     assert torch.equal(loaded(batch), model(batch))

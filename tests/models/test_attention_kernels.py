@@ -20,6 +20,7 @@ from powertrain.models.kernels.attention import (
 )
 from powertrain.models.kernels.ragged import build
 from powertrain.records import WrongUse
+from powertrain.shapes import plan_chunks
 
 LENGTHS = [(1,), (5, 1, 123), (7, 7, 7), (130, 3, 130, 3, 64), (61, 62, 63, 64, 65), (1100, 33)]
 FAST = [bmm_attention, ragged_attention, sdpa_attention]
@@ -165,15 +166,15 @@ def test_bmm_leaves_its_inputs_as_they_are() -> None:
 
 
 def test_equal_documents_are_computed_without_an_index() -> None:
-    chunks = bmm.plan_chunks((64,) * 12, 4, None, 4)
+    chunks = plan_chunks((64,) * 12, 4, None, 4)
     assert [chunk.span for chunk in chunks] == [slice(0, 768)]
 
 
 def test_documents_of_similar_length_are_one_product() -> None:
     lengths = (100, 97, 40, 104, 39)
-    chunks = bmm.plan_chunks(lengths, 4, None, 4)
+    chunks = plan_chunks(lengths, 4, None, 4)
     assert [(chunk.lengths, chunk.length) for chunk in chunks] == [((39, 40), 40), ((97, 100, 104), 104)]
-    halves = bmm.plan_chunks(lengths, 4, None, 2)
+    halves = plan_chunks(lengths, 4, None, 2)
     assert [(chunk.lengths, chunk.length) for chunk in halves] == [((39, 40), 64), ((97, 100, 104), 128)]
 
 

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from powertrain.models.adapters.attached import AdapterConfig, add_adapters
+from powertrain.models.adapters.attached import add_adapters
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import FAMILIES
 from powertrain.models.decoder import Decoder, Norm, decay_groups, run_plainly
 from powertrain.models.huggingface.folder import load_folder
 from powertrain.models.kernels.attention import Attention, bmm_attention, math_attention, ragged_attention, sdpa_attention
 from powertrain.models.rotary import rotary_tables
+from powertrain.models.saving import save_model
 from powertrain.records import Batch, WrongUse
 
 MakeModel, MakeBatch = Callable[..., Decoder], Callable[..., Batch]
@@ -167,7 +169,7 @@ def test_weights_stored_in_half_precision_leave_the_residual_and_the_logits_in_f
 def test_a_model_without_adapters_is_saved_whole(family: str, tmp_path: Path, tiny_model: MakeModel,
                                                  flat_batch: MakeBatch) -> None:
     model, batch = tiny_model(family), flat_batch((5, 3))
-    model.save(tmp_path / "new" / "folder")
+    save_model(model, tmp_path / "new" / "folder")
     assert torch.equal(load_folder(tmp_path / "new" / "folder")(batch), model(batch))
 
 
@@ -175,7 +177,7 @@ def test_a_model_with_adapters_is_saved_as_those_and_names_its_base(tmp_path: Pa
     model = tiny_model("llama")
     model.base = "org/name"
     add_adapters(model, AdapterConfig(r=2))
-    model.save(tmp_path)
+    save_model(model, tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
     assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == "org/name"
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from adapted_models import make_base, with_adapter
 from powertrain.models import decoder
-from powertrain.models.adapters.attached import AdapterConfig, add_adapters
+from powertrain.models.adapters.attached import add_adapters
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import FAMILIES
 from powertrain.models.decoder import Block, Decoder
 from powertrain.models.kernels.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention

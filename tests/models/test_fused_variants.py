@@ -10,7 +10,7 @@ from test_fused_blocks import METHODS, ByHand, distance, gradients, make_model
 from torch import Tensor
 
 from adapted_models import make_base, with_adapter
-from powertrain.models.adapters.attached import find_slots
+from powertrain.models.adapters.targets import find_slots
 from powertrain.models.config import FAMILIES
 from powertrain.models.decoder import Block
 from powertrain.models.kernels.attention import Attention, bmm_attention, ragged_attention, sdpa_attention

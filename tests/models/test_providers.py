@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from powertrain.facts.software import read_software
-from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.bridge.loading import load_bridged
 from powertrain.models.bridge.unsloth import load_unsloth
 from powertrain.models.config import FAMILIES, make_config

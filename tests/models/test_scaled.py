@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from adapted_models import adapted, make_base
-from powertrain.models.adapters.attached import AdapterConfig, freeze, merge_into, merged
+from powertrain.models.adapters.attached import freeze, merge_into, merged
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels.scaled import (
     FP8,
     INT8,

@@ -11,7 +11,8 @@ import sys
 import torch
 from torch import Tensor
 
-from powertrain.models.adapters.attached import AdapterConfig, add_adapters
+from powertrain.models.adapters.attached import add_adapters
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import FAMILIES, make_config
 from powertrain.models.decoder import Block, Decoder
 from powertrain.models.kernels.attention import math_attention

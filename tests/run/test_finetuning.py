@@ -19,6 +19,7 @@ from powertrain.data.tokenizers import ByteTokenizer
 from powertrain.facts.hardware import read_hardware
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
+from powertrain.models.saving import save_model
 from powertrain.planner import workload_of
 from powertrain.recipe import resolve
 from powertrain.records import WrongUse
@@ -35,7 +36,7 @@ def tiny_llama(folder: Path, *, vocabulary: int = 257, width: int = 64, layers: 
     torch.manual_seed(0)
     config, _ = make_config("llama", vocabulary=vocabulary, layers=layers, width=width, heads=2, context=128, end_of_text=256,
                             tied_head=True)
-    Decoder(config).save(folder, ByteTokenizer())
+    save_model(Decoder(config), folder, ByteTokenizer())
     return folder
 
 
@@ -203,7 +204,7 @@ def test_a_tokenizer_without_an_end_is_refused(base: Path, data: Path, cache: Pa
 
 def test_a_vocabulary_larger_than_the_embedding_is_refused(data: Path, cache: Path, tmp_path: Path) -> None:
     config, _ = make_config("llama", vocabulary=200, layers=1, width=32, heads=2)
-    Decoder(config).save(tmp_path / "small", ByteTokenizer())
+    save_model(Decoder(config), tmp_path / "small", ByteTokenizer())
     refused([f"model.path={tmp_path / 'small'}", f"data={data}"], cache, r"257 tokens.*200 rows.*data\.tokenizer=")
 
 

@@ -15,6 +15,7 @@ from transformers import BertConfig, BertForQuestionAnswering, PreTrainedTokeniz
 from powertrain.data.tokenizers import ByteTokenizer
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
+from powertrain.models.saving import save_model
 from powertrain.recipe import resolve
 from powertrain.run.prepare import prepare
 from powertrain.run.session import start_run
@@ -67,7 +68,7 @@ def base(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     folder, draw = tmp_path_factory.mktemp("base"), random.Random(1)
     torch.manual_seed(0)
     config, _ = make_config("llama", vocabulary=257, layers=2, width=64, heads=4, context=64, end_of_text=256)
-    Decoder(config).save(folder / "random", ByteTokenizer())
+    save_model(Decoder(config), folder / "random", ByteTokenizer())
     said = [draw.choice(["odd", "even", str(draw.randrange(10_000))]) for _ in range(400)]
     rows = write_rows(folder / "echo.jsonl", [{"question": f"{word}!", "answer": word} for word in said])
     run = train_run([f"model.path={folder / 'random'}", f"data={rows}", "method=full", "learning_rate=3e-3", "max_steps=150"],

@@ -11,7 +11,8 @@ import torch
 from powertrain.data.collate import collate_padded
 from powertrain.data.example import Example
 from powertrain.facts.model import model_facts
-from powertrain.models.adapters.attached import AdapterConfig, add_adapters
+from powertrain.models.adapters.attached import add_adapters
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Block, Decoder
 from powertrain.models.kernels.fused.block import Functions, HandWritten

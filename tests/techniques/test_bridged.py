@@ -13,7 +13,7 @@ import torch
 
 from powertrain.data.collate import collate
 from powertrain.data.example import Example
-from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.bridge.loading import bridged_facts, load_bridged
 from powertrain.planner import make_plan
 from powertrain.recipe import Recipe

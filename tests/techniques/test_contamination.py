@@ -15,7 +15,7 @@ import torch
 from kinds_of_runs import LORA, make_ragged
 
 from powertrain.data.example import Example
-from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels.attention import (
     Attention,
     bmm_attention,

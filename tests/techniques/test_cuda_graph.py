@@ -13,7 +13,7 @@ from kinds_of_runs import LORA, make_ragged, ragged_facts
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from powertrain.data.example import Example
-from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels.attention import math_attention
 from powertrain.models.kernels.static_attention import OverEnds, masked_over_ends
 from powertrain.planner import make_plan

@@ -17,7 +17,7 @@ from powertrain.cost.memory import replay
 from powertrain.cost.stored import as_held, eight_bit_saving, is_scaled
 from powertrain.cost.workload import Workload
 from powertrain.evidence.parity import compare_losses
-from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels import scaled
 from powertrain.models.kernels.scaled import FP8, INT8, Coarse, quantise, scaled_product, scaled_product_back
 from powertrain.planner import make_plan

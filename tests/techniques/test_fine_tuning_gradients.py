@@ -6,7 +6,7 @@ import pytest
 import torch
 from kinds_of_runs import LORA, make_ragged
 
-from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.techniques import Technique
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
 from powertrain.techniques.attention_kernel import AttentionKernel

@@ -13,7 +13,7 @@ from powertrain.cost.offloading import Link, added_s, block_flops, hidden_bytes,
 from powertrain.cost.saving import kinds_by_worth, lightest_that_fits
 from powertrain.cost.work import training_flops
 from powertrain.cost.workload import Workload
-from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels.fused.saving import KINDS
 from powertrain.planner import make_plan
 from powertrain.recipe import Recipe

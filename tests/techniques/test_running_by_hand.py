@@ -10,7 +10,7 @@ import pytest
 import torch
 from kinds_of_runs import LORA, make_ragged, ragged_facts
 
-from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels.fused.compiled import tokens_to_divide
 from powertrain.planner import make_plan
 from powertrain.recipe import Recipe

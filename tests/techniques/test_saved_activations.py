@@ -12,7 +12,7 @@ from kinds_of_runs import LORA, make_ragged
 from torch import Tensor
 
 from not_compiled import NotCompiled
-from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels.attention import bmm_attention, math_attention, sdpa_attention
 from powertrain.models.kernels.fused.saving import KINDS, PlainHost
 from powertrain.techniques.base import NotApplied

@@ -11,7 +11,7 @@ import torch
 from kinds_of_runs import LORA, SIZES, make_ragged
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels.attention import Attention, bmm_attention, ragged_attention, sdpa_attention
 from powertrain.techniques import activation_checkpointing
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing

@@ -9,7 +9,7 @@ import torch
 from kinds_of_runs import LORA, make_ragged, run_by_hand
 from test_cuda_graph import PACKED, WAITS, Operators, gradients_of, replayed
 
-from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import FAMILIES
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.fused_adamw import FusedAdamW

@@ -12,7 +12,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from not_compiled import NotCompiled
-from powertrain.models.adapters.attached import AdapterConfig, add_adapters
+from powertrain.models.adapters.attached import add_adapters
+from powertrain.models.adapters.targets import AdapterConfig
+from powertrain.models.saving import save_model
 from powertrain.records import WrongUse
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
 from powertrain.techniques.flat_parameters import FlatParameters
@@ -290,6 +292,6 @@ def test_evaluation_and_export_are_those_of_the_weights(make_setup: MakeSetup, t
     losses = [evaluate(setup, setup.examples, tokens_per_byte=None).loss for setup in (plain, changed)]
     assert losses[0] == losses[1]
     for name, setup in (("plain", plain), ("flat", changed)):
-        setup.model.save(tmp_path / name)
+        save_model(setup.model, tmp_path / name)
     for file in (tmp_path / "plain").glob("*.safetensors"):
         assert (tmp_path / "flat" / file.name).read_bytes() == file.read_bytes()

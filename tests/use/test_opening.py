@@ -17,6 +17,7 @@ from powertrain.data.tokenizers import load_tokenizer
 from powertrain.models.adapters.attached import has_adapters
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.decoder import Decoder
+from powertrain.models.saving import save_model
 from powertrain.records import WrongUse
 from powertrain.use.opening import open_model
 
@@ -65,7 +66,7 @@ def test_a_base_that_moved_is_named_anew(adapter_folder: Callable[..., Path], ba
 
 
 def test_an_adapter_for_another_base_says_what_differs(adapter_folder: Callable[..., Path], tmp_path: Path) -> None:
-    make_base("llama", vocabulary=330, width=32).save(tmp_path / "other", load_tokenizer(adapter_folder()))
+    save_model(make_base("llama", vocabulary=330, width=32), tmp_path / "other", load_tokenizer(adapter_folder()))
     with pytest.raises(WrongUse, match=r"belongs to another base: its model.layers.0.*is \d+ x \d+"):
         open_model(str(tmp_path / "adapter"), base=str(tmp_path / "other"))
     with pytest.raises(WrongUse, match="leave --base out"):

@@ -53,7 +53,7 @@ def _adapter(path: str, folder: Path, base: str | None) -> tuple[list[Row], dict
     from powertrain.export.adapter import export_adapter
     from powertrain.models.adapters.files import CONFIG
     from powertrain.models.bridge.adapters import NATIVE_ONLY
-    from powertrain.models.huggingface.folder import read_json
+    from powertrain.records.json_files import read_json
     from powertrain.use.opening import find_parts, open_tokenizer
 
     found = find_parts(path, base=base)

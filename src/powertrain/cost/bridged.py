@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from powertrain.records import ModelFacts
+from powertrain.shapes import linear_shapes
 
 
 def as_decoder(model: ModelFacts) -> ModelFacts:
@@ -18,7 +19,7 @@ def as_decoder(model: ModelFacts) -> ModelFacts:
     head_width = model.head_width or max(1, model.width // heads)
     found = replace(model, heads=heads, kv_heads=model.kv_heads or heads, head_width=head_width,
                     mlp_width=model.mlp_width or 4 * model.width, rotary_width=head_width)
-    linears = _linear_shapes(found)
+    linears = linear_shapes(found)
     shapes = {"embedding.weight": (model.vocabulary, model.width), "norm.weight": (model.width,),
               "blocks.0.attention_norm.weight": (model.width,), "blocks.0.mlp_norm.weight": (model.width,),
               **{f"blocks.0.{name}.weight": shape for name, shape in linears.items()}}
@@ -27,15 +28,7 @@ def as_decoder(model: ModelFacts) -> ModelFacts:
     return replace(found, shapes={**shapes, **_adapter_shapes(found, linears)})
 
 
-def _linear_shapes(model: ModelFacts) -> dict[str, tuple[int, ...]]:
-    """Of one block: (outputs, inputs)."""
-    queries, keys = model.heads * model.head_width, model.kv_heads * model.head_width
-    gates = 2 if model.gated_mlp else 1
-    return {"qkv": (queries + 2 * keys, model.width), "attention_out": (model.width, queries),
-            "mlp_in": (gates * model.mlp_width, model.width), "mlp_out": (model.width, model.mlp_width)}
-
-
-def _adapter_shapes(model: ModelFacts, linears: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def _adapter_shapes(model: ModelFacts, linears: dict[str, tuple[int, int]]) -> dict[str, tuple[int, ...]]:
     if not model.adapter_parameters or not model.adapted_layers:
         return {}
     of_rank_1 = len(model.adapted_layers) * sum(outputs + inputs for outputs, inputs in linears.values())

@@ -13,10 +13,11 @@ from powertrain.cost.offloading import link_of, waited_s
 from powertrain.cost.padding import length_at
 from powertrain.cost.recomputing import made_again_flops
 from powertrain.cost.roofline import Efficiency, efficiency, expected_step_s, size_class, step_floor
-from powertrain.cost.stored import EIGHT_BIT, as_held
+from powertrain.cost.stored import as_held
 from powertrain.cost.work import Work, step_work, training_flops
 from powertrain.cost.workload import Workload
 from powertrain.records import Estimate, Hardware, ModelFacts, UnknownFact
+from powertrain.shapes import EIGHT_BIT
 
 FUSED_SHARE = 1 / 3                          # guess: chains of about three elementwise operators become one
 BRIDGED_SHARE = 0.5                          # guess: modules of other libraries start more operators, and fuse no projections

@@ -7,11 +7,11 @@ blocks, and the part of the first adapted block before its first adapter, have n
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
 from powertrain.records import ModelFacts
+from powertrain.shapes import linear_shapes
 
 ADAPTER = re.compile(r"blocks\.\d+\.(\w+)\.adapters\.(\w+)\.(\w+)")   # linear, module, weight
 
@@ -71,12 +71,9 @@ def adapter_dropout(model: ModelFacts) -> float:
 
 def linears(model: ModelFacts) -> tuple[Linear, ...]:
     """Those of one block, in the order in which they are computed."""
-    queries, keys = model.heads * model.head_width, model.kv_heads * model.head_width
-    inner = (2 if model.gated_mlp else 1) * model.mlp_width
-    shapes = {"qkv": (model.width, queries + 2 * keys), "attention_out": (queries, model.width),
-              "mlp_in": (model.width, inner), "mlp_out": (model.mlp_width, model.width)}
     adapters = adapters_of(model)
-    return tuple(Linear(name, inputs, outputs, tuple(adapters.get(name, ()))) for name, (inputs, outputs) in shapes.items())
+    return tuple(Linear(name, inputs, outputs, tuple(adapters.get(name, ())))
+                 for name, (outputs, inputs) in linear_shapes(model).items())
 
 
 def adapters_of(model: ModelFacts) -> dict[str, list[Adapter]]:
@@ -116,11 +113,3 @@ def backward_of(model: ModelFacts, layer: int) -> Backward:
     flows = {"qkv": block, "attention_out": attention, "mlp_in": read, "mlp_out": mlp}
     kept = frozenset() if adapter_dropout(model) else trained
     return Backward(frozenset(name for name, needed in flows.items() if needed), trained, kept, block, attention, middle, mlp)
-
-
-def checkpointed_layers(model: ModelFacts, every: int) -> int:
-    """How many blocks are computed again when every `every`-th one, from the first, keeps only its input; 0: none.
-
-    A block without a backward pass is never computed again.
-    """
-    return math.ceil(model.layers / every) - math.ceil(lowest_layer(model) / every) if every else 0

@@ -21,7 +21,7 @@ from powertrain.cost.operators import (
     unary,
 )
 from powertrain.cost.replay import Block, Gradients, Saved, Tape, Value
-from powertrain.cost.tiles import Chunk, Tile, chunks_of
+from powertrain.shapes import Chunk, Tile, plan_chunks
 
 KEYS_AT_ONCE = 512                           # of torch's flash attention on a CPU, and by the length: the rows at once
 ROWS_AT_ONCE = ((768, 256), (192, 64), (0, 32))
@@ -201,7 +201,7 @@ def _attend_dropping(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, gro
 def bmm_attention(tape: Tape, q: Value, k: Value, v: Value, shape: Shape) -> Value:
     """Batched products over tiles; one operator, which keeps q, k, v and which weights were not dropped."""
     sizes, item = [x.nbytes for x in (q, k, v)], q.item
-    chunks = chunks_of(shape.lengths, shape.heads, shape.window, item)
+    chunks = plan_chunks(shape.lengths, shape.heads, shape.window, item)
     kept_bytes = sum(chunk.weights for chunk in chunks) * shape.heads if shape.dropout else 0
 
     def back(saved: Saved, gradients: Gradients) -> Gradients:
@@ -249,7 +249,7 @@ def _chunk_inputs(tape: Tape, chunk: Chunk, shape: Shape, item: int, held: Held,
     rows = chunk.documents * chunk.length * shape.head_width * item
     found: Held = []
     for place, heads in enumerate((shape.heads, shape.kv_heads, shape.kv_heads, *((shape.heads,) if outer else ()))):
-        filled = tape.new(rows * heads) if chunk.copies else None
+        filled = tape.new(rows * heads) if chunk.span is None else None
         found.append(tape.new(rows * heads))
         del filled
         if place < len(held):

@@ -12,7 +12,6 @@ that another library computes it is what the decoder here would take, at that sh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,23 +20,12 @@ from powertrain.cost.blocks import Unit, kinds_of, units_of
 from powertrain.cost.bridged import as_decoder
 from powertrain.cost.forward import StepFacts
 from powertrain.cost.gradients import has_frozen_base
-from powertrain.cost.replay import COPIES, Block, Memory
-from powertrain.cost.segments import Segments
+from powertrain.cost.replay import COPIES, Memory
 from powertrain.cost.step import Step
-from powertrain.cost.stored import (
-    DTYPE_BYTES,
-    EIGHT_BIT,
-    FOUR_BIT,
-    FP32,
-    as_held,
-    frozen_bytes,
-    is_scaled,
-    left_wide_bytes,
-    matrix_bytes,
-    other_bytes,
-)
+from powertrain.cost.stored import as_held, frozen_bytes, left_wide_bytes
 from powertrain.cost.workload import Workload
 from powertrain.records import ModelFacts
+from powertrain.shapes import DTYPE_BYTES, FOUR_BIT, FP32
 
 INDEX_BYTES = 8                              # int64
 TENSORS = 3                                  # of a batch: tokens, targets, positions
@@ -63,17 +51,6 @@ def peak_memory(model: ModelFacts, workload: Workload) -> Mapping[str, int]:
 @lru_cache(REMEMBERED)
 def _peak(asked: Asked) -> Mapping[str, int]:
     return {name: nbytes for name, nbytes in replay(asked.model, asked.workload).at_the_peak().items() if nbytes}
-
-
-def reserved_bytes(model: ModelFacts, workload: Workload) -> int:
-    """What torch's CUDA allocator reserves for such a step: segments, and what they waste. Slower: every block is replayed."""
-    segments = Segments()
-    memory = Memory({}, CUDA_ROUNDING, segments)
-    model = as_held(as_decoder(model), workload.base_dtype)
-    standing = [Block(memory, nbytes, "weights") for nbytes in _standing_tensors(model, workload)]
-    _run(model, workload, memory, leaves_out=False)
-    del standing
-    return segments.reserved
 
 
 def replay(model: ModelFacts, workload: Workload, *, leaves_out: bool = True) -> Memory:
@@ -118,25 +95,3 @@ def _passes(workload: Workload) -> list[tuple[int, ...]]:
     if len(different) > OTHER_PASSES:
         different = [max(different, key=sum), max(different, key=lambda lengths: sum(length * length for length in lengths))]
     return [first, *dict.fromkeys(different)]
-
-
-def _standing_tensors(model: ModelFacts, workload: Workload) -> list[int]:
-    """The same, tensor by tensor: weights of each block and outside, two moments of each trained one."""
-    found = [TENSORS * INDEX_BYTES * sum(map(sum, workload.passes)), workload.library_workspace_bytes,
-             whole_bytes(model, workload)]
-    if workload.flat_parameters:
-        found.append(FP32 * model.trainable)
-    frozen = has_frozen_base(model)
-    for name, shape in model.shapes.items():
-        is_adapter, count = ".adapters." in name, math.prod(shape)
-        blocks = model.layers if name.startswith("blocks.") else 1
-        copies = len(model.adapted_layers) if is_adapter else blocks
-        is_matrix = name.startswith("blocks.") and len(shape) == 2 and not is_adapter
-        stored = matrix_bytes(model) if is_matrix else other_bytes(model)
-        if is_matrix and model.frozen_dtype in EIGHT_BIT and not is_scaled(model, name.split(".")[2], workload.device):
-            stored = DTYPE_BYTES[workload.dtype]
-        if is_adapter or not frozen:
-            found += [FP32 * count, *[round(workload.moment_bytes * count / 2)] * 2] * copies
-        else:
-            found += [round(stored * count)] * copies
-    return found

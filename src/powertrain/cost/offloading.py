@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from powertrain.cost.gradients import linears, lowest_layer
-from powertrain.cost.stored import DTYPE_BYTES
 from powertrain.cost.work import forward_flops, training_flops
 from powertrain.records import Hardware, ModelFacts
+from powertrain.shapes import DTYPE_BYTES
 
 PRODUCTS = {"inner": "mlp_in", "heads": "qkv"}               # kind of tensor -> what gave it, and could again
 HOST_ROOM = 0.5              # share of the host's free memory: pinned, it is lost to everybody else

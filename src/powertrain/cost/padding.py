@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
-QUANTILES = {"min": 0.0, "p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}    # keys of DataFacts.length_quantiles
+from powertrain.shapes import QUANTILES
+
 DRAWS = 256                                  # points at which the distribution of lengths is integrated
 
 

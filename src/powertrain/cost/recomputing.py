@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from powertrain.cost.gradients import adapter_dropout, has_frozen_base, linears, lowest_layer
-from powertrain.cost.stored import DTYPE_BYTES, matrix_bytes
+from powertrain.cost.stored import matrix_bytes
 from powertrain.records import ModelFacts
+from powertrain.shapes import DTYPE_BYTES
 
 LAST = "mlp_out"
 

@@ -22,8 +22,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from powertrain.cost.segments import Segments
-
 ACTIVATIONS, LOSS, WORKSPACE, GRADIENTS, COPIES = "activations", "loss", "workspace", "gradients", "low-precision copies"
 ROUNDING = "allocator rounding"
 INFINITE = 1 << 62                           # order of a weight: its gradient is taken as soon as it is there
@@ -35,14 +33,10 @@ Result = TypeVar("Result")
 
 
 class Memory:
-    """An allocator that hands out nothing but numbers. Blocks are rounded up to multiples of `rounding` bytes.
+    """An allocator that hands out nothing but numbers. Blocks are rounded up to multiples of `rounding` bytes."""
 
-    With `segments` it also deals them out of those.
-    """
-
-    def __init__(self, standing: Mapping[str, int], rounding: int = 1, segments: Segments | None = None) -> None:
-        self.held = dict(standing)
-        self.rounding, self.segments = rounding, segments
+    def __init__(self, standing: Mapping[str, int], rounding: int = 1) -> None:
+        self.held, self.rounding = dict(standing), rounding
         self.total = sum(self.held.values())
         self.peak, self.fullest = self.total, dict(self.held)
         self.full = False                    # the running sum has passed the peak, and `fullest` is not written down yet
@@ -80,30 +74,24 @@ class Memory:
 class Block:
     """Bytes in one piece: a tensor's storage. Views share it. `is_viewed`: as a gradient it is another tensor's view."""
 
-    __slots__ = ("away", "component", "is_viewed", "memory", "nbytes", "piece")
+    __slots__ = ("away", "component", "is_viewed", "memory", "nbytes")
 
     def __init__(self, memory: Memory, nbytes: int, component: str) -> None:
         self.memory, self.nbytes, self.component, self.is_viewed, self.away = memory, nbytes, component, False, 0
         memory.take(nbytes, component)
-        self.piece = None if memory.segments is None else memory.segments.take(nbytes)
 
     def __del__(self) -> None:
         self.memory.give(self.nbytes, self.component)
-        if self.memory.segments is not None and self.piece is not None:
-            self.memory.segments.give(self.piece)
 
     def put_away(self) -> None:
         """Its bytes are given back, whoever still refers to it."""
         self.memory.give(self.nbytes, self.component)
-        if self.memory.segments is not None and self.piece is not None:
-            self.memory.segments.give(self.piece)
-        self.away, self.nbytes, self.piece = self.nbytes, 0, None
+        self.away, self.nbytes = self.nbytes, 0
 
     def bring_back(self) -> None:
         """They are taken again, if they were put away."""
         if self.away:
             self.memory.take(self.away, self.component)
-            self.piece = None if self.memory.segments is None else self.memory.segments.take(self.away)
             self.nbytes, self.away = self.away, 0
 
     def becomes(self, component: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from powertrain.cost.gradients import Linear
 from powertrain.cost.replay import Block, Gradients, Saved, Tape, Value
-from powertrain.cost.stored import FP8, FP32
+from powertrain.shapes import FP8, FP32
 
 INT32 = 4
 

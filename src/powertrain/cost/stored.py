@@ -7,16 +7,7 @@ from typing import Any
 
 from powertrain.cost.gradients import has_frozen_base, linears
 from powertrain.records import ModelFacts
-
-DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}   # of the matrix products, and of frozen weights
-FP32 = 4
-BLOCK, SCALES = 64, 256                      # weights with one scale, and scales with one scale of their own
-# 4 bits a weight, 8 a scale, and fp32 for each scale of scales: 4.127 bits. Source: Dettmers et al. 2023 (QLoRA), section 3
-FOUR_BIT_BYTES = 0.5 + 1 / BLOCK + FP32 / (BLOCK * SCALES)
-FOUR_BIT = ("nf4", "fp4")
-INT8, FP8 = "int8", "fp8"
-EIGHT_BIT = (INT8, FP8)                      # a byte a weight, and an fp32 scale for each row of a matrix
-MULTIPLE = {INT8: 8, FP8: 16}                # of both sizes of a matrix, on a GPU; another stays in the products' type
+from powertrain.shapes import DTYPE_BYTES, EIGHT_BIT, FOUR_BIT, FOUR_BIT_BYTES, FP32, takes_eight_bits
 
 
 def matrix_bytes(model: ModelFacts) -> float:
@@ -36,7 +27,7 @@ def is_scaled(model: ModelFacts, name: str, device: str) -> bool:
 
 def _suits(model: ModelFacts, name: str, stored: str, device: str) -> bool:
     part = next(part for part in linears(model) if part.name == name)
-    return device != "cuda" or part.inputs % MULTIPLE[stored] == 0 == part.outputs % MULTIPLE[stored]
+    return takes_eight_bits(part.outputs, part.inputs, stored, device)
 
 
 def left_wide_bytes(model: ModelFacts, device: str, dtype: str) -> int:

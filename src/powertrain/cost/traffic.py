@@ -21,8 +21,9 @@ from powertrain.cost.gradients import (
     lowest_layer,
 )
 from powertrain.cost.recomputing import Recomputed, recomputed_of
-from powertrain.cost.stored import DTYPE_BYTES, EIGHT_BIT, FOUR_BIT, FP32, matrix_bytes, other_bytes
+from powertrain.cost.stored import matrix_bytes, other_bytes
 from powertrain.records import ModelFacts
+from powertrain.shapes import DTYPE_BYTES, EIGHT_BIT, FOUR_BIT, FP32
 
 BACKWARD_SHARE = 2                           # backward over forward: two products for each one of the forward pass
 ADAMW_PASSES = 3                             # fp32 read: weight, gradient; written: weight; its moments are read and written

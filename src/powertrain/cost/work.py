@@ -124,18 +124,6 @@ def step_work(model: ModelFacts, micro_batches: Sequence[Sequence[int]], dtype: 
     )
 
 
-def evaluation_work(model: ModelFacts, batches: Sequence[Sequence[int]], dtype: str) -> Work:
-    """The work of forward passes alone, without dropout: one per entry of `batches`, the lengths of its documents."""
-    lengths = [length for batch in batches for length in batch]
-    tokens, passes = sum(lengths), len(batches)
-    moved = traffic.Traffic(model, tokens, passes, dtype, backward=False)
-    return Work(
-        dtype=dtype, tokens=tokens, flops=forward_flops(model, lengths), recompute_flops=0.0,
-        gemm_bytes=moved.gemm_bytes(), elementwise_bytes=moved.elementwise_bytes(), optimizer_bytes=0.0,
-        operators=moved.operators(), dropout_elements=0.0,
-    )
-
-
 # ------------------------------------------------------------------------------------------------ forward
 
 

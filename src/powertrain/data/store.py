@@ -35,9 +35,9 @@ from powertrain.data.tokenizers import (
     make_tokenizer,
     token_dtype,
 )
+from powertrain.shapes import length_quantiles
 
 FORMAT = 1                                   # of the folder, and of all that decides its content: splits, bpe training
-QUANTILES = {"min": 0.0, "p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +121,7 @@ def _build(folder: Path, documents: Sequence[Document], digest: str, split: Spli
         "text_bytes": sum(len(document.text.encode()) for document in documents),
         "validation_bytes": len(validation),
         "validation_text_gzip_bytes": len(gzip.compress(validation, 9, mtime=0)),
-        "length_quantiles": {name: int(np.quantile(lengths, q, method="nearest")) for name, q in QUANTILES.items()},
+        "length_quantiles": length_quantiles(lengths),
     }
 
 

@@ -11,9 +11,8 @@ from powertrain.data.example import Example
 from powertrain.export.check import Agreement, all_scores, compare_scores, shortened
 from powertrain.export.merged import DTYPES, MergeReport, refuse_difference, refuse_loss
 from powertrain.export.output import check_output, new_folder
-from powertrain.models.bridge.adapters import merge_bridged
 from powertrain.models.bridge.loading import load_bridged
-from powertrain.models.bridge.model import BridgedModel
+from powertrain.models.bridge.model import BridgedModel, merge_bridged
 from powertrain.models.model import SavedTokenizer
 from powertrain.records import RunFailed, WrongUse
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from powertrain.data.examples.store import ExampleStore, refuse_no_training
-from powertrain.data.store import QUANTILES, TokenStore
+from powertrain.data.store import TokenStore
 from powertrain.records import DataFacts, WrongUse
+from powertrain.shapes import length_quantiles
 
 
 def data_facts(store: TokenStore, *, block: int, stride: int, train_batch_size: int) -> DataFacts:
@@ -46,7 +45,7 @@ def example_facts(store: ExampleStore, *, train_batch_size: int) -> DataFacts:
         tokenizer=store.tokenizer.kind, vocabulary=store.tokenizer.vocabulary,
         train_tokens=int(lengths.sum()), validation_tokens=int(store.validation.lengths.sum()), validation_bytes=0,
         block=block, stride=block, examples=len(lengths), train_batch_size=train_batch_size,
-        length_quantiles={name: int(np.quantile(lengths, q, method="nearest")) for name, q in QUANTILES.items()},
+        length_quantiles=length_quantiles(lengths),
         kind=store.kind, max_length=int(lengths.max()), trained_share=float(store.training.trained.sum() / lengths.sum()),
         cut_examples=store.counts.get("cut", 0),
     )

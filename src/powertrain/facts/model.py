@@ -1,15 +1,14 @@
-"""The decoder that a config asks for, counted without building it. Loads torch only to count adapters."""
+"""The decoder that a config asks for, counted without building it. Loads no torch."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+from powertrain.models.adapters.targets import AdapterConfig, adapted_layers, count_adapter_parameters, find_targets
 from powertrain.models.config import ModelConfig
 from powertrain.records import ModelFacts
-
-if TYPE_CHECKING:
-    from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.shapes import linear_shapes
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -43,15 +42,12 @@ def model_facts(config: ModelConfig, *, method: str = "scratch", path: str = "",
 
 def block_shapes(config: ModelConfig) -> Shapes:
     """Weight name -> shape of block 0: one fused projection for q, k and v, and one for gate and up."""
-    queries, keys = config.heads * config.head_width, config.kv_heads * config.head_width
-    gates = 2 if config.gated_mlp else 1
+    linears = linear_shapes(config)
     shapes = {
         **_norm("attention_norm", config.width, config.norm_bias),
-        **_linear("qkv", config.width, queries + 2 * keys, config.qkv_bias),
-        **_linear("attention_out", queries, config.width, config.output_bias),
+        **_linear("qkv", linears, config.qkv_bias), **_linear("attention_out", linears, config.output_bias),
         **_norm("mlp_norm", config.width, config.norm_bias),
-        **_linear("mlp_in", config.width, gates * config.mlp_width, config.mlp_bias),
-        **_linear("mlp_out", config.mlp_width, config.width, config.mlp_bias),
+        **_linear("mlp_in", linears, config.mlp_bias), **_linear("mlp_out", linears, config.mlp_bias),
     }
     if config.qk_norm:
         shapes |= {**_norm("q_norm", config.head_width, False), **_norm("k_norm", config.head_width, False)}
@@ -73,8 +69,6 @@ def _adapters(config: ModelConfig, adapters: AdapterConfig | None) -> tuple[Shap
     """(name -> shape of the adapters' weights in the first block that has some, the numbers in all blocks, those blocks)."""
     if adapters is None:
         return {}, 0, ()
-    from powertrain.models.adapters.attached import adapted_layers, count_adapter_parameters, find_targets
-
     layers = adapted_layers(config, adapters)
     shapes: Shapes = {}
     for slot in find_targets(config, adapters.target_modules):
@@ -89,9 +83,9 @@ def _adapters(config: ModelConfig, adapters: AdapterConfig | None) -> tuple[Shap
     return shapes, count_adapter_parameters(config, adapters), layers
 
 
-def _linear(name: str, inputs: int, outputs: int, bias: bool) -> Shapes:
-    weight: Shapes = {f"{name}.weight": (outputs, inputs)}
-    return weight | {f"{name}.bias": (outputs,)} if bias else weight
+def _linear(name: str, shapes: Mapping[str, tuple[int, int]], bias: bool) -> Shapes:
+    weight: Shapes = {f"{name}.weight": shapes[name]}
+    return weight | {f"{name}.bias": shapes[name][:1]} if bias else weight
 
 
 def _norm(name: str, width: int, bias: bool) -> Shapes:

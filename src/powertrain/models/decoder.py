@@ -11,9 +11,6 @@ Legend: T tokens, V vocabulary, H heads, K kv heads, D head width.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,19 +18,12 @@ from torch import Tensor, nn
 
 from powertrain.models.config import ModelConfig
 from powertrain.models.kernels.attention import Attention, math_attention
-from powertrain.models.model import Model, SavedTokenizer
+from powertrain.models.model import Model, Rotary, RunBlock
 from powertrain.models.rotary import rotary_tables
 from powertrain.records import Batch, WrongUse
+from powertrain.shapes import linear_shapes
 
-Rotary = tuple[Tensor, Tensor]        # cosines and sines, each (T, 1, rotary width) fp32
 INITIAL_DEVIATION = 0.02              # of all matrices: GPT-2
-
-
-class RunBlock(Protocol):
-    """How a block is run: plainly, compiled, or with its activations computed twice."""
-
-    def __call__(self, block: Block, index: int, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...],
-                 attention: Attention) -> Tensor: ...
 
 
 class Norm(nn.Module):
@@ -60,14 +50,18 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
         self.config, self.index = config, index
-        queries, keys = config.heads * config.head_width, config.kv_heads * config.head_width
-        inner = config.mlp_width * (2 if config.gated_mlp else 1)
+        shapes = linear_shapes(config)
+
+        def linear(name: str, bias: bool) -> nn.Linear:
+            outputs, inputs = shapes[name]
+            return nn.Linear(inputs, outputs, bias=bias)
+
         self.attention_norm = Norm(config.width, config)
-        self.qkv = nn.Linear(config.width, queries + 2 * keys, bias=config.qkv_bias)
-        self.attention_out = nn.Linear(queries, config.width, bias=config.output_bias)
+        self.qkv = linear("qkv", config.qkv_bias)
+        self.attention_out = linear("attention_out", config.output_bias)
         self.mlp_norm = Norm(config.width, config)
-        self.mlp_in = nn.Linear(config.width, inner, bias=config.mlp_bias)       # gate, then up, if gated
-        self.mlp_out = nn.Linear(config.mlp_width, config.width, bias=config.mlp_bias)
+        self.mlp_in = linear("mlp_in", config.mlp_bias)      # gate, then up, if gated
+        self.mlp_out = linear("mlp_out", config.mlp_bias)
         self.q_norm = Norm(config.head_width, config, "rms") if config.qk_norm else None
         self.k_norm = Norm(config.head_width, config, "rms") if config.qk_norm else None
 
@@ -209,27 +203,6 @@ class Decoder(Model):
                 run_block: RunBlock | None = None) -> Tensor:
         """(T, V): for each token the logits of the one that follows it."""
         return self.logits(self.hidden(batch, attention=attention, run_block=run_block))
-
-    def penalty(self) -> Tensor | None:
-        from powertrain.models.adapters.attached import adapter_penalty
-
-        return adapter_penalty(self)
-
-    def diagnose(self) -> Mapping[str, Mapping[str, float]]:
-        from powertrain.models.adapters.attached import diagnose_adapters
-
-        return diagnose_adapters(self)
-
-    def save(self, folder: Path, tokenizer: SavedTokenizer | None = None) -> None:
-        """The adapters' files if it has adapters, else a whole Hugging Face folder. Raises OSError."""
-        from powertrain.models.adapters.attached import has_adapters
-        from powertrain.models.adapters.files import save_adapter
-        from powertrain.models.huggingface.folder import save_folder
-
-        if has_adapters(self):
-            save_adapter(self, folder, base=self.base, tokenizer=tokenizer)
-        else:
-            save_folder(self, folder, tokenizer)
 
 
 def decays(parameter: Tensor) -> bool:

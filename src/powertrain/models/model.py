@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from powertrain.models.kernels.attention import Attention, math_attention
 from powertrain.records import Batch
 
-if TYPE_CHECKING:
-    from powertrain.models.decoder import RunBlock
+Rotary = tuple[Tensor, Tensor]        # cosines and sines, each (T, 1, rotary width) fp32
+
+
+class RunBlock(Protocol):
+    """Runs a `decoder.Block`: plainly, compiled, or with its activations computed twice."""
+
+    def __call__(self, block: Any, index: int, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...],
+                 attention: Attention) -> Tensor: ...
 
 
 class SavedTokenizer(Protocol):
@@ -33,6 +40,18 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
+class Reporting(nn.Module):
+    """A part of a model that may add a penalty to the loss, and that may report measurements of itself: an adapted linear."""
+
+    def penalties(self) -> Iterator[Tensor]:
+        """Yield each () penalty that is added to the loss of an optimizer step."""
+        raise NotImplementedError
+
+    def diagnose(self) -> Mapping[str, Mapping[str, float]]:
+        """Return module name -> measurement -> value."""
+        raise NotImplementedError
+
+
 class Model(nn.Module):
     """A batch in, rows out, and scores for rows. See records.Batch for what the R rows are."""
 
@@ -46,13 +65,13 @@ class Model(nn.Module):
         raise NotImplementedError
 
     def penalty(self) -> Tensor | None:
-        """() what is added to the loss of each optimizer step, besides the data's: regularised adapters have one."""
-        return None
+        """Return the () sum of what regularised adapters add to the loss of an optimizer step, or None."""
+        penalties = [penalty for part in self._reporting() for penalty in part.penalties()]
+        return torch.stack(penalties).sum() if penalties else None
 
     def diagnose(self) -> Mapping[str, Mapping[str, float]]:
-        """What its adapters have to say of themselves, by module name: adapters that are not matrices have something."""
-        return {}
+        """Return the measurements of adapters with a learned function, by module name and then by measurement."""
+        return {name: told for part in self._reporting() for name, told in part.diagnose().items()}
 
-    def save(self, folder: Path, tokenizer: SavedTokenizer | None = None) -> None:
-        """A folder that others load: the whole model, or the adapters of one that has them. Raises OSError."""
-        raise NotImplementedError
+    def _reporting(self) -> Iterator[Reporting]:
+        return (part for part in self.modules() if isinstance(part, Reporting))

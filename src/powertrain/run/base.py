@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from powertrain.models.huggingface.folder import read_json
+from powertrain.models.huggingface.families import read_model_json
 from powertrain.models.huggingface.hub import find_model
 from powertrain.models.huggingface.providers import Choice, choose_provider
 from powertrain.recipe import Recipe
@@ -50,7 +50,7 @@ def find_base(recipe: Recipe, software: Software) -> Base:
     if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
         raise WrongUse(f"{folder} holds an adapter, not a model; to train it further use model.path=ITS_BASE "
                        f"model.adapter={folder}")
-    config = read_json(folder / "config.json")
+    config = read_model_json(folder / "config.json")
     choice = choose_provider(config, recipe.model.provider, recipe.model.task, software)
     return Base(folder, str(folder.resolve()) if local else recipe.model.path, config, choice)
 

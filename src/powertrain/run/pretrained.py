@@ -13,10 +13,12 @@ from powertrain.data.collate import collate, collate_padded
 from powertrain.data.examples.store import ExampleStore
 from powertrain.facts.data import example_facts
 from powertrain.facts.model import model_facts
-from powertrain.models.adapters.attached import AdapterConfig, add_adapters
+from powertrain.models.adapters.attached import add_adapters
 from powertrain.models.adapters.files import load_adapter, read_adapter_config
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.bridge.loading import bridged_facts, load_bridged
-from powertrain.models.huggingface.folder import load_folder, read_config
+from powertrain.models.huggingface.families import read_config
+from powertrain.models.huggingface.folder import load_folder
 from powertrain.models.huggingface.providers import availability
 from powertrain.models.kernels.quantised import quantise_base
 from powertrain.models.model import Model

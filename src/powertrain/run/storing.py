@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from powertrain.data.publishing import sync
+from powertrain.models.saving import save_model
 from powertrain.records import NotDurable, RunFailed
 from powertrain.training.checkpoint import disk_is_full, keep_only, save_checkpoint
 
@@ -78,7 +79,7 @@ def write_model(session: Session) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         unfinished.mkdir()
-        session.setup.model.save(unfinished, session.prepared.material.tokenizer)
+        save_model(session.setup.model, unfinished, session.prepared.material.tokenizer)
         for file in unfinished.iterdir():
             sync(file)
         os.rename(unfinished, model_folder)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.passes import longest_example
 from powertrain.cost.precision import planned_dtype
-from powertrain.cost.stored import DTYPE_BYTES, FOUR_BIT
 from powertrain.cost.workload import Workload
 from powertrain.models.kernels.quantised import keep_whole, whole_blocks
 from powertrain.records import Facts, Proposal, Refusal
+from powertrain.shapes import DTYPE_BYTES, FOUR_BIT
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:

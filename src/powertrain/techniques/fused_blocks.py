@@ -17,10 +17,11 @@ from powertrain.records import Batch, Effect, Facts, ModelFacts, Proposal, Refus
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
-    from powertrain.models.decoder import Block, Rotary
+    from powertrain.models.decoder import Block
     from powertrain.models.kernels.attention import Attention
     from powertrain.models.kernels.fused.block import HandWritten
     from powertrain.models.kernels.fused.parts import Parts
+    from powertrain.models.model import Rotary
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 

@@ -155,6 +155,6 @@ def _in_words(model: ModelFacts, light: Workload, tokens: int, link: Link) -> st
 def _host_of(setup: Setup) -> Host:
     if setup.device.type != "cuda":
         return PlainHost()
-    from powertrain.models.kernels.fused.pinned_host import PinnedHost
+    from powertrain.models.kernels.fused.saving import PinnedHost
 
     return PinnedHost(setup.device)

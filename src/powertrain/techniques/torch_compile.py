@@ -17,8 +17,9 @@ from powertrain.records import Effect, Facts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
-    from powertrain.models.decoder import Block, Rotary, RunBlock
+    from powertrain.models.decoder import Block
     from powertrain.models.kernels.attention import Attention
+    from powertrain.models.model import Rotary, RunBlock
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 

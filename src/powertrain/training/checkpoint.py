@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from powertrain.data.publishing import sync
-from powertrain.models.huggingface.folder import save_tensors
+from powertrain.models.huggingface.shards import save_tensors
 from powertrain.records import RunFailed, WrongUse
 from powertrain.training.flat_optimizer import FlatAdamW
 from powertrain.training.loop import State

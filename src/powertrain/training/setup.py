@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from powertrain.data.example import Example
 from powertrain.data.order import step_examples
-from powertrain.models.decoder import RunBlock, run_plainly
+from powertrain.models.decoder import run_plainly
 from powertrain.models.kernels.attention import Attention, math_attention
-from powertrain.models.model import Model
+from powertrain.models.model import Model, RunBlock
 from powertrain.records import IGNORE, Batch
 from powertrain.training.laps import Lap
 from powertrain.training.ranks import ALONE, Ranks

@@ -21,8 +21,10 @@ from powertrain.models.adapters.files import load_adapter, read_adapter_config
 from powertrain.models.bridge.loading import load_bridged
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.decoder import Decoder
-from powertrain.models.huggingface.folder import CONFIG, load_folder, read_json
+from powertrain.models.huggingface.families import read_model_json
+from powertrain.models.huggingface.folder import load_folder
 from powertrain.models.huggingface.hub import HUB_ID, TOKENIZERS, find_model
+from powertrain.models.huggingface.names import CONFIG
 from powertrain.models.huggingface.providers import AUTO_CLASSES, Choice, choose_provider
 from powertrain.models.model import Model
 from powertrain.recipe import Recipe, resolve
@@ -112,7 +114,7 @@ class OpenedModel:
         ends = {self.tokenizer.end_of_text}
         for name in (CONFIG, "generation_config.json"):
             file = self.found.folder / name
-            given = read_json(file).get("eos_token_id") if file.is_file() else None
+            given = read_model_json(file).get("eos_token_id") if file.is_file() else None
             ends.update(given if isinstance(given, list) else [given])
         return frozenset(int(end) for end in ends if end is not None)
 
@@ -131,7 +133,7 @@ class OpenedModel:
     @property
     def stored_dtype(self) -> str:
         """What the base's files hold, by torch's name, as config.json says it."""
-        config = read_json(self.found.folder / CONFIG)
+        config = read_model_json(self.found.folder / CONFIG)
         said = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
         return said if said in ("bfloat16", "float16") else "float32"
 
@@ -197,7 +199,7 @@ def find_parts(path: str, *, base: str | None = None, revision: str | None = Non
 
 def find_base_of(adapter: Path, given: str | None) -> tuple[str, Path]:
     """The base's name and its folder. Raises WrongUse if it is not there."""
-    config = read_json(adapter / ADAPTER_CONFIG)
+    config = read_model_json(adapter / ADAPTER_CONFIG)
     name = given or config.get("base_model_name_or_path")
     if not name:
         raise WrongUse(f"the adapter {adapter} does not say which base it belongs on; name it with --base PATH")
@@ -216,11 +218,11 @@ def find_base_of(adapter: Path, given: str | None) -> tuple[str, Path]:
 
 def choose(found: Found, provider: str | None) -> Choice:
     """Who computes it: as the run did, else our decoder where it can."""
-    recipe, config = found.recipe, read_json(found.folder / CONFIG)
+    recipe, config = found.recipe, read_model_json(found.folder / CONFIG)
     wanted = provider or (recipe.model.provider if recipe else None)
     task: str | None = recipe.model.task if recipe else None
     if found.adapter is not None:
-        task = task or TASKS.get(str(read_json(found.adapter / ADAPTER_CONFIG).get("task_type")))
+        task = task or TASKS.get(str(read_model_json(found.adapter / ADAPTER_CONFIG).get("task_type")))
         wanted = wanted or ("transformers" if is_for_peft_only(found.adapter) else None)
     if wanted == "unsloth":                  # which is for training; what it writes opens natively or in transformers
         wanted = None

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
-from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.records import IGNORE, Batch, Source
 

@@ -32,7 +32,7 @@ from library_models import (
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.bridge.loading import bridged_facts, load_bridged
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.huggingface.providers import AUTO_CLASSES

@@ -23,10 +23,9 @@ from library_models import (
 )
 from safetensors.torch import load_file, save_file
 
-from powertrain.models.adapters.attached import AdapterConfig
-from powertrain.models.bridge.adapters import merge_bridged
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.bridge.loading import load_bridged
-from powertrain.models.bridge.model import BridgedModel
+from powertrain.models.bridge.model import BridgedModel, merge_bridged
 from powertrain.models.huggingface.providers import AUTO_CLASSES
 from powertrain.records import WrongUse
 

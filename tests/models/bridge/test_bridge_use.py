@@ -23,7 +23,7 @@ from library_models import (
 
 from powertrain.data.collate import collate
 from powertrain.data.example import Example
-from powertrain.models.adapters.attached import AdapterConfig
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.bridge.generation import best_span, best_spans
 from powertrain.models.bridge.loading import bridged_facts
 from powertrain.models.bridge.model import BridgedModel

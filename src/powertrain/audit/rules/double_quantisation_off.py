@@ -8,11 +8,11 @@ from powertrain.audit.editing import set_to
 from powertrain.audit.resolved import is_four_bit, seen, value
 from powertrain.audit.rules.base import NO_SPEED, Circumstances, Rule
 from powertrain.audit.subject import Subject
-from powertrain.cost.stored import BLOCK, FOUR_BIT_BYTES, FP32
 from powertrain.records.findings import Cure, Expected, Finding
+from powertrain.shapes import FOUR_BIT_BYTES, FP32, QUANTISED_BLOCK
 
 KEY = "quantisation.bnb_4bit_use_double_quant"
-SAVED_BYTES = 0.5 + FP32 / BLOCK - FOUR_BIT_BYTES            # a weight
+SAVED_BYTES = 0.5 + FP32 / QUANTISED_BLOCK - FOUR_BIT_BYTES            # a weight
 
 
 class DoubleQuantisationOff(Rule):
@@ -25,10 +25,10 @@ class DoubleQuantisationOff(Rule):
             return
         saved = f": {SAVED_BYTES * where.model.matmul_parameters / 2**20:.0f} MiB here" if where.model else ""
         expected = Expected(f"{SAVED_BYTES * 8:.2f} bits a weight less{saved}", "formula: a scale of 8 bits instead of 32 "
-                            f"for each {BLOCK} weights") if where.model else NO_SPEED
-        yield cls.found("low", "scales of 4-bit weights are not quantised", f"Each {BLOCK} weights have a scale in fp32; "
-                        f"quantised too, they take {SAVED_BYTES * 8:.2f} bits a weight less{saved}. It matters where memory "
-                        "is short",
+                            f"for each {QUANTISED_BLOCK} weights") if where.model else NO_SPEED
+        yield cls.found("low", "scales of 4-bit weights are not quantised",
+                        f"Each {QUANTISED_BLOCK} weights have a scale in fp32; quantised too, they take "
+                        f"{SAVED_BYTES * 8:.2f} bits a weight less{saved}. It matters where memory is short",
                         seen(subject, KEY), expected=expected,
                         cure=Cure("Set bnb_4bit_use_double_quant=True if memory is short", set_to(subject, KEY, True),
                                   ("quantisation.double=true",)))

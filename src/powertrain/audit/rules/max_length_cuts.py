@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from powertrain.audit.resolved import number, seen
 from powertrain.audit.rules.base import NO_SPEED, Circumstances, Rule
 from powertrain.audit.subject import Subject
-from powertrain.cost.padding import QUANTILES, length_at
+from powertrain.cost.padding import length_at
 from powertrain.records import DataFacts
 from powertrain.records.findings import Cure, Finding
+from powertrain.shapes import QUANTILES
 
 KEY = "training.max_length"
 FEW = 0.01                   # of the examples

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from powertrain.claims.probes.probe import Context, Measured, exactly
 from powertrain.claims.probes.training import quiet
-from powertrain.cost.stored import DTYPE_BYTES
 from powertrain.evidence.clock import CannotRun
 from powertrain.recipe import resolve_words
 from powertrain.records.evidence import Arm
 from powertrain.run.prepare import prepare
+from powertrain.shapes import DTYPE_BYTES
 
 
 def measure(context: Context, *, words: Sequence[str]) -> Measured:

@@ -11,10 +11,11 @@ import numpy.typing as npt
 from powertrain.data.examples.part import Problem
 from powertrain.data.examples.store import ExampleStore, refuse_no_training
 from powertrain.data.order import epoch_order
+from powertrain.shapes import length_quantiles
 
 BARS = 12                                    # of the histogram, at most
 SHOWN = 20                                   # duplicates and shared prompts that are named, of however many there are
-QUANTILES = {"min": 0.0, "p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+CHECKED = {"min": 0.0, "p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 Lengths = npt.NDArray[np.int64]
 
@@ -65,7 +66,7 @@ def check_examples(store: ExampleStore, *, train_batch_size: int, seed: int) -> 
                     for learned, held in shared[:SHOWN].tolist())),
         duplicates=len(duplicates), shared_prompts=len(shared), training_examples=len(lengths),
         validation_examples=int(store.in_validation.sum()), max_length=store.max_length,
-        length_quantiles={name: int(np.quantile(lengths, q, method="nearest")) for name, q in QUANTILES.items()},
+        length_quantiles=length_quantiles(lengths, CHECKED),
         histogram=histogram(lengths), train_batch_size=train_batch_size,
         padding_shares=_padding_shares(store, train_batch_size, seed),
         epoch_tokens=int(lengths.sum()), epoch_trained_tokens=int(trained.sum()))

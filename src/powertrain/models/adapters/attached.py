@@ -1,148 +1,26 @@
-"""Adapters on the decoder: which of its linears have them, and how they take part.
+"""Adapters on the decoder: how those of a linear take part in its product.
 
-Users name modules as Hugging Face does (`q_proj`), while our q, k and v are one linear. So an adapter sits on a slot: some
-rows of the output of a linear of ours, with its own A and B in Hugging Face's shapes. Whatever the adapter can compute comes
-before the frozen product, whose output no gradient needs: activation checkpointing recomputes a block only up to the
-last thing that is needed, and so never makes the product again.
+Whatever an adapter can compute comes before the frozen product, whose output no gradient needs: activation checkpointing
+recomputes a block only up to the last thing that is needed, and so never computes the product again.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from powertrain.models.adapters.kinds import KINDS, Adapter, Change, Rows, make_adapter
-from powertrain.models.config import ModelConfig
+from powertrain.models.adapters.kinds import Adapter, Change, Rows, make_adapter
+from powertrain.models.adapters.targets import AdapterConfig, Slot, find_targets
 from powertrain.models.decoder import Decoder
-from powertrain.models.huggingface.weights import map_weights
 from powertrain.models.linear import FrozenLinear, compute_dtype
+from powertrain.models.model import Reporting
 from powertrain.records import WrongUse
 
-ALL_LINEAR = "all-linear"
 
-
-@dataclass(frozen=True)
-class AdapterConfig:
-    """What is trained beside frozen weights; adapter_kinds.py says what the numbers do. Raises WrongUse for impossible ones."""
-
-    kind: str = "lora"
-    r: int = 16
-    alpha: float = 32.0
-    dropout: float = 0.0                         # of each adapter's input
-    target_modules: str | tuple[str, ...] = ALL_LINEAR     # Hugging Face's names, or as in PEFT one regular expression
-    use_rslora: bool = False
-    use_dora: bool = False
-    sigma: float = 1.0                           # lslora
-    regularisation: float = 0.01                 # lslora
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise WrongUse(f"there is no adapter of kind {self.kind!r}; the kinds are {', '.join(KINDS)}")
-        if self.r < 1 or self.alpha <= 0 or not 0 <= self.dropout < 1 or self.sigma <= 0 or self.regularisation < 0:
-            raise WrongUse(f"an adapter cannot have r={self.r}, alpha={self.alpha:g}, dropout={self.dropout:g}, "
-                           f"sigma={self.sigma:g} and regularisation={self.regularisation:g}; r is at least 1, alpha and sigma "
-                           f"are above 0, dropout is from 0 to below 1 and regularisation is not negative")
-        if self.use_dora and self.kind != "lora":
-            raise WrongUse(f"DoRA scales the rows of a matrix, and a {self.kind} adapter is none; use lora.use_dora=false or "
-                           f"lora.kind=lora")
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Rows of one of our linears, and the module that Hugging Face has for them."""
-
-    linear: str              # "blocks.0.qkv"
-    theirs: str              # "model.layers.0.self_attn.q_proj"
-    first: int
-    last: int
-    in_features: int
-    layout: str              # of their rows, as in weights.py
-
-    @property
-    def name(self) -> str:
-        """Their short name: "q_proj"."""
-        return self.theirs.rpartition(".")[2]
-
-    @property
-    def layer(self) -> int:
-        return int(self.linear.split(".")[1])
-
-    def is_called(self, name: str) -> bool:
-        """Whether PEFT would find it by this name: the whole name, or the end of it."""
-        return self.theirs == name or self.theirs.endswith("." + name)
-
-
-def find_slots(config: ModelConfig) -> tuple[Slot, ...]:
-    """Every place for an adapter: all linears of the blocks, and not the head, as PEFT has it for `all-linear`."""
-    queries, keys = config.heads * config.head_width, config.kv_heads * config.head_width
-    inner = config.mlp_width * (2 if config.gated_mlp else 1)
-    shapes = {"qkv": (queries + 2 * keys, config.width), "attention_out": (config.width, queries),
-              "mlp_in": (inner, config.width), "mlp_out": (config.width, config.mlp_width)}
-    slots = []
-    for row in map_weights(config):
-        linear, _, kind = row.ours.rpartition(".")
-        shape = shapes.get(linear.rpartition(".")[2])
-        if shape is None or kind != "weight":
-            continue
-        first = 0
-        for theirs, rows in zip(row.theirs, row.sizes or (shape[0],), strict=True):
-            slots.append(Slot(linear, theirs.removesuffix(".weight"), first, first + rows, shape[1], row.layout))
-            first += rows
-    return tuple(slots)
-
-
-def find_targets(config: ModelConfig, targets: str | tuple[str, ...]) -> tuple[Slot, ...]:
-    """The slots that `target_modules` names. Raises WrongUse for a name that no module has."""
-    slots = find_slots(config)
-    if targets == ALL_LINEAR:
-        return slots
-    patterns = [targets] if isinstance(targets, str) else targets
-    if not patterns:
-        raise WrongUse(f"lora.target_modules names nothing, so there is nothing to train; use {ALL_LINEAR}, or some of "
-                       f"{', '.join(dict.fromkeys(slot.name for slot in slots))}")
-    chosen = []
-    for pattern in patterns:
-        found = [slot for slot in slots if slot.is_called(pattern)]
-        if not found and isinstance(targets, str):
-            found = [slot for slot in slots if matches(pattern, slot.theirs)]
-        if not found:
-            names = ", ".join(dict.fromkeys(slot.name for slot in slots))
-            raise WrongUse(f"{config.family} has no module {pattern!r} that an adapter could sit on; its modules are {names}, "
-                           f"and {ALL_LINEAR} is all of them")
-        chosen += found
-    return tuple(slot for slot in slots if slot in chosen)
-
-
-def matches(pattern: str, name: str) -> bool:
-    """Whether the regular expression is the whole name. Raises WrongUse if it is not a regular expression."""
-    try:
-        return re.fullmatch(pattern, name) is not None
-    except re.error as error:
-        raise WrongUse(f"lora.target_modules={pattern!r} is neither a module's name nor a regular expression "
-                       f"({error})") from None
-
-
-def count_adapter_parameters(config: ModelConfig, adapters: AdapterConfig) -> int:
-    """Trained numbers, counted without building anything."""
-    total = 0
-    for slot in find_targets(config, adapters.target_modules):
-        rows = slot.last - slot.first
-        total += adapters.r * (slot.in_features + rows) + (rows if adapters.use_dora else 0)
-        total += 5 if adapters.kind == "lslora" else 0          # four coefficients and sigma
-    return total
-
-
-def adapted_layers(config: ModelConfig, adapters: AdapterConfig) -> tuple[int, ...]:
-    """Blocks that have adapters, in order."""
-    return tuple(sorted({slot.layer for slot in find_targets(config, adapters.target_modules)}))
-
-
-class AdaptedLinear(nn.Module):
+class AdaptedLinear(Reporting):
     """A frozen linear and the adapters of its slots: (T, in) -> (T, out)."""
 
     def __init__(self, base: FrozenLinear, slots: tuple[Slot, ...], config: AdapterConfig) -> None:
@@ -185,6 +63,13 @@ class AdaptedLinear(nn.Module):
         bias = self.base.bias
         product = y if bias is None else y - bias[slot.first:slot.last]
         return (y + (change.factor - 1) * product + change.added).to(y.dtype)
+
+    def penalties(self) -> Iterator[Tensor]:
+        return (penalty for slot in self.slots if (penalty := self.adapter(slot).penalty()) is not None)
+
+    def diagnose(self) -> dict[str, dict[str, float]]:
+        """Return the measurements of each adapter that is no matrix, by Hugging Face's module name."""
+        return {slot.theirs: told for slot in self.slots if (told := self.adapter(slot).diagnose())}
 
 
 def adapted_linears(model: nn.Module) -> Iterator[tuple[str, AdaptedLinear]]:
@@ -232,17 +117,6 @@ def freeze(model: Decoder) -> None:
 def adapters_of(model: nn.Module) -> Iterator[tuple[Slot, Adapter]]:
     """Each adapter with its slot, in the model's order."""
     return ((slot, module.adapter(slot)) for _, module in adapted_linears(model) for slot in module.slots)
-
-
-def adapter_penalty(model: nn.Module) -> Tensor | None:
-    """() the sum of what the adapters add to the loss of a step, or None."""
-    penalties = [penalty for _, adapter in adapters_of(model) if (penalty := adapter.penalty()) is not None]
-    return torch.stack(penalties).sum() if penalties else None
-
-
-def diagnose_adapters(model: nn.Module) -> dict[str, dict[str, float]]:
-    """What each adapter has to say of itself, by Hugging Face's module name; nothing for linear ones."""
-    return {slot.theirs: told for slot, adapter in adapters_of(model) if (told := adapter.diagnose())}
 
 
 def merged(model: Decoder) -> Decoder:

@@ -15,23 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powertrain.models.adapters.attached import (
-    AdapterConfig,
-    Slot,
-    adapter_config,
-    adapters_of,
-    add_adapters,
-    find_slots,
-    find_targets,
-)
-from powertrain.models.adapters.kinds import KINDS
+from powertrain.models.adapters.attached import adapter_config, adapters_of, add_adapters
+from powertrain.models.adapters.targets import KINDS, AdapterConfig, Slot, find_slots, find_targets
 from powertrain.models.config import ModelConfig
 from powertrain.models.decoder import Decoder
-from powertrain.models.huggingface.folder import read_json, save_tensors, write_json
-from powertrain.models.huggingface.shards import Shards
+from powertrain.models.huggingface.shards import Shards, save_tensors
 from powertrain.models.huggingface.weights import rearrange
 from powertrain.models.model import SavedTokenizer
 from powertrain.records import WrongUse
+from powertrain.records.json_files import read_json, write_json
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."

@@ -7,24 +7,22 @@
            between the two matrices, one for each adapted module, which starts as the identity. `regularisation` x
            |a - identity|^2 of each module is added to the loss of a step. Not a matrix any more, so it cannot be merged.
 
-A kind is a class and a line in `KINDS`. B starts at zero, so a new adapter changes nothing.
+A kind is a class, a line in `CLASSES` and a name in targets.KINDS. B starts at zero, so a new adapter changes nothing.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.linear import FrozenLinear, frozen_product
 from powertrain.records import WrongUse
-
-if TYPE_CHECKING:
-    from powertrain.models.adapters.attached import AdapterConfig
 
 IDENTITY = (0.0, 1.0, 0.0, 0.0)
 
@@ -181,10 +179,10 @@ class LsLora(Adapter):
                 "sigma": float(self.log_sigma.detach().exp())}
 
 
-KINDS: dict[str, type[Adapter]] = {kind.kind: kind for kind in (Lora, LsLora)}
+CLASSES: dict[str, type[Adapter]] = {kind.kind: kind for kind in (Lora, LsLora)}       # for each of targets.KINDS
 
 
 def make_adapter(rows: Rows, config: AdapterConfig) -> Adapter:
     """A new adapter, on the CPU; A is drawn with torch's global generator."""
-    kind = Dora if config.use_dora else KINDS[config.kind]
+    kind = Dora if config.use_dora else CLASSES[config.kind]
     return kind(rows, config)

@@ -7,17 +7,15 @@ import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from powertrain.models.huggingface.folder import read_json, save_tensors
+from powertrain.models.adapters.targets import AdapterConfig
+from powertrain.models.huggingface.shards import save_tensors
 from powertrain.records import WrongUse
-
-if TYPE_CHECKING:
-    from powertrain.models.adapters.attached import AdapterConfig
-    from powertrain.models.bridge.model import BridgedModel
+from powertrain.records.json_files import read_json
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 TASK_TYPES = {"causal": "CAUSAL_LM", "seq2seq": "SEQ_2_SEQ_LM", "span": "QUESTION_ANS"}
@@ -216,22 +214,6 @@ def save_adapter_files(library: Any, folder: Path, *, base: str) -> None:
         config.save_pretrained(str(folder))
     finally:
         config.inference_mode = was
-
-
-def merge_bridged(model: BridgedModel) -> BridgedModel:
-    """A model without adapters that computes the same. The one given is used up.
-
-    Raises WrongUse for a 4-bit base, whose weights cannot take the change up: load the unquantised one.
-    """
-    from powertrain.models.bridge.model import BridgedModel
-
-    if getattr(model.network, "is_loaded_in_4bit", False):
-        raise WrongUse("an adapter does not merge into a base in 4 bits, whose rounding would swallow it; load the unquantised "
-                       "base with the adapter, and merge that")
-    if not model.has_adapters:
-        raise WrongUse("the model has no adapter to merge; export it as it is")
-    library: Any = model.library
-    return BridgedModel(library.merge_and_unload(), task=model.task, base=model.base)
 
 
 def first_line(error: Exception) -> str:

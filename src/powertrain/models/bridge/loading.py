@@ -7,20 +7,18 @@ activations to a weight's dtype. Nothing is fetched: a model comes from a folder
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.bridge.adapters import continue_adapter, put_adapters, wrap_saved
 from powertrain.models.bridge.facts import count_model
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.bridge.opening import open_empty, open_network, refuse_looking_ahead, refuse_quantised, remote_code
-from powertrain.models.huggingface.folder import CONFIG, read_json
+from powertrain.models.huggingface.families import read_model_json
+from powertrain.models.huggingface.names import CONFIG
 from powertrain.records import ModelFacts
-
-if TYPE_CHECKING:
-    from powertrain.models.adapters.attached import AdapterConfig
 
 NF4 = ("nf4", True)                          # 4-bit type, and whether its scales are quantised too
 
@@ -36,7 +34,7 @@ def load_bridged(folder: Path, *, task: str, method: str, adapters: AdapterConfi
     with torch's global generator: seed it first. `max_length` is for unsloth.
     Raises WrongUse for what cannot be loaded or trained so, with the reason.
     """
-    config = read_json(folder / CONFIG)
+    config = read_model_json(folder / CONFIG)
     code = remote_code(folder, config, trust_remote_code, revision)
     refuse_quantised(folder, config, method)
     if provider == "unsloth":
@@ -65,7 +63,7 @@ def bridged_facts(folder: Path, *, task: str, method: str, adapters: AdapterConf
 
     `path` is what the facts say of where it is, by default the folder.
     """
-    config = read_json(folder / CONFIG)
+    config = read_model_json(folder / CONFIG)
     code = remote_code(folder, config, trust_remote_code, revision)
     refuse_quantised(folder, config, method)
     bare = open_empty(folder, task, dropout, code)

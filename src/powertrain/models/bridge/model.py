@@ -14,18 +14,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from powertrain.models.huggingface.folder import disk_errors
+from powertrain.models.bridge.adapters import save_adapter_files
+from powertrain.models.huggingface.shards import disk_errors
 from powertrain.models.kernels.attention import Attention, math_attention
-from powertrain.models.model import Model, SavedTokenizer
+from powertrain.models.model import Model, RunBlock, SavedTokenizer
 from powertrain.records import Batch, WrongUse
-
-if TYPE_CHECKING:
-    from powertrain.models.decoder import RunBlock
 
 POSITION_TABLE = re.compile(r"(^|\.)(wpe|(?!rel)\w*positions?(_embed\w*)?)$")     # names of tables of absolute positions
 
@@ -136,8 +134,6 @@ class BridgedModel(Model):
 
     def save(self, folder: Path, tokenizer: SavedTokenizer | None = None) -> None:
         """Writes the whole model as transformers does, or the adapters as PEFT does; safetensors. Raises OSError."""
-        from powertrain.models.bridge.adapters import save_adapter_files
-
         folder.mkdir(parents=True, exist_ok=True)
         if self.has_adapters:
             save_adapter_files(self.library, folder, base=self.base)
@@ -146,6 +142,20 @@ class BridgedModel(Model):
                 self.network.save_pretrained(folder)
         if tokenizer is not None:
             tokenizer.save(folder)
+
+
+def merge_bridged(model: BridgedModel) -> BridgedModel:
+    """A model without adapters that computes the same. The one given is used up.
+
+    Raises WrongUse for a 4-bit base, whose weights cannot take the change up: load the unquantised one.
+    """
+    if getattr(model.network, "is_loaded_in_4bit", False):
+        raise WrongUse("an adapter does not merge into a base in 4 bits, whose rounding would swallow it; load the unquantised "
+                       "base with the adapter, and merge that")
+    if not model.has_adapters:
+        raise WrongUse("the model has no adapter to merge; export it as it is")
+    library: Any = model.library
+    return BridgedModel(library.merge_and_unload(), task=model.task, base=model.base)
 
 
 def position_reach(network: nn.Module, counts: Callable[[str], bool]) -> int | None:

@@ -14,12 +14,12 @@ from torch import nn
 
 from powertrain.models.bridge.adapters import first_line, head_names
 from powertrain.models.bridge.model import quietly
-from powertrain.models.huggingface.folder import weight_files
+from powertrain.models.huggingface.families import weight_files
 from powertrain.models.huggingface.providers import AUTO_CLASSES
 from powertrain.records import WrongUse
+from powertrain.shapes import QUANTISED_BLOCK
 
 COMMIT = re.compile(r"[0-9a-f]{40}")         # a full hash names one content for ever; a branch or a tag may be moved
-QUANTISED_BLOCK = 64                         # weights with one scale, in bitsandbytes
 DROPOUT_FIELD = re.compile(r"dropout|layerdrop|pdrop$|_drop$|drop_rate$")
 PROBED_TOKENS = 6
 

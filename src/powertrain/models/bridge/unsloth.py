@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.records import WrongUse
-
-if TYPE_CHECKING:
-    from powertrain.models.adapters.attached import AdapterConfig
 
 # What unsloth has kernels for; its "all-linear".
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from powertrain.models.config import FAMILIES, ModelConfig
-from powertrain.models.huggingface.rotary_fields import read_rotary, rotary_fields
+from powertrain.models.config import FAMILIES, SCALINGS, ModelConfig, RotaryScaling
+from powertrain.models.huggingface.names import CONFIG, GENERATION, SHARDS, WEIGHTS
 from powertrain.records import WrongUse
+from powertrain.records.json_files import read_json
 
 Json = dict[str, Any]
 
@@ -44,6 +47,7 @@ HF_DEFAULTS: dict[str, Json] = {
 # Fields that change the logits in ways that the decoder does not compute, unless they are as named here, or off.
 MUST_BE: dict[str, Any] = {"scale_attn_weights": True}
 MUST_BE_OFF = ("scale_attn_by_inverse_layer_idx", "add_cross_attention", "use_bidirectional_attention")
+SHARES_HEAD = ("gpt_neox", "phi3")           # families that rotate a part of the head also where nothing is scaled
 BIASED_BY_NAME = ("gpt_neox", "llama", "qwen3", "gemma")     # families that read `attention_bias`
 THROUGH = "train it through transformers: model.provider=transformers"
 
@@ -199,3 +203,130 @@ def token_ids(hf: Mapping[str, Any], name: str) -> list[int]:
     given = hf.get(name)
     ids = given if isinstance(given, list) else [given]
     return [token for token in ids if token is not None and 0 <= token < hf["vocab_size"]]
+
+
+# ------------------------------------------------------------------------------------------------ rotary positions
+
+
+def rotary_fields(config: ModelConfig) -> Json:
+    """The fields for transformers 5 (`rope_parameters`), and for transformers 4 and most other readers."""
+    scaling = config.rotary_scaling
+    scaled = {"rope_type": "default"} if scaling is None else scaling_fields(scaling)
+    rope = scaled | {"rope_theta": config.rotary_base, "partial_rotary_factor": config.rotary_share}
+    return {"rope_parameters": rope, "rope_theta": config.rotary_base} | ({} if scaling is None else {"rope_scaling": scaled})
+
+
+def scaling_fields(scaling: RotaryScaling) -> Json:
+    """What each kind names, with nothing left for the reader to derive."""
+    fields: Json = {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling.kind == "linear":
+        return fields
+    fields["original_max_position_embeddings"] = scaling.original_context
+    if scaling.kind == "llama3":
+        return fields | {"low_freq_factor": scaling.slow_turns, "high_freq_factor": scaling.fast_turns}
+    fields["attention_factor"] = scaling.attention_factor
+    if scaling.kind == "yarn":
+        return fields | {"beta_slow": scaling.slow_turns, "beta_fast": scaling.fast_turns,
+                         "truncate": scaling.whole_dimensions}
+    return fields | {"short_factor": list(scaling.short_factors), "long_factor": list(scaling.long_factors)}
+
+
+def read_rotary(hf: Mapping[str, Any], share: float) -> tuple[float, float, RotaryScaling | None]:
+    """Base, share of the head, and scaling. Raises WrongUse for a scaling that the decoder does not compute."""
+    rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        raise WrongUse("config.json has other rotary positions in some layers than in others, which the decoder does not "
+                       "compute; train it through transformers: model.provider=transformers")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if hf["model_type"] == "phi3" and kind in ("su", "yarn"):
+        kind = "longrope"                    # what the first Phi-3 folders called it; transformers agrees
+    if kind not in ("default", *SCALINGS):
+        raise WrongUse(f"config.json scales its rotary positions by {kind!r}, and the decoder computes "
+                       f"{', '.join(SCALINGS)} only; train it through transformers: model.provider=transformers")
+    base = first_of(rope.get("rope_theta"), hf.get("rope_theta"), hf.get("rotary_emb_base"), 10_000.0)
+    if hf["model_type"] in SHARES_HEAD or kind != "default":
+        share = first_of(rope.get("partial_rotary_factor"), hf.get("partial_rotary_factor"), hf.get("rotary_pct"), share)
+    try:
+        scaling = None if kind == "default" else read_scaling(kind, rope, hf)
+    except KeyError as error:
+        raise WrongUse(f"config.json scales its rotary positions by {kind!r} without {error}, which that needs; the folder "
+                       f"may be incomplete") from None
+    return float(base), float(share), scaling
+
+
+def read_scaling(kind: str, rope: Mapping[str, Any], hf: Mapping[str, Any]) -> RotaryScaling:
+    """The scaling that transformers computes from `rope`. Raises KeyError for a field that it needs."""
+    if kind == "linear":
+        return RotaryScaling(kind, float(rope["factor"]))
+    context = int(hf["max_position_embeddings"])
+    # outside `rope` (where Phi-3 has it) it counts more than inside
+    original = int(first_of(hf.get("original_max_position_embeddings"), rope.get("original_max_position_embeddings"), context))
+    factor = float(rope["factor"] if kind == "llama3" else first_of(rope.get("factor"), context / original))
+    if kind == "llama3":
+        return RotaryScaling(kind, factor, original, slow_turns=float(rope["low_freq_factor"]),
+                             fast_turns=float(rope["high_freq_factor"]))
+    sharper = rope.get("attention_factor")
+    if kind == "yarn":
+        return RotaryScaling(kind, factor, original, yarn_sharpening(factor, rope) if sharper is None else float(sharper),
+                             slow_turns=float(rope.get("beta_slow") or 1), fast_turns=float(rope.get("beta_fast") or 32),
+                             whole_dimensions=bool(rope.get("truncate", True)))
+    if sharper is None:
+        sharper = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return RotaryScaling(kind, factor, original, float(sharper), short_factors=tuple(map(float, rope["short_factor"])),
+                         long_factors=tuple(map(float, rope["long_factor"])))
+
+
+def yarn_sharpening(factor: float, rope: Mapping[str, Any]) -> float:
+    """What cosines and sines are multiplied by where the config does not say: Peng et al. 2023, section 3.4."""
+
+    def sharpening(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    over, under = rope.get("mscale"), rope.get("mscale_all_dim")
+    return sharpening(over) / sharpening(under) if over and under else sharpening(1)
+
+
+def first_of(*values: Any) -> Any:
+    """The first that is not None."""
+    return next(value for value in values if value is not None)
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+def read_config(folder: Path, dropout: float = 0.0) -> ModelConfig:
+    """Return the config of a Hugging Face folder. Raises WrongUse if it is missing, or not one that the decoder computes.
+
+    The tokens that end an answer are also read from generation_config.json, which is where chat models name them all.
+    """
+    config = from_hf_config(read_model_json(folder / CONFIG), dropout)
+    if not (folder / GENERATION).exists():
+        return config
+    ends = token_ids(read_model_json(folder / GENERATION) | {"vocab_size": config.vocabulary}, "eos_token_id")
+    known = (config.end_of_text, *config.other_ends)
+    added = tuple(token for token in dict.fromkeys(ends) if token not in known)
+    return replace(config, other_ends=config.other_ends + added) if config.end_of_text is not None else config
+
+
+def read_model_json(file: Path) -> Json:
+    """Return the JSON object in a file of a model's folder. Raises WrongUse if the file is missing or holds none."""
+    if file.exists():
+        return read_json(file)
+    if file.name == CONFIG and (file.parent / "adapter_config.json").exists():
+        raise WrongUse(f"{file.parent} holds an adapter, not a model; give it as model.adapter, and its base as model.path")
+    raise WrongUse(f"there is no {file}; a model's folder holds {CONFIG} and {WEIGHTS}")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that hold the folder's weights, there or not. Raises WrongUse if there are none to name."""
+    if (folder / WEIGHTS).exists():
+        return [folder / WEIGHTS]
+    if not (folder / SHARDS).exists():
+        pickled = any(folder.glob("pytorch_model*.bin"))
+        cure = (f"it has pickled weights, which are never loaded: save the model anew as {WEIGHTS}" if pickled
+                else "check the path")
+        raise WrongUse(f"{folder} has neither {WEIGHTS} nor {SHARDS}; {cure}")
+    where = read_model_json(folder / SHARDS).get("weight_map")
+    if not isinstance(where, dict):
+        raise WrongUse(f"{folder / SHARDS} does not say which file holds which weight; copy or download it again")
+    return [folder / name for name in sorted({Path(str(file)).name for file in where.values()})]

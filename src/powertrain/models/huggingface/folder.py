@@ -5,30 +5,20 @@ No pickle: a folder that only has `pytorch_model.bin` is refused.
 
 from __future__ import annotations
 
-import json
-import os
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
 
-from powertrain.models.config import ModelConfig
 from powertrain.models.decoder import Decoder
-from powertrain.models.huggingface.families import from_hf_config, to_hf_config, token_fields, token_ids
-from powertrain.models.huggingface.shards import Shards
+from powertrain.models.huggingface.families import read_config, read_model_json, to_hf_config, token_fields, weight_files
+from powertrain.models.huggingface.names import CONFIG, GENERATION, WEIGHTS
+from powertrain.models.huggingface.shards import Shards, save_tensors
 from powertrain.models.huggingface.weights import fill_weights, has_head_of_its_own, to_hf_weights
 from powertrain.models.model import SavedTokenizer
 from powertrain.records import WrongUse
+from powertrain.records.json_files import write_json
 
-WEIGHTS, SHARDS, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-GENERATION = "generation_config.json"
 HF_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 REPLACED_TOKENIZERS = ("qwen2",)             # model types whose tokenizer transformers 5 takes for its own, whatever it is
 
@@ -51,28 +41,10 @@ def save_folder(model: Decoder, folder: Path, tokenizer: SavedTokenizer | None =
             keep_tokenizer_class(folder / "tokenizer_config.json")
 
 
-def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """safetensors' file of `tensors`. Raises OSError where the disk refuses."""
-    with disk_errors(path):
-        save_file(tensors, path, metadata=metadata)
-
-
-@contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Raises OSError where the disk refuses; safetensors has its own error for that."""
-    try:
-        yield
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        if number is None:
-            raise
-        code = int(number.group(1))
-        raise OSError(code, os.strerror(code), str(path)) from None
-
-
 def keep_tokenizer_class(path: Path) -> None:
     """Makes transformers.AutoTokenizer open the class that is named, not the one it expects of the model's type."""
-    write_json(path, read_json(path) | {"auto_map": {"AutoTokenizer": ["PreTrainedTokenizerFast", "PreTrainedTokenizerFast"]}})
+    named = ["PreTrainedTokenizerFast", "PreTrainedTokenizerFast"]
+    write_json(path, read_model_json(path) | {"auto_map": {"AutoTokenizer": named}})
 
 
 def load_folder(folder: Path, *, dropout: float = 0.0, dtype: torch.dtype | None = torch.float32) -> Decoder:
@@ -94,51 +66,3 @@ def load_folder(folder: Path, *, dropout: float = 0.0, dtype: torch.dtype | None
     model.load_state_dict(fill_weights(config, stored, shapes, dtype), assign=True)
     model.base = str(folder)
     return model.requires_grad_(True)
-
-
-def read_config(folder: Path, dropout: float = 0.0) -> ModelConfig:
-    """The config of a Hugging Face folder. Raises WrongUse if it is missing, or not one that the decoder computes.
-
-    The tokens that end an answer are also read from generation_config.json, which is where chat models name them all.
-    """
-    config = from_hf_config(read_json(folder / CONFIG), dropout)
-    if not (folder / GENERATION).exists():
-        return config
-    ends = token_ids(read_json(folder / GENERATION) | {"vocab_size": config.vocabulary}, "eos_token_id")
-    known = (config.end_of_text, *config.other_ends)
-    added = tuple(token for token in dict.fromkeys(ends) if token not in known)
-    return replace(config, other_ends=config.other_ends + added) if config.end_of_text is not None else config
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that hold the folder's weights, there or not. Raises WrongUse if there are none to name."""
-    if (folder / WEIGHTS).exists():
-        return [folder / WEIGHTS]
-    if not (folder / SHARDS).exists():
-        pickled = any(folder.glob("pytorch_model*.bin"))
-        cure = (f"it has pickled weights, which are never loaded: save the model anew as {WEIGHTS}" if pickled
-                else "check the path")
-        raise WrongUse(f"{folder} has neither {WEIGHTS} nor {SHARDS}; {cure}")
-    where = read_json(folder / SHARDS).get("weight_map")
-    if not isinstance(where, dict):
-        raise WrongUse(f"{folder / SHARDS} does not say which file holds which weight; copy or download it again")
-    return [folder / name for name in sorted({Path(str(file)).name for file in where.values()})]
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object. Raises WrongUse if the file is missing or is not one."""
-    if not file.exists():
-        if file.name == CONFIG and (file.parent / "adapter_config.json").exists():
-            raise WrongUse(f"{file.parent} holds an adapter, not a model; give it as model.adapter, and its base as model.path")
-        raise WrongUse(f"there is no {file}; a model's folder holds {CONFIG} and {WEIGHTS}")
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise WrongUse(f"{file} is not JSON ({error}); copy or download it again") from error
-    if not isinstance(value, dict):
-        raise WrongUse(f"{file} holds a {type(value).__name__} where an object belongs; copy or download it again")
-    return value
-
-
-def write_json(file: Path, value: dict[str, Any]) -> None:
-    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from powertrain.models.huggingface.folder import CONFIG, SHARDS, WEIGHTS, weight_files
+from powertrain.models.huggingface.families import weight_files
+from powertrain.models.huggingface.names import CONFIG, SHARDS, WEIGHTS
 from powertrain.records import WrongUse
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.models.config import FAMILIES
-from powertrain.models.huggingface.families import from_hf_config
+from powertrain.models.huggingface.families import from_hf_config, read_model_json
+from powertrain.models.huggingface.names import CONFIG, GENERATION
 from powertrain.records import Software, WrongUse
 
 Json = Mapping[str, Any]
@@ -155,11 +156,9 @@ def _head(reason: str | None) -> str:
 
 def decoder_start(folder: Path) -> int:
     """`decoder_start_in` a Hugging Face folder."""
-    from powertrain.models.huggingface.folder import read_json
-
-    generation = folder / "generation_config.json"
-    config = read_json(folder / "config.json")
-    return decoder_start_in(config, read_json(generation) if generation.exists() else {}, str(folder))
+    generation = folder / GENERATION
+    config = read_model_json(folder / CONFIG)
+    return decoder_start_in(config, read_model_json(generation) if generation.exists() else {}, str(folder))
 
 
 def decoder_start_in(config: Mapping[str, Any], generation: Mapping[str, Any], name: str) -> int:

@@ -1,4 +1,4 @@
-"""safetensors files, of which one model's weights may take several, read tensor by tensor without filling memory.
+"""safetensors files: written whole, and read tensor by tensor without filling memory, several files as one.
 
 The files are mapped: a tensor that is read is a view of its file, and the pages that were looked at stay in memory as
 long as the mapping does. So the mappings are dropped every few megabytes; opening a file again takes less than a
@@ -8,12 +8,16 @@ millisecond, and a tensor that is still in use keeps its own mapping.
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from powertrain.records import WrongUse
@@ -63,3 +67,22 @@ class Shards:
         self.read_bytes += tensor_bytes
         tensor: Tensor = self.open(self.files[name]).get_tensor(name)
         return tensor
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """safetensors' file of `tensors`. Raises OSError where the disk refuses."""
+    with disk_errors(path):
+        save_file(tensors, path, metadata=metadata)
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Raises OSError where the disk refuses; safetensors has its own error for that."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        code = int(number.group(1))
+        raise OSError(code, os.strerror(code), str(path)) from None

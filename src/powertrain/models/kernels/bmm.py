@@ -15,77 +15,14 @@ Legend: T tokens, H heads, K kv heads, G = H / K, D head width, L tokens of a (f
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
-TILE_BYTES = 3 << 19          # of scores: 1.5 MiB, within the 2 x 1 MiB of L2 where it was chosen, by one noisy sweep
-TILE_ROWS = {4: 64, 2: 128}   # by bytes per element: shorter tiles save more masked work, longer ones make better GEMMs
-# Documents of unequal lengths are filled up to a multiple of this, so that similar ones are one product. In bf16 each new
-# shape of product is compiled by oneDNN first, and few shapes matter more than few zeros; fp32 gains little. Chosen by one
-# sweep over 1, 8, 16, 32 and 64 with 4,096 tokens in documents of 10-60, 40-150 and 40-500, new lengths in each pass
-FILL_TO = {4: 8, 2: 32}
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Rows `first:last` of the documents of a chunk, with the keys `start:last` that any of them sees."""
-
-    first: int
-    last: int
-    start: int
-    masked: int          # how many of the last keys are hidden from some row
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Documents of similar length that are computed together, each filled up to `length` with zeros behind its end."""
-
-    starts: tuple[int, ...]      # first token of each document
-    lengths: tuple[int, ...]
-    length: int
-    tiles: tuple[Tile, ...]
-
-    @property
-    def span(self) -> slice | None:
-        """The tokens as one slice, when the documents lie end to end and none is filled up."""
-        ends = range(self.starts[0], self.starts[0] + len(self.starts) * self.length, self.length)
-        whole = self.starts == tuple(ends) and min(self.lengths) == self.length
-        return slice(ends.start, ends.stop) if whole else None
-
-
-@lru_cache(maxsize=64)
-def plan_chunks(lengths: tuple[int, ...], heads: int, window: int | None, element_bytes: int) -> tuple[Chunk, ...]:
-    """The documents in chunks of similar length, each with as many documents as keep a tile's scores in the cache."""
-    starts = tuple(itertools.accumulate(lengths, initial=0))
-    ragged = len(set(lengths)) > 1
-    step = FILL_TO[element_bytes] if ragged else 1
-    ordered = sorted((document for document, length in enumerate(lengths) if length), key=lambda d: lengths[d])
-    chunks = []
-    for steps, group in groupby(ordered, key=lambda document: -(-lengths[document] // step)):
-        documents, length = list(group), steps * step
-        rows = min(length, TILE_ROWS[element_bytes])
-        tiles = tuple(plan_tiles(length, rows, window))
-        together = max(1, TILE_BYTES // (heads * rows * length * element_bytes))
-        for first in range(0, len(documents), together):
-            part = documents[first:first + together]
-            chunks.append(Chunk(tuple(starts[d] for d in part), tuple(lengths[d] for d in part), length, tiles))
-    return tuple(chunks)
-
-
-def plan_tiles(length: int, rows: int, window: int | None) -> Iterator[Tile]:
-    """The tiles of one document, from its first row to its last."""
-    for first in range(0, length, rows):
-        last = min(first + rows, length)
-        start = 0 if window is None else max(0, first - window + 1)
-        slides = window is not None and last > window
-        yield Tile(first, last, start, last - start if slides else last - first)
+from powertrain.shapes import Chunk, Tile, count_weights, plan_chunks
 
 
 @lru_cache(maxsize=64)
@@ -139,15 +76,9 @@ def attention_weights(q: Tensor, k: Tensor, tile: Tile, window: int | None) -> T
     """softmax over the keys, (N K, G rows, keys), of scaled queries (N K, G, L, D) and keys (N K, L, D)."""
     rows = q[:, :, tile.first:tile.last].flatten(1, 2)
     scores = torch.bmm(rows, k[:, tile.start:tile.last].transpose(1, 2))
-    hidden = hidden_scores(tile.last - tile.first, tile.masked, window, q.dtype)
+    hidden = hidden_scores(tile.rows, tile.masked, window, q.dtype)
     torch.unflatten(scores, 1, (q.shape[1], -1))[..., -tile.masked:].add_(hidden)
     return torch.softmax(scores, -1)
-
-
-def count_weights(chunks: Sequence[Chunk], heads: int) -> int:
-    """How many attention weights all tiles have."""
-    return sum(len(chunk.starts) * heads * (tile.last - tile.first) * (tile.last - tile.start)
-               for chunk in chunks for tile in chunk.tiles)
 
 
 def draw_kept(count: int, dropout: float, device: torch.device | str = "cpu") -> Tensor:
@@ -201,8 +132,7 @@ def bmm_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Tensor
             queries = group_rows(take(q, chunk), k.shape[1], scale)
             keys, values = head_first(take(k, chunk)), head_first(take(v, chunk))
             outer = group_rows(take(gradient, chunk), k.shape[1], 1 / (1 - dropout))
-            pieces = sum((tile.last - tile.first) * (tile.last - tile.start) for tile in chunk.tiles)
-            size = pieces * count * q.shape[1] if dropout else 0
+            size = chunk.weights * q.shape[1] if dropout else 0
             parts = chunk_backward(outer, queries, keys, values, kept[used:used + size], chunk, window)
             used += size
             put(dq, chunk, ungroup_rows(parts[0].mul_(scale), count))

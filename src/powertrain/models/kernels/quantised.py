@@ -15,20 +15,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from powertrain.models.adapters.attached import find_slots, has_adapters
+from powertrain.models.adapters.attached import has_adapters
+from powertrain.models.adapters.targets import find_slots
+from powertrain.models.decoder import Decoder
 from powertrain.models.linear import FrozenLinear, compute_dtype, frozen_product
 from powertrain.records import WrongUse
-
-if TYPE_CHECKING:
-    from powertrain.models.decoder import Decoder
-
-TYPES = ("nf4", "fp4")
-BLOCK = 64                # weights with one scale: QLoRA's, and bitsandbytes' default
+from powertrain.shapes import FOUR_BIT, QUANTISED_BLOCK
 
 
 def load_bitsandbytes() -> Any:
@@ -60,8 +57,9 @@ class Packed:
         # A matrix of blocks, not the weight's own shape: bitsandbytes 0.50's CPU kernel looks for the scales row by row, and
         # for a width that is no multiple of 64 it takes the wrong ones. The packed bytes are the same either way.
         flat = weight.detach().contiguous()
-        flat = flat.view(-1, BLOCK) if weight.numel() % BLOCK == 0 else flat.view(1, -1)
-        values, state = load_bitsandbytes().quantize_4bit(flat, blocksize=BLOCK, quant_type=kind, compress_statistics=double)
+        flat = flat.view(-1, QUANTISED_BLOCK) if weight.numel() % QUANTISED_BLOCK == 0 else flat.view(1, -1)
+        values, state = load_bitsandbytes().quantize_4bit(flat, blocksize=QUANTISED_BLOCK, quant_type=kind,
+                                                          compress_statistics=double)
         return cls(values, state, weight.shape[0])
 
     def unpack(self, dtype: torch.dtype) -> Tensor:
@@ -154,8 +152,8 @@ def quantise_base(model: Decoder, *, type: str, double: bool) -> None:
     Embedding, norms and head stay as they are, as in transformers. The model is frozen.
     Raises WrongUse without bitsandbytes, for an unknown type, and for a model that has adapters or is quantised already.
     """
-    if type not in TYPES:
-        raise WrongUse(f"there is no 4-bit type {type!r}; use {' or '.join(TYPES)}")
+    if type not in FOUR_BIT:
+        raise WrongUse(f"there is no 4-bit type {type!r}; use {' or '.join(FOUR_BIT)}")
     if has_adapters(model) or is_quantised(model):
         raise WrongUse("the model has adapters or is quantised already; quantise a base before anything is put on it")
     load_bitsandbytes()
@@ -171,14 +169,6 @@ def quantise_base(model: Decoder, *, type: str, double: bool) -> None:
 
 def is_quantised(model: nn.Module) -> bool:
     return any(isinstance(module, QuantisedLinear) for module in model.modules())
-
-
-def refuse_full(model: nn.Module) -> None:
-    """Raises WrongUse if the model is quantised: 4-bit weights are too coarse to take the steps of training."""
-    found = next((module for module in model.modules() if isinstance(module, QuantisedLinear)), None)
-    if found is not None:
-        raise WrongUse(f"a base in {found.kind} cannot train in full: a step is far smaller than the gaps between 16 values; "
-                       f"use method=qlora, which trains adapters beside it, or load the base unquantised for method=full")
 
 
 def is_computed_again() -> bool:

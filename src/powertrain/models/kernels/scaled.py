@@ -29,13 +29,14 @@ from torch import Tensor, nn
 
 from powertrain.models.adapters.attached import AdaptedLinear
 from powertrain.models.linear import FrozenLinear, compute_dtype
+from powertrain.shapes import takes_eight_bits
 
 INT8, FP8 = torch.int8, torch.float8_e4m3fn
 LARGEST = {INT8: 127.0, FP8: 448.0}          # not -128: codes are symmetric
 LEAST_SCALE = 1e-30                          # of a row of zeros
 FEWEST_ROWS = 17                             # that CUDA's int8 product takes (torch._int_mm)
 MOST_KINDS = 3                               # of blocks, by what is left in them: each is compiled apart, and torch limits that
-MULTIPLE = {INT8: 8, FP8: 16}                # of both sizes of a matrix, which CUDA's products ask for
+NAMES = {INT8: "int8", FP8: "fp8"}           # as facts and plans have them
 TRIED_TOKENS = 512                           # enough to meet the outliers, which sit in the same columns of all tokens
 # Relative, of a product's results. Normal numbers lose 0.01 to 0.015 in int8 and 0.04 in e4m3, whose 3 bits round each number
 # alike, outliers or not. More than this is a token whose largest number leaves the others few of the 255 values.
@@ -182,7 +183,8 @@ def scale_base(model: nn.Module, dtype: torch.dtype, try_out: Callable[[], objec
     stay, in the dtype `otherwise`.
     """
     found = {name: linear for name, linear in frozen_linears(model).items() if linear.weight is not None}
-    suited = {name: linear for name, linear in found.items() if _suits(linear, dtype)}
+    suited = {name: linear for name, linear in found.items()
+              if takes_eight_bits(linear.out_features, linear.in_features, NAMES[dtype], linear.device.type)}
     with measured(suited, dtype) as errors:
         try_out()
     leave = _of_few_kinds({name for name in found if errors.get(name, torch.inf) > WORST_ERROR[dtype]}, found)
@@ -232,12 +234,6 @@ def product_error(x: Tensor, weight: Tensor, dtype: torch.dtype) -> float:
         codes, scales = quantise(weight, dtype)
         error = scaled_product(x, codes, scales.flatten()).float() - exact
         return float(error.norm() / exact.norm().clamp(min=LEAST_SCALE))
-
-
-def _suits(linear: FrozenLinear, dtype: torch.dtype) -> bool:
-    if linear.device.type != "cuda":
-        return True
-    return linear.in_features % MULTIPLE[dtype] == 0 == linear.out_features % MULTIPLE[dtype]
 
 
 def _replace(model: nn.Module, name: str, linear: FrozenLinear) -> None:

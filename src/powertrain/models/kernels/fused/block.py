@@ -6,19 +6,19 @@ Memory: what the backward pass needs is held by the function itself and let go a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from powertrain.models.decoder import Rotary
 from powertrain.models.kernels.attention import Attention
 from powertrain.models.kernels.fused.parts import Parts
-from powertrain.models.kernels.fused.saving import Saving
+from powertrain.models.kernels.fused.saving import Saved, Saving
 from powertrain.models.kernels.fused.values import Entered, EnteredBack, Left, LeftBack, Seeds, Wanted
-from powertrain.models.kernels.fused.weights import Copies, Weights
+from powertrain.models.kernels.fused.weights import Weights
 from powertrain.models.linear import compute_dtype
+from powertrain.models.model import Rotary
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,6 @@ class HandWritten:
             out: Tensor = _Block.apply(x, call, *trained)  # type: ignore[no-untyped-call]
             return out
         return call.forward(x)[0]
-
-
-@dataclass
-class Saved:
-    """Between a call's two passes. The backward pass deletes what it has used."""
-
-    copies: Copies
-    entered: Entered
-    heads: tuple[Tensor, Tensor, Tensor]     # q, k and v, from which `mixed` was recorded
-    mixed: Tensor
-    left: Left
-    seeds: Seeds
-    away: dict[str, Any] = field(default_factory=dict)       # see saving.py
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,28 @@
+"""JSON files that hold one object: read with an error that names the file, written with an end of line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from powertrain.records.errors import WrongUse
+
+
+def read_json(path: Path, cure: str = "copy or download it again") -> dict[str, Any]:
+    """Return the object in a JSON file. Raises WrongUse, with the cure, for a file that cannot be read or holds no object."""
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise WrongUse(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise WrongUse(f"{path} is not JSON ({error}); {cure}") from error
+    if not isinstance(value, dict):
+        raise WrongUse(f"{path} holds a {type(value).__name__} where a JSON object belongs; {cure}")
+    return value
+
+
+def write_json(path: Path, value: Mapping[str, Any], indent: int = 2) -> None:
+    """Write one JSON object. Raises OSError."""
+    path.write_text(json.dumps(value, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8")
