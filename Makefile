@@ -10,7 +10,9 @@ JOBS   ?= auto   # processes that test side by side: one per core
 CASES  ?=        # which benchmarks: lora, full, pre-training, prepare, start, char-large-dropout-0, ...; all of them by default
 BENCH  ?=        # more words for the benchmarks, such as --minutes 20 or --nanogpt CHECKOUT
 
-.PHONY: demo test check bench bench-gpu install clean
+RUN    ?=        # the run of `make picture`
+
+.PHONY: demo test check docs picture bench bench-gpu install clean
 
 demo: install
 	$(BIN)/powertrain train default $(WORDS)
@@ -23,6 +25,14 @@ check: install
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 8 $(TESTS)
+
+# the documentation as a site in site/; a broken link or anchor is an error
+docs: install
+	$(BIN)/mkdocs build --quiet --strict
+
+# the README's picture, docs/run.svg: the loss curve of a run
+picture: install
+	$(BIN)/python benchmarks/picture.py $(RUN)
 
 # the peers get an environment of their own, .peers/
 bench: install
@@ -42,4 +52,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .peers .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .peers site .pytest_cache .mypy_cache .ruff_cache

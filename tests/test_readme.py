@@ -1,4 +1,7 @@
-"""Every command that the README shows is run, in its order and in one folder, as a reader would."""
+"""Every command that the README and the documentation show is run, in its order and in one folder, as a reader would.
+
+The tables in the pages are those that the studies give, and every link and every file that a page names exists.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,10 @@ from powertrain.records.evidence import Comparison, Interval, Parity, Study
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
+WITH_COMMANDS = ("README.md", "docs/usage.md", "docs/proof.md")      # in the order in which a reader meets them
+WITH_TABLES = ("README.md", "docs/results.md", "docs/techniques.md", "docs/claims.md", "docs/audit.md", "docs/diagnosis.md",
+               "docs/ARCHITECTURE.md")
 # appended to commands that train: the same on a model that takes a second. What only plans is run as it is written
 QUICK = ["model.layers=1", "model.width=32", "model.heads=2", "train_batch_size=4", "max_steps=2", "data.max_chars=4000",
          "sample.prompt=", "sample.tokens=2", "techniques.threads=off", "data.block=16"]
@@ -31,8 +38,9 @@ QUICK_TUNING = ["model.path=runs/base", "train_batch_size=4", "max_steps=2", "da
                 "techniques.threads=off"]
 
 
-def commands() -> list[str]:
-    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+def commands(*pages: str) -> list[str]:
+    text = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line.strip() and not line.startswith("#")]
 
 
@@ -58,14 +66,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_it_opens_with_the_two_commands() -> None:
-    assert commands()[:2] == ["make demo", "make test"]
+def test_it_is_short_and_opens_with_the_two_commands() -> None:
+    assert len(README.splitlines()) <= 150
+    assert commands("README.md")[:2] == ["make demo", "make test"]
     assert README.index("make demo") < 60
 
 
 def test_every_powertrain_command_works_in_its_order(cache: Path, folder: Path) -> None:
-    lines = [line for line in commands() if line.startswith("powertrain ")]
-    assert len(lines) >= 16
+    lines = [line for line in commands(*WITH_COMMANDS) if line.startswith("powertrain ")]
+    assert len(lines) >= 28
     code, _, err = run_cli([word for word in BASE if word != "data.max_chars=4000"], cache, folder)
     assert code == 0, err
     for line in lines:
@@ -111,7 +120,7 @@ def test_make_check_lints_and_types_and_tests(tmp_path: Path) -> None:
 def test_the_recipes_in_the_table_are_those_that_ship() -> None:
     from powertrain.recipe import shipped_recipes
 
-    table = README.partition("## Recipes that ship")[2].partition("Each says")[0]
+    table = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     rows = [line for line in table.splitlines() if line.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
     assert named == set(shipped_recipes())
@@ -126,7 +135,7 @@ def table() -> Any:
     return table
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/techniques.md", "docs/claims.md", "docs/audit.md", "docs/diagnosis.md"])
+@pytest.mark.parametrize("page", WITH_TABLES)
 def test_the_tables_of_a_page_are_what_the_studies_say(table: Any, page: str) -> None:
     assert (ROOT / page).read_text(encoding="utf-8") == table.made()[page], "run `python benchmarks/table.py`"
 
@@ -137,7 +146,7 @@ class TestTables:
     @pytest.fixture
     def house(self, tmp_path: Path) -> Path:
         (tmp_path / "docs").mkdir()
-        for page in ("README.md", "docs/techniques.md", "docs/audit.md", "docs/diagnosis.md"):
+        for page in WITH_TABLES:
             shutil.copy(ROOT / page, tmp_path / page)
         return tmp_path
 
@@ -167,12 +176,12 @@ class TestTables:
 
     def test_without_studies_they_say_so_in_one_line(self, table: Any, house: Path) -> None:
         for page, text in table.made(house).items():
-            assert page == "docs/audit.md" or "is stored in `studies/` yet: `powertrain" in text, page
+            assert page in ("docs/audit.md", "docs/ARCHITECTURE.md") or "is stored in `studies/` yet: `" in text, page
 
     def test_a_technique_is_shown_with_its_newest_study(self, table: Any, house: Path) -> None:
         self.store(house, "ablation", "2026-12-01", self.ablation(["docstrings"], 1.31, None))
         newest = self.store(house, "ablation", "2026-12-02", self.ablation(["docstrings"], 1.42, None))
-        page = table.made(house)["README.md"]
+        page = table.made(house)["docs/results.md"]
         rows = [line for line in page.splitlines() if line.startswith(("| `t0`", "| `t1`"))]
         rest = f"-1 MiB | yes: losses 2.0e-05 apart | faster | `studies/{newest}` |"
         assert rows == [f"| `t0` | `docstrings` | 1.42 (1.41 to 1.43) | {rest}", f"| `t1` | `docstrings` | not timed | {rest}"]
@@ -185,7 +194,7 @@ class TestTables:
         self.store(house, "prepare", "2026-12-01", {"text": {**one, "rows_per_s": 1.0}})
         prepared = self.store(house, "prepare", "2026-12-02", {"text": one})
         started = self.store(house, "start", "2026-12-02", {"to_first_step": seconds}, name="Another CPU")
-        page = table.made(house)["README.md"]
+        page = table.made(house)["docs/results.md"]
         rows = [line for line in page.splitlines() if "| TRL |" in line or "datasets.map" in line]
         assert rows == [
             "| data preparation, rows of text, to the same trained tokens | datasets.map in batches, the faster of 1 and 2 "
@@ -210,7 +219,8 @@ class TestTables:
     def test_training_that_is_not_the_same_is_loud(self, table: Any, house: Path) -> None:
         parity = Parity("BITWISE", False, "", 4, 3e-2, 0.1)
         self.store(house, "ablation", "2026-12-01", self.ablation([], 1.1, parity=to_plain(parity), memory_bytes=None))
-        assert "| `default` | 1.10 (1.09 to 1.11) | not measured | NO: losses 3.0e-02 apart |" in table.made(house)["README.md"]
+        page = table.made(house)["docs/results.md"]
+        assert "| `default` | 1.10 (1.09 to 1.11) | not measured | NO: losses 3.0e-02 apart |" in page
 
     def test_every_claim_has_a_row_measured_or_not(self, table: Any, house: Path) -> None:
         from powertrain.claims.claim import catalogue
@@ -246,7 +256,7 @@ class TestTables:
 
     def test_a_page_without_its_marks_is_refused(self, table: Any, house: Path) -> None:
         (house / "README.md").write_text("# Nothing\n")
-        with pytest.raises(ValueError, match=r"README\.md lacks the marks <!-- studies -->"):
+        with pytest.raises(ValueError, match=r"README\.md lacks the marks <!-- results -->"):
             table.made(house)
 
 
@@ -266,13 +276,39 @@ def test_every_bound_of_a_verdict_has_its_words() -> None:
     assert {name for row in rows for name in row.split(", ")} == {"bound", *BOUNDS}
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/ARCHITECTURE.md", "docs/techniques.md", "docs/claims.md",
-                                  "docs/fine-tuning.md", "docs/audit.md", "docs/diagnosis.md"])
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub and the site give to a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading.strip().lower())) for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_links_and_files_named_in_the_pages_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    links = re.findall(r"\]\(([^)#:]+)\)", text)
-    missing = [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
-    rooms = "src|tests|docs|benchmarks|studies|cli|data|models|run|training|report|facts|cost"
-    paths = re.findall(rf"`((?:{rooms})/[\w./-]+)`", text)
+    missing = []
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        name, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / name if name else ROOT / page
+        if "://" not in link and (not target.exists() or (anchor and anchor not in anchors(target))):
+            missing.append(link)
+    rooms = "|".join(path.name for path in (ROOT / "src" / "powertrain").iterdir() if path.is_dir())
+    paths = re.findall(rf"`((?:src|tests|docs|benchmarks|studies|{rooms})/[\w./-]+)`", text)
     missing += [path for path in paths if not ((ROOT / path).exists() or (ROOT / "src/powertrain" / path).exists())]
     assert not missing
+
+
+def test_make_docs_builds_the_site_without_a_broken_link_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    words = ["build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run([sys.executable, "-m", "mkdocs", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for page in PAGES[1:]:
+        html = (tmp_path / "site" / Path(page).with_suffix(".html").name).read_text(encoding="utf-8")
+        assert not re.findall(r"<(?:link|script|img)[^>]+(?:href|src)=.?https?://[^>]*", html), page
+
+
+def test_the_picture_is_one_small_file_for_light_and_dark_pages() -> None:
+    picture = (ROOT / "docs" / "run.svg").read_text(encoding="utf-8")
+    assert len(picture) < 40_000
+    assert "prefers-color-scheme:dark" in picture
+    assert "<script" not in picture
+    assert not re.search(r"(?:href|src)=|url\(", picture)

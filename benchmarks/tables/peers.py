@@ -1,4 +1,4 @@
-"""README: Powertrain against its peers, from the studies that `make bench` has stored."""
+"""README and docs/results.md: Powertrain against its peers, from the studies that `make bench` has stored."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from tables.stored import Study, folder_of, machine, markdown_table, studies_of, times
 
 WHOLE = ("what", "peer", "its", "ours", "times as fast (95 %)", "study")        # of the cases that take no steps by turns
+FASTEST = ("what is trained", "fastest setting of the peer", "Powertrain is times as fast (95 %)")
 COLUMNS = ("what", "peer", "its tokens/s", "ours", "times as fast (95 %)", "losses apart", "of the GEMM limit", "study")
 
 
@@ -19,6 +20,16 @@ def rows(studies: Path) -> str:
     machines = sorted({machine(study) for study in (*newest.values(), *whole)})
     tables = [markdown_table(COLUMNS, found), *([markdown_table(WHOLE, others)] if others else [])]
     return "\n".join([*tables, f"On: {'; '.join(machines)}.\n"])
+
+
+def fastest(studies: Path) -> str:
+    """Return the README's table: the newest study of each case, against the fastest setting of its peer."""
+    newest = {study["findings"]["case"]: study for study in studies_of("peers", studies)}
+    found = [min(zip(study["comparisons"][1:], study["runs"][::2], strict=True), key=lambda one: one[0]["speed"]["median"])
+             for study in newest.values()]
+    rows = [(study["what"], theirs["arm"], times(comparison["speed"]))
+            for study, (comparison, theirs) in zip(newest.values(), found, strict=True)]
+    return markdown_table(FASTEST, rows) if rows else "No study is stored in `studies/` yet: `make bench` makes them.\n"
 
 
 def _rows_of(study: Study) -> list[tuple[str, ...]]:

@@ -1,5 +1,6 @@
 """The page's style sheet: one column, both colour schemes, paper, and narrow screens."""
 
+# every drawing names its colours by these variables, so that light and dark are decided here alone
 _LIGHT = """--paper:#fff;--ink:#16191d;--quiet:#59616b;--rule:#d9dde2;--card:#f5f6f8;--link:#0a58a6;
 --good:#0b6b4a;--bad:#a8320c;--open:#6b5200;
 --blue:#0072b2;--orange:#e69f00;--green:#009e73;--red:#d55e00;--sky:#56b4e9;--purple:#b8609a;--yellow:#c4b000;--grey:#868e98"""
@@ -8,10 +9,22 @@ _DARK = """--paper:#14171b;--ink:#e8eaed;--quiet:#a3abb5;--rule:#343a42;--card:#
 --blue:#4da3e0;--orange:#f0b440;--green:#2fc295;--red:#f2844a;--sky:#8fd0f5;--purple:#dc93c2;--yellow:#e6da5c;--grey:#8d959f"""
 _NAMES = ("ink", "quiet", "blue", "orange", "green", "red", "sky", "purple", "yellow", "grey", "good", "bad", "open")
 
-STYLE = f"""
+COLOURS = f"""
 :root{{{_LIGHT};color-scheme:light dark}}
 @media (prefers-color-scheme:dark){{:root{{{_DARK}}}}}
-*{{box-sizing:border-box}}
+"""
+DRAWING = f"""svg text{{font-size:12px;font-family:inherit;paint-order:stroke;stroke:var(--paper);stroke-width:3px;stroke-linejoin:round}}
+svg .bold{{font-weight:600}}
+{"".join(f".f-{name}{{fill:var(--{name})}}.s-{name}{{stroke:var(--{name});fill:none}}" for name in _NAMES)}
+.grid{{stroke:var(--rule);stroke-width:1;fill:none}}.axis{{stroke:var(--quiet);stroke-width:1;fill:none}}
+.line{{stroke-width:2;stroke-linejoin:round;stroke-linecap:round}}.line.faint{{stroke-width:1;opacity:.4}}
+.line.dashed{{stroke-width:1.5;stroke-dasharray:5 4}}
+.moment{{stroke-width:1;stroke-dasharray:2 3;opacity:.9}}
+.shade{{opacity:.2}}.shade2{{opacity:.55}}.layer{{stroke:var(--paper);stroke-width:.6}}
+.bar{{stroke:var(--paper);stroke-width:1}}.range{{opacity:.5}}.hatch{{stroke-width:1.2}}
+.whisker{{stroke-width:2}}.ring{{stroke-width:2}}.cross{{stroke-width:2.4}}.dot{{stroke:var(--paper);stroke-width:1}}
+"""
+STYLE = f"""{COLOURS}*{{box-sizing:border-box}}
 body{{margin:0 auto;max-width:940px;padding:24px 32px 64px;background:var(--paper);color:var(--ink);
  font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;font-variant-numeric:tabular-nums;
  overflow-wrap:anywhere}}
@@ -54,17 +67,7 @@ pre{{background:var(--card);border-radius:6px;padding:10px 12px;font:.85rem/1.5 
  white-space:pre-wrap;margin:.4rem 0 1rem}}
 .codetitle{{margin:.8rem 0 0;font-weight:600;font-size:.9rem}}
 footer{{margin-top:3rem;color:var(--quiet);font-size:.85rem;border-top:1px solid var(--rule)}}
-svg text{{font-size:12px;font-family:inherit;paint-order:stroke;stroke:var(--paper);stroke-width:3px;stroke-linejoin:round}}
-svg .bold{{font-weight:600}}
-{"".join(f".f-{name}{{fill:var(--{name})}}.s-{name}{{stroke:var(--{name});fill:none}}" for name in _NAMES)}
-.grid{{stroke:var(--rule);stroke-width:1;fill:none}}.axis{{stroke:var(--quiet);stroke-width:1;fill:none}}
-.line{{stroke-width:2;stroke-linejoin:round;stroke-linecap:round}}.line.faint{{stroke-width:1;opacity:.4}}
-.line.dashed{{stroke-width:1.5;stroke-dasharray:5 4}}
-.moment{{stroke-width:1;stroke-dasharray:2 3;opacity:.9}}
-.shade{{opacity:.2}}.shade2{{opacity:.55}}.layer{{stroke:var(--paper);stroke-width:.6}}
-.bar{{stroke:var(--paper);stroke-width:1}}.range{{opacity:.5}}.hatch{{stroke-width:1.2}}
-.whisker{{stroke-width:2}}.ring{{stroke-width:2}}.cross{{stroke-width:2.4}}.dot{{stroke:var(--paper);stroke-width:1}}
-@media (max-width:640px){{body{{padding:16px 16px 48px}}h1{{font-size:1.4rem}}
+{DRAWING}@media (max-width:640px){{body{{padding:16px 16px 48px}}h1{{font-size:1.4rem}}
  .numbers{{grid-template-columns:1fr}}.wide{{display:none}}.narrow{{display:block}}
  details table,table{{font-size:.82rem}}}}
 @media print{{:root{{{_LIGHT}}}body{{max-width:none;padding:0;font-size:11pt}}nav{{display:none}}

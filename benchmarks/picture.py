@@ -1,0 +1,36 @@
+"""Draw the README's picture, docs/run.svg, from a run: `make picture RUN=runs/NAME`.
+
+The picture is the report's loss curve over trained tokens. One file serves light and dark pages.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from powertrain.records import timeline
+from powertrain.report import figures_loss, svg_plot
+from powertrain.report.chart import Plot
+from powertrain.report.page import Missing
+from powertrain.report.style import COLOURS, DRAWING
+from powertrain.training.events import read_events
+
+PICTURE = Path(__file__).resolve().parent.parent / "docs" / "run.svg"
+WIDTH_PX = 640.0
+
+
+def drawing(run: Path) -> str:
+    """Return the run's loss curve as an SVG file that needs nothing else."""
+    figure = figures_loss.loss(timeline.read(read_events(run / "events.jsonl")))
+    if isinstance(figure, Missing) or not isinstance(figure.drawings[0], Plot):
+        raise ValueError(f"{run} has no loss curve")
+    plot = replace(figure.drawings[0], title=figure.title)
+    found = svg_plot.draw(plot, WIDTH_PX, name="run", title=figure.title, description=figure.description)
+    first, _, rest = found.partition(">")
+    style = f"{COLOURS}svg{{background:var(--paper);font-family:system-ui,sans-serif}}{DRAWING}"
+    return f'{first} xmlns="http://www.w3.org/2000/svg"><style>{style}</style>{rest}\n'
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(drawing(Path(sys.argv[1])), encoding="utf-8")
