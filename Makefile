@@ -28,7 +28,7 @@ check: install
 
 # the documentation as a site in site/; a broken link or anchor is an error
 docs: install
-	$(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # the README's picture, docs/run.svg: the loss curve of a run
 picture: install

@@ -276,6 +276,12 @@ def test_every_bound_of_a_verdict_has_its_words() -> None:
     assert {name for row in rows for name in row.split(", ")} == {"bound", *BOUNDS}
 
 
+def test_every_room_stands_in_the_tree_of_the_architecture() -> None:
+    tree = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("```")[2].partition("```")[0]
+    rooms = [path for path in (ROOT / "src" / "powertrain").iterdir() if path.name[0] not in "_." and path.suffix != ".typed"]
+    assert not [path.name for path in rooms if f"  {path.name}{'/' * path.is_dir()} " not in tree]
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub and the site give to a page's headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
@@ -298,7 +304,7 @@ def test_links_and_files_named_in_the_pages_exist(page: str) -> None:
 
 
 def test_make_docs_builds_the_site_without_a_broken_link_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
-    words = ["build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    words = ["build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run([sys.executable, "-m", "mkdocs", *words], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     for page in PAGES[1:]:
