@@ -24,6 +24,7 @@ test: install
 check: install
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
+	$(BIN)/vulture
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 8 $(TESTS)
 
 # the documentation as a site in site/; a broken link or anchor is an error

@@ -84,7 +84,8 @@ def test_a_boundary_is_noted_exactly_where_the_prompt_alone_has_other_tokens(fol
     encoder = encoder_for(folders["bos"], wanted)
     sample = conversation(asked, answer)
     (row,) = encoder.encode([sample])
-    text, ((start, _),) = encoder.template.trained_spans(sample.messages, "assistant")
+    marked = encoder.template.marked(sample.messages, "assistant")
+    text, ((start, _),) = marked.text, marked.trained
     encoding = encoder.tokenizer.encodings([text])[0]
     before = [token for token, (first, _) in zip(encoding.ids, encoding.offsets, strict=True) if first < start]
     assert row.boundary == (before != encoder.tokenizer.encode(text[:start]).tolist())

@@ -271,7 +271,7 @@ def test_a_span_has_the_places_of_its_answer_and_segments(opened, tmp_path):
 def test_the_saved_tokenizer_carries_the_template_that_was_trained(opened, rows, tmp_path, chat):
     for wanted in (None, "plain"):
         store = opened(rows, chat_template=wanted)
-        store.save_tokenizer(tmp_path / str(wanted))
+        store.tokenizer.save(tmp_path / str(wanted))
         theirs = AutoTokenizer.from_pretrained(tmp_path / str(wanted))
         ids = theirs.apply_chat_template([{"role": "user", "content": ROWS[2]["question"]},
                                           {"role": "assistant", "content": ROWS[2]["answer"]}])["input_ids"]

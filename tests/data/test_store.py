@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +60,17 @@ def inodes(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.rglob("*")}
 
 
+def held_out(store):
+    return store.tokenizer.decode(np.asarray(store.validation))
+
+
+def documents_of(store):
+    """The ids of each document that is trained on, without the end of text."""
+    tokens = np.asarray(store.train)
+    ends = np.flatnonzero(tokens == store.tokenizer.end_of_text)
+    return [ids[ids != store.tokenizer.end_of_text] for ids in np.split(tokens, ends)[:-1]]
+
+
 # -------------------------------------------------------------------------------- what is in it
 
 
@@ -68,9 +78,7 @@ def inodes(folder: Path) -> dict[str, tuple[int, int]]:
 def test_tokens_of_one_text_decode_to_all_of_it(opened, text, tokenizer):
     made = opened(text, tokenizer=tokenizer, validation_split="tail")
     train = made.tokenizer.decode(np.asarray(made.train))
-    validation = made.tokenizer.decode(np.asarray(made.validation))
-    assert train + validation == LINES
-    assert validation == made.validation_text()
+    assert train + held_out(made) == LINES
     assert made.train.dtype == np.dtype("<u2")
 
 
@@ -79,15 +87,11 @@ def test_each_document_is_followed_by_the_end_of_text(opened, rows, tokenizer, t
     made = opened(rows, tokenizer=tokenizer)
     end = made.tokenizer.end_of_text
     sources = {document.text for document in read_documents(str(rows), cache=tmp_path)}
-    starts = made.document_starts
-    found = [made.train[start:stop] for start, stop in pairwise(starts)]
-    assert all(ids[-1] == end and end not in ids[:-1] for ids in found)
-    trained = {made.tokenizer.decode(ids[:-1]) for ids in found}
-    held_out = set(made.tokenizer.decode(np.asarray(made.validation)).split("<|endoftext|>")[:-1])
-    assert trained | held_out == sources
-    assert not trained & held_out
-    assert starts[0] == 0
-    assert starts[-1] == len(made.train)
+    assert made.train[-1] == end
+    trained = {made.tokenizer.decode(ids) for ids in documents_of(made)}
+    validated = set(held_out(made).split("<|endoftext|>")[:-1])
+    assert trained | validated == sources
+    assert not trained & validated
 
 
 @pytest.mark.parametrize("split", ["seeded", "tail"])
@@ -101,13 +105,13 @@ def test_one_document_gets_no_end_of_text_wherever_it_is_cut(opened, text, split
 def test_it_counts_what_it_holds(opened, rows, tmp_path):
     made = opened(rows)
     documents = read_documents(str(rows), cache=tmp_path)
-    validation = made.validation_text().encode()
+    validation = held_out(made).replace("<|endoftext|>", "").encode()
     assert made.documents == 40
     assert made.characters == sum(len(document.text) for document in documents)
     assert made.text_bytes == sum(len(document.text.encode()) for document in documents) == made.characters + 1
     assert made.validation_bytes == len(validation) > 0
     assert made.validation_text_gzip_bytes == len(gzip.compress(validation, 9, mtime=0))
-    lengths = np.diff(made.document_starts)
+    lengths = np.array([len(ids) + 1 for ids in documents_of(made)])
     assert list(made.length_quantiles) == ["min", "p10", "p50", "p90", "max"]
     assert made.length_quantiles["min"] == lengths.min()
     assert made.length_quantiles["max"] == lengths.max()
@@ -119,21 +123,20 @@ def test_char_knows_characters_that_only_validate(opened, tmp_path):
     path = tmp_path / "end.txt"
     path.write_text("abc" * 100 + "Ω")
     made = opened(path, tokenizer="char", validation_split="tail")
-    assert "Ω" in made.validation_text()
-    assert made.tokenizer.decode(np.asarray(made.validation)) == made.validation_text()
+    assert held_out(made).endswith("Ω")
 
 
 def test_bpe_learns_nothing_from_what_validates(opened, tmp_path):
     path = tmp_path / "end.txt"
     path.write_text("".join(f"{number} " for number in range(900)) + "zqzqzq" * 60)
     made = opened(path, validation_split="tail")
-    assert "zqzq" in made.validation_text()
+    assert "zqzq" in held_out(made)
     assert not any("zq" in token for token in made.tokenizer.library.get_vocab())
 
 
 def test_no_validation_is_an_empty_side(opened, text):
     made = opened(text, validation_share=0.0)
-    assert (len(made.validation), made.validation_bytes, made.validation_text()) == (0, 0, "")
+    assert (len(made.validation), made.validation_bytes, held_out(made)) == (0, 0, "")
     assert made.tokenizer.decode(np.asarray(made.train)) == LINES
 
 
@@ -182,7 +185,7 @@ def test_small_batches_give_the_same_tokens(opened, rows, monkeypatch, tmp_path)
     monkeypatch.setattr("powertrain.data.documents.BATCH_CHARS", 7)
     other = opened(rows, cache=tmp_path / "other")
     np.testing.assert_array_equal(one.train, other.train)
-    np.testing.assert_array_equal(one.document_starts, other.document_starts)
+    assert one.length_quantiles == other.length_quantiles
 
 
 # -------------------------------------------------------------------------------- built once
@@ -195,11 +198,11 @@ def test_the_second_open_reads_what_the_first_wrote(opened, text, tmp_path, no_b
     second = opened(text)
     assert inodes(tmp_path / "cache") == before
     np.testing.assert_array_equal(first.train, second.train)
-    for side in (second.train, second.validation, second.document_starts):
+    for side in (second.train, second.validation):
         assert isinstance(side, np.memmap)
         assert not side.flags.writeable
-    assert replace(first, train=0, validation=0, document_starts=0, tokenizer=0).__dict__ == \
-        replace(second, train=0, validation=0, document_starts=0, tokenizer=0).__dict__
+    assert replace(first, train=0, validation=0, tokenizer=0).__dict__ == \
+        replace(second, train=0, validation=0, tokenizer=0).__dict__
 
 
 @pytest.mark.parametrize("changed", [
@@ -235,7 +238,7 @@ def test_the_seed_of_a_tail_split_and_the_default_vocabulary_change_nothing(open
 # -------------------------------------------------------------------------------- damage, crashes, races
 
 
-@pytest.mark.parametrize("name", ["train.bin", "validation.bin", "documents.npy", "validation.txt",
+@pytest.mark.parametrize("name", ["train.bin", "validation.bin",
                                   "tokenizer/tokenizer.json", "meta.json"])
 @pytest.mark.parametrize("damage", ["cut", "removed"])
 def test_a_damaged_store_is_built_again(opened, text, name, damage):

@@ -22,8 +22,8 @@ class PromptCompletion:
 
 
 def trained(template, messages, train_on="assistant"):
-    text, places = template.trained_spans(messages, train_on)
-    return [text[start:stop] for start, stop in places]
+    marked = template.marked(messages, train_on)
+    return [marked.text[start:stop] for start, stop in marked.trained]
 
 
 def as_dicts(messages):

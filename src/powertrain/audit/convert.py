@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from powertrain.audit.conversion_data import NO_DATA, data_of
+from powertrain.audit.conversion_data import data_of
 from powertrain.audit.conversion_keys import ASIDE, Answer, is_ours, of_section, spelled, why_not_here
 from powertrain.audit.subject import Setting, Subject
 from powertrain.audit.trainer_defaults import METHODS, OF_FOUR_BITS, OF_LORA, SEMANTIC, in_force, trainer_default
@@ -239,7 +239,3 @@ def _agreed(accounts: Iterable[Accounted]) -> list[Accounted]:
         values.update(account.ours)
         agreed.append(account)
     return agreed
-
-
-def has_no_data(conversion: Conversion) -> bool:
-    return conversion.values.get("data.source") == NO_DATA

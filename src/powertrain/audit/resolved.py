@@ -11,7 +11,6 @@ from typing import Any
 from powertrain.audit.defaults import default_of
 from powertrain.audit.rules.base import Circumstances
 from powertrain.audit.subject import Setting, Subject
-from powertrain.records import UnknownFact
 from powertrain.records.findings import Evidence, Place
 
 TRAINERS = ("trl", "transformers")           # frameworks whose arguments are those of transformers' Trainer
@@ -159,14 +158,6 @@ def changes_lengths(subject: Subject, where: Circumstances) -> bool | None:
     if value(subject, "data.padding") in ("longest", True):
         return True
     return None if where.data is None else where.data.kind != "blocks"
-
-
-def peak_ratio(where: Circumstances, faster: str, slower: str) -> float | None:
-    """How many times faster products of one type were measured than those of another, here."""
-    try:
-        return where.hardware.peak(faster) / where.hardware.peak(slower) if where.hardware else None
-    except UnknownFact:
-        return None
 
 
 def compile_seen(subject: Subject) -> Evidence | None:

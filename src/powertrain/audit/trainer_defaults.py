@@ -22,10 +22,6 @@ SEMANTIC = ("training.per_device_train_batch_size", "training.num_train_epochs",
             "tokenizer.path", "model.family")
 OF_LORA = ("lora.r", "lora.lora_alpha", "lora.lora_dropout", "lora.target_modules")
 OF_FOUR_BITS = ("quantisation.bnb_4bit_quant_type", "quantisation.bnb_4bit_use_double_quant")
-# how a step is carried out: pinned where an original is rendered as it was
-OF_SPEED = ("training.bf16", "training.fp16", "training.tf32", "training.activation_checkpointing", "training.optim",
-            "training.torch_compile", "training.packing", "training.padding_free", "training.train_sampling_strategy",
-            "training.use_liger_kernel", "training.dataloader_num_workers")
 
 _PEFT = {"lora.r": 8, "lora.lora_alpha": 8, "lora.lora_dropout": 0.0}
 _TRL_COMMAND = {"lora.r": 16, "lora.lora_alpha": 32, "lora.lora_dropout": 0.05}      # ModelConfig of its command line

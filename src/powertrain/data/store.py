@@ -1,8 +1,7 @@
 """The token store: text tokenised once, memory-mapped ever after.
 
     <cache>/tokens/<key>/  train.bin, validation.bin   token ids, little-endian uint16 or uint32
-                           documents.npy               (documents + 1,) int64: where each document starts in train.bin
-                           validation.txt  tokenizer/  meta.json (last: the sizes of all the others)
+                           tokenizer/  meta.json (last: the sizes of all the others)
 
 The key is a digest of all that decides the content. A store appears by one rename, whole or not at all; a damaged one
 is built again.
@@ -47,7 +46,6 @@ class TokenStore:
     folder: Path
     train: npt.NDArray[Any]                  # (tokens,) uint16 or uint32, read-only
     validation: npt.NDArray[Any]             # (tokens,) likewise
-    document_starts: npt.NDArray[np.int64]   # (documents in train + 1,): document i is train[starts[i]:starts[i + 1]]
     tokenizer: Tokenizer
     source: str
     digest: str                              # sha256 of the documents
@@ -57,10 +55,6 @@ class TokenStore:
     validation_bytes: int                    # UTF-8
     validation_text_gzip_bytes: int          # of the validation text at gzip's level 9
     length_quantiles: dict[str, int]         # tokens per training document: min, p10, p50, p90, max
-
-    def validation_text(self) -> str:
-        """The validation documents' text end to end, exactly, without ends of text."""
-        return (self.folder / "validation.txt").read_bytes().decode()
 
 
 def open_store(source: str, *, tokenizer: str, vocabulary: int | None, text_field: str, max_chars: int | None,
@@ -109,9 +103,7 @@ def _build(folder: Path, documents: Sequence[Document], digest: str, split: Spli
     end_of_text = tokenizer.end_of_text if len(documents) > 1 else None
     lengths = _write_tokens(folder / "train.bin", split.train, tokenizer, end_of_text)
     _write_tokens(folder / "validation.bin", split.validation, tokenizer, end_of_text)
-    np.save(folder / "documents.npy", np.concatenate([[0], np.cumsum(lengths)]).astype("<i8"))
     validation = "".join(document.text for document in split.validation).encode()
-    (folder / "validation.txt").write_bytes(validation)
     tokenizer.save(folder / "tokenizer")
     return {
         "vocabulary": tokenizer.vocabulary,
@@ -146,7 +138,6 @@ def _opened(folder: Path, source: str) -> TokenStore:
         folder=folder,
         train=_mapped(folder / "train.bin", dtype),
         validation=_mapped(folder / "validation.bin", dtype),
-        document_starts=np.load(folder / "documents.npy", mmap_mode="r", allow_pickle=False),
         tokenizer=load_tokenizer(folder / "tokenizer"),
         source=source,
         **{name: meta[name] for name in ("digest", "documents", "characters", "text_bytes", "validation_bytes",

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from powertrain.models.model import SavedTokenizer
 from powertrain.records import WrongUse
@@ -42,11 +42,6 @@ SAMPLES = (
     "def f(x):\n    return x ** 2  # naïve\n\n\tprint(f(3.14))\n", "Größe, café, señor, Ærø", "Привет, как дела?",
     "你好世界。今天是2024年", "こんにちは世界", "مرحبا بالعالم", "नमस्ते दुनिया", "👩‍💻 emoji 🎉!", "a", "1 000 000",
     "HTTP/2 == x_1; y+=1\r\n", "What's 15% of $1,200.50?", "\n", "e\u0301 is é in two parts")
-
-
-class LibraryBacked(SavedTokenizer, Protocol):
-    @property
-    def library(self) -> Any: ...            # a tokenizers.Tokenizer
 
 
 @dataclass(frozen=True)

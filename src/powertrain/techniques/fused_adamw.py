@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 BYTES_PER_PARAMETER = 28     # fp32: weight, gradient and two moments read, weight and moments written
 ADAPTERS_STUDY = "2026-11-21_ablation-docstrings"    # on a CPU: adapters are a small part of a step
-TENSOR_OPERATIONS = 12       # passes over memory that the plain update makes
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from powertrain.audit.subject import Subject
 from powertrain.records.findings import Cure, Edit, Finding
 
 WAITING = (".item", ".tolist", ".numpy")
-PRINTING = ("print", "tqdm.write", ".set_postfix", "wandb.log")
 
 
 class ItemEachStep(Rule):

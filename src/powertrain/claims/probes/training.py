@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,11 +49,6 @@ def open_training(words: Sequence[str], cache: Path, *, warm_up: int = WARM_UP) 
     training = Training(prepared, setup, new_state(setup, prepared.recipe.weight_decay))
     training.advance(warm_up)
     return training
-
-
-def usual_step_s(training: Training, count: int) -> float:
-    """The median of `count` steps, each timed by itself."""
-    return statistics.median(training.step_s(1) for _ in range(count))
 
 
 def quiet(text: str) -> None:

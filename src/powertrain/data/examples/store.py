@@ -159,9 +159,6 @@ class ExampleStore:
         """A user's words as the model reads them: in the template, up to where the assistant begins."""
         return words if self.template is None else self.template.render([Message("user", words)], add_generation_prompt=True)
 
-    def save_tokenizer(self, folder: Path) -> None:
-        self.tokenizer.save(folder)
-
     def place(self, index: int) -> tuple[Part, int]:
         """The part that example `index` is in, and its number there."""
         if not 0 <= index < len(self.in_validation):

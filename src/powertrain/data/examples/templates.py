@@ -65,11 +65,6 @@ class ChatTemplate:
         """The conversation as the model reads it. Raises BadRow with the template's reason if it refuses."""
         return self._rendered(messages, add_generation_prompt=add_generation_prompt)[0]
 
-    def trained_spans(self, messages: Sequence[Message], train_on: str) -> tuple[str, list[Place]]:
-        """The text, and the characters of it that are trained: each of the assistant's turns with its end, or all."""
-        marked = self.marked(messages, train_on)
-        return marked.text, marked.trained
-
     def marked(self, messages: Sequence[Message], train_on: str) -> Marked:
         if self._has_shapes and (found := self._by_layout(messages, all=train_on == "all")) is not None:
             return found

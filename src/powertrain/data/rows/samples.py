@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ROLES = ("system", "user", "assistant", "tool")
-
 
 @dataclass(frozen=True)
 class Message:
-    role: str                                # one of ROLES
+    role: str                                # "system", "user", "assistant" or "tool"
     content: str
 
 
