@@ -43,6 +43,7 @@ from powertrain.evidence.clock import Arena, Pace
 from powertrain.models.saving import save_model
 from powertrain.recipe import Recipe, resolve_words
 from powertrain.records import Batch, Facts, Refusal, to_plain
+from powertrain.records.events import End, Evaluated, ModelSaved, Saved
 from powertrain.records.evidence import Arm, ArmRun, Comparison, Study
 from powertrain.run.prepare import prepare
 from powertrain.techniques.base import Exactness, Technique
@@ -211,10 +212,10 @@ def by_runs(words: tuple[str, ...], cured: tuple[str, ...], scratch: Path) -> Me
 
 def loop_s(run: Path) -> float:
     events = read_events(run / "events.jsonl")
-    last = events[-1]
-    final_s = sum(event["seconds"] for event in events if (event["event"] == "evaluation" and event["final"]) or (
-        event["event"] == "checkpoint" and event["step"] == last["step"]) or event["event"] == "model")
-    return float(last["seconds"] - final_s)
+    end = next(event for event in reversed(events) if isinstance(event, End))
+    final_s = sum(event.seconds for event in events if (isinstance(event, Evaluated) and event.final) or (
+        isinstance(event, Saved) and event.step == end.step) or isinstance(event, ModelSaved))
+    return end.seconds - final_s
 
 
 def asked(mode: str, *arguments: str) -> Mapping[str, Any]:

@@ -29,6 +29,7 @@ from powertrain.evidence.studies import describe, new_folder, save
 from powertrain.models.saving import save_model
 from powertrain.planner import make_plan
 from powertrain.recipe import resolve_words
+from powertrain.records.events import Step
 from powertrain.records.evidence import Study
 from powertrain.run.prepare import Prepared, prepare
 from powertrain.training.events import read_events
@@ -133,7 +134,7 @@ def step_seconds(words: Sequence[str], folder: Path) -> list[float]:
                           capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"powertrain train {' '.join(words)} failed:\n{done.stderr}")
-    return [event["seconds"] for event in read_events(folder / "events.jsonl") if event["event"] == "step"]
+    return [event.seconds for event in read_events(folder / "events.jsonl") if isinstance(event, Step)]
 
 
 def told(words: Sequence[str]) -> list[str]:

@@ -114,11 +114,11 @@ def _plant(place: str, number: int) -> None:
         Path.write_text = counted(Path.write_text)  # type: ignore[method-assign]
     elif place == "sync":
         time.time = time.perf_counter
-        events.os = SimpleNamespace(fsync=_slow(os.fsync, number / 1e3), truncate=os.truncate)  # type: ignore[assignment]
+        events.os = SimpleNamespace(**{**vars(os), "fsync": _slow(os.fsync, number / 1e3)})  # type: ignore[assignment]
     elif place == "delete":
         checkpoint.shutil = SimpleNamespace(rmtree=_refused(shutil.rmtree, from_call=number))  # type: ignore[assignment]
     elif place == "events":
-        events.os = SimpleNamespace(fsync=_refused(os.fsync, from_call=number), truncate=os.truncate)  # type: ignore[assignment]
+        events.os = SimpleNamespace(**{**vars(os), "fsync": _refused(os.fsync, from_call=number)})  # type: ignore[assignment]
     elif place == "model":
         Decoder.save = _on_a_full_disk(Decoder.save, from_call=1)  # type: ignore[method-assign]
     elif place == "full":

@@ -17,6 +17,7 @@ from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
 from powertrain.recipe import resolve, shipped_recipes
 from powertrain.records import ModelFacts
+from powertrain.records.events import Evaluated, Step
 from powertrain.training.events import read_events
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -33,7 +34,7 @@ def test_it_trains_at_a_small_size(cli: Cli, source: Path, tmp_path: Path, name:
     prompt = ["sample.prompt="] if name != "default" else []
     code, _, err = cli("train", name, f"data={source}", *SHRINK, *vocabulary, *prompt, "--output", "run")
     assert code == 0, err
-    assert [e["step"] for e in read_events(tmp_path / "run" / "events.jsonl") if e["event"] == "step"] == [1, 2, 3]
+    assert [e.step for e in read_events(tmp_path / "run" / "events.jsonl") if isinstance(e, Step)] == [1, 2, 3]
 
 
 def test_production_is_the_documents_size(cli: Cli, source: Path) -> None:
@@ -61,9 +62,9 @@ def test_the_small_character_model_learns_what_nanogpts_readme_says(cli: Cli, sh
     code, _, err = cli("train", "char-shakespeare-cpu", f"data={shakespeare}", "eval_steps=0", "save_steps=0",
                        "techniques.threads=off", "sample.tokens=0", "--quiet", "--output", "run")
     assert code == 0, err
-    evaluations = [e for e in read_events(tmp_path / "run" / "events.jsonl") if e["event"] == "evaluation"]
-    assert evaluations[-1]["tokens"] == 111_539
-    assert evaluations[-1]["loss"] <= 1.88
+    evaluations = [e for e in read_events(tmp_path / "run" / "events.jsonl") if isinstance(e, Evaluated)]
+    assert evaluations[-1].tokens == 111_539
+    assert evaluations[-1].loss <= 1.88
 
 
 # ------------------------------------------------------------------------------------------------ the documents' fine-tuning

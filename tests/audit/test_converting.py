@@ -20,6 +20,7 @@ from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.models.huggingface.folder import save_folder
 from powertrain.recipe import resolve
 from powertrain.records import WrongUse
+from powertrain.records.events import Step
 from powertrain.records.findings import Place
 from powertrain.training.events import read_events
 
@@ -230,5 +231,5 @@ def test_the_converted_recipe_trains(name: str, beside: Path, cli: Cli) -> None:
     code, _, err = cli("train", str(file), "max_steps=2", "output_dir=run", "techniques.threads=off", "sample.tokens=0",
                        folder=beside)
     assert code == 0, err
-    steps = [event for event in read_events(beside / "run/events.jsonl") if event["event"] == "step"]
-    assert [event["step"] for event in steps][-1] == 2
+    steps = [event for event in read_events(beside / "run/events.jsonl") if isinstance(event, Step)]
+    assert [event.step for event in steps][-1] == 2

@@ -11,6 +11,7 @@ from typing import Any
 
 from powertrain.diagnosis.run_record import RunRecord
 from powertrain.recipe import Recipe, Resolved
+from powertrain.records.events import from_line
 from powertrain.records.timeline import read
 
 BEGAN = 1_795_268_000.0
@@ -82,8 +83,9 @@ def events(losses: Sequence[float] | None = None, grad_norms: Sequence[float] | 
 def record(happened: Sequence[Event], *, all_events: Sequence[Event] = (), recipe: dict[str, Any] | None = None,
            facts: dict[str, Any] | None = None, techniques: dict[str, dict[str, Any]] | None = None,
            being_written: bool | None = False, silent_s: float = 1.0) -> RunRecord:
+    history = read([*map(from_line, happened)], [*map(from_line, all_events or happened)])
     return RunRecord(Path("runs/made"), Recipe(**RECIPE | (recipe or {})), {**FACTS, **(facts or {})}, plan(techniques or {}),
-                     read(happened, all_events or happened), being_written, happened[-1]["time"] + silent_s)
+                     history, being_written, happened[-1]["time"] + silent_s)
 
 
 def plan(techniques: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -181,7 +181,7 @@ class TestTime:
         assert found.cure.words == ("techniques.loader=on",)
 
     def test_a_full_memory_is_named(self):
-        run = record(events(seconds=slow(range(120, 200), 0.16), end={"peak_memory_bytes": 15.9 * 2**30}))
+        run = record(events(seconds=slow(range(120, 200), 0.16), end={"peak_memory_bytes": int(15.9 * 2**30)}))
         assert "swapped" in only(run, "slow_down").why
 
     def test_a_continuation_on_a_busy_machine_is_named(self):

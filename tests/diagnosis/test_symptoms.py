@@ -15,7 +15,7 @@ from powertrain.diagnosis.symptoms import SYMPTOMS, symptoms_of
 
 NAN = {"reason": "failed", "message": "the loss of step 101 is not finite (nan); the checkpoints before it are untouched."}
 OOM = {"event": "warning", "step": 100, "message": "step 101 ran out of memory (no room): it is taken again in passes of at "
-                                                   "most 500 tokens instead of 1,000; plan.json says so"}
+                                                   "most 500 tokens instead of 1,000, at the same batch of 8; plan.json"}
 DISK = {"event": "warning", "step": 100, "message": "step 100 could not be saved: No space left on device; training goes on"}
 INF = math.inf
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from powertrain.records.events import Event, from_line
 from powertrain.report.run_page import RunFiles
 
 BEGAN = 1_795_268_000.0
@@ -58,9 +60,13 @@ def whole_run(steps: int = 40, step_s: float = 0.1) -> list[dict[str, Any]]:
     return events
 
 
+def typed(events: Sequence[dict[str, Any]]) -> list[Event]:
+    return [from_line(event) for event in events]
+
+
 def files(events: list[dict[str, Any]], **more: Any) -> RunFiles:
     return RunFiles(**({"folder": "runs/a", "recipe": {"max_grad_norm": 1.0}, "recipe_text": "name: default\n", "facts": FACTS,
-                        "plan": PLAN, "events": events, "all_events": events, "made": "made by a test"} | more))
+                        "plan": PLAN, "events": typed(events), "all_events": typed(events), "made": "made by a test"} | more))
 
 
 def on_disk(folder: Path, events: list[dict[str, Any]]) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from powertrain.records import WrongUse
+from powertrain.records.events import Event, Step, from_line
 from powertrain.report.comparing import (
     ABSENT,
     RunFiles,
@@ -35,17 +36,18 @@ RECIPE = {"learning_rate": (1e-3, "default"), "seed": (42, "default"), "train_ba
           "techniques": ({}, "default"), "output_dir": ("runs/a", "command line")}
 
 
-def events(losses: list[float], *, tokens: int = 100, seconds: float = 0.5, end: bool = True) -> list[dict[str, Any]]:
+def events(losses: list[float], *, tokens: int = 100, seconds: float = 0.5, end: bool = True) -> list[Event]:
     shares = {"data": 0.1, "copy": 0.0, "forward": 0.3, "backward": 0.4, "optimizer": 0.2}
     parts = {part: share * seconds for part, share in shares.items()}
     found: list[dict[str, Any]] = [{"event": "start", "name": "x", "total_steps": len(losses)}]
     found += [{"event": "step", "step": number, "loss": loss, "tokens": tokens, "real_tokens": tokens, "seconds": seconds,
-               "parts": parts} for number, loss in enumerate(losses, 1)]
-    found.append({"event": "evaluation", "step": len(losses), "loss": losses[-1], "bits_per_byte": None, "seconds": 1.0})
+               "learning_rate": 1e-3, "grad_norm": 1.0, "parts": parts} for number, loss in enumerate(losses, 1)]
+    found.append({"event": "evaluation", "step": len(losses), "loss": losses[-1], "tokens": 9, "seconds": 1.0})
     if end:
         found.append({"event": "end", "reason": "finished", "step": len(losses), "seconds": 1.5 + seconds * len(losses),
                       "peak_memory_bytes": 1 << 20})
-    return [{**event, "time": 1000.0 + (0 if event["event"] == "start" else 1.5 + seconds * len(losses))} for event in found]
+    return [from_line({**event, "time": 1000.0 + (0 if event["event"] == "start" else 1.5 + seconds * len(losses))})
+            for event in found]
 
 
 def run(path: str = "runs/a", **changes: Any) -> RunFiles:
@@ -182,6 +184,6 @@ def test_the_time_of_a_run_is_shown_by_part() -> None:
 def test_the_step_time_is_said_in_one_row() -> None:
     assert step_time_row(events([3.0, 2.0])) == (
         "Step time", "data wait 10.0%, forward 30.0%, backward 40.0%, optimizer 20.0%")
-    old = [{key: value for key, value in event.items() if key != "parts"} for event in events([3.0])]
+    old = [replace(event, parts={}) if isinstance(event, Step) else event for event in events([3.0])]
     assert "not recorded" in step_time_row(old)[1]
     assert step_time_row([]) == ("Step time", "no step was recorded")

@@ -23,6 +23,7 @@ from powertrain.models.saving import save_model
 from powertrain.planner import workload_of
 from powertrain.recipe import resolve
 from powertrain.records import WrongUse
+from powertrain.records.events import Memory, Note, Start, Step
 from powertrain.run.fits import workload_of_step
 from powertrain.run.prepare import build_setup, prepare
 from powertrain.training.events import read_events
@@ -64,7 +65,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def losses(run: Path) -> list[tuple[int, float, float]]:
-    return [(e["step"], e["loss"], e["grad_norm"]) for e in read_events(run / "events.jsonl") if e["event"] == "step"]
+    return [(e.step, e.loss, e.grad_norm) for e in read_events(run / "events.jsonl") if isinstance(e, Step)]
 
 
 @pytest.mark.parametrize("words", [["method=lora"], ["method=qlora"], ["method=full"],
@@ -94,7 +95,7 @@ def test_a_run_on_an_int8_base_resumes_exactly_says_what_it_did_and_leaves_the_b
     assert "8 frozen matrices are in 8 bits" in err
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert losses(whole) == losses(killed)
-    notes = [event["message"] for event in read_events(whole / "events.jsonl") if event["event"] == "note"]
+    notes = [event.sentence for event in read_events(whole / "events.jsonl") if isinstance(event, Note)]
     assert notes == ["int8_base: 8 frozen matrices are in 8 bits"]
     code, _, err = cli("export", "whole", "--to", "merged", "--output", "merged")
     assert code == 0, err
@@ -150,11 +151,11 @@ def test_the_watched_step_is_held_against_what_its_own_passes_take(cli: Cli, bas
              "max_steps=20", "eval_steps=0", "save_steps=0"]
     code, out, err = cli("train", *words, "--output", "run")
     assert code == 0, err
-    (memory,) = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["event"] == "memory"]
-    expected = sum(memory["predicted"].values())
-    assert memory["allocated_bytes"] == pytest.approx(expected, rel=0.1)
-    (start,) = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["event"] == "start"]
-    assert memory["fullest_bytes"] == sum(start["estimate"]["memory_bytes"].values()) > 1.5 * expected
+    (memory,) = [event for event in read_events(tmp_path / "run" / "events.jsonl") if isinstance(event, Memory)]
+    expected = sum(memory.predicted.values())
+    assert memory.allocated_bytes == pytest.approx(expected, rel=0.1)
+    (start,) = [event for event in read_events(tmp_path / "run" / "events.jsonl") if isinstance(event, Start)]
+    assert memory.fullest_bytes == sum((start.estimate or {})["memory_bytes"].values()) > 1.5 * expected
     assert "for passes as full as they may come" in out
 
 

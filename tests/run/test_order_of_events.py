@@ -16,6 +16,6 @@ def test_what_was_seen_of_a_step_stands_behind_it_and_the_parts_are_the_wall_tim
     code, _, err = cli("train", *words, fault=("sync", 50))
     assert code == 0, err
     events = read_events(tmp_path / "run" / "events.jsonl")
-    places = {(event["event"], event.get("step")): place for place, event in enumerate(events)}
+    places = {(event.kind, event.step): place for place, event in enumerate(events)}
     assert places["step", 1] < places["step", 2] < places["memory", 2] < places["step", 3]
     assert read(events).overrun_s < 0.002    # times of day are written in milliseconds, and parts of steps in millionths

@@ -16,6 +16,7 @@ from driver import run_cli
 from powertrain import planner
 from powertrain.recipe import Recipe
 from powertrain.records import DataFacts, Facts
+from powertrain.records.events import OutOfMemory, Step
 from powertrain.run.out_of_memory import UpdateWatch, clear_step, is_out_of_memory, largest_pass, with_smaller_passes
 from powertrain.run.prepare import Prepared
 from powertrain.techniques.micro_batch import MicroBatch
@@ -40,7 +41,7 @@ def text(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def losses(run: Path) -> list[float]:
-    return [event["loss"] for event in read_events(run / "events.jsonl") if event["event"] == "step"]
+    return [event.loss for event in read_events(run / "events.jsonl") if isinstance(event, Step)]
 
 
 def micro_batch_of(run: Path) -> int | None:
@@ -54,7 +55,6 @@ def test_a_step_that_does_not_fit_is_taken_again_in_smaller_passes_and_learns_th
     code, _, err = cli(*words, "techniques.micro_batch=off", "save_steps=1", "--output", "run", fault=("memory", 60))
     assert code == 0, err
     assert "step 1 ran out of memory" in err
-    assert "at the same batch of 512" in err
     run = tmp_path / "run"
     examples = micro_batch_of(run)
     assert examples in (256, 128, 64)
@@ -62,8 +62,10 @@ def test_a_step_that_does_not_fit_is_taken_again_in_smaller_passes_and_learns_th
     code, _, err = run_cli([*words, f"techniques.micro_batch.examples={examples}", "--output", "run"], cache, plain)
     assert code == 0, err
     assert losses(run) == pytest.approx(losses(plain / "run"), rel=1e-5)
-    warning = next(event for event in read_events(run / "events.jsonl") if event["event"] == "warning")
-    assert warning["step"] == 0
+    warning = next(event for event in read_events(run / "events.jsonl") if isinstance(event, OutOfMemory))
+    assert warning.step == 0
+    assert 0 < warning.after_tokens < warning.before_tokens
+    assert (warning.train_batch_size, bool(warning.said)) == (512, True)
     before = (run / "plan.json").read_bytes()
     code, _, err = cli("train", "--resume", "run")
     assert code == 0, err

@@ -14,6 +14,7 @@ from powertrain.cost.estimate import kind_of_work, workload_work
 from powertrain.cost.roofline import ideal_step_s
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Plan
+from powertrain.records.events import Memory
 from powertrain.run.speeds import keep_speed, read_speeds, speed_line, speeds_file, with_speeds
 from powertrain.training.events import read_events
 
@@ -96,7 +97,7 @@ def test_a_finished_run_leaves_a_line_and_its_memory_beside_what_was_predicted(c
     code, out, err = cli(*words, "max_steps=24", "--output", "run")
     assert code == 0, err
     assert sum(len(file.read_text().splitlines()) for file in (cache / "speeds").glob("*.jsonl")) == before + 1
-    (measured,) = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["event"] == "memory"]
-    assert measured["step"] == 2
-    assert measured["allocated_bytes"] == pytest.approx(sum(measured["predicted"].values()), rel=0.1)
+    (measured,) = [event for event in read_events(tmp_path / "run" / "events.jsonl") if isinstance(event, Memory)]
+    assert measured.step == 2
+    assert measured.allocated_bytes == pytest.approx(sum(measured.predicted.values()), rel=0.1)
     assert "of tensors at the peak of step 2; the plan expected" in out

@@ -1,73 +1,170 @@
+"""events.jsonl: nothing is lost, nothing is doubled, whatever happens while it is written."""
+
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from powertrain.records import WrongUse
+from powertrain.records.events import End, Event, Note, Resume, Start, Step
 from powertrain.training.events import EventLog, read_events
+
+
+def step(number: int, **more: object) -> Step:
+    return Step(step=number, loss=2.5, tokens=1, real_tokens=1, seconds=0.1, learning_rate=1e-3, grad_norm=1.0, more=more)
+
+
+def steps(path: Path) -> list[int]:
+    return [event.step for event in read_events(path) if isinstance(event, Step)]
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
-    log.write("start", name="é")
-    log.write("step", step=1, loss=2.5)
+    written: list[Event] = [Start(name="é"), step(1)]
+    for event in written:
+        log.write(event)
     assert not log.path.exists()             # nothing reaches the disk step by step
     log.flush()
-    assert [(e["event"], e.get("step")) for e in read_events(log.path)] == [("start", None), ("step", 1)]
+    assert read_events(log.path) == written
 
 
 def test_nothing_is_written_twice(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
-    for step in (1, 2):
-        log.write("step", step=step)
+    for number in (1, 2):
+        log.write(step(number))
         log.flush(durable=True)
     log.flush()
-    assert [event["step"] for event in read_events(log.path)] == [1, 2]
+    assert steps(log.path) == [1, 2]
 
 
 def test_a_torn_last_line_is_dropped_and_written_over(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_text('{"event": "step", "step": 1}\n{"event": "st')
+    path.write_text('{"event": "note", "time": 1, "message": "x"}\n{"event": "st')
     assert len(read_events(path)) == 1
     log = EventLog(path)
-    log.write("step", step=2)
+    log.write(step(2))
     log.flush()
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["note", "step"]
 
 
 def test_steps_after_the_checkpoint_that_was_resumed_do_not_count_twice(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
-    for step in (1, 2, 3):
-        log.write("step", step=step, run="first")
-    log.write("end", step=3, reason="failed")
-    log.write("resume", step=1)
-    for step in (2, 3, 4):
-        log.write("step", step=step, run="second")
+    for event in (*(step(number, run="first") for number in (1, 2, 3)), End(step=3, reason="failed"), Resume(step=1),
+                  *(step(number, run="second") for number in (2, 3, 4))):
+        log.write(event)
     log.flush()
-    steps = [(e["step"], e["run"]) for e in read_events(log.path) if e["event"] == "step"]
-    assert steps == [(1, "first"), (2, "second"), (3, "second"), (4, "second")]
-    assert not [e for e in read_events(log.path) if e["event"] == "end"]
+    found = [(event.step, event.more["run"]) for event in read_events(log.path) if isinstance(event, Step)]
+    assert found == [(1, "first"), (2, "second"), (3, "second"), (4, "second")]
+    assert not [event for event in read_events(log.path) if isinstance(event, End)]
 
 
-def test_a_full_disk_keeps_the_events_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_events_until_there_is_room(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
-    log.write("step", step=1)
+    log.write(step(1))
     log.path = Path("/dev/full")             # every write to it fails with ENOSPC
     log.flush()
     assert log.failure
     assert "No space left" in log.failure
-    log.write("step", step=2)
+    log.write(step(2))
     log.path = tmp_path / "events.jsonl"
     log.flush()
     assert log.failure is None
-    assert [e["step"] for e in read_events(log.path)] == [1, 2]
+    assert steps(log.path) == [1, 2]
 
 
-@pytest.mark.parametrize("line", [b'{"event": "st\n', b"[]\n", b'{"time": 3}\n', b"\0\0\0\n", b"\xff\n", b"\n"])
+def test_a_disk_that_takes_half_of_a_flush_leaves_no_torn_and_no_doubled_line(tmp_path: Path,
+                                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log.write(step(1))
+    log.flush()
+    full = [True]
+
+    def half(file: int, data: bytes, write: Callable[[int, bytes], int] = os.write) -> int:
+        if not full[0]:
+            return write(file, data)
+        write(file, data[:len(data) * 2 // 3])           # more than one line, and less than two
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", half)
+    log.write(step(2))
+    log.write(step(3))
+    log.flush(durable=True)
+    assert log.failure == "No space left on device"
+    log.write(step(4))
+    full[0] = False
+    log.flush()
+    assert log.failure is None
+    assert steps(log.path) == [1, 2, 3, 4]
+
+
+def test_an_event_of_a_signal_handler_within_a_flush_is_kept_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    raised = []
+
+    def write(file: int, data: bytes, write: Callable[[int, bytes], int] = os.write) -> int:
+        found = write(file, data)
+        if not raised:
+            raised.append(True)
+            os.kill(os.getpid(), signal.SIGUSR1)         # the handler runs here, in the middle of the flush
+        return found
+
+    def handler(*_: object) -> None:
+        log.write(Note(message="from the handler"))
+        log.flush(durable=True)
+
+    old = signal.signal(signal.SIGUSR1, handler)
+    monkeypatch.setattr(os, "write", write)
+    try:
+        log.write(step(1))
+        log.flush()
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+    assert [event.kind for event in read_events(log.path)] == ["step", "note"]
+
+
+def test_an_error_that_breaks_off_a_flush_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log.write(step(1))
+    monkeypatch.setattr(os, "fsync", lambda file: 1 / 0)     # the line is in the file, and nobody says so
+    with pytest.raises(ZeroDivisionError):
+        log.flush(durable=True)
+    monkeypatch.undo()
+    log.write(step(2))
+    log.flush()
+    assert steps(log.path) == [1, 2]
+
+
+def test_events_of_other_threads_are_kept_once_and_in_their_order(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+
+    def write(thread: int) -> None:
+        for number in range(200):
+            log.write(step(1000 * thread + number))
+            if number % 7 == 0:
+                log.flush()
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.flush()
+    found = steps(log.path)
+    assert sorted(found) == [1000 * thread + number for thread in range(4) for number in range(200)]
+    assert all([one for one in found if one // 1000 == thread] == list(range(1000 * thread, 1000 * thread + 200))
+               for thread in range(4))
+
+
+@pytest.mark.parametrize("line", [b'{"event": "st\n', b"[]\n", b'{"time": 3}\n', b"\0\0\0\n", b"\xff\n", b"\n",
+                                  b'{"event": "step", "step": 1}\n', b'{"event": "evaluation", "loss": "x", "tokens": 1}\n'])
 def test_a_damaged_line_is_named_by_its_number(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_bytes(b'{"event": "start"}\n' + line + b'{"event": "end"}\n')
-    with pytest.raises(WrongUse, match=r"events\.jsonl:2 is no event of a run .*take that line out"):
+    path.write_bytes(b'{"event": "start"}\n' + line + b'{"event": "end", "reason": "finished"}\n')
+    with pytest.raises(WrongUse, match=r"events\.jsonl:2 is no event of a run"):
         read_events(path)

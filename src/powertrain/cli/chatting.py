@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from powertrain.cli import output
 from powertrain.cli.surroundings import say
-from powertrain.cli.training import printable
 from powertrain.cli.using import write_pieces
 from powertrain.records import WrongUse
+from powertrain.report.live import printable
 
 if TYPE_CHECKING:
     from powertrain.use.conversation import Conversation, Prompt

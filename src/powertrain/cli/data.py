@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from powertrain.cli import output
 from powertrain.cli.surroundings import cache_folder, say
-from powertrain.cli.training import printable
 from powertrain.recipe import resolve_words
 from powertrain.records import WrongUse, to_plain
 from powertrain.report.data import check_rows, marked, totals
+from powertrain.report.live import printable
 
 if TYPE_CHECKING:
     from powertrain.data.examples.store import ExampleStore

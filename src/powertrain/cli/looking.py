@@ -8,13 +8,12 @@ from pathlib import Path
 from powertrain.cli import output
 from powertrain.cli.diagnosing_run import worst_rows
 from powertrain.cli.surroundings import cache_folder, say
-from powertrain.cli.training import printable
 from powertrain.recipe import resolve_words
 from powertrain.records import WrongUse, to_plain
 from powertrain.report.figures import count
 from powertrain.report.parts import step_time_row
 from powertrain.report.plan import facts_rows
-from powertrain.report.result import result_rows
+from powertrain.report.result import result_rows, sample_rows
 
 
 def show_facts(words: Sequence[str], *, as_json: bool, measure: bool) -> None:
@@ -68,11 +67,8 @@ def show_run(path: Path, *, as_json: bool) -> None:
     plan = run_folder.read_json(folder.plan)
     output.print_rows([("Plan", "on", step["technique"], step["because"]) for step in plan["steps"]] +
                       [("Plan", "off", refusal["technique"], refusal["because"]) for refusal in plan["refused"]])
-    sample = next((event for event in reversed(events) if event["event"] == "sample"), None)
-    if sample:
-        output.print_rows([("Sample" if i == 0 else "", line) for i, line in enumerate(printable(sample["text"]).splitlines())])
-    if any(event["event"] == "end" for event in events):
-        rows = result_rows(events, str(path), None)
+    output.print_rows(sample_rows(events))
+    if rows := result_rows(events, str(path), None):
         place = 1 + next((number for number, (title, _) in enumerate(rows) if title == "Speed"), 0)
         output.print_rows([*rows[:place], step_time_row(events), *rows[place:]])
     else:

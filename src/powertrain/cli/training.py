@@ -13,12 +13,14 @@ from powertrain.cli import output
 from powertrain.cli.surroundings import cache_folder, resident_bytes, say
 from powertrain.recipe import flat, quoted, resolve_words
 from powertrain.records import RunFailed, WrongUse, to_plain
+from powertrain.records.events import Evaluated, Event, RunWarning, Start, Step, to_line
+from powertrain.records.timeline import last_of
 from powertrain.report import plan as plan_report
 from powertrain.report.comparing import read_recipe
 from powertrain.report.figures import perplexity
-from powertrain.report.live import Live, Pace
+from powertrain.report.live import Live, Pace, said
 from powertrain.report.overview import overview_rows
-from powertrain.report.result import result_rows
+from powertrain.report.result import result_rows, sample_rows
 from powertrain.run.fits import needed_bytes, room_bytes, savings_of
 from powertrain.run.folder import RUNS, check_free, continued, existing, is_complete, missing_base, read_json
 from powertrain.run.prepare import Prepared, prepare, with_stored_plan
@@ -158,20 +160,19 @@ class Watcher:
         output.print_rows(overview_rows(prepared.recipe.model_dump(), prepared.facts, prepared.plan, prepared.total_steps,
                                         asked=_asked(prepared, stored), remarks=remarks), stderr=True)
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def take(self, event: Event) -> None:
         self.live.take(event)
         if self.as_json:
-            output.print_json(event)
-        elif not self.quiet or event["event"] == "warning":
+            output.print_json(to_line(event))
+        elif not self.quiet or isinstance(event, RunWarning):
             self._show(event)
 
-    def _show(self, event: Mapping[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "step":
+    def _show(self, event: Event) -> None:
+        if isinstance(event, Step):
             self._step()
-        elif kind in MESSAGES:
-            self.console.print(MESSAGES[kind](event), style="yellow" if kind == "warning" else None, soft_wrap=True)
-        if kind in ("start", "resume") and self.screen is not None:
+        elif (text := said(event)) is not None:
+            self.console.print(text, style="yellow" if isinstance(event, RunWarning) else None, soft_wrap=True)
+        if isinstance(event, Start) and self.screen is not None:
             self.screen.start()
 
     def _step(self) -> None:
@@ -202,36 +203,14 @@ def _listed(values: Mapping[str, Any]) -> str:
     return ", ".join(shown if len(shown) <= MOST_VALUES else [*shown[:MOST_VALUES], f"and {len(shown) - MOST_VALUES} more"])
 
 
-def _evaluated(event: Mapping[str, Any]) -> str:
-    bits = f", {event['bits_per_byte']:.3f} bits per byte" if event["bits_per_byte"] is not None else ""
-    return f"step {event['step']:,}: held-out loss {event['loss']:.4f}{bits} ({event['tokens']:,} tokens)"
-
-
-MESSAGES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "note": lambda event: f"({event['message']})",
-    "warning": lambda event: f"warning: {event['message']}",
-    "folder": lambda event: (f"Files     {event['path']}/; Ctrl-C stops and saves; powertrain train --resume {event['path']} "
-                             "continues"),
-    "resume": lambda event: f"going on after step {event['step']:,}",
-    "evaluation": _evaluated,
-    "sample": lambda event: "\n".join(f"    {line}" for line in printable(event["text"]).splitlines()),
-}
-
-
-def printable(text: str) -> str:
-    """Model output without the control characters that could steer a terminal."""
-    return "".join(c if c == "\n" or c == "\t" or c.isprintable() else "?" for c in text)
-
-
 def _print_result(folder: Path, prepared: Prepared, *, as_json: bool) -> None:
     events = read_events(folder / "events.jsonl")
     gzip_bits = prepared.material.gzip_bits_per_byte
     if as_json:
-        evaluation = next((event for event in reversed(events) if event["event"] == "evaluation"), None)
+        evaluation = last_of(Evaluated, events)
         output.print_json({"event": "result", "folder": str(folder), "gzip_bits_per_byte": gzip_bits,
-                           "perplexity": perplexity(evaluation["loss"]) if evaluation else None, "evaluation": evaluation})
+                           "perplexity": perplexity(evaluation.loss) if evaluation else None,
+                           "evaluation": to_line(evaluation) if evaluation else None})
         return
-    sample = next((event for event in reversed(events) if event["event"] == "sample"), None)
-    if sample:
-        output.print_rows([("Sample" if i == 0 else "", line) for i, line in enumerate(printable(sample["text"]).splitlines())])
+    output.print_rows(sample_rows(events))
     output.print_rows(result_rows(events, str(folder), gzip_bits))

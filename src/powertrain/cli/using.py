@@ -58,7 +58,7 @@ def _continuation(opened: OpenedModel, prompt: str, sampling: Sampling) -> tuple
 
 def write_pieces(pieces: Iterator[str], first: str = "") -> str:
     """Pieces to stdout as they come, and a line end; the text."""
-    from powertrain.cli.training import printable
+    from powertrain.report.live import printable
 
     sys.stdout.write(first)
     written = []
@@ -147,7 +147,7 @@ def _answer_rows(questions: Questions, found: Answers) -> list[tuple[str, str]]:
 
 def _short(text: str) -> str:
     """One line of it, from its end: questions stand there."""
-    from powertrain.cli.training import printable
+    from powertrain.report.live import printable
 
     line = " ".join(printable(text).split())
     return line if len(line) <= SHOWN_CHARACTERS else f"... {line[-SHOWN_CHARACTERS:]}"

@@ -20,6 +20,7 @@ from powertrain.diagnosis.verdict import Cause, causes
 from powertrain.facts.stored import facts_from_json
 from powertrain.recipe import in_steps
 from powertrain.records import Facts, Plan, UnknownFact, WrongUse
+from powertrain.records.events import Evaluated, Sample, Saved
 
 LEAST_STEPS = 5              # timed: the parts of fewer are those of a warm-up
 COMPILED = 5.0               # times the median step: where blocks are compiled, a step that long compiled again
@@ -53,12 +54,13 @@ def observe(run: RunRecord) -> Observed | None:
     steps, recompile_s, recompilations = _without_compilations(run)
     if len(steps) < LEAST_STEPS:
         return None
-    parts = [name for name in steps[0].get("parts") or {} if all(name in (step.get("parts") or {}) for step in steps)]
-    real, padding = (mean(step.get(key, 0) for step in steps) for key in ("real_tokens", "padding_tokens"))
+    parts = [name for name in steps[0].parts if all(name in step.parts for step in steps)]
+    real, padding = (mean(found) for found in ([step.real_tokens for step in steps],
+                                                     [step.padding_tokens or 0 for step in steps]))
     done, total = len(run.history.steps), max(run.total_steps, len(run.history.steps))
     found = Observed(
-        step_s=(mean(step["seconds"] for step in steps),),       # how it changed is the symptoms' to say (slow_down.py)
-        parts={name: mean(step["parts"][name] for step in steps) for name in parts},
+        step_s=(mean(step.seconds for step in steps),),       # how it changed is the symptoms' to say (slow_down.py)
+        parts={name: mean(step.parts[name] for step in steps) for name in parts},
         steps=total, real_tokens=real, padding_tokens=padding, evaluation=_evaluation(run), checkpoint=_checkpoint(run),
         recompilations=recompilations, recompile_s=recompile_s * total / done)
     planned = _planned(run)
@@ -90,24 +92,24 @@ def _without_compilations(run: RunRecord) -> tuple[list[Any], float, int]:
     steps = run.steady_steps
     if "torch_compile" not in run.techniques or len(steps) < LEAST_STEPS:
         return list(steps), 0.0, 0
-    usual = median(step["seconds"] for step in steps)
-    compiling = [step for step in steps if step["seconds"] > COMPILED * usual]
-    return ([step for step in steps if step["seconds"] <= COMPILED * usual],
-            sum(step["seconds"] - usual for step in compiling), len(compiling))
+    usual = median(step.seconds for step in steps)
+    compiling = [step for step in steps if step.seconds > COMPILED * usual]
+    return ([step for step in steps if step.seconds <= COMPILED * usual],
+            sum(step.seconds - usual for step in compiling), len(compiling))
 
 
 def _evaluation(run: RunRecord) -> Between | None:
     """One of those during the run, with the sample that is written after it."""
-    during = [happened for happened in run.history.of("evaluation") if not happened.event.get("final")]
+    during = [happened for happened in run.history.of(Evaluated) if not happened.event.final]
     if not during or not (every := in_steps(run.recipe.eval_steps, run.steps_per_epoch or 1)):
         return None
     places = {happened.after_step for happened in during}
-    after = [happened for happened in run.history.of("sample") if happened.after_step in places]
-    seconds = sum(happened.event.get("seconds") or 0.0 for happened in (*during, *after))
+    after = [happened for happened in run.history.of(Sample) if happened.after_step in places]
+    seconds = sum(one.event.seconds for one in during) + sum(one.event.seconds for one in after)
     return Between("eval_steps", seconds / len(during), every)
 
 
 def _checkpoint(run: RunRecord) -> Between | None:
-    seconds = [happened.event["seconds"] for happened in run.history.of("checkpoint") if happened.event.get("seconds")]
+    seconds = [happened.event.seconds for happened in run.history.of(Saved) if happened.event.seconds]
     every = in_steps(run.recipe.save_steps, run.steps_per_epoch or 1)
     return Between("save_steps", mean(seconds), every) if seconds and every else None

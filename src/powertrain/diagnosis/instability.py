@@ -43,7 +43,7 @@ def lower_rate(recipe: Recipe) -> float:
 
 def around(run: RunRecord, place: int) -> Instability:
     """What stood around `place`, the first of `run.steps` (from 0) that is off, or their number where none follows."""
-    recipe, number = run.recipe, run.steps[place]["step"] if place < len(run.steps) else run.last_step + 1
+    recipe, number = run.recipe, run.steps[place].step if place < len(run.steps) else run.last_step + 1
     reasons, evidence, words, says = [], [_rate(run, place)], [], []
     evidence += _growth(run, place)
     if recipe.max_grad_norm == 0:
@@ -71,13 +71,13 @@ def around(run: RunRecord, place: int) -> Instability:
 
 def _rate(run: RunRecord, place: int) -> str:
     step = run.steps[min(place, len(run.steps) - 1)]
-    return f"learning rate {step['learning_rate']:.3g} at step {step['step']:,} (its peak is {run.recipe.learning_rate:.3g})"
+    return f"learning rate {step.learning_rate:.3g} at step {step.step:,} (its peak is {run.recipe.learning_rate:.3g})"
 
 
 def _growth(run: RunRecord, place: int) -> list[str]:
     """How much the gradient's norm had grown when it happened."""
-    found = [(step["step"], float(step["grad_norm"])) for step in run.steps[max(0, place - BEFORE_STEPS):place + 1]
-             if is_finite(step["grad_norm"])]
+    found = [(step.step, float(step.grad_norm)) for step in run.steps[max(0, place - BEFORE_STEPS):place + 1]
+             if is_finite(step.grad_norm)]
     if len(found) <= 2 * LAST_STEPS:
         return []
     before = median(norm for _, norm in found[:-LAST_STEPS])

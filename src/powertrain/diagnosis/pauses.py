@@ -12,7 +12,7 @@ from pathlib import Path
 from powertrain.data.example import Example
 from powertrain.diagnosis.observed import Between
 from powertrain.recipe import in_steps
-from powertrain.records import StepRecord, to_plain
+from powertrain.records.events import Step
 from powertrain.run.folder import RUNS
 from powertrain.run.prepare import Prepared
 from powertrain.run.storing import checkpoint_bytes
@@ -100,6 +100,7 @@ def _log_s(steps: int) -> float:
         log = EventLog(Path(folder, "events.jsonl"))
         began = time.perf_counter()
         for step in range(steps):
-            log.write("step", **to_plain(StepRecord(step, 1.0, 1, 1, 1.0, 1e-3, 1.0, dict.fromkeys("abcde", 0.123456), 0)))
+            log.write(Step(step=step, loss=1.0, tokens=1, real_tokens=1, seconds=1.0, learning_rate=1e-3, grad_norm=1.0,
+                           parts=dict.fromkeys("abcde", 0.123456), padding_tokens=0))
         log.flush()
         return time.perf_counter() - began

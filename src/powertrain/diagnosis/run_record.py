@@ -13,9 +13,10 @@ from typing import Any
 
 from powertrain.recipe import Recipe, resolve
 from powertrain.records import WrongUse
+from powertrain.records.events import Step
 from powertrain.records.timeline import History, estimate_of, read, steady
 from powertrain.run.folder import existing, is_being_written, read_json
-from powertrain.training.events import read_all_events, read_events
+from powertrain.training.events import counted, read_all_events
 
 
 @dataclass(frozen=True)
@@ -31,39 +32,43 @@ class RunRecord:
     @property
     def state(self) -> str:
         """"finished", "stopped", "failed", "running", "killed", or "unknown": no end, and no locks on this system."""
-        reason = (self.history.ends or {}).get("reason", "")
-        if reason:
-            return "stopped" if reason.startswith("stopped") else str(reason)
+        if self.history.ends:
+            return self.history.ends.reason
         return {True: "running", False: "killed", None: "unknown"}[self.being_written]
 
     @property
     def said_at_end(self) -> str:
         """Why it failed, in the run's words."""
-        return str((self.history.ends or {}).get("message", ""))
+        return self.history.ends.message if self.history.ends else ""
+
+    @property
+    def error(self) -> Mapping[str, Any]:
+        """The kind and the fields of the error that ended it; empty where none did, or it has none."""
+        return self.history.ends.error if self.history.ends else {}
 
     @cached_property
-    def steps(self) -> list[Mapping[str, Any]]:
+    def steps(self) -> list[Step]:
         """Those whose loss is finite, in order."""
-        return [step for step in self.history.steps if is_finite(step["loss"])]
+        return [step for step in self.history.steps if is_finite(step.loss)]
 
     @cached_property
     def losses(self) -> list[float]:
-        return [float(step["loss"]) for step in self.steps]
+        return [step.loss for step in self.steps]
 
     @cached_property
     def norms(self) -> list[float]:
         """Gradient norms before clipping, the finite ones."""
-        return [float(step["grad_norm"]) for step in self.steps if is_finite(step["grad_norm"])]
+        return [step.grad_norm for step in self.steps if is_finite(step.grad_norm)]
 
     @cached_property
-    def steady_steps(self) -> list[Mapping[str, Any]]:
+    def steady_steps(self) -> list[Step]:
         """Those that are no warm-up of the machine and have a time."""
         return [self.history.steps[place] for place in steady(self.history)]
 
     @property
     def step_s(self) -> float | None:
         """Of the median step."""
-        return median(step["seconds"] for step in self.steady_steps) if self.steady_steps else None
+        return median(step.seconds for step in self.steady_steps) if self.steady_steps else None
 
     @property
     def estimate(self) -> Mapping[str, Any] | None:
@@ -72,11 +77,11 @@ class RunRecord:
 
     @property
     def total_steps(self) -> int:
-        return int(self.history.start.get("total_steps", 0))
+        return self.history.start.total_steps
 
     @property
     def last_step(self) -> int:
-        return int(self.history.steps[-1]["step"]) if self.history.steps else 0
+        return self.history.steps[-1].step if self.history.steps else 0
 
     @property
     def steps_per_epoch(self) -> float | None:
@@ -103,15 +108,9 @@ def read_run(folder: Path, now: float | None = None) -> RunRecord:
     """Raises WrongUse where the folder holds no run, none that has begun, or files that are not what a run writes."""
     files = existing(folder)
     being_written = is_being_written(files)
-    try:
-        events = read_events(files.events) if files.events.is_file() else []
-        history = read(events, read_all_events(files.events) if events else ())
-    except WrongUse:
-        raise
-    except (ValueError, KeyError, TypeError) as error:
-        raise WrongUse(f"{files.events} holds a line that is no event of a run ({error}); it was changed by hand, or is of "
-                       "another program") from None
-    if not history.start:
+    written = read_all_events(files.events) if files.events.is_file() else []
+    history = read(counted(written), written)
+    if not history.sessions:
         cure = "it may write its first one soon" if being_written else f"`powertrain train --resume {folder}` goes on with it"
         raise WrongUse(f"{folder} holds a run without a single event, so there is nothing to diagnose; {cure}")
     facts, plan = (read_json(file) if file.is_file() else {} for file in (files.facts, files.plan))

@@ -6,14 +6,14 @@ and that is no fault.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import mean, median
-from typing import Any
 
 from powertrain.diagnosis.robust import median_error, windows
 from powertrain.diagnosis.run_record import RunRecord
+from powertrain.records.events import Step
 from powertrain.records.timeline import quantile
 
 SLOWER = 1.2                 # times the usual time: a stretch of that is slow
@@ -24,8 +24,6 @@ LEAST_WINDOWS = 3            # of them make a stretch ...
 LEAST_STEPS = 40             # ... in a run of so many steps
 EVEN = 1.05                  # most slots over fewest: below it, steps count as equally large
 SIGNIFICANT = 4.0            # standard errors of a level
-
-Step = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -49,11 +47,11 @@ class Stretch:
 
 def timed(run: RunRecord) -> Timed:
     steps = tuple(run.steady_steps)
-    slots = [step["real_tokens"] + step.get("padding_tokens", 0) for step in steps]
+    slots = [step.real_tokens + (step.padding_tokens or 0) for step in steps]
     if not steps or min(slots) <= 0 or max(slots) <= EVEN * min(slots):
-        return Timed(steps, tuple(float(step["seconds"]) for step in steps))
+        return Timed(steps, tuple(float(step.seconds) for step in steps))
     usual = mean(slots)
-    return Timed(steps, tuple(step["seconds"] * usual / found for step, found in zip(steps, slots, strict=True)))
+    return Timed(steps, tuple(step.seconds * usual / found for step, found in zip(steps, slots, strict=True)))
 
 
 @lru_cache(maxsize=4)        # several symptoms look at the same run
@@ -99,7 +97,7 @@ def single_slow(times: Timed) -> dict[int, float]:
 
 def grown_parts(inside: Sequence[Step], outside: Sequence[Step]) -> dict[str, tuple[float, float]]:
     """Part of a step -> its median seconds outside and inside, the one that grew most first."""
-    names = [name for name in (inside[0].get("parts") or {}) if all(name in (step.get("parts") or {}) for step in outside)]
-    found = {name: (median(step["parts"][name] for step in outside), median(step["parts"][name] for step in inside))
+    names = [name for name in inside[0].parts if all(name in step.parts for step in outside)]
+    found = {name: (median(step.parts[name] for step in outside), median(step.parts[name] for step in inside))
              for name in names}
     return dict(sorted(found.items(), key=lambda one: one[1][0] - one[1][1]))

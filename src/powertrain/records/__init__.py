@@ -280,21 +280,6 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class StepRecord:
-    """One optimizer step, as `events.jsonl` holds it."""
-
-    step: int                                # the first step is 1
-    loss: float                              # nats, mean over the step's trained tokens
-    tokens: int                              # trained
-    real_tokens: int                         # not padding
-    seconds: float
-    learning_rate: float
-    grad_norm: float                         # before clipping
-    parts: Mapping[str, float] = field(default_factory=dict)     # data, copy, forward, backward, optimizer: sum to `seconds`
-    padding_tokens: int = 0
-
-
-@dataclass(frozen=True)
 class Evaluation:
     loss: float                              # nats per token
     tokens: int

@@ -47,5 +47,40 @@ class NotDurable(RunFailed):
     exit_code = 3
 
 
+class LossNotFinite(RunFailed):
+    """The loss of step `step` is NaN or infinite."""
+
+    def __init__(self, step: int, loss: float):
+        super().__init__(f"the loss of step {step:,} is not finite ({loss}); the checkpoints before it are untouched. Start a "
+                         "new run with a lower learning_rate, or with max_grad_norm=1", keys=("learning_rate", "max_grad_norm"))
+        self.step, self.loss = step, loss
+
+
+class WeightsNotFinite(RunFailed):
+    """After step `step`, `weights` weight tensors hold NaN or infinity; `first` is the name of one of them."""
+
+    def __init__(self, step: int, weights: int, first: str):
+        super().__init__(f"after step {step:,}, {weights} weight tensors are not finite, the first is {first}; nothing was "
+                         "saved. Resume from the last checkpoint with a lower learning_rate, or with max_grad_norm=1",
+                         keys=("learning_rate", "max_grad_norm"))
+        self.step, self.weights, self.first = step, weights, first
+
+
+class DoesNotFit(RunFailed):
+    """Step `step` ran out of memory, and smaller passes are not possible.
+
+    `pass_tokens` are those of its largest pass; `updating` where the optimizer's update had begun, which cannot be repeated.
+    """
+
+    def __init__(self, step: int, said: str, pass_tokens: int, cures: str, *, updating: bool = False,
+                 cure: tuple[str, ...] = ()):
+        why = (f"the optimizer's update of step {step:,} ran out of memory ({said}), and half an update cannot be repeated. Go "
+               "on from the last checkpoint with more memory free, or start again" if updating else
+               f"step {step:,} does not fit the memory ({said}), and its largest pass, of {pass_tokens:,} tokens, cannot be "
+               "halved")
+        super().__init__(f"{why}; {cures}", cure=cure)
+        self.step, self.said, self.pass_tokens, self.updating = step, said, pass_tokens, updating
+
+
 class UnknownFact(LookupError):
     """A fact that the arithmetic needs is not known for this machine."""

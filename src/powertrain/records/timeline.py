@@ -11,15 +11,18 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
-Event = Mapping[str, Any]
+from powertrain.records.events import End, Evaluated, Event, ModelSaved, Sample, Saved, Start, Step
+
+AnEvent = TypeVar("AnEvent", bound=Event, covariant=True)
 
 OTHER = "other"
 NOT_SPLIT = "step, not split"                # of runs that were written before steps had parts
 PARTS = ("data wait", "copy", "forward", "backward", "optimizer", NOT_SPLIT, "evaluation", "samples", "checkpoint", OTHER)
-_STEP_PARTS = {"data": "data wait"}          # what a step's event calls them
-_EVENT_PARTS = {"evaluation": "evaluation", "sample": "samples", "checkpoint": "checkpoint", "model": "checkpoint"}
+_STEP_PARTS = {"data": "data wait"}          # a step's event has other names for them
+_EVENT_PARTS: Mapping[type[Event], str] = {Evaluated: "evaluation", Sample: "samples", Saved: "checkpoint",
+                                           ModelSaved: "checkpoint"}
 WARM_SHARE = 0.8             # of the median speed: warm-up lasts until the speed first reaches this ...
 MOST_WARM_UP = 0.25          # ... and for a quarter of a session's steps at most
 RISEN_SHARE = 0.005          # of the lowest held-out loss: so far above it the last one has risen
@@ -27,12 +30,12 @@ FALLING_SHARE = 0.02         # of the last held-out loss: by so much the last tw
 
 
 @dataclass(frozen=True)
-class Happened:
+class Happened(Generic[AnEvent]):
     """An event that is no step, and the clock when it was over."""
 
     at_s: float
     after_step: int
-    event: Event
+    event: AnEvent
 
 
 @dataclass(frozen=True)
@@ -46,18 +49,23 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class History:
-    start: Event                             # of the last session: "start" or "resume"
-    steps: tuple[Event, ...]
+    start: Start                             # of the last session: a Start or a Resume
+    steps: tuple[Step, ...]
     ends_s: tuple[float, ...]                # the clock at the end of each step
-    happened: tuple[Happened, ...]
+    happened: tuple[Happened[Event], ...]
     spent: tuple[Mapping[str, float], ...]   # for each step: seconds by part, of it and of what came until the next one
     wall_s: float
     sessions: tuple[int, ...]                # the steps that each one began after: (0,), or (0, 60) once continued
-    ends: Event | None                       # the `end` event of the last session
+    ends: End | None                         # of the last session
     first_time: float | None                 # when the run began, as the time of day
     repeated_steps: int = 0                  # done, lost with a killed session, and done again
     repeated_s: float = 0.0
     overrun_s: float = 0.0                   # by which the parts exceed the wall time that the run measured of itself
+
+    @property
+    def state(self) -> str:
+        """Return "finished", "failed" or "stopped (SIGINT)", or "" where no end was written."""
+        return self.ends.state if self.ends else ""
 
     @property
     def parts(self) -> dict[str, float]:
@@ -68,10 +76,11 @@ class History:
     @property
     def speeds(self) -> tuple[float | None, ...]:
         """Real tokens per second of each step."""
-        return tuple(step["real_tokens"] / step["seconds"] if step["seconds"] > 0 else None for step in self.steps)
+        return tuple(step.real_tokens / step.seconds if step.seconds > 0 else None for step in self.steps)
 
-    def of(self, kind: str) -> tuple[Happened, ...]:
-        return tuple(one for one in self.happened if one.event["event"] == kind)
+    def of(self, kind: type[AnEvent]) -> tuple[Happened[AnEvent], ...]:
+        """Return what happened of one kind, its subclasses included."""
+        return tuple(Happened(one.at_s, one.after_step, one.event) for one in self.happened if isinstance(one.event, kind))
 
 
 @dataclass
@@ -94,58 +103,47 @@ class _Clock:
 
 
 def read(events: Sequence[Event], all_events: Sequence[Event] = ()) -> History:
-    """`events`: the history as it counts. `all_events`: every line that was written, to tell what was done twice."""
-    clock, steps, ends, happened, sessions = _Clock(), [], [], [], []
-    start: Event = {}
-    last_end: Event | None = None
-    overrun_s = 0.0
+    """Return the history of `events`. `all_events` are all that were written: with them, steps done twice are counted."""
+    clock, steps, ends, sessions = _Clock(), list[Step](), list[float](), list[int]()
+    happened, start, last_end, overrun_s = list[Happened[Event]](), Start(), None, 0.0
     for event in events:
-        kind = event["event"]
-        if kind in ("start", "resume"):
-            clock.began_s, clock.began_time, start, last_end = clock.now_s, event["time"], event, None
-            sessions.append(event.get("step", 0))
-        elif kind == "step":
-            _step(clock, event)
+        if isinstance(event, Step):
+            _spend_step(clock, event)
             steps.append(event)
             ends.append(clock.now_s)
             continue
-        elif kind == "end":
-            last_end, wall_s = event, clock.began_s + event.get("seconds", 0.0)
+        if isinstance(event, Start):
+            clock.began_s, clock.began_time, start, last_end = clock.now_s, event.time, event, None
+            sessions.append(event.step)
+        elif isinstance(event, End):
+            last_end, wall_s = event, clock.began_s + event.seconds
             overrun_s += max(0.0, clock.now_s - wall_s)
             clock.set_to(wall_s)
         else:
-            clock.spend(_EVENT_PARTS.get(kind, OTHER), float(event.get("seconds") or 0.0))
-            clock.set_to(clock.began_s + event["time"] - clock.began_time)
-        happened.append(Happened(clock.now_s, steps[-1]["step"] if steps else 0, event))
-    if steps and events[-1]["event"] == "step":          # killed: the last steps were written when they had ended
-        clock.set_to(clock.began_s + events[-1]["time"] - clock.began_time)
-    done_twice = [event for event in all_events if event["event"] == "step"]
-    again = _repeated(done_twice, steps)
+            part = _EVENT_PARTS.get(type(event))
+            clock.spend(part or OTHER, float(getattr(event, "seconds", 0.0)) if part else 0.0)
+            clock.set_to(clock.began_s + event.time - clock.began_time)
+        happened.append(Happened(clock.now_s, steps[-1].step if steps else 0, event))
+    if steps and isinstance(events[-1], Step):           # killed: the last steps were written when they had ended
+        clock.set_to(clock.began_s + events[-1].time - clock.began_time)
+    counting = {(step.step, step.time) for step in steps}        # the others were written, and a continuation went back
+    again = [event for event in all_events if isinstance(event, Step) and (event.step, event.time) not in counting]
     return History(start, tuple(steps), tuple(ends), tuple(happened), tuple(clock.spent) or (clock.waiting,), clock.now_s,
-                   tuple(sessions), last_end, events[0]["time"] if events else None, len(again),
-                   sum(event["seconds"] for event in again), overrun_s)
+                   tuple(sessions), last_end, events[0].time if events else None, len(again),
+                   sum(event.seconds for event in again), overrun_s)
 
 
-def _step(clock: _Clock, event: Event) -> None:
-    if not clock.spent:
-        clock.spent.append(clock.waiting)
-    else:
-        clock.spent.append({})
-    parts = {_STEP_PARTS.get(name, name): seconds for name, seconds in (event.get("parts") or {}).items()}
+def _spend_step(clock: _Clock, event: Step) -> None:
+    clock.spent.append({} if clock.spent else clock.waiting)
+    parts = {_STEP_PARTS.get(name, name): seconds for name, seconds in event.parts.items()}
     known = {name: seconds for name, seconds in parts.items() if name in PARTS}
     for name, seconds in known.items():
         clock.spend(name, seconds)
-    rest = event["seconds"] - sum(known.values())
+    rest = event.seconds - sum(known.values())
     if not known:
         clock.spend(NOT_SPLIT, rest)
     elif rest > 0:                           # parts are written with six digits behind the point
         clock.spend(OTHER, rest)
-
-
-def _repeated(written: Sequence[Event], kept: Sequence[Event]) -> list[Event]:
-    """Steps that were written and do not count: a continuation went back behind them."""
-    counting = {(event["step"], event["time"]) for event in kept}
-    return [event for event in written if (event["step"], event["time"]) not in counting]
 
 
 def warm_ups(history: History) -> list[range]:
@@ -155,7 +153,7 @@ def warm_ups(history: History) -> list[range]:
     if len(known) < 4:
         return []
     enough = WARM_SHARE * known[len(known) // 2]
-    numbers = [step["step"] for step in history.steps]
+    numbers = [step.step for step in history.steps]
     firsts = sorted({sum(number <= began for number in numbers) for began in history.sessions} - {len(numbers)})
     found = []
     for first, until in zip(firsts, [*firsts[1:], len(numbers)], strict=True):
@@ -173,22 +171,27 @@ def steady(history: History) -> list[int]:
 
 def estimate_of(history: History, plan: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """What was expected when the run, or its last continuation, began; a plan that changed since has another one."""
-    found: Mapping[str, Any] | None = history.start.get("estimate") or plan.get("estimate")
+    found: Mapping[str, Any] | None = history.start.estimate or plan.get("estimate")
     return found
 
 
 def held_out_trend(history: History) -> HeldOut | None:
     """What the evaluations say together; None below three. One over more or less text than the others is left out."""
-    events = [(one.after_step, one.event) for one in history.of("evaluation")]
-    tokens = Counter(event["tokens"] for _, event in events)
-    losses = tuple((step, float(event["loss"])) for step, event in events if event["tokens"] == tokens.most_common(1)[0][0]
-                   and math.isfinite(event["loss"]))
+    events = [(one.after_step, one.event) for one in history.of(Evaluated)]
+    tokens = Counter(event.tokens for _, event in events)
+    losses = tuple((step, event.loss) for step, event in events if event.tokens == tokens.most_common(1)[0][0]
+                   and math.isfinite(event.loss))
     if len(losses) < 3:
         return None
     best, (_, before), (_, last) = min(losses, key=lambda found: found[1]), losses[-2], losses[-1]
     if last > best[1] * (1 + RISEN_SHARE):
         return HeldOut(losses, best, "risen")
     return HeldOut(losses, best, "falling" if before - last > FALLING_SHARE * last else "level")
+
+
+def last_of(kind: type[AnEvent], events: Sequence[Event]) -> AnEvent | None:
+    """Return the last event of a kind, its subclasses included."""
+    return next((event for event in reversed(events) if isinstance(event, kind)), None)
 
 
 def quantile(found: Sequence[float], share: float) -> float:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from powertrain.records.events import Evaluated, RunWarning
 from powertrain.records.timeline import OTHER, History, estimate_of, quantile, steady
 from powertrain.report.figures import count, duration
 from powertrain.report.figures_loss import still_falling
@@ -24,26 +25,25 @@ def of_run(history: History, plan: Mapping[str, Any]) -> list[str]:
 
 
 def _unfinished(history: History) -> Iterator[str]:
-    reason = (history.ends or {}).get("reason")
-    if reason == "failed":
-        yield f"The run failed: {(history.ends or {}).get('message', 'no reason was written')}."
-    elif reason != "finished":
-        done = history.steps[-1]["step"] if history.steps else 0
-        why = reason or "no end was written: it runs still, or was killed"
-        yield (f"The run is not finished: {done:,} of {history.start.get('total_steps', 0):,} steps; {why}. "
+    if history.ends and history.ends.reason == "failed":
+        yield f"The run failed: {history.ends.message or 'no reason was written'}."
+    elif history.state != "finished":
+        done = history.steps[-1].step if history.steps else 0
+        why = history.state or "no end was written: the run is still going, or was killed"
+        yield (f"The run is not finished: {done:,} of {history.start.total_steps:,} steps; {why}. "
                "The learning rate's schedule was not run to its end either.")
 
 
 def _not_finite(history: History) -> Iterator[str]:
-    broken = [step["step"] for step in history.steps
-              if not all(value is not None and math.isfinite(value) for value in (step["loss"], step["grad_norm"]))]
+    broken = [step.step for step in history.steps
+              if not all(value is not None and math.isfinite(value) for value in (step.loss, step.grad_norm))]
     if broken:
         yield (f"A loss or gradient norm is not finite in {several(len(broken), 'step')}, first in step {broken[0]:,}; the "
                "curves have gaps there.")
-    warnings = history.of("warning")
+    warnings = history.of(RunWarning)
     if warnings:
         more = f", and {len(warnings) - 1} more" if len(warnings) > 1 else ""
-        yield f"The run warned: {warnings[0].event.get('message', '')}{more}."
+        yield f"The run warned: {warnings[0].event.sentence}{more}."
 
 
 def _lost(history: History) -> Iterator[str]:
@@ -75,7 +75,7 @@ def _time(history: History) -> Iterator[str]:
 def _learning(history: History) -> Iterator[str]:
     if (trend := still_falling(history)) is not None:
         yield trend
-    if history.steps and not history.of("evaluation"):
+    if history.steps and not history.of(Evaluated):
         yield "Nothing held out was evaluated, so nothing here says how well the model does on text it has not seen."
 
 
@@ -86,19 +86,19 @@ def _speed(history: History, plan: Mapping[str, Any]) -> Iterator[str]:
         return
     found = [history.speeds[place] or 0.0 for place in places]
     low, middle, high = (quantile(found, share) for share in (0.1, 0.5, 0.9))
-    even = len({history.steps[place]["real_tokens"] for place in places}) == 1
+    even = len({history.steps[place].real_tokens for place in places}) == 1
     if (high - low) / middle > UNSTEADY:
         why = "the machine was not quiet, or its clock changed" if even else \
             "steps have different numbers of tokens, and the machine may not have been quiet"
         yield f"The speed varied: eight steps in ten lie between {count(low)} and {count(high)} tokens/s ({why})."
     estimate = estimate_of(history, plan)
-    if estimate and not estimate["step_s"][0] <= quantile([history.steps[place]["seconds"] for place in places], 0.5) \
+    if estimate and not estimate["step_s"][0] <= quantile([history.steps[place].seconds for place in places], 0.5) \
             <= estimate["step_s"][1]:
         yield "The measured step time lies outside the interval that the plan expected."
 
 
 def _load(history: History) -> Iterator[str]:
-    load = history.start.get("load")
+    load = history.start.load
     if load is not None and load > BUSY:
         yield f"The machine was not idle when the run began: its load over the last minute was {load:.2g}."
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from powertrain.records import WrongUse, timeline, to_plain
+from powertrain.records.events import Evaluated, Event, Step
+from powertrain.records.timeline import last_of
 from powertrain.report.figures import count, duration, memory
 
 ABSENT = "(no such key)"
@@ -38,7 +40,7 @@ class RunFiles:
     recipe: Mapping[str, tuple[Any, str]]    # dotted key -> (value, where it came from)
     facts: Mapping[str, Any]
     plan: Mapping[str, Any]
-    events: Sequence[Mapping[str, Any]]
+    events: Sequence[Event]
     missing: tuple[str, ...] = ()            # sentences
 
 
@@ -72,7 +74,7 @@ class RunResult:
     tokens_per_s: float | None               # real tokens over the time of the steps
     wall_s: float | None                     # from the first step to the last event; None without any
     peak_memory_bytes: int | None
-    evaluation: Mapping[str, Any] | None     # the last one
+    evaluation: Evaluated | None             # the last one
     parts: Mapping[str, float] = field(default_factory=dict)     # seconds by part
 
 
@@ -179,21 +181,19 @@ def changed_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Change
 
 
 def result_of(run: RunFiles) -> RunResult:
-    last = {event["event"]: event for event in run.events}
     history = timeline.read(run.events)
-    steps = [event for event in run.events if event["event"] == "step"]
-    seconds = sum(step["seconds"] for step in steps)
-    start, end = last.get("resume") or last.get("start") or {}, last.get("end", {})
-    state = end.get("reason") or ("running or killed" if run.events else "without events: killed before its first step")
-    return RunResult(state, steps[-1]["step"] if steps else 0, start.get("total_steps", 0),
-                     sum(step["tokens"] for step in steps),
-                     sum(step["real_tokens"] for step in steps) / seconds if seconds else None, history.wall_s or None,
-                     end.get("peak_memory_bytes"), last.get("evaluation"), history.parts)
+    steps = history.steps
+    seconds = sum(step.seconds for step in steps)
+    state = history.state or ("running or killed" if run.events else "without events: killed before its first step")
+    return RunResult(state, steps[-1].step if steps else 0, history.start.total_steps,
+                     sum(step.tokens for step in steps),
+                     sum(step.real_tokens for step in steps) / seconds if seconds else None, history.wall_s or None,
+                     history.ends.peak_memory_bytes if history.ends else None, last_of(Evaluated, run.events), history.parts)
 
 
-def equal_losses(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> Iterator[LossAt]:
+def equal_losses(a: Sequence[Event], b: Sequence[Event]) -> Iterator[LossAt]:
     """Losses after the same steps and after the same trained tokens, at a few places of the shorter run."""
-    steps_a, steps_b = ([event for event in events if event["event"] == "step"] for events in (a, b))
+    steps_a, steps_b = ([event for event in events if isinstance(event, Step)] for events in (a, b))
     if not steps_a or not steps_b:
         return
     shorter = min(len(steps_a), len(steps_b))
@@ -212,16 +212,16 @@ def _places(last: int) -> list[int]:
     return sorted({max(1, round(last * place / PLACES)) for place in range(1, PLACES + 1)})
 
 
-def _recent(steps: Sequence[Mapping[str, Any]], end: int) -> float:
-    recent = [float(step["loss"]) for step in steps[max(0, end - RECENT_STEPS):end]]
+def _recent(steps: Sequence[Step], end: int) -> float:
+    recent = [float(step.loss) for step in steps[max(0, end - RECENT_STEPS):end]]
     return sum(recent) / len(recent)
 
 
-def _summed(steps: Sequence[Mapping[str, Any]]) -> list[int]:
+def _summed(steps: Sequence[Step]) -> list[int]:
     """Trained tokens up to each step."""
     total, counts = 0, []
     for step in steps:
-        total += step["tokens"]
+        total += step.tokens
         counts.append(total)
     return counts
 
@@ -321,8 +321,8 @@ def _result_texts(result: RunResult) -> dict[str, str]:
     texts = {"state": f"{result.state} at step {result.step:,} of {result.total_steps:,}",
              "trained tokens": count(result.trained_tokens)}
     if result.evaluation:
-        bits = result.evaluation.get("bits_per_byte")
-        texts["last evaluation"] = f"loss {result.evaluation['loss']:.4f} at step {result.evaluation['step']:,}" + (
+        bits = result.evaluation.bits_per_byte
+        texts["last evaluation"] = f"loss {result.evaluation.loss:.4f} at step {result.evaluation.step:,}" + (
             f", {bits:.3f} bits per byte" if bits is not None else "")
     if result.tokens_per_s:
         texts["tokens/s"] = count(result.tokens_per_s)

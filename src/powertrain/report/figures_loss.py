@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from powertrain.records.events import Evaluated
 from powertrain.records.timeline import History, held_out_trend, smoothed
 from powertrain.report.chart import Axis, Dots, Level, Line, Moments, Plot
 from powertrain.report.figures import count
@@ -17,32 +18,32 @@ LEAST_SMOOTHED = 5
 
 
 def loss(history: History) -> Figure | Missing:
-    steps, evaluations = history.steps, history.of("evaluation")
+    steps, evaluations = history.steps, history.of(Evaluated)
     if not steps:
         return Missing("loss", "No step was done.")
-    tokens = list(itertools.accumulate(step["tokens"] for step in steps))
-    raw = [step["loss"] for step in steps]
+    tokens = list(itertools.accumulate(step.tokens for step in steps))
+    raw = [step.loss for step in steps]
     over = max(LEAST_SMOOTHED, round(len(steps) * SMOOTHED_SHARE)) | 1
     mean = smoothed(raw, over)
-    tokens_at = dict(zip((step["step"] for step in steps), tokens, strict=True))
-    held_out = [(tokens_at.get(one.after_step, 0), one.at_s, one.event["loss"]) for one in evaluations]
+    tokens_at = dict(zip((step.step for step in steps), tokens, strict=True))
+    held_out = [(tokens_at.get(one.after_step, 0), one.at_s, one.event.loss) for one in evaluations]
     unit, scale = _time_unit(history.wall_s)
     plots = tuple(_loss_plot(title, axis, xs, raw, mean, evaluated, over) for title, axis, xs, evaluated in (
         ("Over trained tokens", "trained tokens", tokens, [(at, value) for at, _, value in held_out]),
         ("Over time", f"time since the first step began, {unit}", [end / scale for end in history.ends_s],
          [(at / scale, value) for _, at, value in held_out])))
     table = Table(("step", "trained tokens", "time (s)", "training loss (nats/token)", "smoothed"),
-                  tuple((step["step"], seen, round(end, 4), value, average) for step, seen, end, value, average
+                  tuple((step.step, seen, round(end, 4), value, average) for step, seen, end, value, average
                         in zip(steps, tokens, history.ends_s, raw, mean, strict=True)), "training loss")
     evaluated = Table(("step", "trained tokens", "time (s)", "held-out loss (nats/token)", "held-out tokens", "bits per byte"),
-                      tuple((one.after_step, seen, round(at, 4), value, one.event["tokens"], one.event.get("bits_per_byte"))
+                      tuple((one.after_step, seen, round(at, 4), value, one.event.tokens, one.event.bits_per_byte)
                             for one, (seen, at, value) in zip(evaluations, held_out, strict=True)), "held-out loss")
     return Figure(
         "loss", _loss_title(mean, held_out, tokens[-1]), plots,
         f"Faint: the loss of each step, a mean over its trained tokens, in nats. Line: the mean of the {over} steps "
         "around it. Points: the loss on text that is never trained on"
         + ("; the last one is over all of it, those before over a part of it (max_eval_samples)"
-           if len(held_out) > 1 and evaluations[-1].event.get("final") else "")
+           if len(held_out) > 1 and evaluations[-1].event.final else "")
         + ". Time counts everything: evaluations, checkpoints and what lies between.",
         _loss_title(mean, held_out, tokens[-1]), (table, evaluated) if held_out else (table,), beside=True)
 
@@ -58,7 +59,7 @@ def _loss_title(mean: list[float | None], held_out: list[tuple[int, float, float
 
 
 def _loss_plot(title: str, axis: str, xs: list[float] | list[int], raw: list[float], mean: list[float | None],
-               evaluated: list[tuple[float, float]], over: int) -> Plot:
+               evaluated: Sequence[tuple[float, float]], over: int) -> Plot:
     marks = (Line("each step", tuple(zip(xs, raw, strict=True)), "blue", faint=True),
              Line(f"mean of {over} steps around", tuple(zip(xs, mean, strict=True)), "blue"),
              *((Dots("held out", tuple(evaluated), "red"),) if evaluated else ()),
@@ -80,8 +81,8 @@ def signals(history: History, recipe: Mapping[str, Any]) -> Figure | Missing:
     steps = history.steps
     if not steps:
         return Missing("gradient norm and learning rate", "No step was done.")
-    numbers = [step["step"] for step in steps]
-    norms = [step["grad_norm"] for step in steps]
+    numbers = [step.step for step in steps]
+    norms = [step.grad_norm for step in steps]
     limit = recipe.get("max_grad_norm") or None
     finite = [norm for norm in norms if norm is not None and math.isfinite(norm)]
     log = bool(finite) and min(finite) > 0 and max(finite) / min(finite) > 30
@@ -90,14 +91,14 @@ def signals(history: History, recipe: Mapping[str, Any]) -> Figure | Missing:
                       *((Level(f"clipped above {limit:g}", float(limit), "red"),) if limit else ()),
                       *_gaps(numbers, norms)), "Gradient norm", height=170)
     rate_plot = Plot(Axis("step"), Axis("learning rate", low=0.0),
-                     (Line("each step", tuple((n, step["learning_rate"]) for n, step in zip(numbers, steps, strict=True)),
+                     (Line("each step", tuple((n, step.learning_rate) for n, step in zip(numbers, steps, strict=True)),
                            "green"),), "Learning rate", height=170)
     clipped = sum(norm > limit for norm in finite) if limit else 0
     title = (f"{clipped:,} of {len(steps):,} steps had a gradient above {limit:g} and were scaled down" if limit and clipped
              else f"No gradient was above {limit:g}, so none was scaled down" if limit else
              f"The gradient norm lay between {min(finite, default=0):.3g} and {max(finite, default=0):.3g}, not clipped")
     table = Table(("step", "gradient norm", "learning rate"),
-                  tuple((step["step"], step["grad_norm"], step["learning_rate"]) for step in steps))
+                  tuple((step.step, step.grad_norm, step.learning_rate) for step in steps))
     return Figure("signals", title, (norm_plot, rate_plot),
                   "The norm of all gradients together, as the optimizer met them before they were clipped, and the learning "
                   "rate of each step." + (" The norm's axis is logarithmic." if log else ""), title, (table,), beside=True)
@@ -105,8 +106,8 @@ def signals(history: History, recipe: Mapping[str, Any]) -> Figure | Missing:
 
 def evaluations_say(history: History) -> str:
     """'held-out loss 3.819 at step 120' of the last evaluation, or ''."""
-    found = history.of("evaluation")
-    return f"held-out loss {found[-1].event['loss']:.4f} at step {found[-1].after_step:,}" if found else ""
+    found = history.of(Evaluated)
+    return f"held-out loss {found[-1].event.loss:.4f} at step {found[-1].after_step:,}" if found else ""
 
 
 def still_falling(history: History) -> str | None:

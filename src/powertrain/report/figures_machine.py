@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from powertrain.records.events import Memory
 from powertrain.records.timeline import History, quantile, steady
 from powertrain.report.chart import Axis, Dots, Line, Note, Plot, Point, Row, Rows, Segment
 from powertrain.report.figures import flops, memory
@@ -77,10 +78,10 @@ def _roof(limit: float, bandwidth: float, low: float, high: float) -> tuple[tupl
 
 def memory_by_component(history: History, estimate: Mapping[str, Any] | None, device: str) -> Figure | Missing:
     """Predicted memory stacked by component, beside what was allocated, and what the process held."""
-    event = history.of("memory")[-1].event if history.of("memory") else None
-    predicted = dict((event or {}).get("predicted") or (estimate or {}).get("memory_bytes") or {})
-    allocated = (event or {}).get("allocated_bytes")
-    resident = (history.ends or {}).get("peak_memory_bytes")
+    event = history.of(Memory)[-1].event if history.of(Memory) else Memory()
+    predicted = dict(event.predicted or (estimate or {}).get("memory_bytes") or {})
+    allocated = event.allocated_bytes
+    resident = history.ends.peak_memory_bytes if history.ends else None
     if not predicted and not allocated and not resident:
         return Missing("memory", "Neither a prediction nor a measurement was recorded.")
     process = "allocated by torch, at the run's end" if device == "cuda" else "resident: the whole process with its libraries"
@@ -93,14 +94,14 @@ def memory_by_component(history: History, estimate: Mapping[str, Any] | None, de
         "memory", _memory_title(sum(predicted.values()), allocated, resident),
         (Rows(Axis("GiB", low=0.0), tuple(rows)),),
         "Predicted: what is allocated at the fullest moment of a step, by formula"
-        + (f"; here of step {event['step']:,} and its passes, the one that was watched. "
-           f"Passes as full as they may come: {memory(event['fullest_bytes'])}. "
-           if event and event.get("fullest_bytes") else ", before the run. ")
+        + (f"; here of step {event.step:,} and its passes, the one that was watched. "
+           f"Passes as full as they may come: {memory(event.fullest_bytes)}. "
+           if event.fullest_bytes else ", before the run. ")
         + ("Allocated: the most that torch held within a step after the first, by its ledger. " if allocated else
            "What was allocated was not measured in this run, so the prediction stands alone here. ")
         + (f"Process peak: {process}; it is another quantity than allocated bytes." if resident else ""),
         _memory_title(sum(predicted.values()), allocated, resident),
-        (_memory_table(predicted, event or {}, resident, process),))
+        (_memory_table(predicted, event, resident, process),))
 
 
 def _stacked(components: Mapping[str, float]) -> tuple[Segment, ...]:
@@ -126,11 +127,11 @@ def _off(error: float) -> str:
     return "the same" if abs(error) < 0.0005 else f"{abs(error):.1%} too {'high' if error > 0 else 'low'}"
 
 
-def _memory_table(predicted: Mapping[str, float], event: Mapping[str, Any], resident: float | None, process: str) -> Table:
+def _memory_table(predicted: Mapping[str, float], event: Memory, resident: float | None, process: str) -> Table:
     rows: list[tuple[Cell, ...]] = [(f"predicted: {name.replace('_', ' ')}", size, size / 2**20)
                                     for name, size in predicted.items()]
     rows += [("predicted: all", sum(predicted.values()), sum(predicted.values()) / 2**20)] if predicted else []
-    rows += [(f"measured: {name.removesuffix('_bytes')}", event[name], event[name] / 2**20)
-             for name in ("allocated_bytes", "reserved_bytes") if event.get(name)]
+    rows += [(f"measured: {name}", size, size / 2**20)
+             for name, size in (("allocated", event.allocated_bytes), ("reserved", event.reserved_bytes)) if size]
     rows += [(f"measured: {process}", resident, resident / 2**20)] if resident else []
     return Table(("", "bytes", "MiB"), tuple(rows))

@@ -5,6 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from powertrain.records.events import (
+    End,
+    Evaluated,
+    Event,
+    ModelSaved,
+    Note,
+    Resume,
+    RunWarning,
+    Sample,
+    Saved,
+)
 from powertrain.records.timeline import NOT_SPLIT, OTHER, History, bins, quantile, rolling_median, steady, warm_ups
 from powertrain.report.chart import Axis, Band, Level, Line, Mark, Moments, Plot, Point, Row, Rows, Segment, Span, Stack
 from powertrain.report.figures import count, duration
@@ -13,6 +24,8 @@ from powertrain.report.page import Figure, Missing, Table, several
 COLOUR_OF: Mapping[str, str] = {
     "data wait": "orange", "copy": "ink", "forward": "blue", "backward": "sky", "optimizer": "green", NOT_SPLIT: "blue",
     "evaluation": "purple", "samples": "yellow", "checkpoint": "red", OTHER: "grey"}
+MARKED: tuple[tuple[type[Event], str], ...] = ((Evaluated, "purple"), (Saved, "red"), (RunWarning, "orange"))
+LISTED = (Evaluated, Saved, RunWarning, Resume, Sample, ModelSaved, End)
 MOST_BINS = 60
 ROLLING_SHARE = 1 / 30
 
@@ -40,7 +53,7 @@ def breakdown(history: History) -> Figure | Missing:
         "The parts sum to the wall time from the first step's beginning to the end of the last event. data wait: until the "
         "examples of a step were there; copy: to the device; forward, backward, optimizer: "
         + ("time between two events on the device's stream, so what the host does meanwhile is not in them"
-           if history.start.get("device") == "cuda" else "the host's time, which on a CPU is the work itself")
+           if history.start.device == "cuda" else "the host's time, which on a CPU is the work itself")
         + "; checkpoint: with the final model; other: what nothing claims (logging, freeing memory, waiting). "
           "Below: the same over the run, in "
           f"{len(over_run.rows)} groups of steps, each with what came between its steps.",
@@ -49,7 +62,7 @@ def breakdown(history: History) -> Figure | Missing:
 
 def _over_run(history: History, parts: list[str]) -> tuple[Plot, Table]:
     groups = bins(len(history.spent), MOST_BINS)
-    first = history.steps[0]["step"]
+    first = history.steps[0].step
     sums = [{part: sum(spent.get(part, 0.0) for spent in history.spent[low:high]) for part in parts} for low, high in groups]
     totals = [sum(found.values()) or 1.0 for found in sums]
     edges = tuple(float(first + low) for low, _ in groups) + (float(first + groups[-1][1]),)
@@ -68,13 +81,12 @@ def throughput(history: History) -> Figure | Missing:
     places = steady(history)
     if not places:
         return Missing("throughput", "No step has a time.")
-    speeds, xs = history.speeds, [step["step"] for step in history.steps]
+    speeds, xs = history.speeds, [step.step for step in history.steps]
     found = [speed for place in places if (speed := speeds[place]) is not None]
     middle, low, high = (quantile(found, share) for share in (0.5, 0.1, 0.9))
     over = max(5, round(len(speeds) * ROLLING_SHARE)) | 1
     warm = warm_ups(history)
-    happened = [(kind, colour, tuple(float(one.after_step) for one in history.of(kind))) for kind, colour in
-                (("evaluation", "purple"), ("checkpoint", "red"), ("warning", "orange"))]
+    happened = [(kind.kind, colour, tuple(float(one.after_step) for one in history.of(kind))) for kind, colour in MARKED]
     happened.append(("continued", "green", tuple(float(step) for step in history.sessions[1:])))
     marks: tuple[Mark, ...] = (
         Band("10 to 90% of the steps", low, high, "blue"),
@@ -85,18 +97,17 @@ def throughput(history: History) -> Figure | Missing:
         *(Moments(kind, at, colour) for kind, colour, at in happened if at))
     plot = Plot(Axis("step"), Axis("real tokens per second", low=0.0), marks)
     warm_count = sum(map(len, warm))
-    together = sum(step["real_tokens"] for step in history.steps) / sum(step["seconds"] for step in history.steps)
+    together = sum(step.real_tokens for step in history.steps) / sum(step.seconds for step in history.steps)
     title = (f"{count(middle)} tokens/s in the median step, {count(together)} over all steps together"
              if len(found) > 1 else f"{count(middle)} tokens/s in the one step that counts")
     table = Table(("step", "ends at (s)", "seconds", "real tokens", "real tokens/s", "warm-up"),
-                  tuple((step["step"], round(end, 4), step["seconds"], step["real_tokens"], speed,
+                  tuple((step.step, round(end, 4), step.seconds, step.real_tokens, speed,
                          "yes" if any(place in places for places in warm) else "no")
                         for place, (step, end, speed) in enumerate(zip(history.steps, history.ends_s, speeds, strict=True))),
                   "speed of each step")
     events = Table(("after step", "at (s)", "what", "seconds", "said"),
-                   tuple((one.after_step, round(one.at_s, 4), one.event["event"], one.event.get("seconds"),
-                          str(one.event.get("message", ""))) for one in history.happened
-                         if one.event["event"] in ("evaluation", "checkpoint", "warning", "resume", "sample", "model", "end")),
+                   tuple((one.after_step, round(one.at_s, 4), one.event.kind, getattr(one.event, "seconds", None),
+                          _said(one.event)) for one in history.happened if isinstance(one.event, LISTED)),
                    "what happened beside the steps")
     return Figure(
         "throughput", title, (plot,),
@@ -106,22 +117,26 @@ def throughput(history: History) -> Figure | Missing:
         + ". Upright marks: what happened after that step.", f"Tokens per second over the steps. {title}.", (table, events))
 
 
+def _said(event: Event) -> str:
+    return event.sentence if isinstance(event, (RunWarning, Note)) else event.message if isinstance(event, End) else ""
+
+
 def tokens(history: History) -> Figure | Missing:
     """What was computed on: trained, read without being trained, padding."""
     steps = history.steps
     if not steps:
         return Missing("padding", "No step was done.")
-    trained, real = sum(step["tokens"] for step in steps), sum(step["real_tokens"] for step in steps)
-    if "padding_tokens" not in steps[0]:
+    trained, real = sum(step.tokens for step in steps), sum(step.real_tokens for step in steps)
+    if steps[0].padding_tokens is None:
         return Missing("padding", "The run was written before steps recorded their padding.")
-    padding = sum(step["padding_tokens"] for step in steps)
+    padding = sum(step.padding_tokens or 0 for step in steps)
     computed = real + padding
     shares = (("trained", trained, "green"), ("read, not trained", real - trained, "sky"), ("padding", padding, "grey"))
     at, segments = 0.0, []
     for name, number, colour in shares:
         segments.append(Segment(at, at + 100 * number / computed, colour, name, hatched=colour == "grey"))
         at += 100 * number / computed
-    seconds = sum(step["seconds"] for step in steps)
+    seconds = sum(step.seconds for step in steps)
     title = (f"{padding / computed:.1%} of the computed tokens were padding" if padding else "No token was padding") + (
         f"; {trained / computed:.0%} were trained" if trained != computed else ", and every token was trained")
     table = Table(("tokens", "number", "% of the computed", "per second of training"),

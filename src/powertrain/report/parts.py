@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from powertrain.records import timeline
+from powertrain.records.events import Event
 
 BETWEEN = ("evaluation", "samples", "checkpoint", timeline.OTHER)        # parts that lie between the steps
 
 
-def step_time_row(events: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+def step_time_row(events: Sequence[Event]) -> tuple[str, str]:
     """Shares of the steps' time, by part, from the run's events."""
     parts = {name: seconds for name, seconds in timeline.read(events).parts.items() if name not in BETWEEN}
     total_s = sum(parts.values())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from powertrain.records import Effect, WrongUse, timeline
+from powertrain.records.events import Evaluated, Event, Memory, Sample
 from powertrain.records.findings import Finding
 from powertrain.records.timeline import History, quantile, steady
 from powertrain.report import figures_loss, figures_machine, figures_time
@@ -29,8 +30,8 @@ class RunFiles:
     recipe_text: str
     facts: Mapping[str, Any]
     plan: Mapping[str, Any]
-    events: Sequence[Mapping[str, Any]]      # the history as it counts
-    all_events: Sequence[Mapping[str, Any]] = field(default=())
+    events: Sequence[Event]                  # the history as it counts
+    all_events: Sequence[Event] = field(default=())
     made: str = ""
     symptoms: Sequence[Finding] = ()         # what `powertrain diagnose RUN` finds in the events, the worst first
     not_diagnosed: str = ""                  # why it finds nothing out, where it cannot
@@ -44,7 +45,7 @@ def page(files: RunFiles) -> Page:
     history = timeline.read(files.events, files.all_events)
     estimate = timeline.estimate_of(history, files.plan)
     hardware = files.facts.get("hardware") or {}
-    device = history.start.get("device", "cpu")
+    device = history.start.device
     sections = (
         *_symptoms(files),
         Section("Loss", (figures_loss.loss(history), figures_loss.signals(history, files.recipe))),
@@ -56,22 +57,21 @@ def page(files: RunFiles) -> Page:
         Section("Predicted and measured", (_predictions(history, estimate),)),
         Section("What the model writes", tuple(_samples(history))),
         Section("Environment, and how to repeat this", tuple(_environment(files, history))))
-    title = f"{history.start.get('name', 'run')}: {files.folder}"
+    title = f"{history.start.name or 'run'}: {files.folder}"
     return Page("run", title, "", _verdict(history, estimate), _tone(history), tuple(_numbers(history, device)),
                 tuple(of_run(history, files.plan)), sections, files.made)
 
 
 def _tone(history: History) -> str:
-    reason = (history.ends or {}).get("reason", "")
-    return "good" if reason == "finished" else "bad" if reason == "failed" else "open"
+    return {"finished": "good", "failed": "bad"}.get(history.state, "open")
 
 
 def _verdict(history: History, estimate: Mapping[str, Any] | None) -> str:
-    done, total = (history.steps[-1]["step"] if history.steps else 0), history.start.get("total_steps", 0)
-    reason = (history.ends or {}).get("reason", "")
+    done, total = (history.steps[-1].step if history.steps else 0), history.start.total_steps
+    reason, ends = history.state, history.ends
     state = (f"Finished {several(done, 'step')} in {duration(history.wall_s)}" if reason == "finished" else
-             f"Failed at step {history.ends['step']:,} of {total:,}: {history.ends.get('message', 'no reason was written')}"
-             if reason == "failed" and history.ends else
+             f"Failed at step {ends.step:,} of {total:,}: {ends.message or 'no reason was written'}"
+             if reason == "failed" and ends else
              f"{reason[:1].upper() + reason[1:] or 'Running or killed (no end was written)'}, at step {done:,} of {total:,}")
     said = figures_loss.evaluations_say(history)
     speed = ""
@@ -85,26 +85,26 @@ def _verdict(history: History, estimate: Mapping[str, Any] | None) -> str:
 
 
 def _numbers(history: History, device: str) -> Iterator[Number]:
-    evaluated = history.of("evaluation")
+    evaluated = history.of(Evaluated)
     if evaluated:
-        bits = evaluated[-1].event.get("bits_per_byte")
-        yield Number(f"{evaluated[-1].event['loss']:.4f}", "held-out loss, nats a token",
-                     f"{count(evaluated[-1].event['tokens'])} tokens; one run, one seed"
+        bits = evaluated[-1].event.bits_per_byte
+        yield Number(f"{evaluated[-1].event.loss:.4f}", "held-out loss, nats a token",
+                     f"{count(evaluated[-1].event.tokens)} tokens; one run, one seed"
                      + (f"; {bits:.3f} bits per byte" if bits is not None else ""))
     elif history.steps:
-        yield Number(f"{history.steps[-1]['loss']:.4f}", "training loss of the last step", "nothing held out was evaluated")
+        yield Number(f"{history.steps[-1].loss:.4f}", "training loss of the last step", "nothing held out was evaluated")
     if places := steady(history):
         found = [history.speeds[place] or 0.0 for place in places]
-        together = sum(step["real_tokens"] for step in history.steps) / sum(step["seconds"] for step in history.steps)
+        together = sum(step.real_tokens for step in history.steps) / sum(step.seconds for step in history.steps)
         yield Number(f"{count(quantile(found, 0.5))} tokens/s", "speed of the median step",
                      f"{count(quantile(found, 0.1))} to {count(quantile(found, 0.9))} in eight of ten, n = {len(found):,}; "
                      f"{count(together)} over all steps together")
-    memory_events = history.of("memory")
-    if memory_events and memory_events[-1].event.get("allocated_bytes"):
-        yield Number(memory(memory_events[-1].event["allocated_bytes"]), "allocated at the peak", "measured in a step")
-    elif (history.ends or {}).get("peak_memory_bytes"):
+    memory_events = history.of(Memory)
+    if memory_events and memory_events[-1].event.allocated_bytes:
+        yield Number(memory(memory_events[-1].event.allocated_bytes), "allocated at the peak", "measured in a step")
+    elif history.ends and history.ends.peak_memory_bytes:
         held = "allocated on the device" if device == "cuda" else "resident, the process with its libraries"
-        yield Number(memory((history.ends or {})["peak_memory_bytes"]), "memory at the peak", held)
+        yield Number(memory(history.ends.peak_memory_bytes), "memory at the peak", held)
     else:
         yield Number(duration(history.wall_s), "time", "from the first step to the last event")
 
@@ -144,9 +144,9 @@ def _predictions(history: History, estimate: Mapping[str, Any] | None) -> Block:
     if not estimate or not places:
         return Text("The plan predicted nothing, because a fact that it needs was unknown; nothing can be compared."
                     if not estimate else "No step has a time; nothing can be compared.")
-    seconds = [history.steps[place]["seconds"] for place in places]
+    seconds = [history.steps[place].seconds for place in places]
     low_s, high_s = estimate["step_s"]
-    number, total_s = len(history.steps), sum(step["seconds"] for step in history.steps)
+    number, total_s = len(history.steps), sum(step.seconds for step in history.steps)
     rows: list[tuple[Cell, ...]] = [
         ("a step", interval(duration(low_s), duration(high_s)), duration(quantile(seconds, 0.5)),
          _within(quantile(seconds, 0.5), low_s, high_s)),
@@ -159,9 +159,9 @@ def _predictions(history: History, estimate: Mapping[str, Any] | None) -> Block:
     rows.append(("of the measured peak", f"at most 100% of {flops(estimate['peak_flops_per_s'])} ({estimate['dtype']})",
                  f"{middle * estimate['flops_per_token'] / estimate['peak_flops_per_s']:.1%}", ""))
     predicted = sum(estimate["memory_bytes"].values())
-    events = history.of("memory")
-    allocated = events[-1].event.get("allocated_bytes") if events else None
-    predicted = sum((events[-1].event.get("predicted") or {}).values()) or predicted if events else predicted
+    events = history.of(Memory)
+    allocated = events[-1].event.allocated_bytes if events else None
+    predicted = sum(events[-1].event.predicted.values()) or predicted if events else predicted
     rows.append(("allocated at the peak", memory(predicted), memory(allocated) if allocated else "not measured in this run",
                  f"prediction {predicted / allocated - 1:+.1%}" if allocated else ""))
     return Table(("", "predicted before the run", "measured", ""), tuple(rows), "Prediction against result")
@@ -173,13 +173,13 @@ def _within(value: float, low: float, high: float) -> str:
 
 
 def _samples(history: History) -> Iterator[Block]:
-    samples = history.of("sample")
+    samples = history.of(Sample)
     if not samples:
         yield Text("No sample was written in this run.")
         return
     yield Text("Drawn with the recipe's sample settings, not chosen; the last ones of the run.")
     for one in samples[-MOST_SAMPLES:]:
-        yield Code(one.event["text"], f"After step {one.after_step:,}")
+        yield Code(one.event.text, f"After step {one.after_step:,}")
 
 
 def _environment(files: RunFiles, history: History) -> Iterator[Block]:
@@ -199,7 +199,7 @@ def _environment(files: RunFiles, history: History) -> Iterator[Block]:
          if model else ""),
         ("data", f"{data.get('source')}, sha256 {data.get('digest', '')[:16]}, {count(data.get('examples', 0))} examples"
          if data else ""),
-        ("batch", f"{history.start.get('train_batch_size')} examples a step"),
+        ("batch", f"{history.start.train_batch_size} examples a step"),
         ("statistics", "medians and 10 to 90% of the steps after warm-up, of one run with one seed; no interval over runs")))
     yield facts("Versions", software.get("versions") or {})
     yield Code(f"powertrain train {files.folder}/recipe.yaml --output NEW-FOLDER",

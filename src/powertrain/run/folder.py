@@ -18,6 +18,8 @@ from typing import Any, TextIO
 
 from powertrain.recipe import Recipe, Resolved, flat, resolve
 from powertrain.records import WrongUse
+from powertrain.records.events import End, Evaluated, Event, Start, Step
+from powertrain.records.timeline import last_of
 from powertrain.training.events import read_events
 
 RUNS = Path("runs")
@@ -186,28 +188,28 @@ def continued(folder: RunFolder, overrides: list[str]) -> Resolved:
     return new
 
 
-def is_complete(folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> bool:
+def is_complete(folder: RunFolder, events: Sequence[Event]) -> bool:
     """Whether the run is finished, by its events, and all that it promises is on the disk."""
-    end = events[-1] if events else {}
-    return end.get("reason") == "finished" and "not_saved" not in end and folder.model.is_dir()
+    end = events[-1] if events else None
+    return isinstance(end, End) and end.reason == "finished" and end.not_saved is None and folder.model.is_dir()
 
 
 def summarise(folder: RunFolder) -> RunSummary:
     """What the run's own events say of it. A folder without events was killed before its first step."""
     events = read_events(folder.events) if folder.events.is_file() else []
-    by_kind = {event["event"]: event for event in events}
-    steps = [event for event in events if event["event"] == "step"]
-    seconds = sum(step["seconds"] for step in steps)
-    last_step, last_evaluation, start = by_kind.get("step"), by_kind.get("evaluation"), by_kind.get("start", {})
-    loss = last_evaluation["loss"] if last_evaluation else last_step["loss"] if last_step else None
-    ended = by_kind.get("end")
+    steps = [event for event in events if isinstance(event, Step)]
+    seconds = sum(step.seconds for step in steps)
+    evaluation, ended = last_of(Evaluated, events), last_of(End, events)
+    start = next((event for event in events if isinstance(event, Start)), None)
     return RunSummary(
-        folder=folder.path, name=start.get("name", folder.path.name), state=ended["reason"] if ended else _unended(folder),
-        step=last_step["step"] if last_step else 0, total_steps=start.get("total_steps", 0), loss=loss,
-        bits_per_byte=last_evaluation["bits_per_byte"] if last_evaluation else None,
-        tokens_per_s=sum(step["real_tokens"] for step in steps) / seconds if seconds else None,
-        started=datetime.datetime.fromtimestamp(start["time"]).strftime("%Y-%m-%d %H:%M") if start else "",
-        began=start.get("time", 0.0))
+        folder=folder.path, name=start.name if start and start.name else folder.path.name,
+        state=ended.state if ended else _unended(folder), step=steps[-1].step if steps else 0,
+        total_steps=start.total_steps if start else 0,
+        loss=evaluation.loss if evaluation else steps[-1].loss if steps else None,
+        bits_per_byte=evaluation.bits_per_byte if evaluation else None,
+        tokens_per_s=sum(step.real_tokens for step in steps) / seconds if seconds else None,
+        started=datetime.datetime.fromtimestamp(start.time).strftime("%Y-%m-%d %H:%M") if start else "",
+        began=start.time if start else 0.0)
 
 
 def _unended(folder: RunFolder) -> str:
@@ -225,7 +227,7 @@ def list_runs(root: Path) -> list[RunSummary]:
 def _summary_or_damage(folder: RunFolder) -> RunSummary:
     try:
         return summarise(folder)
-    except (WrongUse, KeyError, TypeError):
+    except WrongUse:
         return RunSummary(folder=folder.path, name=folder.path.name, state="damaged", step=0, total_steps=0, loss=None,
                           bits_per_byte=None, tokens_per_s=None, started="")
 

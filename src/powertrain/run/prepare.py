@@ -88,12 +88,12 @@ def build_setup(prepared: Prepared) -> Setup:
         return apply_plan(setup, prepared.plan)
 
 
-def with_measured_length(prepared: Prepared, setup: Setup, say: Say) -> Prepared:
+def with_measured_length(prepared: Prepared, setup: Setup, tell: Callable[[float], None]) -> Prepared:
     """`train_time_s` turned into `max_steps` by timing a few steps, which are then taken back."""
     seconds = prepared.recipe.train_time_s
     if seconds is None:
         return prepared
-    say(f"timing a few steps, to fit the run into {seconds:g} s")
+    tell(seconds)
     step_s = _probe(setup, prepared)
     steps = max(1, round(seconds / step_s))
     resolved = prepared.resolved.with_planned({

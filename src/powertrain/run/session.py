@@ -9,7 +9,7 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,27 @@ from powertrain import planner
 from powertrain.cost.memory import peak_memory
 from powertrain.data.example import Example
 from powertrain.recipe import in_steps
-from powertrain.records import Evaluation, NotDurable, RunFailed, StepRecord, to_plain
+from powertrain.records import Evaluation, NotDurable, RunFailed, UserError, to_plain
+from powertrain.records.errors import DoesNotFit, LossNotFinite
+from powertrain.records.events import (
+    VERSION,
+    Adapters,
+    CheckpointRejected,
+    End,
+    Evaluated,
+    Event,
+    EventsWaiting,
+    Folder,
+    ListenerFailed,
+    Memory,
+    OutOfMemory,
+    Resume,
+    Sample,
+    Start,
+    Step,
+    TechniqueNote,
+    TimingSteps,
+)
 from powertrain.run import folder as run_folder
 from powertrain.run.fits import cures, refuse_what_does_not_fit, workload_of_step
 from powertrain.run.folder import RunFolder
@@ -37,7 +57,7 @@ from powertrain.training.loop import State, StepResult, new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
 
-Listener = Callable[[Mapping[str, Any]], None]
+Listener = Callable[[Event], None]
 WriteSample = Callable[[Prepared, Setup, int], str]  # at most so many tokens after the recipe's prompt; see use/sampling.py
 
 DONE, STOPPED_AND_SAVED = 0, 75
@@ -60,25 +80,39 @@ class Session:
     checkpoint_failed: str | None = None
     step_s: list[float] = field(default_factory=list)    # of the steps that the plan in force has made
     taken: int = 0               # steps that the plan in force has begun in this process
-    memory: dict[str, Any] = field(default_factory=dict)     # of the watched step, until that step is written
+    memory: Memory | None = None             # of the watched step, until that step is written
+    listener_failed: bool = False            # at the last event
     began_s: float = field(default_factory=time.perf_counter)    # before its first event, from which its report counts
     watch: UpdateWatch = field(init=False)
 
     def __post_init__(self) -> None:
         self.watch = UpdateWatch(self.state.optimizer)
 
-    def emit(self, event: str, *, durable: bool = False, **fields: Any) -> None:
-        self.log.write(event, **fields)
-        self.listener({"event": event, **fields})
-        if event != "step":
+    def emit(self, event: Event, *, durable: bool = False) -> None:
+        """Write an event and show it. A step waits in memory; everything else goes to the disk at once."""
+        self.log.write(event)
+        self.show(event)
+        if not isinstance(event, Step):
             self.flush(durable=durable)
+
+    def show(self, event: Event) -> None:
+        """Give the event to the listener. One that raises ends no run: the first of its errors in a row is an event."""
+        try:
+            self.listener(event)
+        except Exception as error:
+            if not self.listener_failed:
+                self.log.write(ListenerFailed(step=self.state.step, why=f"{type(error).__name__}: {error}"))
+            self.listener_failed = True
+        else:
+            self.listener_failed = False
 
     def flush(self, *, durable: bool) -> None:
         was_failing = self.log.failure
         self.log.flush(durable=durable)
         if self.log.failure and not was_failing:
-            self.listener({"event": "warning", "message": f"events.jsonl cannot be written ({self.log.failure}); training "
-                                                          "goes on, and they are kept until it can"})
+            waiting = EventsWaiting(step=self.state.step, why=self.log.failure)
+            self.log.write(waiting)
+            self.show(waiting)
         self.flushed_at = time.perf_counter()
 
     def read_steps(self) -> None:
@@ -89,21 +123,16 @@ class Session:
         norms = torch.stack([result.grad_norm for result in self.pending]).tolist()
         for result, loss, norm in zip(self.pending, losses, norms, strict=True):
             if not math.isfinite(loss):
-                raise RunFailed(f"the loss of step {result.step} is not finite ({loss}); the checkpoints before it are "
-                                "untouched. Start a new run with a lower learning_rate, or with max_grad_norm=1")
+                raise LossNotFinite(result.step, loss)
             parts = result.laps.parts()
             self.step_s.append(sum(parts.values()))
-            self.emit("step", **to_plain(StepRecord(
-                result.step, loss, result.trained_tokens, result.real_tokens, sum(parts.values()), result.learning_rate, norm,
-                {name: round(seconds, 6) for name, seconds in parts.items()}, result.padding_tokens)))
+            self.emit(Step(step=result.step, loss=loss, tokens=result.trained_tokens, real_tokens=result.real_tokens,
+                           seconds=sum(parts.values()), learning_rate=result.learning_rate, grad_norm=norm,
+                           parts={name: round(seconds, 6) for name, seconds in parts.items()},
+                           padding_tokens=result.padding_tokens))
         self.pending.clear()
         if time.perf_counter() - self.flushed_at > EVENTS_EVERY_S:
             self.flush(durable=False)
-
-    def tell_memory(self) -> None:
-        """After the watched step itself, so that the events stand in the order in which things happened."""
-        self.emit("memory", **self.memory)
-        self.memory = {}
 
 
 def start_run(prepared: Prepared, listener: Listener, write_sample: WriteSample) -> tuple[RunFolder, int]:
@@ -111,16 +140,16 @@ def start_run(prepared: Prepared, listener: Listener, write_sample: WriteSample)
     refuse_what_does_not_fit(prepared)
     folder = run_folder.create(prepared.recipe)
     with run_folder.locked(folder), listen() as interrupt:
-        listener({"event": "folder", "path": str(folder.path)})
+        listener(Folder(path=str(folder.path)))
         setup = build_setup(prepared)
-        prepared = with_measured_length(prepared, setup, lambda text: listener({"event": "note", "message": text}))
+        prepared = with_measured_length(prepared, setup, lambda seconds: listener(TimingSteps(seconds=seconds)))
         run_folder.write_json(folder.facts, to_plain(prepared.facts))
         run_folder.write_json(folder.plan, planner.to_json(prepared.plan))
         folder.recipe.write_text(prepared.resolved.to_yaml(), encoding="utf-8")
         state = new_state(setup, prepared.recipe.weight_decay)
         session = Session(prepared, setup, state, folder, EventLog(folder.events), listener, write_sample, [])
         check_disk(session)
-        session.emit("start", durable=True, **_start_fields(prepared))
+        session.emit(Start(**_start_fields(prepared)), durable=True)
         tell_found(session)
         return folder, _run(session, interrupt)
 
@@ -133,16 +162,18 @@ def resume_run(folder: RunFolder, prepared: Prepared, listener: Listener, write_
         state = new_state(setup, prepared.recipe.weight_decay)
         checkpoint, rejected = newest_checkpoint(folder.checkpoints)
         if checkpoint is None and rejected:
-            raise RunFailed(f"no checkpoint in {folder.checkpoints} is whole: {'; '.join(rejected)}. Start again with another "
+            damaged = "; ".join(f"{name}: {why}" for name, why in rejected)
+            raise RunFailed(f"no checkpoint in {folder.checkpoints} is whole: {damaged}. Start again with another "
                             "--output; this folder was left as it is")
         if checkpoint is not None:
             load_checkpoint(checkpoint, state)
         session = Session(prepared, setup, state, folder, EventLog(folder.events), listener, write_sample, [])
-        session.emit("resume", durable=True, step=state.step, rejected=rejected, **_start_fields(prepared))
+        session.emit(Resume(step=state.step, rejected=tuple(f"{name}: {why}" for name, why in rejected),
+                            **_start_fields(prepared)), durable=True)
         tell_found(session)
-        for reason in rejected:
-            session.emit("warning", message=f"passed over checkpoint {reason}")
-            set_aside(folder.checkpoints / reason.partition(":")[0])
+        for name, why in rejected:
+            session.emit(CheckpointRejected(step=state.step, name=name, why=why))
+            set_aside(folder.checkpoints / name)
         return folder, _run(session, interrupt)
 
 
@@ -150,16 +181,16 @@ def tell_found(session: Session) -> None:
     """What the techniques in force have to say of this model."""
     for step in session.prepared.plan.steps:
         if (text := step.technique.found(session.setup)) is not None:
-            session.emit("note", message=text)
+            session.emit(TechniqueNote(step=session.state.step, technique=step.technique.name, message=text))
 
 
 def _start_fields(prepared: Prepared) -> dict[str, Any]:
     recipe, data, model = prepared.recipe, prepared.facts.data, prepared.facts.model
-    return {"name": recipe.name, "method": recipe.method, "task": model.task, "provider": model.provider,
+    return {"version": VERSION, "name": recipe.name, "method": recipe.method, "task": model.task, "provider": model.provider,
             "opens_in": None if recipe.lora.kind == "lslora" else "peft", "total_steps": prepared.total_steps,
             "train_batch_size": recipe.train_batch_size,
             "block": data.block, "parameters": model.parameters, "device": prepared.facts.hardware.device,
-            "techniques": [step.technique.name for step in prepared.plan.steps],
+            "techniques": tuple(step.technique.name for step in prepared.plan.steps),
             "estimate": to_plain(prepared.plan.estimate), "load": psutil.getloadavg()[0]}
 
 
@@ -170,19 +201,19 @@ def _run(session: Session, interrupt: Interrupt) -> int:
             write_model(session)
             if session.prepared.cache is not None:
                 keep_speed(session.prepared.cache, session.prepared.facts, session.prepared.plan, session.step_s)
-        reason = "finished" if stopped_by is None else f"stopped ({stopped_by})"
     except BaseException as error:
-        session.emit("end", durable=True, reason="failed", step=session.state.step, message=str(error),
-                     seconds=time.perf_counter() - session.began_s)
+        fields = error.fields() if isinstance(error, UserError) else {"kind": type(error).__name__}
+        session.emit(End(reason="failed", step=session.state.step, seconds=time.perf_counter() - session.began_s,
+                         message=str(error), error=to_plain(fields)), durable=True)
         raise
-    not_saved = {} if session.checkpoint_failed is None else {"not_saved": session.checkpoint_failed}
-    session.emit("end", durable=True, reason=reason, step=session.state.step, seconds=time.perf_counter() - session.began_s,
-                 clipped_steps=int(session.state.clipped_steps), passes=getattr(session.setup.run_pass, "counts", {}),
-                 peak_memory_bytes=peak_memory_bytes(session.setup.device), **not_saved)
+    session.emit(End(reason="finished" if stopped_by is None else "stopped", signal=stopped_by, step=session.state.step,
+                     seconds=time.perf_counter() - session.began_s, clipped_steps=int(session.state.clipped_steps),
+                     passes=getattr(session.setup.run_pass, "counts", {}), not_saved=session.checkpoint_failed,
+                     peak_memory_bytes=peak_memory_bytes(session.setup.device)), durable=True)
     if session.log.failure is not None:
         raise NotDurable(f"what was trained is in {session.folder.path}, and its last events could not be written to "
                          f"{session.folder.events.name}: {session.log.failure}. Free some space before the next run")
-    return STOPPED_AND_SAVED if stopped_by is not None else NotDurable.exit_code if not_saved else DONE
+    return STOPPED_AND_SAVED if stopped_by is not None else NotDurable.exit_code if session.checkpoint_failed else DONE
 
 
 def _steps(session: Session, interrupt: Interrupt) -> str | None:
@@ -199,8 +230,9 @@ def _steps(session: Session, interrupt: Interrupt) -> str | None:
         saving = save_every > 0 and state.step % save_every == 0
         if last or stop or evaluating or saving or session.memory or state.step % recipe.logging_steps == 0:
             session.read_steps()
-        if session.memory:
-            session.tell_memory()
+        if session.memory is not None:       # after the watched step itself: events stand in the order in which things happened
+            session.emit(session.memory)
+            session.memory = None
         if evaluating and not stop:
             _evaluate(session, final=False)
         if last:
@@ -242,33 +274,27 @@ def _next_step(session: Session, steps: Iterator[StepResult]) -> StepResult | No
     if result is not None:
         model, workload = session.prepared.facts.model, planner.workload_of(session.prepared.facts, session.prepared.plan)
         predicted = peak_memory(model, workload_of_step(workload, session.setup, result.step - 1))
-        reserved: dict[str, Any] = {"reserved_bytes": ledger.reserved_bytes} if ledger.reserved_bytes else {}
-        session.memory = {"step": result.step, "allocated_bytes": ledger.peak_bytes, "predicted": predicted, **reserved,
-                          "fullest_bytes": sum(peak_memory(model, workload).values())}
+        session.memory = Memory(step=result.step, allocated_bytes=ledger.peak_bytes, reserved_bytes=ledger.reserved_bytes,
+                                predicted=predicted, fullest_bytes=sum(peak_memory(model, workload).values()))
     return result
 
 
 def go_on_smaller(session: Session, why: str) -> None:
     """Halve the passes of the plan, in force and on disk. Raises RunFailed where that cannot be done."""
     step = session.state.step
-    if session.watch.updating:
-        raise RunFailed(f"the optimizer's update of step {step + 1:,} ran out of memory ({why}), and half an update cannot be "
-                        "repeated; go on from the last checkpoint with more memory free, or start again: "
-                        f"{cures(session.prepared, judged=False)}")
     before = largest_pass(session.setup, step)
+    if session.watch.updating:
+        raise DoesNotFit(step + 1, why, before, cures(session.prepared, judged=False), updating=True)
     clear_step(session.state)
     smaller = with_smaller_passes(session.prepared, session.setup, step)
     if smaller is None:
-        raise RunFailed(f"step {step + 1:,} does not fit the memory ({why}), and its largest pass, of {before:,} tokens, "
-                        f"cannot be halved; {cures(session.prepared, judged=False)}")
+        raise DoesNotFit(step + 1, why, before, cures(session.prepared, judged=False))
     session.prepared, session.setup = smaller
     session.step_s.clear()
     session.taken = 0
     run_folder.write_json(session.folder.plan, planner.to_json(session.prepared.plan))
-    session.emit("warning", step=step, message=(
-        f"step {step + 1:,} ran out of memory ({why}): it is taken again in passes of at most "
-        f"{largest_pass(session.setup, step):,} tokens instead of {before:,}, at the same batch of "
-        f"{session.setup.train_batch_size}; plan.json says so, and a continuation starts with it"))
+    session.emit(OutOfMemory(step=step, before_tokens=before, after_tokens=largest_pass(session.setup, step),
+                             train_batch_size=session.setup.train_batch_size, said=why))
 
 
 def _evaluate(session: Session, *, final: bool) -> None:
@@ -277,13 +303,14 @@ def _evaluate(session: Session, *, final: bool) -> None:
         return
     found = _evaluated(session, spread(material.held_out, None if final else recipe.max_eval_samples))
     session.state.evaluations[session.state.step] = found.loss
-    session.emit("evaluation", step=session.state.step, final=final, **to_plain(found))
+    session.emit(Evaluated(step=session.state.step, final=final, loss=found.loss, tokens=found.tokens,
+                           bits_per_byte=found.bits_per_byte, seconds=found.seconds))
     if final and (told := session.setup.model.diagnose()):
-        session.emit("adapters", step=session.state.step, modules=to_plain(told))
+        session.emit(Adapters(step=session.state.step, modules=to_plain(told)))
     if recipe.sample.tokens:
         began = time.perf_counter()
         text = _sample(session)
-        session.emit("sample", step=session.state.step, text=text, seconds=time.perf_counter() - began)
+        session.emit(Sample(step=session.state.step, text=text, seconds=time.perf_counter() - began))
 
 
 def _evaluated(session: Session, examples: Sequence[Example]) -> Evaluation:

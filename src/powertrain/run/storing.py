@@ -6,11 +6,12 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from powertrain.data.publishing import sync
 from powertrain.models.saving import save_model
 from powertrain.records import NotDurable, RunFailed
+from powertrain.records.events import CheckpointFailed, CheckpointNotDeleted, LittleDisk, ModelSaved, Saved, disk_cure
 from powertrain.training.checkpoint import disk_is_full, keep_only, save_checkpoint
 
 if TYPE_CHECKING:
@@ -31,9 +32,7 @@ def check_disk(session: Session) -> None:
     needed_bytes = (recipe.save_total_limit + 2) * checkpoint_bytes(session.prepared)
     free_bytes = shutil.disk_usage(session.folder.path).free
     if free_bytes < needed_bytes:
-        session.emit("warning", message=f"the disk has {free_bytes / 2**20:,.0f} MiB free, and {recipe.save_total_limit} kept "
-                     f"checkpoints, the best one and a new one take {needed_bytes / 2**20:,.0f} MiB; free some, or use "
-                     "save_total_limit=1")
+        session.emit(LittleDisk(free_bytes=free_bytes, needed_bytes=needed_bytes, checkpoints=recipe.save_total_limit))
 
 
 def save(session: Session, *, required: bool) -> None:
@@ -43,31 +42,30 @@ def save(session: Session, *, required: bool) -> None:
     try:
         saved = save_checkpoint(session.folder.checkpoints, state)
     except OSError as error:
-        why = f"step {state.step} could not be saved: {error.strerror or error}"
+        why = f"step {state.step:,} could not be saved: {error.strerror or error}"
         if required:
-            raise RunFailed(f"{why}; the checkpoints before it are whole. {_disk_cure(error, session)}") from None
+            raise RunFailed(f"{why}; the checkpoints before it are whole. {disk_cure(**_room(error, session))}") from None
         session.checkpoint_failed = why
-        then = "the final model is still to be written" if state.step == session.prepared.total_steps else \
-            "training goes on and the next save tries again"
-        session.emit("warning", message=f"{why}; {then}. {_disk_cure(error, session)}")
+        session.emit(CheckpointFailed(step=state.step, why=error.strerror or str(error), **_room(error, session),
+                                      last=state.step == session.prepared.total_steps))
         return
     session.checkpoint_failed = None
     try:
         keep_only(session.folder.checkpoints, newest=recipe.save_total_limit, evaluations=state.evaluations)
     except OSError as error:
-        session.emit("warning", message=f"step {state.step} is saved, and an older checkpoint could not be deleted: "
-                                        f"{error.strerror or error}; {session.folder.checkpoints} takes more room than planned")
+        session.emit(CheckpointNotDeleted(step=state.step, why=error.strerror or str(error),
+                                          folder=str(session.folder.checkpoints)))
     size_bytes = sum(file.stat().st_size for file in saved.folder.iterdir())
-    session.emit("checkpoint", durable=True, step=saved.step, path=str(saved.folder), bytes=size_bytes,
-                 seconds=time.perf_counter() - began)
+    session.emit(Saved(step=saved.step, path=str(saved.folder), bytes=size_bytes, seconds=time.perf_counter() - began),
+                 durable=True)
 
 
-def _disk_cure(error: OSError, session: Session) -> str:
-    if not disk_is_full(error):
-        return f"Make {session.folder.checkpoints} writable again"
-    free_bytes = shutil.disk_usage(session.folder.path).free
-    needed_bytes = checkpoint_bytes(session.prepared)
-    return f"Free some space ({free_bytes / 2**20:,.0f} MiB are left, a checkpoint takes {needed_bytes / 2**20:,.0f})"
+def _room(error: OSError, session: Session) -> dict[str, Any]:
+    """Return the folder that a disk refused and, where the disk is full, what is free and what a checkpoint needs."""
+    full = disk_is_full(error)
+    return {"folder": str(session.folder.checkpoints),
+            "free_bytes": shutil.disk_usage(session.folder.path).free if full else None,
+            "needed_bytes": checkpoint_bytes(session.prepared) if full else None}
 
 
 def write_model(session: Session) -> None:
@@ -87,9 +85,10 @@ def write_model(session: Session) -> None:
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise NotDurable(f"the model is trained and could not be written to {model_folder}: {error.strerror or error}. "
-                        f"{_disk_cure(error, session)}, then `powertrain train --resume {session.folder.path}` writes it"
+                        f"{disk_cure(**_room(error, session))}, then `powertrain train --resume "
+                        f"{session.folder.path}` writes it"
                         + ("" if session.checkpoint_failed is None else f" ({session.checkpoint_failed})")) from None
-    session.emit("model", path=str(model_folder), step=session.state.step, seconds=time.perf_counter() - began)
+    session.emit(ModelSaved(path=str(model_folder), step=session.state.step, seconds=time.perf_counter() - began))
 
 
 def set_aside(path: Path) -> None:

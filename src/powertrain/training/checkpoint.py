@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from powertrain.data.publishing import sync
 from powertrain.models.huggingface.shards import save_tensors
-from powertrain.records import RunFailed, WrongUse
+from powertrain.records import WrongUse
+from powertrain.records.errors import WeightsNotFinite
 from powertrain.training.flat_optimizer import FlatAdamW
 from powertrain.training.loop import State
 
@@ -66,14 +67,14 @@ def save_checkpoint(folder: Path, state: State) -> Checkpoint:
     return Checkpoint(state.step, final)
 
 
-def newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that verifies, and for each newer one that does not, why it was rejected."""
-    rejected: list[str] = []
+def newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[tuple[str, str]]]:
+    """Return the newest checkpoint that verifies, and (name, reason) of each newer one that does not."""
+    rejected: list[tuple[str, str]] = []
     for step, path in sorted(_published(folder).items(), reverse=True):
         reason = what_is_wrong(path)
         if reason is None:
             return Checkpoint(step, path), rejected
-        rejected.append(f"{path.name}: {reason}")
+        rejected.append((path.name, reason))
     return None, rejected
 
 
@@ -197,8 +198,7 @@ def _steps_on_device(state: State) -> bool:
 def _require_finite(state: State) -> None:
     broken = [name for name, p in _trained(state).items() if not bool(torch.isfinite(p).all())]
     if broken:
-        raise RunFailed(f"after step {state.step} {len(broken)} weights are not finite, {broken[0]} the first; nothing "
-                        "was saved. Resume from the last checkpoint with a lower learning_rate or a max_grad_norm")
+        raise WeightsNotFinite(state.step, len(broken), broken[0])
 
 
 def _entry(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from powertrain.claims.probes.process import apart
 from powertrain.claims.probes.training import quiet
 from powertrain.evidence.stats import interval
 from powertrain.recipe import resolve_words
+from powertrain.records.events import End, Evaluated, Saved
 from powertrain.run.prepare import prepare
 from powertrain.run.session import start_run
 from powertrain.training.events import read_events
@@ -41,6 +42,6 @@ def _run(words: Sequence[str], cache: Path, folder: Path) -> tuple[float, Shares
     prepared = prepare(resolve_words([*words, f"output_dir={json.dumps(str(folder))}"]), cache, quiet)
     start_run(prepared, lambda event: None, write_sample)
     events = read_events(folder / "events.jsonl")
-    seconds = float(next(event["seconds"] for event in reversed(events) if event["event"] == "end"))
-    spent = [sum(event["seconds"] for event in events if event["event"] == what) / seconds for what in BETWEEN]
-    return seconds, (spent[0], spent[1])
+    seconds = next(event.seconds for event in reversed(events) if isinstance(event, End))
+    evaluation_s = sum(event.seconds for event in events if isinstance(event, Evaluated))
+    return seconds, (evaluation_s / seconds, sum(event.seconds for event in events if isinstance(event, Saved)) / seconds)

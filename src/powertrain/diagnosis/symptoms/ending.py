@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from statistics import median
-from typing import Any
 
 from powertrain.diagnosis.run_record import RunRecord
-from powertrain.diagnosis.symptoms.words import OUT_OF_MEMORY, seconds, several
+from powertrain.diagnosis.symptoms.words import seconds, several
+from powertrain.records.events import (
+    CheckpointFailed,
+    CheckpointRejected,
+    Evaluated,
+    Event,
+    OutOfMemory,
+    RunWarning,
+    Sample,
+    Saved,
+)
 from powertrain.records.findings import Cure, Expected, Finding, Severity, finding, rule
 from powertrain.training.events import EVENTS_EVERY_S
 
@@ -16,9 +25,8 @@ LEAST_SILENCE_S = 60.0       # a shorter silence may be a slow disk or a paused 
 PATIENCE = 5.0               # times the longest silence that the run's own settings explain
 UNKNOWN_STEP_S = 60.0        # of a run that has no step yet, and whose plan has no estimate
 NEARLY_FULL = 0.9            # of the memory that was free: if so much was predicted, the system has probably killed the run
-OOM_ENDS = ("does not fit the memory", OUT_OF_MEMORY)
 PASS_TECHNIQUES = ("micro_batch", "packing")                 # these set how much is computed at once
-PROMISED = ("could not be saved", "passed over checkpoint")  # of warnings: a file that should be on the disk is missing
+UNSAVED = (CheckpointFailed, CheckpointRejected)             # a checkpoint that should be on the disk is missing
 NAMED_WARNINGS = 3
 SERIOUS_SHARE = 0.1          # of the run's time
 MANY_SESSIONS = 5            # each session reads the data, builds the model and warms up again
@@ -34,10 +42,10 @@ def stalled(run: RunRecord) -> Iterator[Finding]:
     if run.state != "running":
         return
     last = _last_event(run)
-    silent_s, usual_s = run.now - last["time"], _longest_silence(run)
+    silent_s, usual_s = run.now - last.time, _longest_silence(run)
     if silent_s <= max(LEAST_SILENCE_S, PATIENCE * usual_s):
         return
-    after = f"{last['event']} of step {last['step']:,}" if last.get("step") else f"{last['event']}"
+    after = f"{last.kind} of step {last.step:,}" if last.step else last.kind
     yield finding("critical", f"the run is stalled: its process lives, and wrote no event for {silent_s / 60:,.0f} minutes",
                   f"at the run's pace an event is due at least every {seconds(usual_s)}. The process waits for a disk, for "
                   "swapped memory, for a debugger or after a stop signal",
@@ -47,36 +55,37 @@ def stalled(run: RunRecord) -> Iterator[Finding]:
                   expected=Expected("the run continues", "none"), numbers={"silent_s": silent_s, "usual_s": usual_s})
 
 
-def _last_event(run: RunRecord) -> Mapping[str, Any]:
+def _last_event(run: RunRecord) -> Event:
     happened = run.history.happened[-1].event
     last = run.history.steps[-1] if run.history.steps else happened
-    return last if last["time"] > happened["time"] else happened
+    return last if last.time > happened.time else happened
 
 
 def _longest_silence(run: RunRecord) -> float:
     estimate = run.estimate
-    step_s = max((step["seconds"] for step in run.steady_steps), default=estimate["step_s"][1] if estimate else UNKNOWN_STEP_S)
-    pauses = [happened.event.get("seconds") or 0.0 for happened in run.history.happened
-              if happened.event["event"] in ("evaluation", "checkpoint", "sample")]
+    step_s = max((step.seconds for step in run.steady_steps), default=estimate["step_s"][1] if estimate else UNKNOWN_STEP_S)
+    pauses = [happened.event.seconds for happened in run.history.happened
+              if isinstance(happened.event, (Evaluated, Saved, Sample))]
     return EVENTS_EVERY_S + run.recipe.logging_steps * float(step_s) + max(pauses, default=0.0)
 
 
 @rule("technique: micro_batch")
 def out_of_memory(run: RunRecord) -> Iterator[Finding]:
     """Memory ran out: steps were repeated in smaller passes, or the run ended."""
-    warnings = [happened for happened in run.history.of("warning") if OUT_OF_MEMORY in happened.event.get("message", "")]
-    if run.state == "failed" and any(words in run.said_at_end for words in OOM_ENDS):
+    warnings = run.history.of(OutOfMemory)
+    if run.error.get("kind") == "does_not_fit":
         yield finding("critical", "the run ended because it did not fit the memory",
                       f"after {several(run.last_step, 'step')}"
                       + (f", of which {len(warnings)} had been repeated in smaller passes" if warnings else ""),
-                      run.said_at_end.partition(";")[0], *_predicted_memory(run),
+                      run.said_at_end, *_predicted_memory(run),
                       cure="keep fewer activations, or train fewer examples at a time",
                       words=("techniques.activation_checkpointing=on", "techniques.micro_batch.examples=1"),
                       expected=Expected("the run fits", "none"))
     elif warnings:
         yield finding("moderate", f"memory ran out {several(len(warnings), 'time')}, and the passes became smaller",
                       "the batch and the updates are the same; smaller passes are slower, and the plan expected the larger "
-                      "passes to fit", *(f"step {one.after_step + 1:,}: {one.event['message'].partition(';')[0]}"
+                      "passes to fit", *(f"step {one.after_step + 1:,}: {one.event.before_tokens:,} tokens in a pass, then "
+                                         f"{one.event.after_tokens:,}"
                                          for one in warnings[:3]), *_predicted_memory(run),
                       cure="start with passes that fit; plan.json has them", words=_passes(run),
                       expected=Expected("no step is repeated", "none"), numbers={"times": len(warnings)})
@@ -101,7 +110,7 @@ def ended_early(run: RunRecord) -> Iterator[Finding]:
     if run.state == "failed":
         severity, title, why = "critical", "the run failed", run.said_at_end or "it wrote no reason"
     elif run.state == "stopped":
-        severity, title = "low", f"the run was {(run.history.ends or {})['reason']}"
+        severity, title = "low", f"the run was {run.history.state}"
         why = "the run was asked to stop and saved its work; the learning-rate schedule did not reach its end"
     elif run.state == "killed":
         severity, title, why = "moderate", "the run's process is gone, and wrote no end event", _killed(run)
@@ -114,7 +123,7 @@ def ended_early(run: RunRecord) -> Iterator[Finding]:
 
 
 def _checkpoints(run: RunRecord) -> list[str]:
-    saved = [happened.after_step for happened in run.history.of("checkpoint")]
+    saved = [happened.after_step for happened in run.history.of(Saved)]
     lost = run.last_step - (saved[-1] if saved else 0)
     return [f"the last checkpoint is of step {saved[-1]:,}" if saved else "there is no checkpoint",
             f"{several(lost, 'step')} would be repeated" if lost else "no step is lost"]
@@ -151,7 +160,7 @@ def lost_work(run: RunRecord) -> Iterator[Finding]:
     yield finding("moderate" if share > SERIOUS_SHARE else "low", f"{several(history.repeated_steps, 'step')} were done twice",
                   f"the run was killed and continued from its last checkpoint in {several(sessions - 1, 'continuation')}; "
                   f"{seconds(history.repeated_s)} of {seconds(history.wall_s + history.repeated_s)} were spent again",
-                  began, f"save_steps={run.recipe.save_steps}, {several(len(history.of('checkpoint')), 'checkpoint')}",
+                  began, f"save_steps={run.recipe.save_steps}, {several(len(history.of(Saved)), 'checkpoint')}",
                   cure=Cure("save more often", words=(f"save_steps={every}",)) if every else
                        Cure("save as often as now: more checkpoints would cost more time than they save"),
                   expected=Expected(f"at most {1 / (1 - share):.3g} times as fast", "formula: the repeated steps removed"),
@@ -160,12 +169,12 @@ def lost_work(run: RunRecord) -> Iterator[Finding]:
 
 def _best_interval(run: RunRecord) -> int | None:
     """Return Young's interval in steps, or None where the run already saves as often."""
-    saves = [happened.event["seconds"] for happened in run.history.of("checkpoint") if happened.event.get("seconds")]
+    saves = [happened.event.seconds for happened in run.history.of(Saved) if happened.event.seconds]
     if not saves or not run.step_s:
         return max(1, run.last_step // 10) if run.recipe.save_steps == 0 else None
     between_kills_s = (run.history.wall_s + run.history.repeated_s) / max(1, len(run.history.sessions) - 1)
     every = max(1, math.ceil(math.sqrt(2 * median(saves) * between_kills_s) / run.step_s))
-    places = [happened.after_step for happened in run.history.of("checkpoint")]
+    places = [happened.after_step for happened in run.history.of(Saved)]
     usual = median(later - earlier for earlier, later in zip([0, *places], places, strict=False))
     return every if every < usual else None
 
@@ -173,11 +182,11 @@ def _best_interval(run: RunRecord) -> int | None:
 @rule("fact: the run's warnings")
 def warned(run: RunRecord) -> Iterator[Finding]:
     """The run wrote warnings that no other symptom explains."""
-    messages = [str(happened.event.get("message", "")) for happened in run.history.of("warning")]
-    messages = [message for message in messages if OUT_OF_MEMORY not in message]
-    if not messages:
+    warnings = [one.event for one in run.history.of(RunWarning) if not isinstance(one.event, OutOfMemory)]
+    if not warnings:
         return
-    unsaved = [message for message in messages if any(words in message for words in PROMISED)]
+    messages = [warning.sentence for warning in warnings]
+    unsaved = [warning.sentence for warning in warnings if isinstance(warning, UNSAVED)]
     yield finding("moderate" if unsaved else "low",
                   f"the run warned {'once' if len(messages) == 1 else f'{len(messages)} times'}"
                   + (": some files that it should have saved are missing" if unsaved else ""),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -14,9 +13,6 @@ from powertrain.diagnosis.symptoms.words import LEAST_STEPS, several
 from powertrain.records.findings import Cure, Expected, Finding, Risk, finding, rule
 from powertrain.records.timeline import quantile
 
-# how a run says that it ended for this (run/session.py, training/checkpoint.py)
-LOSS = re.compile(r"the loss of step (\d+) is not finite \((\S+)\)")
-WEIGHTS = re.compile(r"after step (\d+) (\d+ weights) are not finite")
 ZERO_NORM = 1e-12            # of all gradients together: a smaller norm is zero, or the rounding of zero
 LEAST_ZERO_STEPS = 5         # adapters that start at zero may have one or two steps without a gradient
 SHRUNK = 1e-3                # of the first gradients' norm
@@ -45,8 +41,8 @@ def not_finite(run: RunRecord) -> Iterator[Finding]:
     first, subject = _first_not_finite(run)
     if not first:
         return
-    said = [f"the run ended: {run.said_at_end.partition(';')[0]}"] if run.said_at_end else []
-    place = next((number for number, step in enumerate(run.steps) if step["step"] >= first), len(run.steps))
+    said = [f"the run ended: {run.said_at_end}"] if run.said_at_end else []
+    place = next((number for number, step in enumerate(run.steps) if step.step >= first), len(run.steps))
     if not place:
         yield finding("critical", f"{subject} from the start, in step {first:,}", "no step had been taken, so no update broke "
                       "the weights: the model, its weights or the data were broken before", *said,
@@ -64,21 +60,21 @@ def _first_not_finite(run: RunRecord) -> tuple[int, str]:
     """Return the first such step (from 1) and what was not finite there; 0 where everything is finite."""
     fp16 = "fp16" in run.techniques
     for step in run.history.steps:
-        if not is_finite(step["loss"]):
-            return int(step["step"]), f"the loss is {step['loss']}"
-        if not is_finite(step["grad_norm"]) and not fp16:
-            return int(step["step"]), f"the gradient is not finite ({step['grad_norm']})"
-    if found := LOSS.search(run.said_at_end):
-        return int(found[1]), f"the loss is {found[2]}"
-    if found := WEIGHTS.search(run.said_at_end):
-        return int(found[1]), f"{found[2]} are not finite"
+        if not is_finite(step.loss):
+            return step.step, f"the loss is {step.loss}"
+        if not is_finite(step.grad_norm) and not fp16:
+            return step.step, f"the gradient is not finite ({step.grad_norm})"
+    if run.error.get("kind") == "loss_not_finite":
+        return run.error["step"], f"the loss is {run.error['loss']}"
+    if run.error.get("kind") == "weights_not_finite":
+        return run.error["step"], f"{several(run.error['weights'], 'weight')} are not finite"
     return 0, ""
 
 
 def _before(run: RunRecord, place: int) -> Iterator[str]:
     last = run.steps[place - 1]
-    yield f"loss {last['loss']:.4g} at step {last['step']:,}, the last that is known"
-    skipped = [step["step"] for step in run.steps[:place] if not is_finite(step["grad_norm"])]
+    yield f"loss {last.loss:.4g} at step {last.step:,}, the last that is known"
+    skipped = [step.step for step in run.steps[:place] if not is_finite(step.grad_norm)]
     if skipped:
         yield f"fp16's loss scaling skipped {several(len(skipped), 'step')} before it, first step {skipped[0]:,}"
 
@@ -89,7 +85,7 @@ def nothing_trained(run: RunRecord) -> Iterator[Finding]:
     norms = run.norms
     if len(norms) < LEAST_ZERO_STEPS or max(norms) > ZERO_NORM:
         return
-    tokens = sum(step["tokens"] for step in run.steps)
+    tokens = sum(step.tokens for step in run.steps)
     adapts = run.recipe.method in ("lora", "qlora")
     yield finding("critical", "nothing is trained: every gradient is zero",
                   f"the loss is computed from {tokens:,} trained tokens, and depends on no trained weight"
@@ -158,8 +154,8 @@ def _each_spike(run: RunRecord, found: Sequence[Spike]) -> Iterator[str]:
         step = run.steps[spike.place]
         after = "back at the next step" if spike.until - spike.first == 1 and spike.back else \
             f"back after {several(spike.until - spike.first, 'step')}" if spike.back else "not back when the events end"
-        yield (f"step {step['step']:,}: loss {spike.height:.4g} where {spike.usual:.4g} was usual, gradient norm "
-               f"{step['grad_norm']:.3g}, learning rate {step['learning_rate']:.3g}; {after}")
+        yield (f"step {step.step:,}: loss {spike.height:.4g} where {spike.usual:.4g} was usual, gradient norm "
+               f"{step.grad_norm:.3g}, learning rate {step.learning_rate:.3g}; {after}")
 
 
 def _thrown(run: RunRecord, lasting: Sequence[Spike]) -> Finding:
@@ -178,7 +174,7 @@ def _thrown(run: RunRecord, lasting: Sequence[Spike]) -> Finding:
 def _batches(run: RunRecord, found: Sequence[Spike], worst: Spike) -> Finding:
     """Return the finding for spikes that were back at the next step."""
     every_epoch = _in_every_epoch(run, found)
-    norm, usual_norm = run.steps[worst.place]["grad_norm"], median(run.norms)
+    norm, usual_norm = run.steps[worst.place].grad_norm, median(run.norms)
     unlimited = run.recipe.max_grad_norm == 0 and norm > GROWN * usual_norm
     why = ("each loss was back at the next step, so the batch and not the weights caused it: its examples are unlike the others"
            + (f"; each of {every_epoch} epochs has one, so an example returns" if every_epoch else "")
@@ -208,7 +204,7 @@ def _in_every_epoch(run: RunRecord, found: Sequence[Spike]) -> int:
     if not run.steps_per_epoch:
         return 0
     epochs = int(run.last_step / run.steps_per_epoch)
-    places = [int((run.steps[spike.place]["step"] - 1) / run.steps_per_epoch) for spike in found]
+    places = [int((run.steps[spike.place].step - 1) / run.steps_per_epoch) for spike in found]
     counts = [places.count(epoch) for epoch in range(epochs)]
     return epochs if epochs >= MANY_EPOCHS and min(counts) == max(counts) >= 1 else 0
 
@@ -221,7 +217,7 @@ def skipped_steps(run: RunRecord) -> Iterator[Finding]:
     """
     if "fp16" not in run.techniques or len(run.steps) < 2 * LEAST_STEPS:
         return
-    skipped = [step["step"] for step in run.steps[LEAST_STEPS:] if not is_finite(step["grad_norm"])]
+    skipped = [step.step for step in run.steps[LEAST_STEPS:] if not is_finite(step.grad_norm)]
     if len(skipped) <= SKIPPED_SHARE * (len(run.steps) - LEAST_STEPS):
         return
     yield finding("moderate", f"{len(skipped):,} steps were skipped: their gradients overflowed in fp16",
@@ -248,7 +244,7 @@ def vanishing_gradients(run: RunRecord) -> Iterator[Finding]:
     yield finding("moderate", f"the gradients vanished: their norm fell from {first:.3g} to {last:.3g}",
                   f"the loss is still {median(losses[-width:]):.4g}, of {losses[0]:.4g} at the beginning: much is left to "
                   "learn, and the gradients are too small for it. Parts of the model are saturated, as after too large updates",
-                  f"norm {norms[place]:.3g} at step {run.steps[place]['step']:,}, below a thousandth of the first",
+                  f"norm {norms[place]:.3g} at step {run.steps[place].step:,}, below a thousandth of the first",
                   f"learning rate at most {run.recipe.learning_rate:g}",
                   cure="lower the learning rate", words=(f"learning_rate={lower_rate(run.recipe):.2g}",),
                   expected=Expected("gradients that keep their size until the loss is low", "none"), risk=Risk(accuracy="low"),

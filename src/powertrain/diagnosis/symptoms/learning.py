@@ -10,6 +10,7 @@ from powertrain.diagnosis.instability import around, lower_rate, usual_rate
 from powertrain.diagnosis.robust import level, median_error, noise, window, windows
 from powertrain.diagnosis.run_record import RunRecord
 from powertrain.diagnosis.symptoms.words import LEAST_STEPS, several
+from powertrain.records.events import Evaluated
 from powertrain.records.findings import Cure, Expected, Finding, Risk, finding, rule
 from powertrain.records.timeline import FALLING_SHARE, RISEN_SHARE, held_out_trend
 
@@ -50,7 +51,7 @@ def divergence(run: RunRecord) -> Iterator[Finding]:
         return
     lowest, now, onset = found
     seen, first = around(run, onset), median(run.losses[:window(len(run.losses))])
-    number = run.steps[onset]["step"]
+    number = run.steps[onset].step
     gained = f"had fallen from {first:.4g} to {lowest:.4g}" if lowest < first else f"began at {first:.4g}"
     yield finding("critical", f"the loss diverged: from {lowest:.4g} it rose to {now:.4g}",
                   f"it {gained}, left that level about step {number:,}, and was not back {len(run.losses) - onset:,} steps "
@@ -66,7 +67,7 @@ def _came_back(run: RunRecord) -> Iterator[Finding]:
     seen, share = around(run, first), (until - first) / len(run.losses)
     yield finding("critical" if share > LOST_SHARE else "moderate",
                   f"the loss blew up: from {low:.4g} it rose to {high:.4g}, and {until - first:,} steps passed until it was "
-                  "back", f"it left its level about step {run.steps[first]['step']:,}: {share:.0%} of the run went into "
+                  "back", f"it left its level about step {run.steps[first].step:,}: {share:.0%} of the run went into "
                   f"learning again what had been lost. Likely because {seen.because}", *seen.evidence, cure=seen.cure,
                   expected=Expected(f"{until - first:,} steps that learn something new", "none"), risk=Risk(accuracy="low"),
                   numbers={"lowest": low, "highest": high, "steps_lost": until - first})
@@ -112,7 +113,7 @@ def _diverged(losses: Sequence[float]) -> tuple[float, float, int] | None:
 def uniform_loss(run: RunRecord) -> Iterator[Finding]:
     """The loss is ln V: the model holds every token of its vocabulary equally likely."""
     vocabulary = (run.facts.get("model") or {}).get("vocabulary")
-    if not vocabulary or run.history.start.get("task", "causal") == "span" or \
+    if not vocabulary or run.history.start.task == "span" or \
             len(run.losses) < run.warmup_steps + LEAST_AFTER_WARMUP:
         return
     uniform, now = math.log(vocabulary), median(run.losses[-window(len(run.losses)):])
@@ -183,21 +184,21 @@ def late_plateau(run: RunRecord) -> Iterator[Finding]:
     if len(losses) < PLATEAU_STEPS or (place := _flat_from(losses)) is None or _learns_held_out(run):
         return
     began, share = run.steps[place], 1 - place / len(losses)
-    rate = began["learning_rate"] / run.recipe.learning_rate
+    rate = began.learning_rate / run.recipe.learning_rate
     held_up = rate >= HIGH_SHARE and run.recipe.lr_scheduler_type == "constant"
     width = len(losses) // GROUPS
     first, then, last = (median(part) for part in (losses[:width], losses[place:place + width], losses[-width:]))
     because = f"the learning rate stayed at {rate:.0%} of its peak, and steps that large may not settle" if held_up else \
         "this model had nothing left to learn from this data at this learning rate"
     yield finding("low", f"the last {share:.0%} of the steps brought nothing: the loss stayed at {last:.4g}",
-                  f"it fell until about step {began['step']:,} and stayed there for {len(losses) - place:,} steps; {because}",
-                  f"medians of {width} steps: {first:.4g} at the beginning, {then:.4g} from step {began['step']:,}, {last:.4g} "
-                  "at the end", f"learning rate {began['learning_rate']:.3g} at step {began['step']:,}",
+                  f"it fell until about step {began.step:,} and stayed there for {len(losses) - place:,} steps; {because}",
+                  f"medians of {width} steps: {first:.4g} at the beginning, {then:.4g} from step {began.step:,}, {last:.4g} "
+                  "at the end", f"learning rate {began.learning_rate:.3g} at step {began.step:,}",
                   cure=Cure("let the learning rate fall", words=("lr_scheduler_type=cosine",)) if held_up else
-                       Cure("end the run there", words=(f"max_steps={began['step']}",)),
+                       Cure("end the run there", words=(f"max_steps={began.step}",)),
                   expected=Expected("a lower loss at the end", "none") if held_up else
                            Expected(f"the same loss in {1 - share:.0%} of the time", "measured: the losses of this run"),
-                  risk=Risk(accuracy="low"), numbers={"step": began["step"], "flat_share": share})
+                  risk=Risk(accuracy="low"), numbers={"step": began.step, "flat_share": share})
 
 
 def _flat_from(losses: Sequence[float]) -> int | None:
@@ -246,7 +247,7 @@ def _fall(run: RunRecord) -> tuple[str, tuple[int, float], tuple[int, float]] | 
     before, last = level(losses, place, width), level(losses, len(losses), width)
     if before - last <= max(FALLING_SHARE * last, 3 * 2**0.5 * median_error(losses[-width:])):
         return None
-    return "training", (run.steps[place - 1]["step"], before), (run.last_step, last)
+    return "training", (run.steps[place - 1].step, before), (run.last_step, last)
 
 
 @rule("fact: the losses of the run's evaluations, over the same text", gives_way_to=("not_finite", "divergence"))
@@ -257,7 +258,7 @@ def overfitting(run: RunRecord) -> Iterator[Finding]:
         return
     (best_step, best), (last_step, last) = held_out.best, held_out.all[-1]
     width = window(len(losses))
-    place = next((at for at, step in enumerate(run.steps) if step["step"] > best_step), len(losses))
+    place = next((at for at, step in enumerate(run.steps) if step.step > best_step), len(losses))
     then, now = level(losses, place, width), level(losses, len(losses), width)
     if then - now <= 2 * median_error(losses[-width:]):      # the training loss did not fall: that is no overfitting
         return
@@ -279,7 +280,7 @@ def never_evaluated(run: RunRecord) -> Iterator[Finding]:
     """The run was never evaluated on held-out data, or only at its end."""
     if run.state != "finished" or not run.steps:
         return
-    number = len(run.history.of("evaluation"))
+    number = len(run.history.of(Evaluated))
     epochs = run.last_step / run.steps_per_epoch if run.steps_per_epoch else 0.0
     if number == 0:
         yield finding("low", "no held-out data was evaluated", "the training loss shows how well the model fits its training "

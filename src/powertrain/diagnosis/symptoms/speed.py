@@ -18,7 +18,8 @@ from powertrain.diagnosis.stretches import (
     slow_stretches,
     timed,
 )
-from powertrain.diagnosis.symptoms.words import IDLE_LOAD, OUT_OF_MEMORY, seconds
+from powertrain.diagnosis.symptoms.words import IDLE_LOAD, seconds
+from powertrain.records.events import Evaluated, Event, Memory, OutOfMemory, Saved, Start
 from powertrain.records.findings import Cure, Expected, Finding, finding, rule
 
 WORTH_SHARE = 0.02           # of the steps' time: a smaller loss is not reported
@@ -58,7 +59,7 @@ def slow_down(run: RunRecord) -> Iterator[Finding]:
 
 
 def _where(times: Timed, one: Stretch) -> str:
-    first, last = times.steps[one.first]["step"], times.steps[one.until - 1]["step"]
+    first, last = times.steps[one.first].step, times.steps[one.until - 1].step
     if one.until == len(times.steps):
         return f"from step {first:,} on"
     return f"until step {last:,}" if one.first == 0 else f"between steps {first:,} and {last:,}"
@@ -66,25 +67,24 @@ def _where(times: Timed, one: Stretch) -> str:
 
 def _is_explained(run: RunRecord, times: Timed, one: Stretch) -> bool:
     """Return whether memory ran out there: smaller passes are slower, and the symptom out_of_memory reports them."""
-    first, before = times.steps[one.first]["step"], times.steps[max(0, one.first - 2 * WINDOW_STEPS)]["step"]
-    return any(OUT_OF_MEMORY in warning.event.get("message", "") and before <= warning.after_step + 1 <= first + WINDOW_STEPS
-               for warning in run.history.of("warning"))
+    first, before = times.steps[one.first].step, times.steps[max(0, one.first - 2 * WINDOW_STEPS)].step
+    return any(before <= warning.after_step + 1 <= first + WINDOW_STEPS for warning in run.history.of(OutOfMemory))
 
 
 def _growth(times: Timed, one: Stretch) -> dict[str, tuple[float, float]]:
-    outside = [dict(step) for step in (*times.steps[:one.first], *times.steps[one.until:])]
+    outside = (*times.steps[:one.first], *times.steps[one.until:])
     return grown_parts(times.steps[one.first:one.until], outside) if outside else {}
 
 
 def _beginning(run: RunRecord, times: Timed, one: Stretch) -> Iterator[str]:
-    first, before = times.steps[one.first]["step"], times.steps[one.first - 1]["step"] if one.first else 0
+    first, before = times.steps[one.first].step, times.steps[one.first - 1].step if one.first else 0
     yield f"it began {'at once' if one.sudden else 'slowly'}, about step {first:,}" if one.first else "slow from the start"
     for part, (elsewhere, within) in _growth(times, one).items():
         if within > elsewhere * 1.05:
             yield f"{part}: {seconds(elsewhere)} elsewhere, {seconds(within)} there"
     # a session that began between these steps, and the load of the machine then
-    for happened in (*run.history.of("start"), *run.history.of("resume")):
-        began, load = happened.event.get("step", 0), happened.event.get("load")
+    for happened in run.history.of(Start):
+        began, load = happened.event.step, happened.event.load
         if load is not None and before - WINDOW_STEPS <= began <= first + WINDOW_STEPS and (began or load > IDLE_LOAD):
             yield f"a session began after step {began:,}, with a load of {load:.2g} on the machine"
 
@@ -97,7 +97,7 @@ def _why_slow(run: RunRecord, times: Timed, one: Stretch) -> tuple[str, Cure]:
             return ("The wait for data grew: its source became slower, or was no longer in the disk's cache",
                     Cure("let threads make batches ahead", words=("techniques.loader=on",)))
     machine_bytes = (run.facts.get("hardware") or {}).get("memory_bytes") or 0
-    peak_bytes = (run.history.ends or {}).get("peak_memory_bytes") or 0
+    peak_bytes = (run.history.ends.peak_memory_bytes if run.history.ends else None) or 0
     if machine_bytes and peak_bytes > FULL_SHARE * machine_bytes:
         return (f"The process held {peak_bytes / machine_bytes:.0%} of the memory, so the system may have swapped",
                 Cure("use less memory", words=("techniques.activation_checkpointing=on",)))
@@ -126,7 +126,7 @@ def slow_steps(run: RunRecord) -> Iterator[Finding]:
     total_s, lost_s = sum(times.seconds), sum(found.values())
     if len(found) < LEAST_SLOW or lost_s < WORTH_SHARE * total_s:
         return
-    numbers = [times.steps[place]["step"] for place in found]
+    numbers = [times.steps[place].step for place in found]
     every = _interval(numbers)
     because, cure = _why_slow_steps(run, times, found, numbers, every)
     named = ", ".join(f"{number:,}" for number in numbers[:6]) + (", ..." if len(numbers) > 6 else "")
@@ -155,13 +155,14 @@ def _interval(numbers: Sequence[int]) -> int:
 
 def _why_slow_steps(run: RunRecord, times: Timed, found: dict[int, float], numbers: Sequence[int],
                     every: int) -> tuple[str, Cure]:
-    for kind, key in (("evaluation", "eval_steps"), ("checkpoint", "save_steps")):
+    intervals: tuple[tuple[type[Event], str], ...] = ((Evaluated, "eval_steps"), (Saved, "save_steps"))
+    for kind, key in intervals:
         after = {happened.after_step + 1 for happened in run.history.of(kind)}
         if sum(number in after for number in numbers) >= MOSTLY * len(numbers):
             interval = max(1, every or round(run.last_step / len(numbers)))
-            return (f"Each comes after {'an' if kind == 'evaluation' else 'a'} {kind}, which leaves caches and disk busy",
+            return (f"Each comes after {'an' if kind is Evaluated else 'a'} {kind.kind}, which leaves caches and disk busy",
                     Cure(f"do it less often ({key})", words=(f"{key}={2 * interval}",)))
-    waiting = sum(times.steps[place].get("parts", {}).get("data", 0.0) for place in found)
+    waiting = sum(times.steps[place].parts.get("data", 0.0) for place in found)
     if waiting > MOSTLY * sum(found.values()):
         again = run.steps_per_epoch and every and abs(every - run.steps_per_epoch) <= 1
         return ("They wait for data" + (", once an epoch" if again else ""),
@@ -177,14 +178,14 @@ def _why_slow_steps(run: RunRecord, times: Timed, found: dict[int, float], numbe
 @rule("formula: cost/memory.py", gives_way_to=("out_of_memory",))
 def memory_over_prediction(run: RunRecord) -> Iterator[Finding]:
     """A step allocated more memory than the plan had predicted, or a full GPU reserved much more than it used."""
-    events = run.history.of("memory")
+    events = run.history.of(Memory)
     if not events:
         return
     event = events[-1].event
-    allocated, predicted = event["allocated_bytes"], sum((event.get("predicted") or {}).values())
-    reserved, free = event.get("reserved_bytes", 0), (run.facts.get("hardware") or {}).get("free_memory_bytes", math.inf)
+    allocated, predicted = event.allocated_bytes, sum(event.predicted.values())
+    reserved, free = event.reserved_bytes, (run.facts.get("hardware") or {}).get("free_memory_bytes", math.inf)
     tight = max(allocated, reserved) > TIGHT * free
-    seen = f"step {event['step']:,}: {allocated / MIB:,.0f} MiB allocated, "
+    seen = f"step {event.step:,}: {allocated / MIB:,.0f} MiB allocated, "
     numbers = {"allocated_bytes": allocated, "predicted_bytes": predicted, "reserved_bytes": reserved}
     if predicted and allocated > max(OVER * predicted, predicted + LEAST_BYTES):
         yield finding("moderate" if tight else "low",
@@ -218,7 +219,7 @@ def unlike_prediction(run: RunRecord) -> Iterator[Finding]:
     evidence = [f"{seconds(step_s)} in the median step; the plan predicted {seconds(low)} to {seconds(high)} "
                 f"({estimate['basis']})", *_peak(run)]
     if step_s > OUTSIDE * high:
-        load = run.history.start.get("load")
+        load = run.history.start.load
         loaded = f"the machine had a load of {load:.2g} when the run began; " if load and load > IDLE_LOAD else ""
         yield finding("low", f"a step took {step_s / high:.2g} times the longest time that the plan predicted",
                       f"{loaded}either something held the steps back, or this kind of work reaches less of the machine's speed "
@@ -231,8 +232,8 @@ def unlike_prediction(run: RunRecord) -> Iterator[Finding]:
 
 
 def _peak(run: RunRecord) -> Iterator[str]:
-    for happened in run.history.of("memory")[-1:]:
-        predicted = sum((happened.event.get("predicted") or {}).values())
+    for happened in run.history.of(Memory)[-1:]:
+        predicted = sum(happened.event.predicted.values())
         if predicted:
-            yield (f"{happened.event['allocated_bytes'] / MIB:,.0f} MiB allocated at the peak; the plan predicted "
+            yield (f"{happened.event.allocated_bytes / MIB:,.0f} MiB allocated at the peak; the plan predicted "
                    f"{predicted / MIB:,.0f} MiB")

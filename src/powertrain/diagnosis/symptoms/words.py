@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 IDLE_LOAD = 0.75             # of a machine when a session began: above it, another process was at work
-OUT_OF_MEMORY = "ran out of memory"          # how a run says that its passes are smaller from here on (run/session.py)
 LEAST_STEPS = 20             # of a run: a curve of fewer has no shape that could be judged
 
 
