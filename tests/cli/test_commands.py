@@ -218,7 +218,10 @@ def test_loss_that_is_not_finite_stops_the_run_with_the_cure(cli: Cli, tiny: lis
     words = [w for w in tiny if "learning_rate" not in w]
     found = cli("train", *words, "learning_rate=1e30", "max_grad_norm=0", "--output", "run")
     assert_refused(found, "not finite", code=1)
-    assert "NaN" not in (tmp_path / "run" / "events.jsonl").read_text()
+    lines = (tmp_path / "run" / "events.jsonl").read_text()
+    assert "NaN" not in lines
+    error = json.loads(lines.splitlines()[-1])["error"]
+    assert (error["kind"], error["loss"] in ("nan", "inf")) == ("loss_not_finite", True)
 
 
 def test_the_embedded_recipe_trains_on_text_without_the_characters_of_its_own_prompt(

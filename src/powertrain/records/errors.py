@@ -48,12 +48,12 @@ class NotDurable(RunFailed):
 
 
 class LossNotFinite(RunFailed):
-    """The loss of step `step` is NaN or infinite."""
+    """The loss of step `step` is `loss`: "nan", "inf" or "-inf", as text, for JSON has no such numbers."""
 
     def __init__(self, step: int, loss: float):
         super().__init__(f"the loss of step {step:,} is not finite ({loss}); the checkpoints before it are untouched. Start a "
                          "new run with a lower learning_rate, or with max_grad_norm=1", keys=("learning_rate", "max_grad_norm"))
-        self.step, self.loss = step, loss
+        self.step, self.loss = step, str(loss)
 
 
 class WeightsNotFinite(RunFailed):
