@@ -13,7 +13,8 @@ import pytest
 from adapted_models import make_base
 from example_folders import chat_folder
 from powertrain.audit.configs import read_config
-from powertrain.audit.convert import FATES, Conversion, convert
+from powertrain.audit.conversion import FATES, Conversion
+from powertrain.audit.convert import convert
 from powertrain.audit.recipe_text import account_json, recipe_yaml
 from powertrain.audit.subject import Setting, Subject
 from powertrain.data.examples.tokenizer import open_example_tokenizer
@@ -175,7 +176,7 @@ def test_a_script_s_settings_convert_like_a_config_s() -> None:
     assert conversion.values["train_batch_size"] == 4
     assert (conversion.values["learning_rate"], conversion.values["adam_beta2"]) == (3e-4, 0.95)
     assert conversion.pins["techniques.threads"] == {"threads": 8}
-    assert fate(conversion, "data.padding")[0] == "no effect"
+    assert fate(conversion, "data.padding")[0] == "planned"
 
 
 def test_files_that_a_builder_of_datasets_reads_are_the_source() -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from powertrain.audit.audit import audit
 from powertrain.audit.configs import read_config
-from powertrain.audit.convert import Accounted, convert
+from powertrain.audit.conversion import Accounted
+from powertrain.audit.convert import convert
 from powertrain.audit.patch import make_patch
 from powertrain.audit.reading import read_subject
 from powertrain.audit.reading_script import LARGEST_BYTES

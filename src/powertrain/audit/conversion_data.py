@@ -5,76 +5,71 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from powertrain.audit.conversion import NO_DATA, Accounted, Missing
 from powertrain.audit.subject import Setting, Subject
 from powertrain.data.rows.formats import ALSO_CALLED, BY_NAME
 from powertrain.data.rows.hub import is_hub_id
 
-if TYPE_CHECKING:
-    from powertrain.audit.convert import Accounted
-
-NO_DATA = "NAME-THE-DATA"                    # a path that there is not: the run says so before it does anything
 BUILDERS = ("json", "csv", "parquet", "text", "arrow")           # load_dataset's, of files that data_files names
 NAMES_FILE = "dataset_info.json"
 # LLaMA-Factory's names for the columns of its alpaca format -> a recipe's
 COLUMNS = {"prompt": "instruction", "query": "input", "response": "output", "system": "system", "messages": "conversations"}
 FORMATS = {"chat_template": "messages", "chat_template.default": "messages", "sharegpt": "sharegpt", "completion": "text",
            "pretrain": "text", "alpaca": "alpaca"}
+Found = tuple[list[Accounted], list[Missing]]
 
 
-def data_of(subject: Subject) -> tuple[list[Accounted], tuple[str, ...]]:
-    """(what becomes of the keys that name data, what of them is missing here)."""
-    from powertrain.audit.convert import Accounted
-
+def data_of(subject: Subject) -> Found:
+    """Return what becomes of the keys that name data, and what of the data is missing."""
     files, source = subject.settings.get("data.data_files"), subject.settings.get("data.source")
     if files is not None and isinstance(files.value, (str, list)) and (source is None or source.value in BUILDERS):
         said = {key: one for key, one in subject.settings.items() if key != "data.data_files"}
         said["data.source"] = replace(source or files, value=files.value)
         accounts, missing = data_of(replace(subject, settings=said))
-        return [*accounts, Accounted("data.data_files", files, "translated", "they are the source",
+        return [*accounts, Accounted("data.data_files", files, "translated", "these files are the source",
                                      next(one.ours for one in accounts if one.key == "data.source"))], missing
-    accounts = [account for key in ("data.source", "data.validation_source", "data.format", "data.config", "data.split")
-                if (setting := subject.settings.get(key)) is not None and setting.value is not None
-                for account in [_one(subject, key, setting)]]
-    named = any(account.key == "data.source" for account in accounts)
-    missing = tuple(account.why for account in accounts if account.fate == "translated" and account.why.startswith("not here"))
-    if named:
+    accounts, missing = [], []
+    for key in ("data.source", "data.validation_source", "data.format", "data.config", "data.split"):
+        setting = subject.settings.get(key)
+        if setting is None or setting.value is None:
+            continue
+        if key in ("data.source", "data.validation_source"):
+            account, absent = _sources(subject, key, setting)
+            missing += absent
+        else:
+            account = _part(subject, key, setting)
+        accounts.append(account)
+    if any(account.key == "data.source" for account in accounts):
         return accounts, missing
-    absent = Accounted("data.source", None, "default", "the file does not say; name it", {"data.source": NO_DATA})
-    return [*accounts, absent], ("the file names no data: write data.source, a file, a folder or a hub id",)
+    nameless = Accounted("data.source", None, "default", "the file does not say; name it", {"data.source": NO_DATA})
+    return [*accounts, nameless], [Missing("data", "the file names no data: write data.source, a file, a folder or a hub id")]
 
 
-def _one(subject: Subject, key: str, setting: Setting) -> Accounted:
-    from powertrain.audit.convert import Accounted
-
-    value = setting.value
-    if key in ("data.source", "data.validation_source"):
-        return _sources(subject, key, setting)
-    source = subject.value("data.source")
+def _part(subject: Subject, key: str, setting: Setting) -> Accounted:
+    """Return what becomes of the format, the configuration or the split of the source."""
+    value, source = setting.value, subject.value("data.source")
     if key == "data.config" and isinstance(source, str) and not is_hub_id(source):
         return Accounted(key, setting, "not supported", f"a dataset of the hub is named with its owner: write data.source="
                          f"OWNER/{source}:{value}")
     if key == "data.config":
-        return Accounted(key, setting, "translated", "it is part of the source's name", {})
+        return Accounted(key, setting, "translated", "it is part of the source's name")
     if key == "data.split":
         if isinstance(value, str):
             return Accounted(key, setting, "translated", "", {"data.split": value})
-        return Accounted(key, setting, "not supported", "one data.split serves all sources; name each one's files")
+        return Accounted(key, setting, "not supported", "one data.split serves all sources; name the files of each split")
     name = FORMATS.get(str(value), ALSO_CALLED.get(str(value), str(value)))
     if isinstance(value, str) and name in BY_NAME:
-        words = "of the rows; the words around them are the tokenizer's chat template's, where Axolotl has its own" \
+        words = "of the rows; the words around them are the tokenizer's chat template's, and Axolotl has words of its own" \
             if subject.framework == "axolotl" and name == "alpaca" else ""
         return Accounted(key, setting, "translated", words, {"data.format": name})
-    return Accounted(key, setting, "no effect", "how the rows are read is found by looking at them; name it with data.format")
+    return Accounted(key, setting, "no effect", "the format is found by looking at the rows; name it with data.format")
 
 
-def _sources(subject: Subject, key: str, setting: Setting) -> Accounted:
-    from powertrain.audit.convert import Accounted
-
+def _sources(subject: Subject, key: str, setting: Setting) -> tuple[Accounted, list[Missing]]:
     names = [str(name) for name in (setting.value if isinstance(setting.value, list) else [setting.value])]
-    config = subject.value("data.config")
-    entries = _named_sets(subject)
+    config, entries = subject.value("data.config"), _named_sets(subject)
     ours: dict[str, Any] = {}
     found, absent = [], []
     for name in names:
@@ -82,24 +77,25 @@ def _sources(subject: Subject, key: str, setting: Setting) -> Accounted:
         source = _entry_source(subject, entry) if entry is not None else _local(subject, name)
         if entry is not None:
             ours |= _entry_format(entry)
-        if isinstance(config, str) and is_hub_id(source):
-            source = f"{source}:{config}"
-        found.append(source)
+        found.append(f"{source}:{config}" if isinstance(config, str) and is_hub_id(source) else source)
         if subject.framework == "llama-factory" and entry is None and not Path(source).exists() and not is_hub_id(source):
             absent.append(name)
+    if not found or (key == "data.validation_source" and len(found) > 1):
+        return Accounted(key, setting, "not supported", "held-out examples come from one source; join the files" if found else
+                         "it names no data"), []
     ours[key] = found[0] if len(found) == 1 else found
-    if key == "data.validation_source" and len(found) > 1:
-        return Accounted(key, setting, "not supported", "held-out examples come from one source; join the files")
-    why = f"not here: {', '.join(absent)} are names in {NAMES_FILE}, which is not at {_names_file(subject)}; write their " \
-          f"files as {key}" if absent else ""
-    return Accounted(key, setting, "translated", why, ours)
+    missing = [Missing("data", f"not here: {', '.join(absent)} are names in {NAMES_FILE}, which is not at "
+                       f"{_names_file(subject)}; write their files as {key}")] if absent else []
+    return Accounted(key, setting, "translated", missing[0].says if missing else "", ours), missing
 
 
 def _local(subject: Subject, name: str) -> str:
-    """A path as it is found from here: as it stands, or beside the config; anything else stays as it stands."""
-    path = Path(name).expanduser()
-    beside = subject.path.parent / name
-    return str(beside) if not path.is_absolute() and not path.exists() and beside.exists() else name
+    """Return a path as it is found from here: as it stands, or beside the config; anything else stays as it stands."""
+    try:
+        path, beside = Path(name).expanduser(), subject.path.parent / name
+        return str(beside) if not path.is_absolute() and not path.exists() and beside.exists() else name
+    except (OSError, ValueError, RuntimeError):              # too long a name, a null character, an unknown user's home
+        return name
 
 
 def _names_file(subject: Subject) -> Path:
@@ -109,7 +105,7 @@ def _names_file(subject: Subject) -> Path:
 
 
 def _named_sets(subject: Subject) -> dict[str, dict[str, Any]]:
-    """LLaMA-Factory's table of data sets by name; empty where it is not here."""
+    """Return LLaMA-Factory's table of data sets by name; empty if it is not here."""
     if subject.framework != "llama-factory":
         return {}
     try:
@@ -127,8 +123,8 @@ def _entry_source(subject: Subject, entry: dict[str, Any]) -> str:
 
 
 def _entry_format(entry: dict[str, Any]) -> dict[str, Any]:
-    style = entry.get("formatting", "alpaca")
-    columns = {COLUMNS[key]: theirs for key, theirs in (entry.get("columns") or {}).items()
+    named = entry.get("columns")
+    columns = {COLUMNS[key]: theirs for key, theirs in (named.items() if isinstance(named, dict) else ())
                if key in COLUMNS and COLUMNS[key] != theirs}
-    name = "sharegpt" if style == "sharegpt" else "alpaca"
+    name = "sharegpt" if entry.get("formatting", "alpaca") == "sharegpt" else "alpaca"
     return {"data.format": name} | ({"data.columns": columns} if columns else {})

@@ -1,85 +1,62 @@
 """A subject as the equivalent Powertrain recipe, with every one of its keys accounted for.
 
-What decides what is trained is translated, by the same spellings that recipes accept (recipe/spellings.py). What only decides
-how fast is left to the plan, and the account says which pin would keep it as it was. What has no effect here, cannot be had
-here, or is no key of its trainer at all says why. Where a trainer's own default differs from a recipe's it is written out.
+The vocabulary (recipe/vocabulary.md) says what becomes of a key: what decides what is trained is translated as in a recipe,
+what decides how fast is left to the plan with the pin that would keep it, and everything else says why. Here is what needs
+more than a key's own value. Where a trainer's default differs from a recipe's it is written out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from pydantic import ValidationError
 
+from powertrain.audit.conversion import NO_MODEL, Accounted, Conversion, Missing
 from powertrain.audit.conversion_data import data_of
-from powertrain.audit.conversion_keys import ASIDE, Answer, is_ours, of_section, spelled, why_not_here
+from powertrain.audit.defaults import METHODS, OF_FOUR_BITS, OF_LORA, SEMANTIC, has_adapters, in_force, trainer_default
+from powertrain.audit.literal_files import shown
 from powertrain.audit.subject import Setting, Subject
-from powertrain.audit.trainer_defaults import METHODS, OF_FOUR_BITS, OF_LORA, SEMANTIC, in_force, trainer_default
-from powertrain.recipe import Recipe, spellings
-from powertrain.recipe.spelling_tables import OFF
+from powertrain.recipe import Recipe
+from powertrain.recipe.conversions import NotSupported
+from powertrain.recipe.spellings import OFF, is_ours, translate_row
+from powertrain.recipe.vocabulary import Row, by_audit_name, find
 from powertrain.records import WrongUse
+from powertrain.records.findings import Place
 
-Fate = Literal["translated", "planned", "no effect", "not supported", "unknown", "unread", "default"]
-FATES: tuple[Fate, ...] = ("translated", "default", "planned", "no effect", "not supported", "unknown", "unread")
-NO_MODEL = "NAME-THE-MODEL"                  # a hub id that there is not: the run says so before it does anything
 BATCH = ("training.per_device_train_batch_size", "training.gradient_accumulation_steps")
-
-
-@dataclass(frozen=True)
-class Accounted:
-    """What became of one key."""
-
-    key: str                                 # of the shared vocabulary; of `unknown` keys the file's own
-    setting: Setting | None                  # None: a default of the trainer, which the file does not say
-    fate: Fate
-    why: str
-    ours: Mapping[str, Any] = field(default_factory=dict)        # dotted keys of the recipe
-    pins: Mapping[str, Any] = field(default_factory=dict)        # that would keep it, of what is left to the plan
-
-
-@dataclass(frozen=True)
-class Conversion:
-    subject: Subject
-    accounts: tuple[Accounted, ...]
-    missing: tuple[str, ...]                 # what the file does not say and a run needs, each with the cure
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """The recipe: dotted key -> value."""
-        return {key: value for account in self.accounts for key, value in account.ours.items()}
-
-    @property
-    def pins(self) -> dict[str, Any]:
-        """techniques.* that would keep what is left to the plan as the original has it."""
-        return {key: value for account in self.accounts for key, value in account.pins.items()}
+MASKS = ("training.assistant_only_loss", "training.completion_only_loss")
+LAUNCHERS = ("deepspeed", "accelerate", "fsdp")
+REQUIRES_RATE = ("axolotl", "torchtune")     # trainers that have no learning rate of their own
 
 
 def convert(subject: Subject) -> Conversion:
-    """The equivalent recipe. Raises WrongUse for a file that says how to launch, and nothing of a training."""
+    """Return the equivalent recipe. Raises WrongUse for a file that says how to launch a training, and not what is trained."""
     if subject.framework == "deepspeed" or (subject.settings and all(key.startswith("accelerate.") for key in
                                                                      subject.settings)):
         raise WrongUse(f"{subject.path} says how a training is launched and spread, and not what is trained; convert the "
                        "script or config that it is used with")
     tunes = is_fine_tuning(subject)
-    said = {key: setting for key, setting in subject.settings.items() if key not in BATCH}
-    data, missing = data_of(subject)
+    data, lacks = data_of(subject)
     accounts = [*_model(subject, tunes), *_method(subject, tunes), *data, *_batch(subject)]
-    done = {account.key for account in accounts}
-    accounts += [_one(subject, key, setting, tunes) for key, setting in said.items() if key not in done]
+    done = {account.key for account in accounts} | set(BATCH)
+    accounts += [_one(subject, key, setting, tunes) for key, setting in subject.settings.items() if key not in done]
     accounts += _defaults(subject, tunes, accounts)
     accounts += [Accounted(key, setting, "unknown", f"{subject.framework} has no such key, and does nothing with it")
                  for key, setting in subject.unknown.items()]
     accounts += [Accounted(key, setting, "unread", "only running the file would tell; look it up and write it yourself")
                  for key, setting in subject.unread.items()]
     if tunes and subject.value("model.path") is None and trainer_default(subject, "model.path") is None:
-        missing = ("the file names no model: write model.path, a folder or a hub id", *missing)
-    return Conversion(subject, tuple(_agreed(accounts)), tuple(missing))
+        lacks = [Missing("model", "the file names no model: write model.path, a folder or a hub id"), *lacks]
+    if subject.framework in REQUIRES_RATE and not any("learning_rate" in account.ours for account in accounts):
+        lacks.append(Missing("learning rate", f"the file sets no learning rate, and {subject.framework} has none of its own: "
+                             "write learning_rate"))
+    return Conversion(subject, tuple(_agreed(accounts)), tuple(lacks))
 
 
 def is_fine_tuning(subject: Subject) -> bool:
-    """Whether a pretrained model is trained further: all that the trainers of such models do."""
+    """Return whether a pretrained model is trained further, as the trainers of such models always do."""
     if subject.framework == "powertrain":
         return subject.value("model.path") is not None or subject.value("training.method") not in (None, "scratch")
     named = any(subject.value(key) is not None or key in subject.unread for key in ("model.path", "lora.r"))
@@ -102,51 +79,52 @@ def _model(subject: Subject, tunes: bool) -> list[Accounted]:
 
 
 def _method(subject: Subject, tunes: bool) -> list[Accounted]:
-    """Adapters or all weights, and whether the base has 4 bits: what several keys say together."""
+    """Adapters or all weights, and whether the base has 4 bits."""
     keys = ("training.method", "training.use_peft", "quantisation.load_in_4bit")
     said = {key: subject.settings[key] for key in keys if key in subject.settings}
     if not tunes:
-        return [Accounted(key, setting, "no effect", "the model is drawn here, and trained as a whole") for key, setting in
-                said.items() if key != "training.method"]
-    adapters = subject.value("training.use_peft")
-    if adapters is None:
-        adapters = METHODS.get(subject.framework) == "lora" or any(key.startswith("lora.") for key in subject.settings)
-    four = bool(in_force(subject, "quantisation.load_in_4bit"))
+        return [Accounted(key, setting, "no effect", "a new model is trained as a whole") for key, setting in said.items()
+                if key != "training.method"]
+    adapters, four = has_adapters(subject), bool(in_force(subject, "quantisation.load_in_4bit"))
     method = subject.value("training.method") or ("qlora" if adapters and four else "lora" if adapters else "full")
-    accounts = [Accounted(key, setting, "translated", "", {"method": method}) for key, setting in said.items()]
-    if four and not adapters:
-        accounts = [replace(account, fate="not supported", ours={}, why="4-bit weights cannot be trained without adapters")
-                    if account.key == "quantisation.load_in_4bit" else account for account in accounts]
+    accounts = [Accounted(key, setting, "not supported", "4-bit weights cannot be trained without adapters")
+                if four and not adapters and key == "quantisation.load_in_4bit" else
+                Accounted(key, setting, "translated", "", {"method": method}) for key, setting in said.items()]
     if not any(account.ours for account in accounts):
-        accounts.append(Accounted("training.method", None, "default", f"{subject.framework} trains so if nothing is said",
-                                  {"method": method}))
+        accounts.append(Accounted("training.method", None, "default", "adapters are set up" if adapters else
+                                  f"{subject.framework} trains so if nothing is said", {"method": method}))
     return accounts
 
 
 def _batch(subject: Subject) -> list[Accounted]:
-    """Micro-batch x accumulation x processes is what an optimizer step learns from; how it is split is the plan's business."""
+    """Micro-batch x accumulation x processes is what an optimizer step learns from; the plan splits it."""
     micro_key, steps_key = BATCH
     whole = subject.settings.get("training.train_batch_size")
     micro, steps = in_force(subject, micro_key) or subject.value("loader.batch_size"), in_force(subject, steps_key) or 1
     said = {key: subject.settings[key] for key in (*BATCH, "loader.batch_size") if key in subject.settings}
-    if whole is not None and isinstance(whole.value, int):
+    if whole is not None and _is_count(whole.value):
         return [Accounted("training.train_batch_size", whole, "translated", "", {"train_batch_size": whole.value}),
                 *(Accounted(key, setting, "planned", "the plan splits the batch",
                             pins=_split(micro) if key == micro_key else {}) for key, setting in said.items())]
-    if not isinstance(micro, int) or not isinstance(steps, int) or min(micro, steps) < 1:
-        return [Accounted(key, setting, "not supported", f"{setting.value!r} is no number of examples; write train_batch_size, "
-                          "the examples of an optimizer step") for key, setting in said.items()]
-    processes = subject.value("accelerate.num_processes") or 1
+    if not _is_count(micro) or not _is_count(steps):
+        return [Accounted(key, setting, "not supported", f"{shown(setting.value)} is no number of examples; write "
+                          "train_batch_size, the examples of an optimizer step") for key, setting in said.items()]
+    processes = subject.value("accelerate.num_processes")
+    processes = processes if _is_count(processes) else 1
     times = f" x {processes} processes" if processes != 1 else ""
     why = f"{micro} x {steps} accumulated{times}, on each device; the plan splits it"
     ours = {"train_batch_size": micro * steps * processes}
-    accounts = [Accounted(key, setting, "translated", "" if number else why, ours, pins=_split(micro))
+    accounts = [Accounted(key, setting, "translated", "" if number else why, ours, _split(micro))
                 for number, (key, setting) in enumerate(said.items())]
-    return accounts or [Accounted(micro_key, None, "default", why, ours, pins=_split(micro))]
+    return accounts or [Accounted(micro_key, None, "default", why, ours, _split(micro))]
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _split(micro: Any) -> dict[str, Any]:
-    return {"techniques.micro_batch": {"examples": micro}} if isinstance(micro, int) else {}
+    return {"techniques.micro_batch": {"examples": micro}} if _is_count(micro) else {}
 
 
 # ------------------------------------------------------------------------------------------------ one by one
@@ -156,51 +134,146 @@ def _one(subject: Subject, key: str, setting: Setting, tunes: bool) -> Accounted
     """What becomes of one key that says something by itself."""
     if setting.value is None:
         return Accounted(key, setting, "no effect", "it sets nothing")
-    aside = ASIDE.get(key)
-    known = aside(subject, setting.value) if aside is not None else of_section(subject, key, setting.value)
-    answer = known or _as_recipes_read_it(key, setting.value, tunes)
-    if isinstance(answer, Answer):
-        return _checked(Accounted(key, setting, answer.fate, answer.why, answer.ours, answer.pins))
-    ours, why = answer
-    pins = {name: value for name, value in ours.items() if name.startswith("techniques.")}
-    if pins and len(pins) == len(ours):
-        return Accounted(key, setting, "planned", "how fast is the plan's business, and learning is the same", pins=pins)
-    return _checked(Accounted(key, setting, "translated", why, ours))
+    aside = ASIDE.get(key) or (_launched if key.split(".")[0] in LAUNCHERS else None)
+    account = aside(subject, key, setting) if aside is not None else None
+    return _checked(account or _by_vocabulary(key, setting, tunes))
 
 
-def _as_recipes_read_it(key: str, value: Any, tunes: bool) -> Answer | tuple[dict[str, Any], str]:
-    name = spelled(key)
+def _by_vocabulary(key: str, setting: Setting, tunes: bool) -> Accounted:
+    if key.startswith("techniques."):
+        return Accounted(key, setting, "planned", "the pin is for the machine that it was made on", pins={key: setting.value})
+    row = _row(key)
+    if row is None:
+        return Accounted(key, setting, "no effect", "it is off") if setting.value in OFF else Accounted(
+            key, setting, "translated", "", {_name(key): setting.value}) if is_ours(_name(key)) else Accounted(
+            key, setting, "not supported", "a recipe has nothing like it")
     try:
-        ours, notes = spellings.translate({name: value}, tunes)
-    except (ValueError, TypeError) as error:
-        return Answer("not supported", str(error))
-    if ours == {name: value} and not is_ours(name):
-        return Answer("no effect", "it is off anyway") if value in OFF else Answer("not supported", why_not_here(key))
+        found = translate_row(row, setting.value, tunes)
+    except WrongUse as error:
+        return Accounted(key, setting, "not supported", error.why if isinstance(error, NotSupported) else str(error))
+    ours = {name: value for name, value in found.ours.items() if value is not None}
     if not ours:
-        because = notes[0].partition(" has no effect here: ")[2] if notes else ""
-        return Answer("no effect", because or "it is a recipe's default")
-    return ours, ""
+        return Accounted(key, setting, "planned" if row.fate == "planned" else "no effect", found.why or "a recipe's default")
+    if all(name.startswith("techniques.") for name in ours):
+        why = "its 8-bit moments approximate AdamW's to save memory; without the pin they have 32 bits" \
+            if "techniques.eight_bit_adamw" in ours else "the plan decides how fast a run is; what is learned is the same"
+        return Accounted(key, setting, "planned", why, pins=_nested(ours))
+    return Accounted(key, setting, "translated", found.why, ours)
+
+
+def _row(key: str) -> Row | None:
+    """Return the vocabulary's row of one of the audit's names."""
+    row = by_audit_name().get(key) or find(_name(key))
+    return row or next((row for name, row in by_audit_name().items() if name.endswith("*") and key.startswith(name[:-1])), None)
+
+
+def _name(key: str) -> str:
+    """Return a recipe's name of a key that the audit puts into the section `training`."""
+    return key.removeprefix("training.")
+
+
+def _nested(pins: Mapping[str, Any]) -> dict[str, Any]:
+    """Return pins as a recipe has them: techniques.loader.workers is a setting of techniques.loader."""
+    nested: dict[str, Any] = {}
+    for name, value in pins.items():
+        section, technique, *setting = name.split(".")
+        nested[f"{section}.{technique}"] = {setting[0]: value} if setting else value
+    return nested
+
+
+def _launched(subject: Subject, key: str, setting: Setting) -> Accounted | None:
+    if key == "accelerate.mixed_precision":
+        return None
+    if key == "accelerate.num_processes" and setting.value != 1:
+        return Accounted(key, setting, "translated", "the batches of all its processes are one step's batch here")
+    return Accounted(key, setting, "no effect", "a run is one process on one device, so there is nothing to spread")
+
+
+def _interval(subject: Subject, key: str, setting: Setting) -> Accounted | None:
+    """Steps between evaluations or checkpoints count only where the strategy does not say otherwise."""
+    what = "eval" if "eval" in key else "save"
+    strategy = subject.value(f"training.{what}_strategy") or subject.value(f"training.{what}s_per_epoch")
+    if what == "eval" and strategy is None and subject.framework in ("transformers", "trl", "llama-factory"):
+        return Accounted(key, setting, "no effect", "eval_strategy is not set, and without it transformers never evaluates")
+    if strategy not in (None, "steps"):
+        return Accounted(key, setting, "no effect", f"{shown(strategy)} decides when, and not steps")
+    return None
+
+
+def _limit(subject: Subject, key: str, setting: Setting) -> Accounted | None:
+    return None if _is_count(setting.value) else Accounted(key, setting, "no effect", "it sets no limit, and the newest "
+                                                           "checkpoints and the best one are kept")
+
+
+def _length_of_run(subject: Subject, key: str, setting: Setting) -> Accounted | None:
+    open_ended = setting.value in (-1, 0)
+    return Accounted(key, setting, "no effect", "num_train_epochs decides the length") if open_ended else None
+
+
+def _learned(subject: Subject, key: str, setting: Setting) -> Accounted | None:
+    """TRL says for pairs and for conversations apart whose words are learned."""
+    other = next(mask for mask in MASKS if mask != key)
+    if setting.value is False and subject.value(other) is True:
+        return Accounted(key, setting, "no effect", f"{_name(other)} says whose words are learned")
+    return None
+
+
+def _tokenizer(subject: Subject, key: str, setting: Setting) -> Accounted | None:
+    if setting.value == subject.value("model.path") or (subject.value("model.path") is None and subject.framework in METHODS):
+        return Accounted(key, setting, "no effect", "the model's own tokenizer is used")
+    return Accounted(key, setting, "translated", "", {"data.tokenizer": str(setting.value)})
+
+
+def _remote_code(subject: Subject, key: str, setting: Setting) -> Accounted | None:
+    if setting.value is True and len(str(subject.value("model.revision") or "")) == 40:
+        return Accounted(key, setting, "translated", "", {"model.trust_remote_code": True})
+    return Accounted(key, setting, "no effect", "a model's own Python runs only from a commit that is named, and most models "
+                     "need none; if this one does, write model.trust_remote_code with the commit as model.revision")
+
+
+def _provider(subject: Subject, key: str, setting: Setting) -> Accounted | None:
+    return Accounted(key, setting, "planned", "the model's architecture decides who computes it; model.provider=unsloth takes "
+                     "Unsloth where it is installed")
+
+
+def _floor(subject: Subject, key: str, setting: Setting) -> Accounted | None:
+    """The schedule's end as a share of its start."""
+    rate = in_force(subject, "training.learning_rate")
+    if not all(isinstance(value, (int, float)) and value > 0 for value in (rate, setting.value)):
+        return None
+    share = round(setting.value / rate, 6)
+    return Accounted(key, setting, "translated", f"{setting.value:g} of {rate:g}", {"min_lr_rate": share})
+
+
+def _decay_steps(subject: Subject, key: str, setting: Setting) -> Accounted | None:
+    same = setting.value == in_force(subject, "training.max_steps")
+    return Accounted(key, setting, "no effect", "the schedule ends at the run's last step anyway") if same else None
+
+
+ASIDE: Mapping[str, Callable[[Subject, str, Setting], Accounted | None]] = {
+    "training.eval_steps": _interval, "training.save_steps": _interval, "training.save_total_limit": _limit,
+    "training.max_steps": _length_of_run, MASKS[0]: _learned, MASKS[1]: _learned, "tokenizer.path": _tokenizer,
+    "model.trust_remote_code": _remote_code, "model.provider": _provider, "training.min_lr": _floor,
+    "training.lr_decay_iters": _decay_steps,
+}
 
 
 def _checked(account: Accounted) -> Accounted:
-    """The account, unless a recipe cannot have that value."""
-    if not account.ours:
-        return account
+    """The account, unless a recipe cannot have its value."""
     nested: dict[str, Any] = {"method": "lora", "model": {"path": "any"}}
     for dotted, value in account.ours.items():
         section, _, leaf = dotted.partition(".")
-        if section == "techniques":
-            continue
-        if leaf:
+        if leaf and section != "techniques":
             nested[section] = {**nested.get(section, {}), leaf: value}
-        else:
+        elif not leaf:
             nested[section] = value
     try:
         Recipe.model_validate(nested)
     except ValidationError as error:
         problem = error.errors()[0]
         message = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-        return replace(account, fate="not supported", ours={}, why=f"{problem['input']!r} cannot be had here: it {message}")
+        why = f"a recipe cannot have {shown(problem['input'])}: it {message}"
+        return replace(account, fate="not supported", ours={}, why=why)
     return account
 
 
@@ -216,26 +289,26 @@ def _defaults(subject: Subject, tunes: bool, accounts: Iterable[Accounted]) -> l
         value = None if key in done or key in subject.unread else trainer_default(subject, key)
         if value is None:
             continue
-        answer = _one(subject, key, Setting(value, next(iter(subject.settings.values())).place, ""), tunes)
+        answer = _one(subject, key, Setting(value, Place(str(subject.path)), ""), tunes)
         # of warmup_ratio and warmup_steps one is enough
         ours = {name: item for name, item in answer.ours.items()
                 if name not in written and not (name.startswith("warmup") and written & {"warmup_steps", "warmup_ratio"})}
         if ours:
             why = f"{subject.framework} does so where the file does not say" if key not in subject.settings else \
-                f"what the file says cannot be had here, and this is what {subject.framework} does without it"
+                f"what the file says is not supported, and this is what {subject.framework} does without it"
             found.append(Accounted(key, None, "default", why, ours))
     return found
 
 
 def _agreed(accounts: Iterable[Accounted]) -> list[Accounted]:
-    """The accounts, less what two of them say differently of one key: the first stands, and the other says so."""
+    """The accounts; of two that say one key differently the first stands, and the second says so."""
     values: dict[str, Any] = {}
     agreed = []
     for account in accounts:
         rival = next((key for key, value in account.ours.items() if key in values and values[key] != value), None)
         if rival is not None:
-            account = replace(account, fate="not supported", ours={}, why=f"another key says {rival}: {values[rival]!r}, and "
-                              "both cannot be")
+            account = replace(account, fate="not supported", ours={},
+                              why=f"another key says {rival}: {shown(values[rival])}, and only one can hold")
         values.update(account.ours)
         agreed.append(account)
     return agreed

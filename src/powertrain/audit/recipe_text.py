@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from powertrain.audit.convert import FATES, Accounted, Conversion
+from powertrain.audit.conversion import FATES, Accounted, Conversion
 
 TITLES = {
     "planned": "left to the plan, which knows this machine (the pin in brackets would keep it as it was)",

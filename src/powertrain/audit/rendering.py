@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from powertrain import planner
+from powertrain.audit.defaults import in_force
 from powertrain.audit.subject import Subject
-from powertrain.audit.trainer_defaults import in_force
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Plan, WrongUse
 

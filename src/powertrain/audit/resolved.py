@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from powertrain.audit.defaults import default_of
+from powertrain.audit.defaults import METHODS, default_of, has_adapters
 from powertrain.audit.rules.base import Circumstances
 from powertrain.audit.subject import Setting, Subject
 from powertrain.records.findings import Evidence, Place
@@ -81,10 +81,11 @@ def is_four_bit(subject: Subject) -> bool:
 
 
 def method(subject: Subject) -> str | None:
-    """"qlora", "lora", "full", or None where nothing says that a trained model is tuned."""
-    if any(key.startswith("lora.") for key in (*subject.settings, *subject.unread)) or subject.on("training.use_peft"):
+    """Return "qlora", "lora" or "full"; None where nothing says that a trained model is tuned."""
+    if has_adapters(subject):
         return "qlora" if is_four_bit(subject) else "lora"
-    if subject.framework in TRAINERS and "model.path" in subject.settings and not is_four_bit(subject):
+    configured = subject.framework in METHODS and subject.script is None
+    if (subject.framework in TRAINERS or configured) and subject.value("model.path") is not None and not is_four_bit(subject):
         return "full"
     return None
 

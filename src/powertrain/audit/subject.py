@@ -30,7 +30,7 @@ from powertrain.audit.script import Script
 from powertrain.records.findings import Evidence, Place
 
 Framework = Literal["trl", "transformers", "accelerate", "pytorch", "powertrain", "axolotl", "llama-factory", "modelforge",
-                    "lora-trainer", "character-transformer", "deepspeed", "unknown"]
+                    "lora-trainer", "character-transformer", "torchtune", "nanogpt", "deepspeed", "unknown"]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from powertrain.audit.convert import Conversion
+from powertrain.audit.conversion import Conversion
 from powertrain.audit.recipe_text import recipe_yaml
 from powertrain.audit.rendering import Rendering, differences, render
 from powertrain.evidence.clock import Arena, CannotRun

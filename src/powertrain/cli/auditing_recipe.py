@@ -6,7 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from powertrain.audit.convert import Conversion, convert
+from powertrain.audit.conversion import Conversion
+from powertrain.audit.convert import convert
 from powertrain.audit.reading import read_subject
 from powertrain.audit.recipe_text import TITLES, account_json, account_rows, recipe_yaml
 from powertrain.cli import output

@@ -187,9 +187,9 @@ def _parse_words(words: Sequence[str]) -> dict[str, Any]:
 def _translated(values: Mapping[str, Any], tunes: bool, origin: str) -> tuple[dict[str, Any], list[str]]:
     try:
         ours, notes = spellings.translate(values, tunes)
-    except (ValueError, TypeError) as error:
-        raise WrongUse(f"{origin}: {error}") from None
-    return spellings.clean(ours), [f"{origin}: {note}" for note in notes]
+    except WrongUse as error:
+        raise WrongUse(f"{origin}: {error}", keys=error.keys, cure=error.cure) from None
+    return ours, [f"{origin}: {note}" for note in notes]
 
 
 def _unpinned(spoken: dict[str, Any]) -> dict[str, Any]:

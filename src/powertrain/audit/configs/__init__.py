@@ -6,20 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from powertrain.audit.configs.assignments import assigned
-from powertrain.audit.configs.axolotl import AXOLOTL_YAML
-from powertrain.audit.configs.documents import CHARACTER_TRANSFORMER, LORA_TRAINER, MODELFORGE, REFOCUSED
-from powertrain.audit.configs.format import Format
-from powertrain.audit.configs.hugging_face import TRANSFORMERS, TRL
-from powertrain.audit.configs.launchers import ACCELERATE, DEEPSPEED
-from powertrain.audit.configs.llama_factory import LLAMA_FACTORY_YAML
-from powertrain.audit.configs.marked import Marked, read_marked
-from powertrain.audit.configs.recipe import POWERTRAIN
+from powertrain.audit.configs.formats import DEEPSPEED, FORMATS, TRANSFORMERS, TRL, Format
+from powertrain.audit.literal_files import Marked, read_assigned, read_marked
 from powertrain.audit.subject import Subject
 from powertrain.records import WrongUse
 
-FORMATS: tuple[Format, ...] = (TRANSFORMERS, TRL, POWERTRAIN, AXOLOTL_YAML, LLAMA_FACTORY_YAML, MODELFORGE, LORA_TRAINER,
-                               CHARACTER_TRANSFORMER, REFOCUSED, ACCELERATE, DEEPSPEED)
 LEAST_KNOWN = 0.5                            # share of a file's keys that its trainer has; below, it is another one's file
 
 __all__ = ["FORMATS", "Format", "read_config", "recognise", "why_recognised"]
@@ -60,7 +51,7 @@ def recognise(found: Marked, path: Path) -> tuple[Format, str]:
 
 
 def _read(path: Path) -> Marked:
-    return assigned(path) if path.suffix == ".py" else read_marked(path)
+    return read_assigned(path) if path.suffix == ".py" else read_marked(path)
 
 
 def _listed(keys: Sequence[str], most: int = 4) -> str:

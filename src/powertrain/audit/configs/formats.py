@@ -1,0 +1,207 @@
+"""The config formats: which keys give each away, which tables it has, and its settings in the audit's names.
+
+What keys a trainer has, and what they are called here, stands in recipe/vocabulary.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from powertrain.audit.configs.readers import READERS, Told, switched
+from powertrain.audit.literal_files import Marked, shown
+from powertrain.audit.subject import Framework, Setting, Subject
+from powertrain.recipe import spellings
+from powertrain.recipe.resolve import known_keys
+from powertrain.recipe.vocabulary import find, keys_of
+from powertrain.records.findings import Place
+
+
+@dataclass(frozen=True)
+class Format:
+    """One kind of config file."""
+
+    name: str                                # "an Axolotl YAML"
+    framework: Framework
+    own: frozenset[str]                      # top-level keys that no other format has
+    trainer: str = ""                        # its name in the vocabulary, if that is not the framework's
+    whole: frozenset[str] = frozenset()      # tables that are one value
+    wants: Callable[[Marked], bool] = lambda found: True         # what else must hold of the file
+    optional_table: str = ""                 # a table that some files leave out: its keys stand at the top too
+    section: str = ""                        # of all its keys, which then keep their names; "": the vocabulary decides
+
+    @property
+    def keys(self) -> list[str]:
+        return keys_of(self.trainer or self.framework)
+
+    def points(self, found: Marked) -> tuple[int, float]:
+        """Return how many keys give the format away, and the share of all keys that its trainer has."""
+        if not self.wants(found):
+            return 0, 0.0
+        known = sum(self.has_top(key) for key in found.inner)
+        return sum(key in self.own for key in found.inner), known / max(1, len(found.inner))
+
+    def has_top(self, key: str) -> bool:
+        return self.has(key) or self.has(f"{key}.") or key == self.optional_table or any(
+            name.startswith(f"{key}.") for name in self.keys)
+
+    def has(self, key: str) -> bool:
+        if self.section:
+            key = key.partition(".")[0]
+        elif self.optional_table:
+            key = key.removeprefix(f"{self.optional_table}.")
+        return find(key, self.trainer or self.framework) is not None
+
+    def subject(self, path: Path, found: Marked) -> Subject:
+        """Return the file's settings, each with its line."""
+        settings: dict[str, Setting] = {}
+        unknown: dict[str, Setting] = {}
+        said_by: dict[str, str] = {}         # the audit's key -> the file's
+        for key, value in leaves(found, self):
+            place, spelled = Place(str(path), value.line), f"{key.rpartition('.')[2]}: {shown(value.value)}"
+            if not self.has(key):
+                unknown[key] = Setting(value.value, place, spelled + self.meant(key))
+                continue
+            told = self.tell(key, value)
+            for name, item in told:
+                setting = Setting(item, place, spelled)
+                if name not in settings:
+                    settings[name], said_by[name] = setting, key
+                elif item is None or settings[name].value is not None:
+                    if len(told) == 1:       # a second spelling: the one that says something counts, the other keeps its name
+                        settings.setdefault(f"training.{key}", replace(setting, value=value.value))
+                else:
+                    settings.setdefault(f"training.{said_by[name]}", settings[name])
+                    settings[name], said_by[name] = setting, key
+        return Subject(path, self.framework, settings, unknown=unknown)
+
+    def tell(self, key: str, value: Marked) -> list[Told]:
+        """Return what a key says in the audit's names."""
+        if self.section:
+            return [(f"{self.section}.{key}", value.value)]
+        return told(key.removeprefix(f"{self.optional_table}.") if self.optional_table else key, value,
+                    self.trainer or self.framework)
+
+    def meant(self, key: str) -> str:
+        """Return ` (did you mean X?)` if there is a key that is spelled nearly so."""
+        near = difflib.get_close_matches(key, self.keys, n=1, cutoff=0.75)
+        if not near:
+            near = [name for name in self.keys if name.rpartition(".")[2] == key.rpartition(".")[2]][:1]
+        return f" (did you mean {near[0]}?)" if near else ""
+
+
+def told(key: str, value: Marked, trainer: str | None) -> list[Told]:
+    """Return what a key of the vocabulary says, as this trainer or as anybody spells it."""
+    row = find(key, trainer)
+    if row is None:
+        return [(f"training.{key}", value.value)]
+    if row.audit in READERS:
+        return READERS[row.audit](key, value.value)
+    if row.audit.endswith("*"):
+        return [(row.audit[:-1] + key.removeprefix(row.key[:-1]), value.value)]
+    return [(row.audit, value.value)]
+
+
+def leaves(found: Marked, config: Format, prefix: str = "") -> Iterator[tuple[str, Marked]]:
+    """Yield dotted keys and their values; tables are opened unless they are one value."""
+    for key, value in found.inner.items():
+        name = f"{prefix}{key}"
+        if value.inner and name not in config.whole:
+            yield from leaves(value, config, f"{name}.")
+        else:
+            yield name, value
+
+
+class _Recipe(Format):
+    """A recipe also takes the keys of other trainers."""
+
+    def points(self, found: Marked) -> tuple[int, float]:
+        """A file of foreign keys alone is another trainer's."""
+        points, share = super().points(found)
+        return (points, share) if points else (0, 0.0)
+
+    def has(self, key: str) -> bool:
+        return key in _OURS or key.startswith("techniques.") or super().has(key) or spellings.is_known(key)
+
+    def tell(self, key: str, value: Marked) -> list[Told]:
+        if key.startswith("techniques.") and key.count(".") == 1:
+            value = replace(value, value=switched(value.value)) if find(key, "powertrain") else value
+        if find(key, "powertrain") is not None:
+            return super().tell(key, value)
+        if key in _OURS or key.startswith("techniques."):
+            return [(key if "." in key else f"training.{key}", value.value)]
+        return told(key.rpartition(".")[2], value, None)
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_OURS = frozenset(known_keys()) | {"techniques", "data", "model"}
+_OPTIONS = _names("""gradient_checkpointing_kwargs activation_checkpointing_kwargs lr_scheduler_kwargs accelerator_config
+    liger_kernel_config model_init_kwargs dataset_kwargs parallelism_config optim_args generation_config rope_scaling
+    ray_init_kwargs selective_checkpointing resources_per_worker dataset_mixer dataset_mixture""")
+_TRAINING_ARGUMENTS = _names("""per_device_train_batch_size num_train_epochs lr_scheduler_type optim eval_strategy
+    evaluation_strategy""")
+_NOT_A_RECIPE = _names("fp16 bf16 optimizer scheduler training zero_optimization noise sampling datasets")
+
+
+def _is_recipe(found: Marked) -> bool:
+    """DeepSpeed has a train_batch_size too, and tables where a recipe has none; documents 000 and 003 have `training:`."""
+    foreign = any(found.inner[key].inner for key in _NOT_A_RECIPE & set(found.inner))
+    return not foreign and "zero_optimization" not in found.inner
+
+
+def _is_lora_trainer(found: Marked) -> bool:
+    return not isinstance(found.value.get("datasets"), dict) and "training" not in found.inner
+
+
+def _is_character(found: Marked) -> bool:
+    return all(isinstance(found.value.get(key, {}), dict) for key in ("training", "model", "datasets"))
+
+
+def _is_torchtune(found: Marked) -> bool:
+    return any("_component_" in value.inner for value in found.inner.values())
+
+
+TRANSFORMERS = Format("Hugging Face TrainingArguments", "transformers", _TRAINING_ARGUMENTS, whole=_OPTIONS)
+TRL = Format("TRL's SFTConfig", "trl", _TRAINING_ARGUMENTS | _names("""completion_only_loss assistant_only_loss use_peft
+    packing_strategy dataset_text_field dataset_name lora_target_modules load_in_4bit max_seq_length max_length
+    model_init_kwargs chat_template_path padding_free dataset_mixture"""), whole=_OPTIONS)
+POWERTRAIN = _Recipe("a Powertrain recipe", "powertrain", _names("""techniques method train_batch_size corrections train_time_s
+    memory_check sample quantisation data model max_eval_samples min_lr_rate description"""), whole=_names("data.columns"),
+    wants=_is_recipe)
+AXOLOTL = Format("an Axolotl YAML", "axolotl", _names("""base_model micro_batch_size sequence_len datasets adapter
+    sample_packing lora_target_linear val_set_size dataset_prepared_path num_epochs special_tokens pad_to_sequence_len
+    evals_per_epoch saves_per_epoch lora_model_dir lora_fan_in_fan_out tokenizer_type train_on_inputs flash_attention xformers_attention
+    cosine_min_lr_ratio wandb_project"""), whole=_OPTIONS,
+    wants=lambda found: isinstance(found.value.get("datasets", []), list))
+LLAMA_FACTORY = Format("a LLaMA-Factory YAML", "llama-factory", _names("""stage finetuning_type cutoff_len template dataset_dir
+    lora_target lora_rank quantization_bit preprocessing_num_workers val_size max_samples overwrite_cache plot_loss flash_attn
+    enable_liger_kernel neat_packing train_on_prompt use_unsloth additional_target double_quantization quantization_method"""),
+    whole=_OPTIONS)
+MODELFORGE = Format("a ModelForge JSON (system 001)", "modelforge", _names("""provider compute_specs use_4bit use_8bit
+    strategy task use_nested_quant eval_split use_chat_template"""))
+LORA_TRAINER = Format("a lora-trainer YAML (document 000)", "lora-trainer", _names("""api_models lora inference model_id
+    batch_size eval_batch_size use_4bit"""), wants=_is_lora_trainer, optional_table="lora")
+CHARACTER = Format("the character transformer's YAML (document 003)", "character-transformer",
+                   _names("training noise sampling datasets"), whole=_names("datasets"), wants=_is_character)
+REFOCUSED = Format("ReFocused-AI's TrainingConfig (document 004)", "accelerate", _names("""bucket_name tokenized_file_pattern
+    sequence_length max_files use_streaming compile_model background_upload checkpoint_compression bucket_path
+    use_flash_attention"""), trainer="refocused")
+TORCHTUNE = Format("a torchtune YAML", "torchtune", _names("""tokenizer checkpointer clip_grad_norm max_steps_per_epoch epochs
+    metric_logger log_every_n_steps enable_activation_checkpointing enable_activation_offloading loss"""),
+    whole=_names("model dataset dataset_val tokenizer checkpointer ref_checkpointer optimizer lr_scheduler loss metric_logger "
+                 "profiler quantizer"), wants=_is_torchtune)
+NANOGPT = Format("a nanoGPT config", "nanogpt", _names("""block_size n_layer n_head n_embd max_iters lr_decay_iters eval_iters
+    always_save_checkpoint wandb_log min_lr warmup_iters init_from out_dir"""))
+ACCELERATE = Format("an Accelerate config YAML", "accelerate", _names("""compute_environment distributed_type machine_rank
+    main_training_function num_processes num_machines rdzv_backend same_network downcast_bf16 dynamo_config deepspeed_config
+    megatron_lm_config tpu_use_cluster enable_cpu_affinity"""), section="accelerate")
+DEEPSPEED = Format("a DeepSpeed config JSON", "deepspeed", _names("""zero_optimization train_micro_batch_size_per_gpu
+    zero_allow_untested_optimizer wall_clock_breakdown steps_per_print gradient_clipping prescale_gradients
+    communication_data_type aio flops_profiler"""), section="deepspeed")
+FORMATS = (TRANSFORMERS, TRL, POWERTRAIN, AXOLOTL, LLAMA_FACTORY, MODELFORGE, LORA_TRAINER, CHARACTER, REFOCUSED, TORCHTUNE,
+           NANOGPT, ACCELERATE, DEEPSPEED)
