@@ -175,8 +175,8 @@ POWERTRAIN = _Recipe("a Powertrain recipe", "powertrain", _names("""techniques m
     wants=_is_recipe)
 AXOLOTL = Format("an Axolotl YAML", "axolotl", _names("""base_model micro_batch_size sequence_len datasets adapter
     sample_packing lora_target_linear val_set_size dataset_prepared_path num_epochs special_tokens pad_to_sequence_len
-    evals_per_epoch saves_per_epoch lora_model_dir lora_fan_in_fan_out tokenizer_type train_on_inputs flash_attention xformers_attention
-    cosine_min_lr_ratio wandb_project"""), whole=_OPTIONS,
+    evals_per_epoch saves_per_epoch lora_model_dir lora_fan_in_fan_out tokenizer_type train_on_inputs flash_attention
+    xformers_attention cosine_min_lr_ratio wandb_project"""), whole=_OPTIONS,
     wants=lambda found: isinstance(found.value.get("datasets", []), list))
 LLAMA_FACTORY = Format("a LLaMA-Factory YAML", "llama-factory", _names("""stage finetuning_type cutoff_len template dataset_dir
     lora_target lora_rank quantization_bit preprocessing_num_workers val_size max_samples overwrite_cache plot_loss flash_attn
