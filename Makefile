@@ -12,7 +12,7 @@ BENCH  ?=        # more words for the benchmarks, such as --minutes 20 or --nano
 
 RUN    ?=        # the run of `make picture`
 
-.PHONY: demo test check docs picture bench bench-gpu install clean
+.PHONY: demo test check schema docs picture bench bench-gpu install clean
 
 demo: install
 	$(BIN)/powertrain train default $(WORDS)
@@ -34,6 +34,10 @@ docs: install
 # the README's picture, docs/run.svg: the loss curve of a run
 picture: install
 	$(BIN)/python benchmarks/picture.py $(RUN)
+
+# the schema of events.jsonl, from the classes of records/events.py; a test fails where it is out of date
+schema: install
+	$(BIN)/python -m powertrain.records.events_schema > docs/events.schema.json
 
 # the peers get an environment of their own, .peers/
 bench: install
