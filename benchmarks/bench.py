@@ -1,10 +1,11 @@
 """Powertrain against its peers: `make bench`, or `python benchmarks/bench.py [CASE ...] [--minutes 10]`.
 
 Each peer runs in a virtual environment of its own (.peers/, made at the first run) and takes optimizer steps in turns with
-ours, A B B A, as arms do everywhere (evidence/clock.py). A case gives a study in studies/, from which `table.py` makes the
-README's table: speeds, their ratio with its interval, the losses of both sides step by step, the share of this machine's
-measured matrix products that our arm reaches, and where the rest of its time goes. SHARED has benchmarks/make_model.py
-and the data; nanoGPT is compared with where --nanogpt names a checkout of it.
+ours, A B B A, as arms do everywhere (evidence/clock.py); the arm that waits is stopped. Then the peer takes the same steps
+alone. A case begins on an idle machine only, and a peer that was slower beside us than alone is marked (conditions.py). A case
+gives a study in studies/, from which `table.py` makes the README's table: speeds, their ratio with its interval, the losses of
+both sides step by step, the share of this machine's measured matrix products that our arm reaches, and where the rest of its
+time goes. SHARED has benchmarks/make_model.py and the data; nanoGPT is a peer where --nanogpt names a checkout of it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cases import CASES, Case, Materials, PeerArm
+from conditions import Conditions, InTurns, conditions, refuse_busy_machine, repeat
 from nanogpt import prepare_nanogpt
 from peer import Peer
 from preparing import measure as measure_preparing
@@ -27,6 +29,7 @@ from starting import measure as measure_starting
 
 from powertrain.cli.surroundings import cache_folder, say
 from powertrain.cost.work import step_work
+from powertrain.diagnosis.machine_watch import MachineWatch
 from powertrain.evidence import studies
 from powertrain.evidence.arms import ArmProcess
 from powertrain.evidence.clock import Arena, CannotRun, Pace, Track, interleave
@@ -48,6 +51,8 @@ def main() -> None:
     chosen = [case for case in CASES if not options.cases or case.name in options.cases]
     python = peers_python()
     for case in chosen:
+        if not options.busy:
+            refuse_busy_machine()
         with tempfile.TemporaryDirectory(prefix="powertrain-bench-") as scratch:
             materials = gather(options, Path(scratch))
             try:
@@ -56,6 +61,8 @@ def main() -> None:
                 say(f"{case.name}: {error}\n{error.details}")
     for name, measure in OTHERS.items():
         if not options.cases or name in options.cases:
+            if not options.busy:
+                refuse_busy_machine()
             with tempfile.TemporaryDirectory(prefix="powertrain-bench-") as scratch:
                 measure(gather(options, Path(scratch)), python)
 
@@ -64,10 +71,12 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ", ".join([*(case.name for case in CASES), *OTHERS])
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {names}; default: all")
-    parser.add_argument("--minutes", type=float, default=10.0, help="for each case, shared by its peers")
+    parser.add_argument("--minutes", type=float, default=10.0,
+                        help="for each case, shared by its peers; five windows of each arm are taken in any case")
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder with benchmarks/ and data/")
     parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT; without it the character models are left out")
     parser.add_argument("--words", nargs="+", default=[], metavar="KEY=VALUE", help="more of them for our arm")
+    parser.add_argument("--busy", action="store_true", help="measure although other processes compute; the study is marked")
     return parser.parse_args()
 
 
@@ -112,7 +121,7 @@ def run_case(case: Case, materials: Materials, python: Path, options: argparse.N
         say(f"{case.name}: left out, there is no checkout of nanoGPT (--nanogpt)")
         return
     ours = Arm(OURS, (*case.words(materials), *options.words))
-    each_s = 60 * options.minutes / (len(peers) + 1)
+    each_s = 60 * options.minutes / (2 * len(peers) + 1)      # the control; and each peer beside us and alone
     with Arena(materials.cache) as arena:
         say(f"{case.name}: ours against itself")
         control, _, _ = arena.control(ours, PACE, deadline=time.monotonic() + each_s)
@@ -121,16 +130,20 @@ def run_case(case: Case, materials: Materials, python: Path, options: argparse.N
     assert facts is not None
     comparisons: list[Comparison] = [control]
     runs: list[ArmRun] = []
+    under: list[Conditions] = []
     for peer in peers:
         say(f"{case.name}: against {peer.name}")
-        comparison, theirs, mine = against(ours, peer, python, materials, each_s)
-        say(f"{case.name}: {comparison.because} than {peer.name}")
+        comparison, theirs, mine, found = against(ours, peer, python, materials, each_s)
+        say(f"{case.name}: {comparison.because} than {peer.name}; the peer makes {found.beside_tokens_per_s:,.0f} tokens/s "
+            f"beside us and {found.alone_tokens_per_s:,.0f} alone" + "".join(f"; NOT CLEAN: {why}" for why in found.unclean))
+        under.append(found)
         comparisons.append(comparison)
         runs += [theirs, mine]
     study = Study(name=folder.name, kind="peers", what=case.what, arms=(Arm(OURS, ours.words, plan),), runs=tuple(runs),
                   comparisons=tuple(comparisons), noise_floor=noise_floor(control), seconds=time.monotonic() - began,
                   findings={"case": case.name, "losses": list(map(apart, runs[::2], runs[1::2])),
-                            "products_share": products_share(facts, runs[1]), "profile": dict(profile.classes)},
+                            "products_share": products_share(facts, runs[1]),
+                            "conditions": [one.plain() for one in under], "profile": dict(profile.classes)},
                   **studies.describe(facts))
     studies.save(folder, study, facts)
     print(f"{case.name}: " + shown(study.findings))
@@ -139,11 +152,17 @@ def run_case(case: Case, materials: Materials, python: Path, options: argparse.N
                                        if found.speed is not None) + f" ({folder})")
 
 
-def against(ours: Arm, peer: PeerArm, python: Path, materials: Materials, budget_s: float) -> tuple[Comparison, ArmRun, ArmRun]:
-    """Our arm against the peer's, by turns."""
+def against(ours: Arm, peer: PeerArm, python: Path, materials: Materials, budget_s: float
+            ) -> tuple[Comparison, ArmRun, ArmRun, Conditions]:
+    """Measure our arm against the peer's, in turns, and then the peer alone over the same steps."""
     order = Order(ours, str(materials.cache), str(Path.cwd()), tempfile.mkdtemp(dir=materials.folder))
-    with Peer(peer.name, python, peer.script, dict(peer.options), materials.folder) as theirs, ArmProcess(order) as mine:
-        return interleave(Track(theirs), Track(mine), PACE, deadline=time.monotonic() + budget_s)
+    options = (peer.name, python, peer.script, dict(peer.options), materials.folder)
+    with MachineWatch() as together, Peer(*options) as theirs, InTurns(theirs) as first, ArmProcess(order) as mine, \
+            InTurns(mine) as second:
+        comparison, a, b = interleave(Track(first), Track(second), PACE, deadline=time.monotonic() + budget_s)
+    with MachineWatch() as alone, Peer(*options) as theirs:
+        windows = repeat(theirs, a)
+    return comparison, a, b, conditions(peer.name, windows, a.windows, (together.seen, alone.seen))
 
 
 def apart(theirs: ArmRun, ours: ArmRun) -> Mapping[str, Any]:

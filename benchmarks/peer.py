@@ -40,6 +40,10 @@ class Peer:
         self._read()
         self.ready_s = time.perf_counter() - began
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def ask(self, method: str, *arguments: Any) -> Any:
         if method == "peak":
             return self._peak

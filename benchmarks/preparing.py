@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from cases import Materials
+from conditions import marked
 
 from powertrain.cli.surroundings import say
+from powertrain.diagnosis.machine_watch import MachineWatch
 from powertrain.evidence import studies
 from powertrain.evidence.stats import interval
 from powertrain.facts.hardware import read_hardware
@@ -39,12 +41,14 @@ OURS = Path(__file__).resolve().parent / "prepare_once.py"
 def measure(materials: Materials, python: Path) -> None:
     """Measures both kinds of rows, prints what came out and stores the study."""
     folder, began = studies.new_folder("bench-prepare"), time.monotonic()
-    found = {kind: compared(kind, materials, python) for kind in KINDS}
+    with MachineWatch() as watch:
+        found = {kind: compared(kind, materials, python) for kind in KINDS}
     hardware, software = read_hardware(materials.cache), read_software()
+    described = studies.circumstances(hardware, software)
     facts = {"hardware": to_plain(hardware), "software": to_plain(software)}
     what = "rows per second from JSONL to token ids and masks on disk, against datasets.map with the same tokenizer"
     study = Study(name=folder.name, kind="prepare", what=what, seconds=time.monotonic() - began, findings=found,
-                  **studies.circumstances(hardware, software))
+                  **{**described, "machine": marked(described["machine"], watch.seen)})
     studies.save(folder, study, facts)
     for kind, one in found.items():
         ratio = one["ratio"]

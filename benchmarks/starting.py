@@ -19,9 +19,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cases import CASES, Materials, PeerArm
+from conditions import marked
 from preparing import plain
 
 from powertrain.cli.surroundings import say
+from powertrain.diagnosis.machine_watch import MachineWatch
 from powertrain.evidence import studies
 from powertrain.evidence.stats import interval
 from powertrain.facts.hardware import read_hardware
@@ -41,13 +43,15 @@ def measure(materials: Materials, python: Path) -> None:
     words = [*(word for word in case.words(materials) if not word.startswith("logging_steps")), "logging_steps=1"]
     warm_folder = materials.folder / "warm"
     start(words, warm_folder, materials.folder)                # fills the caches
-    found = {"warm": [start(words, warm_folder, materials.folder) for _ in range(WARM)],
-             "cold": [cold_start(words, materials.folder) for _ in range(COLD)]}
-    theirs = [peer_start(case.peers(materials)[0], python) for _ in range(THEIRS)]
+    with MachineWatch() as watch:
+        found = {"warm": [start(words, warm_folder, materials.folder) for _ in range(WARM)],
+                 "cold": [cold_start(words, materials.folder) for _ in range(COLD)]}
+        theirs = [peer_start(case.peers(materials)[0], python) for _ in range(THEIRS)]
     medians = {kind: {name: interval([run[name] for run in runs]).median for name in runs[0]} for kind, runs in found.items()}
     hardware, software = read_hardware(materials.cache), read_software()
+    described = studies.circumstances(hardware, software)
     study = Study(name=folder.name, kind="start", what="seconds from the command to the first step of case 1, warm and cold",
-                  seconds=time.monotonic() - began, **studies.circumstances(hardware, software),
+                  seconds=time.monotonic() - began, **{**described, "machine": marked(described["machine"], watch.seen)},
                   findings={"medians": medians, "runs": found, "peer_runs": theirs,
                             "to_first_step": {kind: plain(interval([run["first step done"] for run in runs]))
                                               for kind, runs in {**found, "peer": theirs}.items()}})
@@ -72,12 +76,12 @@ def start(words: Sequence[str], caches: Path, folder: Path) -> dict[str, float]:
     """Seconds after the command at which each thing was there, in order."""
     output = folder / "started"
     shutil.rmtree(output, ignore_errors=True)
-    surroundings = {**os.environ, "POWERTRAIN_CACHE": str(caches / "powertrain"),
-                    "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor")}
+    environment = {**os.environ, "POWERTRAIN_CACHE": str(caches / "powertrain"),
+                   "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor")}
     began = time.perf_counter()
     stamps: dict[str, float] = {}
     command = [sys.executable, "-m", "powertrain", "train", *words, "--output", str(output), "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=surroundings) as run:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment) as run:
         assert run.stdout is not None
         ending = threading.Timer(LONGEST_S, run.kill)
         ending.start()

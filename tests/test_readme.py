@@ -192,8 +192,8 @@ class TestTables:
         seconds = {name: {"median": found, "low": found - 1, "high": found + 1}
                    for name, found in {"warm": 7.0, "cold": 20.0, "peer": 14.0}.items()}
         self.store(house, "prepare", "2026-12-01", {"text": {**one, "rows_per_s": 1.0}})
-        prepared = self.store(house, "prepare", "2026-12-02", {"text": one})
-        started = self.store(house, "start", "2026-12-02", {"to_first_step": seconds}, name="Another CPU")
+        prepared = self.store(house, "prepare", "2026-12-02", {"text": one}, unclean=[])
+        started = self.store(house, "start", "2026-12-02", {"to_first_step": seconds}, name="Another CPU", unclean=[])
         page = table.made(house)["docs/results.md"]
         rows = [line for line in page.splitlines() if "| TRL |" in line or "datasets.map" in line]
         assert rows == [
@@ -204,6 +204,36 @@ class TestTables:
             f"| from the command to the first step of LoRA, cold caches | TRL | 14.0 s | 20.0 (19.0 to 21.0) s | 0.70 | "
             f"`studies/{started}` |"]
         assert "On: A CPU, 2 cores; Another CPU, 2 cores." in page
+
+    def test_a_busy_machine_gives_no_ratio(self, table: Any, house: Path) -> None:
+        one = {"ratio": {"median": 2.5, "low": 2.4, "high": 2.6}, "rows_per_s": 2.0, "peer_rows_per_s": 8.0,
+               "peer_processes": 2}
+        self.store(house, "prepare", "2026-12-01", {"text": one}, unclean=["others used 30%"])
+        assert "| not clean: others used 30% |" in table.made(house)["docs/results.md"]
+        self.store(house, "prepare", "2026-12-02", {"text": one})        # from before the machine was watched
+        assert "| not clean: the load of the machine was not recorded |" in table.made(house)["docs/results.md"]
+
+    @pytest.mark.parametrize(("unclean", "ratio"), [
+        ([], "2.50 (2.40 to 2.60)"), (["TRL is 40% slower beside us"], "not clean: TRL is 40% slower beside us"),
+        (None, "not clean: the peer was not measured alone")])
+    def test_a_peer_is_shown_alone_and_its_ratio_only_if_clean(self, table: Any, house: Path, unclean: list[str] | None,
+                                                               ratio: str) -> None:
+        losses = [{"peer": "TRL", "mean_absolute": 1e-4, "steps": 8}]
+        findings = {"case": "lora", "losses": losses, "products_share": 0.4}
+        if unclean is not None:
+            findings["conditions"] = [{"peer": "TRL", "alone_tokens_per_s": 325.0, "beside_tokens_per_s": 300.0,
+                                       "unclean": unclean}]
+        name = self.store(house, "peers", "2026-12-01", findings)
+        path = house / "studies" / name / "evidence.json"
+        study = json.loads(path.read_text())
+        window = {"seconds": 10.0, "real_tokens": 3000}
+        study["runs"] = [{"arm": "TRL", "windows": [window]}, {"arm": "powertrain", "windows": [window, window]}]
+        study["comparisons"] *= 2                # the first is ours against itself
+        path.write_text(json.dumps(study))
+        row = next(line for line in table.made(house)["docs/results.md"].splitlines() if "| TRL |" in line)
+        alone = "325" if unclean is not None else ""
+        assert f"| what | TRL | {alone} | {ratio} |" in table.made(house)["README.md"]
+        assert row == f"| what | TRL | {alone} | 300 | 300 | {ratio} | 0.0001 over 8 steps | 40% | `studies/{name}` |"
 
     def test_recipes_and_machines_keep_their_own_studies(self, table: Any, house: Path) -> None:
         self.store(house, "ablation", "2026-12-01", self.ablation(["default"], 1.1))

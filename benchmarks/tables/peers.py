@@ -1,14 +1,22 @@
-"""README and docs/results.md: Powertrain against its peers, from the studies that `make bench` has stored."""
+"""README and docs/results.md: Powertrain against its peers, from the studies that `make bench` has stored.
+
+A ratio is shown only where the study is clean: the machine was idle, and the peer beside us was as fast as alone
+(benchmarks/conditions.py). Otherwise its place says why there is none.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from tables.stored import Study, folder_of, machine, markdown_table, studies_of, times
 
 WHOLE = ("what", "peer", "its", "ours", "times as fast (95 %)", "study")        # of the cases that take no steps by turns
-FASTEST = ("what is trained", "fastest setting of the peer", "Powertrain is times as fast (95 %)")
-COLUMNS = ("what", "peer", "its tokens/s", "ours", "times as fast (95 %)", "losses apart", "of the GEMM limit", "study")
+FASTEST = ("what is trained", "fastest setting of the peer", "its tokens/s alone", "Powertrain is times as fast (95 %)")
+NOT_ALONE = "the peer was not measured alone"
+NOT_WATCHED = "the load of the machine was not recorded"
+COLUMNS = ("what", "peer", "its tokens/s alone", "beside ours", "ours", "times as fast (95 %)",
+           "losses apart", "of the GEMM limit", "study")
 
 
 def rows(studies: Path) -> str:
@@ -27,14 +35,17 @@ def fastest(studies: Path) -> str:
     newest = {study["findings"]["case"]: study for study in studies_of("peers", studies)}
     found = [min(zip(study["comparisons"][1:], study["runs"][::2], strict=True), key=lambda one: one[0]["speed"]["median"])
              for study in newest.values()]
-    rows = [(study["what"], theirs["arm"], times(comparison["speed"]))
+    rows = [(study["what"], theirs["arm"], _alone(under := _conditions(study).get(theirs["arm"])),
+             _ratio(under, times(comparison["speed"]), NOT_ALONE))
             for study, (comparison, theirs) in zip(newest.values(), found, strict=True)]
     return markdown_table(FASTEST, rows) if rows else "No study is stored in `studies/` yet: `make bench` makes them.\n"
 
 
 def _rows_of(study: Study) -> list[tuple[str, ...]]:
     findings, pairs = study["findings"], list(zip(study["runs"][::2], study["runs"][1::2], strict=True))
-    return [(study["what"], theirs["arm"], _speed(theirs), _speed(ours), times(comparison["speed"]),
+    under = _conditions(study)
+    return [(study["what"], theirs["arm"], _alone(under.get(theirs["arm"])), _speed(theirs), _speed(ours),
+             _ratio(under.get(theirs["arm"]), times(comparison["speed"]), NOT_ALONE),
              f"{losses['mean_absolute']:.2g} over {losses['steps']} steps", f"{findings['products_share']:.0%}",
              folder_of(study))
             for (theirs, ours), comparison, losses in zip(pairs, study["comparisons"][1:], findings["losses"], strict=True)]
@@ -43,7 +54,8 @@ def _rows_of(study: Study) -> list[tuple[str, ...]]:
 def _prepared(study: Study) -> list[tuple[str, ...]]:
     return [(f"data preparation, rows of {kind}, to the same trained tokens",
              f"datasets.map in batches, the faster of 1 and 2 processes ({one['peer_processes']})",
-             f"{one['peer_rows_per_s']:,.0f} rows/s", f"{one['rows_per_s']:,.0f} rows/s", times(one["ratio"]), folder_of(study))
+             f"{one['peer_rows_per_s']:,.0f} rows/s", f"{one['rows_per_s']:,.0f} rows/s",
+             _ratio(_watched(study), times(one["ratio"]), NOT_WATCHED), folder_of(study))
             for kind, one in study["findings"].items()]
 
 
@@ -51,8 +63,30 @@ def _started(study: Study) -> list[tuple[str, ...]]:
     found = study["findings"]["to_first_step"]
     theirs = found["peer"]["median"]
     return [(f"from the command to the first step of LoRA, {kind} caches", "TRL", f"{theirs:.1f} s",
-             f"{times(found[kind], '.1f')} s", f"{theirs / found[kind]['median']:.2f}", folder_of(study))
+             f"{times(found[kind], '.1f')} s",
+             _ratio(_watched(study), f"{theirs / found[kind]['median']:.2f}", NOT_WATCHED), folder_of(study))
             for kind in ("warm", "cold")]
+
+
+def _conditions(study: Study) -> Mapping[str, Study]:
+    """Return peer -> the conditions that it was measured under; nothing for a study from before they were recorded."""
+    return {one["peer"]: one for one in study["findings"].get("conditions", ())}
+
+
+def _watched(study: Study) -> Study | None:
+    """Return what the study says of the machine while it measured; None for a study from before that was recorded."""
+    found: Study = study["machine"]
+    return found if "unclean" in found else None
+
+
+def _ratio(under: Study | None, ratio: str, unknown: str) -> str:
+    """Return the ratio of a clean comparison, or why there is none."""
+    unclean = [unknown] if under is None else under["unclean"]
+    return f"not clean: {'; '.join(unclean)}" if unclean else ratio
+
+
+def _alone(under: Study | None) -> str:
+    return "" if under is None else f"{under['alone_tokens_per_s']:,.0f}"
 
 
 def _speed(run: Study) -> str:

@@ -25,16 +25,21 @@ class Meanwhile:
     """Processor seconds, summed over cores, in `wall_s` seconds."""
 
     wall_s: float
-    own_s: float                             # of this process
-    busy_s: float                            # of all processes, this one included
+    own_s: float                             # of this process and its children
+    busy_s: float                            # of all processes, these included
     host_s: float = 0.0                      # that a hypervisor gave to other machines
     held_s: float = 0.0                      # that the CPU quota of a control group kept this process waiting
     energy_j: float | None = None            # of the processors; None where they do not tell
 
     @property
+    def others_s(self) -> float:
+        """Return the processor seconds of other processes."""
+        return max(0.0, self.busy_s - self.own_s)
+
+    @property
     def others_cores(self) -> float:
-        """That other processes kept busy, on average."""
-        found = max(0.0, self.busy_s - self.own_s) / self.wall_s if self.wall_s else 0.0
+        """Return how many cores other processes kept busy on average; 0 below the noise of an idle machine."""
+        found = self.others_s / self.wall_s if self.wall_s else 0.0
         return found if found > NOISE_CORES else 0.0
 
     def stolen_share(self, threads: int, cores: int) -> float:
@@ -98,9 +103,22 @@ def taken_j(before: float | None, after: float | None) -> float | None:
 
 
 def _counters(folders: Iterable[Path]) -> tuple[float, float, float, float, float, float | None]:
-    times, own = psutil.cpu_times(), psutil.Process().cpu_times()
+    times = psutil.cpu_times()
     idle_s = times.idle + getattr(times, "iowait", 0.0)
     host_s = getattr(times, "steal", 0.0)
     counted = [name for name in times._fields if name not in ("guest", "guest_nice")]    # those are in user and nice too
     busy_s = sum(getattr(times, name) for name in counted) - idle_s - host_s
-    return time.perf_counter(), own.user + own.system, busy_s, host_s, held_s(folders), energy_j()
+    return time.perf_counter(), _family_s(), busy_s, host_s, held_s(folders), energy_j()
+
+
+def _family_s() -> float:
+    """Return the processor seconds of this process and of its children, the living and those that have ended."""
+    own = psutil.Process()
+    found = 0.0
+    for process in (own, *own.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:         # it ended meanwhile, and its parent counts it
+            continue
+        found += sum(getattr(times, name, 0.0) for name in ("user", "system", "children_user", "children_system"))
+    return found

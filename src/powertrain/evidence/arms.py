@@ -50,6 +50,10 @@ class ArmProcess:
             raise
         self.ready_s = time.perf_counter() - began
 
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
     def ask(self, method: str, *arguments: Any) -> Any:
         try:
             self._pipe.send((method, arguments))
