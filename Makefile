@@ -8,7 +8,7 @@ TESTS  ?=        # which tests; all of them by default
 JOBS   ?= auto   # processes that test side by side: one per core
 
 CASES  ?=        # which benchmarks: lora, full, pre-training, prepare, start, char-large-dropout-0, ...; all of them by default
-BENCH  ?=        # more words for the benchmarks, such as --minutes 20 or --nanogpt CHECKOUT
+BENCH  ?=        # more words for the benchmarks, such as --minutes 10, --nanogpt CHECKOUT, or --busy for a busy machine
 
 RUN    ?=        # the run of `make picture`
 
