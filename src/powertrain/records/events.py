@@ -287,8 +287,8 @@ class EventsWaiting(RunWarning):
 
     @property
     def sentence(self) -> str:
-        return f"events.jsonl cannot be written ({self.why}). Training goes on; the events are kept in memory until "
-                "the file can be written"
+        return (f"events.jsonl cannot be written ({self.why}). Training goes on; the events are kept in memory until "
+                "the file can be written")
 
 
 @dataclass(frozen=True, kw_only=True)
