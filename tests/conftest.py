@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from driver import TINY, Fault, run_cli
-from powertrain.data.blocks import Blocks
 from powertrain.data.collate import collate
-from powertrain.data.example import Example
+from powertrain.data.example import Blocks, Example
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
 from powertrain.records import IGNORE, DataFacts, Facts, Hardware, Software

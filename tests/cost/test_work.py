@@ -10,8 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from powertrain.cost.gradients import backward_of, linears
-from powertrain.cost.recomputing import recomputed_of
-from powertrain.cost.traffic import Traffic
+from powertrain.cost.traffic import Traffic, recomputed_of
 from powertrain.cost.work import (
     forward_flops,
     mean_keys,

@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from powertrain.data.blocks import Blocks, EvaluationBlocks
 from powertrain.data.collate import collate
-from powertrain.data.example import Example
+from powertrain.data.example import Blocks, EvaluationBlocks, Example
 from powertrain.records import IGNORE, WrongUse
 
 

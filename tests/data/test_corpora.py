@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.data import corpora
-from powertrain.data.corpora import SHAKESPEARE, Download, downloaded, standard_library
+from powertrain.data import documents as corpora
+from powertrain.data.documents import SHAKESPEARE, Download, downloaded, standard_library
 from powertrain.data.reading import read_documents
 from powertrain.records import WrongUse
 

@@ -18,7 +18,7 @@ from powertrain.data.examples.encoding import (
 )
 from powertrain.data.examples.templates import find_template
 from powertrain.data.examples.tokenizer import open_example_tokenizer
-from powertrain.data.rows.samples import Conversation, Message, Pair, Span, Text
+from powertrain.data.rows.row import Conversation, Message, Pair, Span, Text
 from powertrain.data.table_tokenizers import ByteTokenizer, CharTokenizer
 from powertrain.records import WrongUse
 

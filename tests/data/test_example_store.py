@@ -8,9 +8,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from example_folders import chat_folder, json_lines, seq2seq_folder, span_folder
-from powertrain.data.examples import making, source_digest
-from powertrain.data.examples.split import held_out, weighted
-from powertrain.data.examples.store import open_examples
+from powertrain.data.examples import making
+from powertrain.data.examples.store import held_out, open_examples, weighted
 from powertrain.data.order import epoch_order
 from powertrain.data.publishing import is_whole
 from powertrain.records import IGNORE, WrongUse
@@ -290,7 +289,7 @@ def test_a_template_whose_turns_end_otherwise_than_the_tokenizer_says_is_pointed
 
 
 def test_progress_is_said_now_and_then(opened, rows, monkeypatch):
-    from powertrain.data.examples import writer
+    from powertrain.data.examples import part as writer
     monkeypatch.setattr(writer, "SAY_EVERY_S", 0.0)
     monkeypatch.setattr(writer, "BATCH_ROWS", 10)
     heard = []
@@ -300,7 +299,7 @@ def test_progress_is_said_now_and_then(opened, rows, monkeypatch):
 
 
 def test_batches_do_not_change_what_is_stored(opened, rows, monkeypatch, tmp_path):
-    from powertrain.data.examples import writer
+    from powertrain.data.examples import part as writer
     whole = opened(rows)
     monkeypatch.setattr(writer, "BATCH_ROWS", 3)
     parts = opened(rows, cache=tmp_path / "other")
@@ -311,7 +310,7 @@ def test_batches_do_not_change_what_is_stored(opened, rows, monkeypatch, tmp_pat
 PREPARE = """
 import re, sys
 from pathlib import Path
-from powertrain.data.examples import writer
+from powertrain.data.examples import part as writer
 from powertrain.data.examples.store import open_examples
 writer.BATCH_CHARS = 50_000
 store = open_examples([sys.argv[1]], max_length=2048, validation_share=0.05, seed=1, tokenizer_folder=Path(sys.argv[2]),
@@ -344,8 +343,8 @@ def test_reading_starts_nowhere_but_at_the_examples_asked_for(opened, rows):
 
 
 def test_a_large_file_is_known_by_length_time_and_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr(source_digest, "READ_WHOLE_BYTES", 10_000)
-    monkeypatch.setattr(source_digest, "SAMPLE_BYTES", 100)
+    monkeypatch.setattr(making, "READ_WHOLE_BYTES", 10_000)
+    monkeypatch.setattr(making, "SAMPLE_BYTES", 100)
     path = tmp_path / "large.jsonl"
     path.write_bytes(b"x" * 50_000)
     stamp = path.stat()
@@ -353,7 +352,7 @@ def test_a_large_file_is_known_by_length_time_and_samples(tmp_path, monkeypatch)
     def digest(content, time_ns=stamp.st_mtime_ns):
         path.write_bytes(content)
         os.utime(path, ns=(time_ns, time_ns))
-        return source_digest.digest_file(path)
+        return making.digest_file(path)
 
     first = digest(b"x" * 50_000)
     assert digest(b"x" * 50_000) == first

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.data.rows.conversations import JOIN
-from powertrain.data.rows.formats import FORMATS, SUMMARISE
+from powertrain.data.rows.formats import FORMATS, JOIN, SUMMARISE
 from powertrain.data.rows.row import Row
 from powertrain.data.rows.schemas import BadRow, Conversation, Message, Pair, Span, Text, find_schema
 from powertrain.records import WrongUse

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from example_folders import chat_folder, json_lines, seq2seq_folder, span_folder
 from powertrain.data.examples import making, sharing
+from powertrain.data.examples import work as stretching
 from powertrain.data.examples.store import open_examples
 from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.data.examples.work import work_from
-from powertrain.data.rows import files, stretches
+from powertrain.data.rows import files
 from powertrain.data.rows.reading import Row, read_rows
 from powertrain.records import WrongUse
 
@@ -72,15 +73,15 @@ def chats_with_faults(folder):
 def test_stretches_have_the_rows_and_origins_of_the_whole_file(tmp_path_factory, lines, end, size_bytes, mark):
     path = tmp_path_factory.mktemp("lines") / "rows.jsonl"
     path.write_bytes((files.BYTE_ORDER_MARK if mark else b"") + b"\n".join(lines) + end)
-    cut = [row for stretch in stretches.stretches([path, path], size_bytes) for row in stretch.rows()]
+    cut = [row for stretch in stretching.stretches([path, path], size_bytes) for row in stretch.rows()]
     assert cut == [*files.json_lines(path), *files.json_lines(path)]
 
 
 def test_a_line_that_is_too_long_is_rejected_in_its_stretch_too(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "LONGEST_LINE_BYTES", 50)
-    monkeypatch.setattr(stretches, "PIECE_BYTES", 7)
+    monkeypatch.setattr(stretching, "PIECE_BYTES", 7)
     path = json_lines(tmp_path / "rows.jsonl", [{"text": "a"}, {"text": "b" * 200}, {"text": "c"}])
-    found = [row for stretch in stretches.stretches([path], 10) for row in stretch.rows()]
+    found = [row for stretch in stretching.stretches([path], 10) for row in stretch.rows()]
     assert [isinstance(row, Row) for row in found] == [True, False, True]
     assert found == list(files.json_lines(path))
 
@@ -90,9 +91,9 @@ def test_only_files_of_lines_are_cut(tmp_path):
     packed, table = tmp_path / "rows.jsonl.gz", tmp_path / "rows.csv"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     table.write_text('text\n"two\nlines"\n')
-    assert stretches.files_of_lines(str(path), None) == [path]
+    assert stretching.files_of_lines(str(path), None) == [path]
     for source in (str(packed), str(table), "docstrings", "shakespeare"):
-        assert stretches.files_of_lines(source, None) == []
+        assert stretching.files_of_lines(source, None) == []
 
 
 # ------------------------------------------------------------------------------------------------ several processes
@@ -154,7 +155,7 @@ def test_an_interruption_leaves_no_process_and_no_file(tmp_path, chat, crowd, mo
     seen = []
 
     def interrupted(found, size_bytes):
-        for number, stretch in enumerate(stretches.stretches(found, size_bytes)):
+        for number, stretch in enumerate(stretching.stretches(found, size_bytes)):
             if number == 6:
                 seen.extend(others())
                 raise KeyboardInterrupt
@@ -172,7 +173,7 @@ def test_a_file_that_cannot_be_read_any_more_is_one_sentence(tmp_path, chat, cro
     path = json_lines(tmp_path / "rows.jsonl", CHATS)
 
     def vanishing(found, size_bytes):
-        every = list(stretches.stretches(found, size_bytes))
+        every = list(stretching.stretches(found, size_bytes))
         path.unlink()
         return every
 

@@ -7,8 +7,7 @@ from example_folders import CHATML, FORGETFUL, GENERATION, INST, chat_folder
 from powertrain.data.examples.templates import find_template
 from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.data.library_tokenizers import BytePairTokenizer
-from powertrain.data.rows.row import BadRow
-from powertrain.data.rows.samples import Message
+from powertrain.data.rows.row import BadRow, Message
 from powertrain.data.table_tokenizers import ByteTokenizer
 from powertrain.records import WrongUse
 

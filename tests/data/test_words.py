@@ -16,7 +16,7 @@ from powertrain.data.examples.shapes import plainly_rendered, writes_contents_on
 from powertrain.data.examples.templates import SHIPPED, find_template
 from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.data.examples.words import spelled_out, words_of
-from powertrain.data.rows.samples import Conversation, Message, Text
+from powertrain.data.rows.row import Conversation, Message, Text
 
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+")

@@ -11,8 +11,7 @@ import pytest
 import torch
 from kinds_of_runs import make_ragged, ragged_facts
 
-from powertrain.cost.compiling import WORTH_IT, bargain
-from powertrain.cost.estimate import estimate
+from powertrain.cost.estimate import WORTH_IT, bargain, estimate
 from powertrain.cost.workload import Workload
 from powertrain.models.kernels.ragged import build
 from powertrain.planner import make_plan

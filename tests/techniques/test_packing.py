@@ -11,9 +11,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from powertrain.cost.padding import length_at, longest_of, mean_length, padding_share
+from powertrain.cost.workload import length_at, longest_of, mean_length, padding_share
 from powertrain.data.collate import collate_padded, real_documents
-from powertrain.data.packing import pack
+from powertrain.data.order import pack
 from powertrain.planner import make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Proposal, Refusal, WrongUse

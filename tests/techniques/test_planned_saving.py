@@ -9,8 +9,16 @@ import pytest
 from kinds_of_runs import ragged_facts
 
 from powertrain.cost.memory import peak_memory
-from powertrain.cost.offloading import Link, added_s, block_flops, hidden_bytes, link_of, sent_bytes
-from powertrain.cost.saving import kinds_by_worth, lightest_that_fits
+from powertrain.cost.saving import (
+    Link,
+    added_s,
+    block_flops,
+    hidden_bytes,
+    kinds_by_worth,
+    lightest_that_fits,
+    link_of,
+    sent_bytes,
+)
 from powertrain.cost.work import training_flops
 from powertrain.cost.workload import Workload
 from powertrain.models.adapters.targets import AdapterConfig

@@ -9,7 +9,7 @@ import pytest
 from kinds_of_runs import Case
 
 from powertrain import planner
-from powertrain.cost.passes import will_pack
+from powertrain.cost.fitting import will_pack
 from powertrain.records import Facts, Proposal, to_plain
 from powertrain.techniques import CATALOGUE, Technique
 from powertrain.techniques.attention_kernel import AttentionKernel

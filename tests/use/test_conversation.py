@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.data.rows.samples import Message
+from powertrain.data.rows.row import Message
 from powertrain.records import WrongUse
 from powertrain.use.conversation import Conversation
 from powertrain.use.generation import Sampling

@@ -12,7 +12,7 @@ import torch
 
 from adapted_models import make_base, with_adapter
 from example_folders import seq2seq_folder
-from powertrain.data.rows.samples import Message
+from powertrain.data.rows.row import Message
 from powertrain.data.tokenizers import load_tokenizer
 from powertrain.models.adapters.attached import has_adapters
 from powertrain.models.bridge.model import BridgedModel

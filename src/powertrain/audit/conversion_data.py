@@ -10,7 +10,7 @@ from typing import Any
 from powertrain.audit.conversion import NO_DATA, Accounted, Missing
 from powertrain.audit.subject import Setting, Subject
 from powertrain.data.rows.formats import ALSO_CALLED, BY_NAME
-from powertrain.data.rows.hub import is_hub_id
+from powertrain.data.rows.tables import is_hub_id
 
 BUILDERS = ("json", "csv", "parquet", "text", "arrow")           # load_dataset's, of files that data_files names
 NAMES_FILE = "dataset_info.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from powertrain.cost.compiling import COMPILER_PARTS
+from powertrain.cost.estimate import COMPILER_PARTS
 from powertrain.records import Hardware, Software
 
 CAPABILITY = re.compile(r"cuda(>=|<)(\d+)\.(\d+)")

@@ -1,22 +1,22 @@
-"""What a plan expects of a run, before any step: time, work and memory from facts alone."""
+"""What a plan expects of a run before any step: time, work and memory from facts alone; and whether compiling pays."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from powertrain.cost.bridged import as_decoder
 from powertrain.cost.fitting import largest_pass
 from powertrain.cost.gradients import lowest_layer
 from powertrain.cost.memory import peak_memory
-from powertrain.cost.offloading import link_of, waited_s
-from powertrain.cost.padding import length_at
-from powertrain.cost.recomputing import made_again_flops
 from powertrain.cost.roofline import Efficiency, efficiency, expected_step_s, size_class, step_floor
-from powertrain.cost.stored import as_held
+from powertrain.cost.saving import link_of, waited_s
+from powertrain.cost.traffic import made_again_flops
+from powertrain.cost.weights import as_decoder, as_held
 from powertrain.cost.work import Work, step_work, training_flops
-from powertrain.cost.workload import Workload
-from powertrain.records import Estimate, Hardware, ModelFacts, UnknownFact
+from powertrain.cost.workload import Workload, length_at
+from powertrain.records import Estimate, Facts, Hardware, ModelFacts, UnknownFact
 from powertrain.shapes import EIGHT_BIT
 
 FUSED_SHARE = 1 / 3                          # guess: chains of about three elementwise operators become one
@@ -155,3 +155,46 @@ def _compiled(work: Work) -> Work:
     """The same mathematics with the operators between products fused, so that about a third of their bytes move."""
     return dataclasses.replace(work, elementwise_bytes=work.elementwise_bytes * FUSED_SHARE,
                                operators=round(work.operators * FUSED_SHARE))
+
+
+# ------------------------------------------------------------------------------------------------ compiling
+
+PASS_TOKENS = 4096
+# by device, the parts without which torch.compile makes no code there (facts/software.py says what is missing)
+COMPILER_PARTS: Mapping[str, tuple[str, ...]] = {"cpu": ("c++ compiler", "python headers"), "cuda": ("triton",)}
+WORTH_IT = 2                                 # times its own cost that compiling has to save
+
+
+@dataclass(frozen=True)
+class Bargain:
+    pays: bool
+    shown: str                               # one clause with the numbers
+
+
+def bargain(facts: Facts, gain: tuple[float, float], compile_s: float, *, train_time_s: float | None, max_steps: int | None,
+            epochs: float) -> Bargain:
+    """`gain`: the step's time with compiling over that without, at best and at worst; half way between is expected."""
+    length = _length(facts, train_time_s, max_steps, epochs)
+    if length is None:
+        return Bargain(False, "the speed of this machine is not measured, so nobody can say whether compiling pays")
+    steps, step_s = length
+    saved_s = steps * step_s * (1 - sum(gain) / 2)
+    cost = f"compiling takes about {compile_s:.0f} s and would save about {saved_s:.0f} of {steps * step_s:,.0f} s"
+    if saved_s < WORTH_IT * compile_s:
+        return Bargain(False, f"{cost}; it has to save {WORTH_IT} times what it costs")
+    return Bargain(True, f"{cost}: earned back after step {compile_s / saved_s * steps:,.0f} of {steps:,}")
+
+
+def _length(facts: Facts, train_time_s: float | None, max_steps: int | None, epochs: float) -> tuple[int, float] | None:
+    """(optimizer steps, seconds of one without compiling); None where this machine's speed is not measured."""
+    data, peaks = facts.data, facts.hardware.peak_flops_per_s
+    fastest = max(peaks, key=lambda dtype: peaks[dtype], default="fp32")
+    micro_batch = max(1, min(data.train_batch_size, PASS_TOKENS // data.block))
+    workload = Workload(data.train_batch_size, data.block, micro_batch, dtype=fastest)
+    try:
+        step_s = sum(estimate(facts.model, workload, facts.hardware, 1).step_s) / 2
+    except UnknownFact:
+        return None
+    if train_time_s is not None:
+        return max(1, round(train_time_s / step_s)), step_s
+    return max_steps or max(1, int(epochs * data.examples / data.train_batch_size)), step_s

@@ -29,7 +29,7 @@ from powertrain.cost.operators import (
 )
 from powertrain.cost.replay import COPIES, Block, Gradients, Leaf, Saved, Tape, Value
 from powertrain.cost.scaled import ScaledSizes
-from powertrain.cost.stored import is_scaled, matrix_bytes, other_bytes
+from powertrain.cost.weights import is_scaled, matrix_bytes, other_bytes
 from powertrain.cost.workload import Workload
 from powertrain.records import ModelFacts
 from powertrain.shapes import DTYPE_BYTES, EIGHT_BIT, FOUR_BIT

@@ -14,7 +14,7 @@ from powertrain.cost.gradients import Linear, has_frozen_base, linears
 from powertrain.cost.kernels import KERNELS, Shape
 from powertrain.cost.operators import FP32
 from powertrain.cost.replay import COPIES, WORKSPACE, Block, Gradients, Leaf, Saved, Tape, Value
-from powertrain.cost.stored import is_scaled
+from powertrain.cost.weights import is_scaled
 
 Blocks = tuple[Block, ...]
 NOTHING: Mapping[str, str] = {}

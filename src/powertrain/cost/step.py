@@ -1,4 +1,8 @@
-"""One optimizer step, replayed: its passes through the blocks that need to be run, and the update."""
+"""One optimizer step with sizes in place of tensors: its passes through the blocks, head and loss, the update.
+
+Of many equal blocks behind each other only the first and the last are run. Memory moves by the same amount with each of them,
+forward and backward, so it is fullest at one of the ends; what those between take and give is what their neighbours did.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,135 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from powertrain.cost.blocks import Kind, Unit
 from powertrain.cost.forward import StepFacts, Tables, Weights, embed, is_rms, norm, rotary_tables, run_block
 from powertrain.cost.fused import run_fused_block
+from powertrain.cost.gradients import has_frozen_base, lowest_layer
 from powertrain.cost.kernels import Shape
-from powertrain.cost.loss import loss_of
-from powertrain.cost.replay import WORKSPACE, Block, Gradients, Memory, Saved, Tape, Value
+from powertrain.cost.operators import FP32, cast_weight, convert, linear, unary
+from powertrain.cost.replay import LOSS, WORKSPACE, Block, Gradients, Memory, Saved, Tape, Value
+from powertrain.records import ModelFacts
+
+ENDS = 2                                     # the first and the last of a row of equal units
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What makes two blocks equal to the replay."""
+
+    is_adapted: bool
+    is_checkpointed: bool
+    reads_a_gradient: bool                   # its input needs one
+    is_light: bool = False                   # not all that its backward pass needs is kept
+
+
+@dataclass(frozen=True)
+class Unit:
+    """As many blocks as pass until the kinds repeat, and how many equal units there are in front of it that are not run."""
+
+    kinds: tuple[Kind, ...]
+    left_out: int = 0
+
+
+def kinds_of(model: ModelFacts, every: int, light: int = 0) -> tuple[Kind, ...]:
+    """Of all blocks, when every `every`-th one is checkpointed, if it has a backward pass; 0: none.
+
+    `light`: how many of those that have a backward pass do not keep all that it needs, from below.
+    """
+    frozen, lowest = has_frozen_base(model), lowest_layer(model)
+    return tuple(Kind(is_adapted=layer in model.adapted_layers,
+                      is_checkpointed=bool(every) and layer % every == 0 and layer >= lowest,
+                      reads_a_gradient=not frozen or layer > lowest,
+                      is_light=lowest <= layer < lowest + light) for layer in range(model.layers))
+
+
+def units_of(kinds: tuple[Kind, ...], period: int) -> list[Unit]:
+    """The units to run, in order; those between the ends of a row of equal ones are left out."""
+    found: list[Unit] = []
+    first = 0
+    while first < len(kinds):
+        unit = kinds[first:first + period]
+        count = 1
+        while kinds[first + count * period:first + (count + 1) * period] == unit:
+            count += 1
+        found.append(Unit(unit))
+        if count > 1:
+            found.append(Unit(unit, left_out=count - ENDS))
+        first += count * len(unit)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ head and loss
+
+INDEX_BYTES = 8                              # int64
+
+
+def loss_of(tape: Tape, facts: StepFacts, outside: Weights, hidden: Value) -> Value:
+    """() the loss summed over the tokens."""
+    head = outside.get("head.weight") or outside["embedding.weight"]
+    with tape.counting_as(LOSS):
+        if facts.workload.loss_chunk_rows is not None:
+            return _chunked_loss(tape, facts, head, hidden)
+        if facts.is_autocast:
+            head = cast_weight(tape, head, facts.item)
+            hidden = convert(tape, hidden, facts.item)
+        elif head.item != hidden.item:
+            head = convert(tape, head, hidden.item)
+        logits = convert(tape, linear(tape, hidden, head, None, facts.model.width), FP32)
+        shares = unary(tape, logits, saves_result=True)      # log softmax
+        nbytes = shares.nbytes
+        node = tape.node((shares,), (shares.block,), lambda saved, gradients: [tape.new(nbytes)])
+        return Value(tape.new(FP32), 1, FP32, node)
+
+
+def _chunked_loss(tape: Tape, facts: StepFacts, head: Value, hidden: Value) -> Value:
+    """The gradients of hidden rows and head are made at once, chunk by chunk."""
+    width, vocabulary, item = facts.model.width, facts.model.vocabulary, facts.item
+    needs_hidden, needs_head = hidden.node is not None, head.node is not None
+    nbytes = hidden.nbytes
+
+    def back(saved: Saved, gradients: Gradients) -> Gradients:
+        made = list(saved)
+        scaled = tape.new(nbytes) if needs_hidden else None
+        return [scaled, made[1]]
+
+    small_head = tape.new(head.count * item) if head.item != item else None
+    hidden_gradient = tape.new(nbytes) if needs_hidden else None
+    head_gradient = tape.new(head.count * FP32) if needs_head else None
+    trained = round(facts.workload.trained_share * hidden.count // width)
+    indices = tape.new(trained * INDEX_BYTES)
+    held: list[Block | None] = [None] * 5    # x, logits, the gradient in a product's type, the normaliser, what indices took
+    rows = facts.workload.loss_chunk_rows or trained
+    for size in [rows] * min(2, trained // rows) + ([trained % rows] if trained % rows else []):
+        _loss_chunk(tape, held, size, (width, vocabulary, item), needs_hidden, head_gradient is not None)
+    node = tape.node((hidden, head), (hidden_gradient, head_gradient), back)
+    del small_head, indices
+    return Value(tape.new(FP32), 1, FP32, node)
+
+
+def _loss_chunk(tape: Tape, held: list[Block | None], rows: int, sizes: tuple[int, int, int], needs_hidden: bool,
+                needs_head: bool) -> None:
+    """One chunk; its tensors take the places of the last one's."""
+    width, vocabulary, item = sizes
+    gathered = tape.new(rows * width * FP32)
+    held[0] = gathered if item == FP32 else tape.new(rows * width * item)
+    del gathered
+    product = tape.new(rows * vocabulary * item)
+    held[1] = product if item == FP32 else tape.new(rows * vocabulary * FP32)
+    del product
+    exponentials = tape.new(rows * vocabulary * FP32)
+    del exponentials
+    held[2] = held[1] if item == FP32 else tape.new(rows * vocabulary * item)
+    if needs_hidden:
+        back = tape.new(rows * width * item)
+        wide = None if item == FP32 else tape.new(rows * width * FP32)
+        del back, wide
+    if needs_head:
+        product = tape.new(vocabulary * width * item)
+        wide = None if item == FP32 else tape.new(vocabulary * width * FP32)
+        del product, wide
+
+
+# ------------------------------------------------------------------------------------------------ the step
 
 Held = Mapping[str, int]
 
@@ -137,4 +264,3 @@ def _change(before: Held, after: Held) -> Held:
 
 def _times(change: Held, count: int) -> Held:
     return {name: count * nbytes for name, nbytes in change.items() if nbytes}
-

@@ -1,29 +1,76 @@
-"""What one optimizer step moves: the operands of its products, everything between them, conversions of weights, the
-optimizer. And how many operator calls eager PyTorch makes of it.
+"""What one optimizer step moves: the operands of its products, everything between them, conversions of weights, the optimizer.
+And how many operator calls eager PyTorch makes of it, and what activation checkpointing computes again.
 
 Every product moves its two operands and its result once. Between products the count follows what eager PyTorch runs,
 operator by operator, as listed below; caches make a CPU move less of it, and fusion less still.
+
+Autograd's non-reentrant checkpoint recomputes a block up to the last tensor that a gradient needs, and stops there. Without
+dropout behind it that is the input of the down projection, whose product is never computed again; with DoRA on it (and no
+dropout, which gives DoRA a product of its own) it is needed for the gradient of the magnitudes. Where the frozen matrix is
+made wide for each product, nothing of that is saved, and the last thing is what the adapter's B reads: B's product is left out.
 
 Legend: per token width d, query and key width q, MLP width f; item: bytes of a number in the product type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from powertrain.cost.gradients import (
     Linear,
+    adapter_dropout,
     adapter_tensors,
     backward_of,
     has_frozen_base,
     linears,
     lowest_layer,
 )
-from powertrain.cost.recomputing import Recomputed, recomputed_of
-from powertrain.cost.stored import matrix_bytes, other_bytes
+from powertrain.cost.weights import matrix_bytes, other_bytes
 from powertrain.records import ModelFacts
 from powertrain.shapes import DTYPE_BYTES, EIGHT_BIT, FOUR_BIT, FP32
+
+LAST = "mlp_out"
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """One block that is computed again."""
+
+    layer: int
+    adapted: bool                            # it has adapters
+    left_out: frozenset[str]                 # linears whose product is not made again
+    leaves_out_up: bool                      # nor the last product of their adapters
+
+
+def recomputed_of(model: ModelFacts, every: int, dtype: str) -> tuple[Recomputed, ...]:
+    """The blocks that are computed again when every `every`-th one keeps only its input; 0: none."""
+    if not every:
+        return ()
+    layers = (layer for layer in range(0, model.layers, every) if layer >= lowest_layer(model))
+    return tuple(_of_layer(model, layer, dtype) for layer in layers)
+
+
+def made_again_flops(model: ModelFacts, tokens: int, saved: Mapping[str, str], blocks: int) -> float:
+    """FLOPs of what blocks written by hand do not keep (models/kernels/fused/saving.py) and make again: the products alone."""
+    again = {"inner": "mlp_in", "heads": "qkv"}
+    names = {again[kind] for kind, action in saved.items() if action == "recompute"}
+    blocks = min(blocks, model.layers - lowest_layer(model))
+    return 2.0 * blocks * tokens * sum(linear.weights for linear in linears(model) if linear.name in names)
+
+
+def _of_layer(model: ModelFacts, layer: int, dtype: str) -> Recomputed:
+    adapted = has_frozen_base(model) and layer in model.adapted_layers
+    with_magnitude = adapted and any(f".{LAST}." in name and name.endswith(".magnitude") for name in model.shapes)
+    needs_product = with_magnitude and not adapter_dropout(model)
+    left_out = frozenset() if model.dropout or needs_product else frozenset({LAST})
+    made_wide = has_frozen_base(model) and matrix_bytes(model) != DTYPE_BYTES[dtype]
+    last_has_adapters = adapted and any(linear.name == LAST and linear.adapters for linear in linears(model))
+    return Recomputed(layer, adapted, left_out,
+                      leaves_out_up=bool(left_out) and made_wide and last_has_adapters and not with_magnitude)
+
+
+# ------------------------------------------------------------------------------------------------ bytes
 
 BACKWARD_SHARE = 2                           # backward over forward: two products for each one of the forward pass
 ADAMW_PASSES = 3                             # fp32 read: weight, gradient; written: weight; its moments are read and written

@@ -35,7 +35,7 @@ from powertrain.cost.gradients import (
     has_frozen_base,
     linears,
 )
-from powertrain.cost.recomputing import Recomputed, recomputed_of
+from powertrain.cost.traffic import Recomputed, recomputed_of
 from powertrain.records import ModelFacts
 
 BACKWARD_SHARE = 2                           # backward over forward: two products for each one of the forward pass

@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from powertrain.data.corpora import CORPORA, corpus_documents
-from powertrain.data.documents import Document
+from powertrain.data.documents import CORPORA, Document, corpus_documents
 from powertrain.records import WrongUse
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson")

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from powertrain.data.documents import Document
 from powertrain.data.library_tokenizers import BytePairTokenizer, FolderTokenizer
-from powertrain.data.saved_tokenizers import MARKER, marked_kind
-from powertrain.data.table_tokenizers import ByteTokenizer, CharTokenizer
+from powertrain.data.table_tokenizers import MARKER, ByteTokenizer, CharTokenizer, marked_kind
 from powertrain.records import WrongUse
 
 BPE_VOCABULARY = 4096

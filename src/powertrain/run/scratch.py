@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from powertrain.data.blocks import Blocks, EvaluationBlocks
 from powertrain.data.collate import collate
+from powertrain.data.example import Blocks, EvaluationBlocks
 from powertrain.data.store import TokenStore, open_store
 from powertrain.facts.data import data_facts
 from powertrain.facts.model import model_facts

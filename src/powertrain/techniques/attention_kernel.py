@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from powertrain.cost.compiling import bargain
-from powertrain.cost.passes import longest_example
+from powertrain.cost.estimate import bargain
+from powertrain.cost.fitting import longest_example
 from powertrain.cost.precision import VARLEN_SINCE, bf16_unit, planned_dtype
 from powertrain.models.kernels.attention import (
     Attention,

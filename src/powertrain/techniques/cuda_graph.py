@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from powertrain.cost.passes import longest_example, will_pack
+from powertrain.cost.fitting import longest_example, will_pack
 from powertrain.cost.precision import VARLEN_SINCE, planned_dtype
 from powertrain.models.decoder import Decoder
 from powertrain.models.kernels.attention import find_varlen

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from powertrain.cost.fitting import longest_example
 from powertrain.cost.memory import peak_memory
-from powertrain.cost.passes import longest_example
 from powertrain.cost.precision import planned_dtype
 from powertrain.cost.workload import Workload
 from powertrain.models.kernels.quantised import keep_whole, whole_blocks

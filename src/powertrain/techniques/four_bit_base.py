@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from powertrain.cost.fitting import longest_example, planned_room_bytes
 from powertrain.cost.memory import peak_memory
-from powertrain.cost.passes import longest_example, planned_room_bytes
 from powertrain.cost.workload import Workload
 from powertrain.models.kernels.quantised import QuantisedLinear
 from powertrain.records import Effect, Facts, ModelFacts, Proposal, Refusal

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from powertrain.cost.compiling import COMPILER_PARTS, PASS_TOKENS, bargain
+from powertrain.cost.estimate import COMPILER_PARTS, PASS_TOKENS, bargain
+from powertrain.cost.fitting import longest_example, planned_room_bytes
 from powertrain.cost.memory import peak_memory
-from powertrain.cost.passes import longest_example, planned_room_bytes
 from powertrain.cost.workload import Workload
 from powertrain.records import Batch, Effect, Facts, ModelFacts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique

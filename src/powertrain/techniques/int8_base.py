@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from powertrain.cost.precision import int8_unit
-from powertrain.cost.stored import eight_bit_saving, why_not_eight_bit
+from powertrain.cost.weights import eight_bit_saving, why_not_eight_bit
 from powertrain.models.kernels.scaled import INT8, TRIED_TOKENS, Coarse, scale_base
 from powertrain.records import Facts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from powertrain.cost.padding import padding_share
-from powertrain.cost.passes import padded_examples, will_pack
+from powertrain.cost.fitting import padded_examples, will_pack
+from powertrain.cost.workload import padding_share
 from powertrain.data.example import Example
 from powertrain.records import Effect, Facts, Proposal, Refusal
 from powertrain.techniques.base import EVERYTHING, Exactness, NotApplied, Technique

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from powertrain.cost.passes import (
+from powertrain.cost.fitting import (
     fitting_tokens,
     longest_example,
     memory_of_examples,

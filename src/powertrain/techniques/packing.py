@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from powertrain.cost.padding import padding_share
-from powertrain.cost.passes import can_pack, fitting_tokens, longest_example, wanted_tokens
+from powertrain.cost.fitting import can_pack, fitting_tokens, longest_example, wanted_tokens
+from powertrain.cost.workload import padding_share
 from powertrain.data.collate import collate_filled, real_documents
 from powertrain.data.example import Example
-from powertrain.data.packing import pack
+from powertrain.data.order import pack
 from powertrain.records import Batch, Effect, Facts, ModelFacts, Proposal, Refusal
 from powertrain.techniques.base import EVERYTHING, Exactness, NotApplied, Technique
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from powertrain.cost.fitting import longest_example, planned_room_bytes
 from powertrain.cost.memory import peak_memory
-from powertrain.cost.offloading import Link, added_s, hidden_bytes, link_of, sent_bytes
-from powertrain.cost.passes import longest_example, planned_room_bytes
 from powertrain.cost.precision import planned_dtype
-from powertrain.cost.recomputing import made_again_flops
-from powertrain.cost.saving import lightest_that_fits
+from powertrain.cost.saving import Link, added_s, hidden_bytes, lightest_that_fits, link_of, sent_bytes
+from powertrain.cost.traffic import made_again_flops
 from powertrain.cost.work import training_flops
 from powertrain.cost.workload import Workload
 from powertrain.models.kernels.fused.saving import KINDS, RECOMPUTABLE, Host, PlainHost, Saving

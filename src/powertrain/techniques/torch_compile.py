@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from powertrain.cost.compiling import COMPILER_PARTS, bargain
-from powertrain.cost.passes import longest_example
+from powertrain.cost.estimate import COMPILER_PARTS, bargain
+from powertrain.cost.fitting import longest_example
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, Facts, Proposal, Refusal
 from powertrain.techniques.base import Exactness, NotApplied, Technique

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from powertrain.data.rows.row import BadRow
-from powertrain.data.rows.samples import Message
+from powertrain.data.rows.row import BadRow, Message
 from powertrain.records import WrongUse
 from powertrain.use.generation import Feed, Sampling, TextTokens, generate_ids, open_feed, stream
 from powertrain.use.opening import OpenedModel

@@ -12,8 +12,8 @@ import torch
 
 from powertrain.data.examples.templates import ChatTemplate, find_template, own_templates
 from powertrain.data.examples.tokenizer import ExampleTokenizer, named_tokens, open_example_tokenizer
-from powertrain.data.rows.samples import Message
-from powertrain.data.saved_tokenizers import marked_kind
+from powertrain.data.rows.row import Message
+from powertrain.data.table_tokenizers import marked_kind
 from powertrain.data.tokenizers import KINDS, load_tokenizer
 from powertrain.facts.software import read_software
 from powertrain.models.adapters.files import CONFIG as ADAPTER_CONFIG

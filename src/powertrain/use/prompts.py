@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from powertrain.data.example import Example
-from powertrain.data.rows.row import BadRow
-from powertrain.data.rows.samples import Message, Span
+from powertrain.data.rows.row import BadRow, Message, Span
 from powertrain.models.decoder import Decoder
 from powertrain.models.huggingface.providers import decoder_start
 from powertrain.records import IGNORE, WrongUse

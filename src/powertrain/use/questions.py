@@ -14,8 +14,7 @@ from powertrain.data.example import Example
 from powertrain.data.examples.making import ROWS_LOOKED_AT
 from powertrain.data.examples.store import ExampleStore
 from powertrain.data.rows.reading import read_rows
-from powertrain.data.rows.row import BadRow, Row
-from powertrain.data.rows.samples import Conversation, Pair, Sample, Span
+from powertrain.data.rows.row import BadRow, Conversation, Pair, Row, Sample, Span
 from powertrain.data.rows.schemas import Schema, find_schema
 from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, WrongUse

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from powertrain.data.blocks import EvaluationBlocks
 from powertrain.data.collate import collate
-from powertrain.data.example import Example
+from powertrain.data.example import EvaluationBlocks, Example
 from powertrain.data.examples.making import ROWS_LOOKED_AT
 from powertrain.data.examples.store import ExampleStore, open_examples
 from powertrain.data.reading import read_documents

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from powertrain.audit.resolved import number, seen
 from powertrain.audit.rules.base import NO_SPEED, Circumstances, Rule
 from powertrain.audit.subject import Subject
-from powertrain.cost.padding import length_at
+from powertrain.cost.workload import length_at
 from powertrain.records import DataFacts
 from powertrain.records.findings import Cure, Finding
 from powertrain.shapes import QUANTILES

@@ -9,8 +9,7 @@ from powertrain.audit.reckoning import as_trained, reckonable
 from powertrain.audit.resolved import accumulation, examples_per_pass, is_on, seen
 from powertrain.audit.rules.base import UNMEASURED, Circumstances, Rule
 from powertrain.audit.subject import Subject
-from powertrain.cost.fitting import largest_micro_batch, own_bytes
-from powertrain.cost.passes import planned_room_bytes
+from powertrain.cost.fitting import largest_micro_batch, own_bytes, planned_room_bytes
 from powertrain.records import Facts
 from powertrain.records.findings import Cure, Finding
 

@@ -9,7 +9,7 @@ from powertrain.audit.reckoning import at_most
 from powertrain.audit.resolved import examples_per_pass, is_on, is_unread, seen, value
 from powertrain.audit.rules.base import UNMEASURED, Circumstances, Rule
 from powertrain.audit.subject import Subject
-from powertrain.cost.padding import padding_share
+from powertrain.cost.workload import padding_share
 from powertrain.records.findings import Cure, Finding, Risk, Severity
 
 CAN_PACK = ("trl", "axolotl", "llama-factory", "modelforge", "lora-trainer")

@@ -15,11 +15,18 @@ import numpy as np
 from tokenizers import Encoding
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from powertrain.data.examples.templates import ChatTemplate, Marked, Place
-from powertrain.data.examples.tokenising import Ids, Tokenised, each_or_reason, offsets, places_of, tokenise
-from powertrain.data.examples.tokenizer import ExampleTokenizer
-from powertrain.data.rows.row import BadRow
-from powertrain.data.rows.samples import Conversation, Pair, Sample, Span, Text
+from powertrain.data.examples.templates import ChatTemplate, Marked
+from powertrain.data.examples.tokenizer import (
+    ExampleTokenizer,
+    Ids,
+    Place,
+    Tokenised,
+    each_or_reason,
+    offsets,
+    places_of,
+    tokenise,
+)
+from powertrain.data.rows.row import BadRow, Conversation, Pair, Sample, Span, Text
 from powertrain.records import WrongUse
 
 TrainOn = Literal["assistant", "all"]

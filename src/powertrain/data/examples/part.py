@@ -1,4 +1,4 @@
-"""The tokenised examples of one source, on disk, read as they are asked for.
+"""The tokenised examples of one source, on disk, written row by row and read as they are asked for.
 
     <cache>/examples/<key>/  examples.bin    one RECORD for each example
                              tokens.bin      their ids end to end, little-endian uint16 or uint32
@@ -12,17 +12,26 @@ All are memory-mapped: what a process holds does not grow with the data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import re
+import shutil
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from powertrain.data.example import Example
+from powertrain.data.examples.encoding import Encoded, EncodedRow, Encoder, prompt_of
 from powertrain.data.publishing import read_meta
+from powertrain.data.rows.row import BadRow, Conversation, Rejected, Row, Sample
+from powertrain.data.rows.schemas import Schema
 from powertrain.data.tokenizers import token_dtype
 from powertrain.records import IGNORE
 
@@ -113,3 +122,233 @@ def open_part(folder: Path) -> Part:
 def _mapped(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     # an empty file cannot be mapped; asarray, because a memmap's own slices are slow to make
     return np.asarray(np.memmap(path, dtype=dtype, mode="r")) if path.stat().st_size else np.empty(0, dtype)
+
+
+# ------------------------------------------------------------------------------------------------ writing
+
+Say = Callable[[str], None]
+
+BATCH_CHARS, BATCH_ROWS = 500_000, 4096      # the library keeps about 300 bytes per token of a batch, offsets included
+SAY_EVERY_S = 4.0
+SHORT_NUMBER = 18            # digits
+NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,17})", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Read:
+    """A row that says what its format asks for."""
+
+    sample: Sample
+    origin: str
+    characters: int                          # about
+    digest: int                              # of all that it says
+
+
+class PartWriter:
+    """The files of one part, and what is counted while they are written."""
+
+    def __init__(self, folder: Path, vocabulary: int, kind: str):
+        self.folder, self.kind, self.vocabulary = folder, kind, vocabulary
+        self.dtype = token_dtype(vocabulary)
+        names = ("examples", "tokens", "trained", "sources", "segments")
+        self.files: dict[str, IO[bytes]] = {name: (folder / f"{name}.bin").open("wb") for name in names}
+        self.written: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        self.problems: list[Problem] = []
+        self.places: dict[str, int] = {}
+
+    def __enter__(self) -> PartWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self.files.values():
+            file.close()
+
+    def problem(self, kind: str, origin: str, reason: str) -> None:
+        self.counts[kind] += 1
+        if self.counts[kind] <= PROBLEMS_KEPT:
+            self.problems.append(Problem(kind, origin, reason))
+
+    def add(self, batch: Sequence[Read | Rejected], rows: Sequence[EncodedRow]) -> None:
+        """Rows that follow each other, written at once; `rows` are what became of those that could be read."""
+        encoded = iter(rows)
+        examples: list[Encoded] = []
+        columns: list[tuple[int, int, int, int, int]] = []             # row, prompt, digest, place, number
+        self.counts["rows"] += len(batch)
+        for read in batch:
+            if isinstance(read, Rejected):
+                self.problem("bad", read.origin, read.reason)
+                continue
+            row = next(encoded)
+            self._count(read.origin, row)
+            if row.examples:
+                column = (self.counts["good"] - 1, digest64(prompt_of(read.sample)), read.digest, *self._place(read.origin))
+                columns += [column] * len(row.examples)
+                examples += row.examples
+        if not examples:
+            return
+        records = np.zeros(len(examples), RECORD)
+        for name, values in zip(("row", "prompt", "digest", "place", "number"), zip(*columns, strict=True), strict=False):
+            records[name] = np.array(values, RECORD[name])
+        records["end"] = self._write("tokens", [example.ids for example in examples], self.dtype)
+        records["trained_end"] = self._write("trained", [example.trained for example in examples], np.dtype("<i4"))
+        records["source_end"] = self._write("sources", [example.source for example in examples], self.dtype)
+        self._write("segments", [example.segments for example in examples], np.dtype("u1"))
+        records["trained_tokens"] = [example.trained_tokens for example in examples]
+        records["answer"] = [example.answer or (0, 0) for example in examples]
+        self.files["examples"].write(records.tobytes())
+        self.counts["examples"] += len(records)
+
+    def append(self, folder: Path, told: Mapping[str, Any]) -> None:
+        """What another writer has written into `folder`, of the rows that come next, and `told`."""
+        records = np.fromfile(folder / "examples.bin", RECORD)
+        for column, name in (("end", "tokens"), ("trained_end", "trained"), ("source_end", "sources")):
+            records[column] += self.written[name]
+        records["row"] += self.counts["good"]
+        if len(records):
+            places = [self.places.setdefault(place, len(self.places)) for place in told["places"]]
+            records["place"] = np.array(places, RECORD["place"])[records["place"]]
+        self.files["examples"].write(records.tobytes())
+        for name in ("tokens", "trained", "sources", "segments"):
+            with (folder / f"{name}.bin").open("rb") as file:
+                shutil.copyfileobj(file, self.files[name])
+        self.written.update(told["written"])
+        for problem in (Problem(*found) for found in told["problems"]):
+            if sum(known.kind == problem.kind for known in self.problems) < PROBLEMS_KEPT:
+                self.problems.append(problem)
+        longest = max(self.counts["longest"], told["counts"].get("longest", 0))
+        self.counts.update(told["counts"])
+        self.counts["longest"] = longest
+
+    def told(self) -> dict[str, Any]:
+        """What `append` needs to know besides the files."""
+        return {"counts": dict(sorted(self.counts.items())), "places": list(self.places), "written": dict(self.written),
+                "problems": [[problem.kind, problem.origin, problem.reason] for problem in self.problems]}
+
+    def meta(self, schema: Schema, said: str) -> dict[str, Any]:
+        told = {name: value for name, value in self.told().items() if name != "written"}
+        return {"kind": self.kind, "vocabulary": self.vocabulary, "schema": schema.name, "said": said, **told}
+
+    def _count(self, origin: str, row: EncodedRow) -> None:
+        if row.refused == "bad":
+            self.problem("bad", origin, row.reason)
+            return
+        self.counts["good"] += 1
+        self.counts["longest"] = max(self.counts["longest"], row.tokens)
+        self.counts["too_long"] += row.too_long
+        self.counts["untrained_end"] += row.untrained_end
+        if row.refused:
+            self.problem({"untrained": "untrained", "long": "dropped"}[row.refused], origin, row.reason)
+            self.counts["tokens_lost"] += row.tokens if row.too_long else 0
+            return
+        self.counts["tokens_lost"] += row.lost
+        if row.lost:
+            self.problem("cut", origin, f"{row.tokens} tokens, of which the last {row.lost} are cut off")
+        if row.boundary:
+            self.problem("boundary", origin, "its prompt alone has other tokens than before the answer")
+        if row.only_last:
+            self.problem("only_last", origin, "the chat template rewrites earlier turns, so only the last one is trained")
+
+    def _write(self, name: str, values: Sequence[Sequence[Any] | npt.NDArray[Any] | None],
+               dtype: np.dtype[Any]) -> npt.NDArray[np.int64]:
+        """Appends each example's values, and returns where they end, in values (in ranges for those that are trained)."""
+        found = [some for some in values if some is not None and len(some)]
+        if found:
+            self.files[name].write(np.concatenate(found).astype(dtype).tobytes())
+        lengths = np.array([0 if some is None else len(some) for some in values], dtype=np.int64)
+        ends = lengths.cumsum() + self.written[name]
+        self.written[name] += int(lengths.sum())
+        return ends
+
+    def _place(self, origin: str) -> tuple[int, int]:
+        """An origin as the number of what it begins with, and the number that it ends with: -1 where it ends with none."""
+        beginning, _, end = origin.rpartition(":")
+        if end.isascii() and end.isdigit() and end[0] != "0" and len(end) < SHORT_NUMBER:
+            beginning, number = f"{beginning}:", int(end)            # the usual case, ten times as fast
+        else:
+            found = NUMBERED.fullmatch(origin)
+            beginning, number = (found[1], int(found[2])) if found else (origin, -1)
+        return self.places.setdefault(beginning, len(self.places)), number
+
+
+def write_part(folder: Path, source: str, rows: Iterable[Row | Rejected], schema: Schema, said: str, encoder: Encoder[Any],
+               vocabulary: int, say: Say) -> dict[str, Any]:
+    """Writes all but meta.json into `folder`, and returns what goes there."""
+    with PartWriter(folder, vocabulary, schema.kind) as writer, ThreadPoolExecutor(1) as tokenizing:
+        progress = Progress(source, say)
+        waiting: deque[tuple[list[Read | Rejected], Any]] = deque()
+
+        def write_first() -> None:
+            batch, encoded = waiting.popleft()
+            writer.add(batch, encoded.result())
+
+        for batch in _batches(_samples(rows, schema)):
+            waiting.append((batch, tokenizing.submit(encoder.encode, _read(batch))))
+            if len(waiting) > 1:
+                write_first()
+                progress.tell(writer)
+        while waiting:
+            write_first()
+        return writer.meta(schema, said)
+
+
+def write_rows(writer: PartWriter, rows: Iterable[Row | Rejected], schema: Schema, encoder: Encoder[Any]) -> None:
+    """The same one step after the other: for one of several processes, which have no cores to spare for each other."""
+    for batch in _batches(_samples(rows, schema)):
+        writer.add(batch, encoder.encode(_read(batch)))
+
+
+class Progress:
+    """Says now and then how far it is."""
+
+    def __init__(self, source: str, say: Say):
+        self.source, self.say = source, say
+        self.began = self.told = time.monotonic()
+
+    def tell(self, writer: PartWriter) -> None:
+        now, count = time.monotonic(), writer.counts["rows"]
+        if now - self.told > SAY_EVERY_S:
+            self.told = now
+            self.say(f"{self.source}: {count:,} rows tokenised, {count / (now - self.began):,.0f} rows/s")
+
+
+def digest64(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
+
+
+def _samples(rows: Iterable[Row | Rejected], schema: Schema) -> Iterator[Read | Rejected]:
+    for row in rows:
+        if isinstance(row, Rejected):
+            yield row
+            continue
+        try:
+            sample = schema.read(row.fields)
+        except BadRow as error:
+            yield Rejected(row.origin, str(error))
+            continue
+        content = content_of(sample)
+        yield Read(sample, row.origin, len(content), digest64(content))
+
+
+def _read(batch: Sequence[Read | Rejected]) -> list[Sample]:
+    return [read.sample for read in batch if isinstance(read, Read)]
+
+
+def content_of(sample: Sample) -> str:
+    """All that a sample says, so that equal ones are known."""
+    if isinstance(sample, Conversation):     # most rows: a dataclass takes its time to say the same
+        return repr([(message.role, message.content) for message in sample.messages])
+    return repr(sample)
+
+
+def _batches(found: Iterable[Read | Rejected]) -> Iterator[list[Read | Rejected]]:
+    batch: list[Read | Rejected] = []
+    characters = 0
+    for read in found:
+        batch.append(read)
+        characters += 0 if isinstance(read, Rejected) else read.characters
+        if characters >= BATCH_CHARS or len(batch) >= BATCH_ROWS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from powertrain.data.rows.row import BadRow
-from powertrain.data.rows.samples import Message
+from powertrain.data.rows.row import BadRow, Message
 
 if TYPE_CHECKING:
     from jinja2 import Template

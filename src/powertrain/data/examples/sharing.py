@@ -20,10 +20,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from powertrain.data.examples.work import TOLD, Work
-from powertrain.data.examples.writer import PartWriter, Progress, Say
+from powertrain.data.examples.part import PartWriter, Progress, Say
+from powertrain.data.examples.work import TOLD, Stretch, Work
 from powertrain.data.rows.files import readable
-from powertrain.data.rows.stretches import Stretch
 from powertrain.machine import usable_cpus
 
 STRETCH_BYTES = 1 << 19
@@ -31,7 +30,7 @@ EACH_BYTES = 4 << 20         # of a source for each further process: less is don
 MOST_FURTHER = 7             # some 100 MB each
 WAITING = 2                  # stretches that a process has been given, so that it never waits for the next one
 # the same modules are found as here, however this process came to find them
-CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from powertrain.data.examples.worker import main; main()"
+CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from powertrain.data.examples.work import main; main()"
 
 
 def further_processes(files: Sequence[Path]) -> int:

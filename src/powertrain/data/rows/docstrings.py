@@ -20,8 +20,7 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
-from powertrain.data.corpora import standard_library
-from powertrain.data.documents import Document
+from powertrain.data.documents import Document, standard_library
 from powertrain.data.publishing import is_whole, publish
 from powertrain.data.rows.files import json_lines
 from powertrain.data.rows.row import Row

@@ -1,4 +1,4 @@
-"""Which files of a folder hold its rows.
+"""Which files of a folder hold its rows, and which part of a dataset is meant where it comes in parts: train by default.
 
 A folder that `datasets` saved says so itself. Else its files are sorted by name; those that say train, valid or test in their
 name, or in their folder's, are parts, and one part is read. Rows in two formats are refused: they are most often the same rows
@@ -7,15 +7,49 @@ twice. So is a mixture of rows and texts, except for the files that describe a d
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
+import re
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from powertrain.data.reading import looks_like_text, text_files
 from powertrain.data.rows.files import readable
-from powertrain.data.rows.splits import TRAIN, WORDS, choose_split, named_split
 from powertrain.records import WrongUse
+
+TRAIN = "train"
+# a word in a file's or folder's name -> the part it holds, as the hub's own loader reads them
+WORDS = {"train": TRAIN, "training": TRAIN, "valid": "validation", "validation": "validation", "val": "validation",
+         "dev": "validation", "test": "test", "testing": "test", "eval": "test", "evaluation": "test"}
+
+
+def choose_split(where: str, names: Sequence[str], wanted: str | None) -> str:
+    """The one of `names` that `wanted` means: train if it is None, or the only one there is. Raises WrongUse if none is."""
+    if wanted is None and len(names) == 1:
+        return names[0]
+    meant = wanted or TRAIN
+    for name in names:
+        if name == meant:
+            return name
+    for name in names:
+        if WORDS.get(name) == WORDS.get(meant, meant):
+            return name
+    near = difflib.get_close_matches(meant, names, n=1)
+    cure = f"did you mean data.split={near[0]}?" if near else "name one with data.split=NAME"
+    raise WrongUse(f"{where} has no part {meant!r}; it has: {', '.join(names)}; {cure}")
+
+
+def named_split(path: PurePath) -> str | None:
+    """The part that a file's own name says it holds, else the nearest folder's: "data/train-00000-of-00002.parquet"."""
+    for part in reversed(path.parts):
+        for word in re.split(r"[^a-z]+", part.lower()):
+            if word in WORDS:
+                return WORDS[word]
+    return None
+
+
+# ------------------------------------------------------------------------------------------------ folders
 
 LINES, SHEETS, OBJECTS, TABLES = (".jsonl", ".ndjson"), (".csv", ".tsv"), (".json",), (".parquet", ".arrow", ".feather")
 PACKED = ".gz"

@@ -16,8 +16,8 @@ from typing import Any, TextIO
 
 from powertrain.data.reading import FIELDS_NAMED, json_kind
 from powertrain.data.rows.files import is_json_lines, json_lines, opened, readable, utf8_fault
+from powertrain.data.rows.folders import choose_split
 from powertrain.data.rows.row import Rejected, Row, fault
-from powertrain.data.rows.splits import choose_split
 from powertrain.records import WrongUse
 
 CHUNK_CHARS = 1 << 20                        # read at a time

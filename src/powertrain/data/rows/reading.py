@@ -12,15 +12,14 @@ import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from powertrain.data.corpora import CORPORA, corpus_documents
+from powertrain.data.documents import CORPORA, corpus_documents
 from powertrain.data.reading import named_files, similar
 from powertrain.data.rows.docstrings import docstring_rows
 from powertrain.data.rows.files import csv_rows, json_lines, text_rows
 from powertrain.data.rows.folders import LINES, OBJECTS, SHEETS, data_suffix, folder_files
-from powertrain.data.rows.hub import hub_rows, is_hub_id
 from powertrain.data.rows.json_files import json_rows
 from powertrain.data.rows.row import BadRow, Rejected, Row
-from powertrain.data.rows.table_files import arrow_rows, parquet_rows
+from powertrain.data.rows.tables import arrow_rows, hub_rows, is_hub_id, parquet_rows
 from powertrain.records import WrongUse
 
 __all__ = ["ROW_SETS", "BadRow", "Rejected", "Row", "local_files", "read_rows"]

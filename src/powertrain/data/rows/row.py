@@ -1,4 +1,4 @@
-"""A row: what one line of JSONL or CSV, one row of a table or one text file holds, before anyone reads meaning into it."""
+"""Rows (a line of JSONL or CSV, a row of a table, a text file) before they have a meaning; and the samples that they mean."""
 
 from __future__ import annotations
 
@@ -47,3 +47,48 @@ def _text_fault(text: str) -> str | None:
         half = f"\\u{ord(text[error.start]):04x}"
         return f"the lone surrogate {half} at character {error.start} of a text; mend or remove the row"
     return None
+
+
+# ------------------------------------------------------------------------------------------------ meaning
+
+
+@dataclass(frozen=True)
+class Message:
+    role: str                                # "system", "user", "assistant" or "tool"
+    content: str
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Turns in order: a system text or none, then user and assistant by turns; at least one is the assistant's."""
+
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What an encoder reads and what a decoder is to write."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Span:
+    """A question about a context; every answer is a piece of it: context[start:start + len(answer)] == answer.
+
+    None at all: the context does not answer the question.
+    """
+
+    question: str
+    context: str
+    answers: tuple[str, ...]
+    starts: tuple[int, ...]                  # characters
+
+
+@dataclass(frozen=True)
+class Text:
+    text: str
+
+
+Sample = Conversation | Pair | Span | Text

@@ -16,10 +16,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from powertrain.data.reading import FIELDS_NAMED, json_kind
-from powertrain.data.rows.conversations import SeveralTurns, single_exchange
-from powertrain.data.rows.formats import ALSO_CALLED, BY_NAME, FORMATS, Column, Format, Kind, Reader
-from powertrain.data.rows.row import BadRow, Row
-from powertrain.data.rows.samples import Conversation, Message, Pair, Sample, Span, Text
+from powertrain.data.rows.formats import (
+    ALSO_CALLED,
+    BY_NAME,
+    FORMATS,
+    Column,
+    Format,
+    Kind,
+    Reader,
+    SeveralTurns,
+    single_exchange,
+)
+from powertrain.data.rows.row import BadRow, Conversation, Message, Pair, Row, Sample, Span, Text
 from powertrain.records import WrongUse
 
 __all__ = ["BadRow", "Conversation", "Message", "Pair", "Sample", "Schema", "Span", "Text", "find_schema"]
