@@ -53,7 +53,7 @@ def contents(store):
 
 def others():
     """The processes that this one started for tokenising."""
-    return [process for process in psutil.Process().children() if any("examples.worker" in word for word in process.cmdline())]
+    return [process for process in psutil.Process().children() if any("examples.work" in word for word in process.cmdline())]
 
 
 def chats_with_faults(folder):
