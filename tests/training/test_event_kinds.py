@@ -33,7 +33,8 @@ from powertrain.records.events import (
 
 MIB = 1 << 20
 VALUES: dict[str, Any] = {"str": "x", "str | None": "x", "int": 3, "int | None": 3, "float": 2.5, "float | None": 2.5,
-                          "bool": True, "tuple[str, ...]": ("a", "b"), "Mapping[str, Any]": {"a": 1}, "Mapping[str, Any] | None": {"a": 1},
+                          "bool": True, "tuple[str, ...]": ("a", "b"), "Mapping[str, Any]": {"a": 1},
+                          "Mapping[str, Any] | None": {"a": 1},
                           "Mapping[str, float]": {"a": 0.5}, "Mapping[str, int]": {"a": 1},
                           "Mapping[str, Mapping[str, float]]": {"a": {"b": 0.5}}}
 
@@ -70,33 +71,34 @@ def test_fields_and_kinds_of_a_later_version_are_kept() -> None:
 # ------------------------------------------------------------------------------- version 1, as runs of that time wrote it
 
 OLD_WARNING = {"event": "warning", "time": 9.0, "message": "the disk has 5 MiB free, and 2 kept checkpoints take 9 MiB"}
-OOM = ("step 1,101 ran out of memory (DefaultCPUAllocator: can't allocate memory): it is taken again in passes of at most 2,048 "
-       "tokens instead of 4,096, at the same batch of 16; plan.json says so, and a continuation starts with it")
+OOM = ("step 1,101 ran out of memory (DefaultCPUAllocator: can't allocate memory): it is taken again in passes of at most "
+       "2,048 tokens instead of 4,096, at the same batch of 16; plan.json says so, and a continuation starts with it")
 
 
 @pytest.mark.parametrize(("line", "event"), [
-    ({"event": "start", "time": 1.0, "name": "default", "method": "scratch", "total_steps": 9, "train_batch_size": 4, "block": 16,
-      "parameters": 99, "device": "cpu", "techniques": ["bf16"], "estimate": None},
+    ({"event": "start", "time": 1.0, "name": "default", "method": "scratch", "total_steps": 9, "train_batch_size": 4,
+      "block": 16, "parameters": 99, "device": "cpu", "techniques": ["bf16"], "estimate": None},
      Start(time=1.0, name="default", method="scratch", total_steps=9, train_batch_size=4, block=16, parameters=99,
            techniques=("bf16",))),
     ({"event": "resume", "time": 1.0, "step": 4, "rejected": ["step-000008: model.safetensors is damaged"], "total_steps": 9},
      Resume(time=1.0, step=4, rejected=("step-000008: model.safetensors is damaged",), total_steps=9)),
-    ({"event": "step", "time": 1.0, "step": 1, "loss": 2.0, "tokens": 8, "real_tokens": 9, "seconds": 0.1, "learning_rate": 1e-3,
-      "grad_norm": float("inf")},
+    ({"event": "step", "time": 1.0, "step": 1, "loss": 2.0, "tokens": 8, "real_tokens": 9, "seconds": 0.1,
+      "learning_rate": 1e-3, "grad_norm": float("inf")},
      Step(time=1.0, step=1, loss=2.0, tokens=8, real_tokens=9, seconds=0.1, learning_rate=1e-3, grad_norm=float("inf"))),
     ({"event": "end", "time": 2.0, "reason": "stopped (SIGINT)", "step": 3, "seconds": 1.5},
      End(time=2.0, reason="stopped", signal="SIGINT", step=3, seconds=1.5)),
     ({"event": "end", "time": 2.0, "reason": "failed", "step": 3, "message": "the loss of step 4 is not finite (nan); the"},
      End(time=2.0, reason="failed", step=3, message="the loss of step 4 is not finite (nan); the",
          error={"kind": "loss_not_finite", "step": 4, "loss": "nan"})),
-    ({"event": "end", "time": 2.0, "reason": "failed", "step": 3, "message": "after step 3 12 weights are not finite, a.b the first"},
+    ({"event": "end", "time": 2.0, "reason": "failed", "step": 3,
+      "message": "after step 3 12 weights are not finite, a.b the first"},
      End(time=2.0, reason="failed", step=3, message="after step 3 12 weights are not finite, a.b the first",
          error={"kind": "weights_not_finite", "step": 3, "weights": 12, "first": "a.b"})),
     ({"event": "warning", "time": 3.0, "step": 1100, "message": OOM},
      OutOfMemory(time=3.0, step=1100, before_tokens=4096, after_tokens=2048, train_batch_size=16,
                  said="DefaultCPUAllocator: can't allocate memory")),
-    ({"event": "warning", "time": 3.0, "message": "step 8 could not be saved: File too large; training goes on and the next save "
-                                                  "tries again. Free some space"},
+    ({"event": "warning", "time": 3.0, "message": "step 8 could not be saved: File too large; training goes on and the next "
+                                                  "save tries again. Free some space"},
      CheckpointFailed(time=3.0, step=8, why="File too large")),
     ({"event": "warning", "time": 3.0, "message": "passed over checkpoint step-000008: model.safetensors is damaged: 5 bytes"},
      CheckpointRejected(time=3.0, name="step-000008", why="model.safetensors is damaged: 5 bytes")),
@@ -112,16 +114,17 @@ def test_a_line_of_version_1_is_an_event_of_today(line: dict[str, Any], event: E
 
 @pytest.mark.parametrize(("event", "sentence"), [
     (OutOfMemory(step=100, before_tokens=4096, after_tokens=2048, train_batch_size=16, said="no room"),
-     "step 101 ran out of memory (no room). It is repeated in passes of at most 2,048 tokens instead of 4,096, with the same batch "
-     "of 16 examples. plan.json now holds the smaller passes"),
+     "step 101 ran out of memory (no room). It is repeated in passes of at most 2,048 tokens instead of 4,096, with the same "
+     "batch of 16 examples. plan.json now holds the smaller passes"),
     (CheckpointFailed(step=8, why="File too large", folder="run/checkpoints", free_bytes=5 * MIB, needed_bytes=9 * MIB),
      "the checkpoint of step 8 could not be saved: File too large. Training goes on; the next save tries again. Free some disk "
      "space: 5 MiB are left, a checkpoint takes 9 MiB"),
     (CheckpointFailed(step=8, why="Permission denied", folder="run/checkpoints", last=True),
-     "the checkpoint of step 8 could not be saved: Permission denied. The final model is still to be written. Make run/checkpoints "
-     "writable again"),
+     "the checkpoint of step 8 could not be saved: Permission denied. The final model is still to be written. Make "
+     "run/checkpoints writable again"),
     (CheckpointNotDeleted(step=4, why="I/O error", folder="run/checkpoints"),
-     "step 4 is saved, but an older checkpoint could not be deleted: I/O error. run/checkpoints takes more disk space than planned"),
+     "step 4 is saved, but an older checkpoint could not be deleted: I/O error. run/checkpoints takes more disk space than "
+     "planned"),
     (CheckpointRejected(name="step-000008", why="it is damaged"), "the checkpoint step-000008 was not used: it is damaged"),
     (LittleDisk(free_bytes=5 * MIB, needed_bytes=40 * MIB, checkpoints=2),
      "the disk has 5 MiB free, but 2 kept checkpoints, the best one and a new one take 40 MiB. Free some space, or use "

@@ -108,10 +108,11 @@ def test_an_event_of_a_signal_handler_within_a_flush_is_kept_once(tmp_path: Path
     raised = []
 
     def write(file: int, data: bytes, write: Callable[[int, bytes], int] = os.write) -> int:
-        found = write(file, data)
-        if not raised:
-            raised.append(True)
-            os.kill(os.getpid(), signal.SIGUSR1)         # the handler runs here, in the middle of the flush
+        if raised:
+            return write(file, data)
+        raised.append(True)
+        found = write(file, data[:len(data) // 2])
+        os.kill(os.getpid(), signal.SIGUSR1)             # the handler runs here, in the middle of the flush
         return found
 
     def handler(*_: object) -> None:
