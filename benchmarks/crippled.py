@@ -37,6 +37,7 @@ from torch import Tensor
 
 from powertrain import planner
 from powertrain.cli.surroundings import cache_folder, say
+from powertrain.cost.workload import Workload
 from powertrain.data.example import Example
 from powertrain.evidence import studies
 from powertrain.evidence.clock import Arena, Pace
@@ -45,6 +46,7 @@ from powertrain.recipe import Recipe, resolve_words
 from powertrain.records import Batch, Facts, Refusal, to_plain
 from powertrain.records.events import End, Evaluated, ModelSaved, Saved
 from powertrain.records.evidence import Arm, ArmRun, Comparison, Study
+from powertrain.records.plan import Why
 from powertrain.run.prepare import prepare
 from powertrain.techniques.base import Exactness, Technique
 from powertrain.training.events import read_events
@@ -97,8 +99,8 @@ class Planted(Technique):
     source = "this project's benchmarks"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Refusal:
-        return cls.refuse("it cripples a run on purpose", possible=cls())
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Refusal:
+        return cls.refuse(Why.WOULD_NOT_PAY, "it cripples a run on purpose", cls())
 
     def confirm(self, setup: Setup) -> None:
         """It is in force by what it does."""
@@ -128,7 +130,7 @@ class NaiveCompile(Planted):
 
     name = "naive_compile"
     touches = frozenset({"run_block"})
-    slot = "blocks"
+    slots = frozenset({"blocks"})
 
     def apply(self, setup: Setup) -> Setup:
         torch._dynamo.config.recompile_limit = self.limit

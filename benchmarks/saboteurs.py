@@ -25,6 +25,7 @@ import torch
 
 from powertrain import planner
 from powertrain.cli.surroundings import cache_folder, say
+from powertrain.cost.workload import Workload
 from powertrain.evidence import studies
 from powertrain.evidence.ablation import ablate, subjects_of
 from powertrain.evidence.clock import Arena
@@ -33,6 +34,7 @@ from powertrain.models.model import Model
 from powertrain.recipe import Recipe, resolve_words
 from powertrain.records import IGNORE, Facts, Refusal, RunFailed
 from powertrain.records.evidence import HARMFUL, INVALID, Study
+from powertrain.records.plan import Why
 from powertrain.run.prepare import Prepared, prepare
 from powertrain.techniques.base import Exactness, Technique
 from powertrain.techniques.fused_adamw import FusedAdamW
@@ -47,8 +49,8 @@ class Saboteur(Technique):
     source = "this project's tests"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Refusal:
-        return cls.refuse("it does harm on purpose", possible=cls())
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Refusal:
+        return cls.refuse(Why.WOULD_NOT_PAY, "it does harm on purpose", cls())
 
     def confirm(self, setup: Setup) -> None:
         """It is in force, and says so."""
@@ -62,7 +64,7 @@ class IdleAdamW(Saboteur):
     exactness = Exactness.ROUNDING
     touches = frozenset({"optimizer"})
     acts_on = frozenset({"optimizer"})
-    slot = "optimizer"
+    slots = frozenset({"optimizer"})
 
     def apply(self, setup: Setup) -> Setup:
         return setup

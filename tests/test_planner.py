@@ -10,6 +10,7 @@ from powertrain.planner import Tuned, from_json, make_plan, to_json, with_pins, 
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Plan, Proposal, WrongUse
 from powertrain.records.evidence import Interval
+from powertrain.records.plan import PinRefused, PinsClash, Why
 from powertrain.techniques import CATALOGUE
 from powertrain.techniques.packing import Packing
 
@@ -48,27 +49,36 @@ def test_one_technique_per_slot_and_the_larger_claim_wins(gpu_facts: Callable[..
 
 def test_a_pin_decides_a_slot(gpu_facts: Callable[..., Facts]) -> None:
     assert "tf32" in names(make_plan(gpu_facts((9, 0)), pinned(tf32="on"), 100))
-    with pytest.raises(WrongUse, match="both pinned on"):
+    with pytest.raises(PinsClash, match="both pinned on") as raised:
         make_plan(gpu_facts((9, 0)), pinned(tf32="on", bf16="on"), 100)
+    assert (raised.value.technique, raised.value.rival) == ("bf16", "tf32")
+    lost = next(r for r in make_plan(gpu_facts((9, 0)), pinned(tf32="on"), 100).refused if r.technique == "bf16")
+    assert (lost.why, lost.rival) == (Why.SLOT_TAKEN, "tf32")
 
 
 def test_off_takes_a_technique_out(facts: Facts) -> None:
     plan = make_plan(facts, pinned(fused_adamw="off"), 100)
     assert "fused_adamw" not in names(plan)
-    assert next(r.because for r in plan.refused if r.technique == "fused_adamw") == "switched off by the recipe"
+    off = next(r for r in plan.refused if r.technique == "fused_adamw")
+    assert (off.why, off.cure) == (Why.OFF_IN_RECIPE, ("techniques.fused_adamw=on",))
 
 
 def test_pinning_on_what_cannot_be_is_an_error_with_the_reason(facts: Facts) -> None:
     cpu = replace(facts, hardware=replace(facts.hardware, device="cpu"))
-    with pytest.raises(WrongUse, match=r"tf32 is pinned on, and it cannot be: .* no TF32 units"):
+    with pytest.raises(PinRefused, match=r"techniques\.tf32 is pinned on .* no TF32 units") as raised:
         make_plan(cpu, pinned(tf32="on"), 100)
+    assert (raised.value.technique, raised.value.refusal.why) == ("tf32", Why.HARDWARE_LACKS)
+    assert (raised.value.keys, raised.value.cure) == (("techniques.tf32",), ("techniques.tf32=off",))
 
 
 def test_pinning_on_what_would_not_pay_is_done_and_said(facts: Facts) -> None:
     plan = make_plan(facts, pinned(activation_checkpointing={"every": 2}), 100)
     step = next(s for s in plan.steps if s.technique.name == "activation_checkpointing")
     assert step.technique.every == 2  # type: ignore[attr-defined]
-    assert "the plan would leave it off" in step.because
+    assert step.pinned
+    assert step.against is not None
+    assert step.against.why is Why.NOT_NEEDED
+    assert step.against.because in step.because              # in words: the planner would leave it off
 
 
 @pytest.mark.parametrize(("techniques", "says"), [

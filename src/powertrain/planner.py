@@ -1,11 +1,17 @@
-"""Facts and a recipe in, a plan out: ask every technique, keep one per slot, write down every reason."""
+"""Facts and a recipe in, a plan out: ask every technique once, keep one per slot, write down every reason.
+
+Techniques are asked in the order of CATALOGUE, those marked `asked_first` before the others. Each one sees what was decided
+before it. Asking has no side effects: nothing is compiled, loaded or fetched. The plan lists techniques in the order of
+CATALOGUE, in which they are applied.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -15,10 +21,14 @@ from powertrain.cost.workload import Workload, library_workspace_bytes
 from powertrain.recipe import Recipe
 from powertrain.records import Effect, Estimate, Facts, Plan, Proposal, Refusal, UnknownFact, WrongUse, to_plain
 from powertrain.records.evidence import Interval
+from powertrain.records.plan import PinError, PinRefused, PinsClash, UnknownTechnique, Why, WrongSetting
 from powertrain.techniques import CATALOGUE, Technique
+from powertrain.techniques.base import CannotBuild
 from powertrain.techniques.micro_batch import MicroBatch
 
 BY_NAME: Mapping[str, type[Technique]] = {technique.name: technique for technique in CATALOGUE}
+PLACE: Mapping[str, int] = {name: place for place, name in enumerate(BY_NAME)}
+ASKED = sorted(CATALOGUE, key=lambda technique: not technique.asked_first)       # stable: else as in CATALOGUE
 
 
 @dataclass(frozen=True)
@@ -37,120 +47,252 @@ class Tuned:
 
 
 def make_plan(facts: Facts, recipe: Recipe, total_steps: int, tuned: Tuned | None = None) -> Plan:
-    """What measuring has found goes before a technique's own answer, and what the recipe pins before both.
+    """Return the plan: a pin of the recipe wins over what was tuned, and that over a technique's own answer.
 
-    Raises WrongUse where the recipe pins a technique that is unknown, is refused, or has no such setting.
+    Raises PinError where the recipe pins a technique that is unknown or refused, has no such setting, or clashes with another.
     """
     check_names(recipe.techniques)
     if tuned is not None and (pins := _pins_that_hold(tuned, facts, recipe, total_steps)):
-        plan = _with_evidence(_ask_all(facts, with_pins(recipe, pins)), pins, tuned)
+        plan = _with_evidence(_plan_of(facts, with_pins(recipe, pins)), pins, tuned)
         plan = dataclasses.replace(plan, estimate=_estimate(facts, plan, total_steps))
         if plan.estimate is None or plan.estimate.total_memory_bytes <= facts.hardware.free_memory_bytes:
             return plan                      # less may be free than when it was tuned
-    plan = _ask_all(facts, recipe)
+    plan = _plan_of(facts, recipe)
     return dataclasses.replace(plan, estimate=_estimate(facts, plan, total_steps))
 
 
 def with_pins(recipe: Recipe, pins: Mapping[str, Any]) -> Recipe:
-    """The recipe with further techniques pinned; its own pins stay."""
+    """Return the recipe with further techniques pinned; its own pins stay."""
     return recipe.model_copy(update={"techniques": {**pins, **recipe.techniques}})
 
 
-def _ask_all(facts: Facts, recipe: Recipe) -> Plan:
-    steps: list[Proposal] = []
-    refused: list[Refusal] = []
-    for technique in CATALOGUE:
-        answer = _ask(technique, facts, recipe)
-        if isinstance(answer, Refusal):
-            refused.append(answer)
-        elif (rival := _holder(steps, technique.slot)) is None:
-            steps.append(answer)
+def ask_anew(name: str, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+    """Return the technique's own answer, without the recipe's pin of it and after what is decided before it."""
+    recipe, decided = _before(name, facts, recipe)
+    answer = _ask(BY_NAME[name], facts, recipe, decided)
+    if BY_NAME[name].asked_first and isinstance(answer, Refusal) and answer.possible is not None:
+        try:
+            _plan_of(facts, with_pins(recipe, {name: "on"}))
+        except PinRefused as error:          # of a need that only the finished plan shows
+            return error.refusal if error.technique == name else dataclasses.replace(
+                answer, because=error.refusal.because, possible=None, why=Why.CONFLICT, rival=error.technique, cure=())
+    return answer
+
+
+def variants_of(name: str, facts: Facts, recipe: Recipe) -> Sequence[Technique | None]:
+    """Return the settings of a technique that are worth measuring here; None stands for the run without it."""
+    if isinstance(answer := ask_anew(name, facts, recipe), Refusal) and answer.possible is None and BY_NAME[name].asked_first:
+        return ()
+    recipe, decided = _before(name, facts, recipe)
+    return BY_NAME[name].variants(facts, recipe, decided)
+
+
+def _before(name: str, facts: Facts, recipe: Recipe) -> tuple[Recipe, Workload]:
+    """Return the recipe without the pin of technique `name`, and what is decided when it is asked."""
+    pins = {other: pin for other, pin in recipe.techniques.items() if other != name}
+    recipe = recipe.model_copy(update={"techniques": pins})
+    return recipe, _workload(facts, _ask_all(facts, recipe, until=name)[0])
+
+
+# ------------------------------------------------------------------------------------------------ asking
+
+
+def _plan_of(facts: Facts, recipe: Recipe) -> Plan:
+    _check_clashes(recipe)
+    steps, refused = _ask_all(facts, recipe)
+    return Plan(tuple(steps), tuple(sorted(refused, key=lambda refusal: PLACE[refusal.technique])))
+
+
+def _ask_all(facts: Facts, recipe: Recipe, until: str = "") -> tuple[list[Proposal], list[Refusal]]:
+    """Ask every technique, or those before `until`. What loses its slot to a later one is out, and all are asked again."""
+    beaten: dict[str, Refusal] = {}
+    while True:
+        steps: list[Proposal] = []
+        refused: list[Refusal] = []
+        count = len(beaten)
+        for technique in itertools.takewhile(lambda technique: technique.name != until, ASKED):
+            answer = beaten.get(technique.name) or _ask(technique, facts, recipe, _workload(facts, steps))
+            rival = None if isinstance(answer, Refusal) else _holder(steps, answer.technique.slots)
+            if isinstance(answer, Refusal):
+                refused.append(answer)
+            elif rival is None:
+                steps.append(answer)
+            elif answer.claim.step_time < rival.claim.step_time:
+                beaten[rival.technique.name] = _taken(rival, technique.name)
+                break
+            else:
+                refused.append(_taken(answer, rival.technique.name))
         else:
-            winner, loser = _settle(rival, answer, recipe)
-            steps = [step for step in steps if step is not loser] + ([winner] if winner is answer else [])
-            refused.append(Refusal(loser.technique.name, f"{winner.technique.name} takes its place", loser.technique))
-    return Plan(tuple(steps), tuple(refused))
+            steps.sort(key=lambda step: PLACE[step.technique.name])
+            if not until:
+                beaten |= _unmet(facts, recipe, steps)
+        if len(beaten) == count:
+            return steps, refused
+
+
+def _ask(technique: type[Technique], facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
+    """Return the technique's own answer, or what the recipe's pins make of it."""
+    name, pin = technique.name, recipe.techniques.get(technique.name)
+    if pin == "off":
+        return Refusal(name, "the recipe switches it off", why=Why.OFF_IN_RECIPE, cure=(f"techniques.{name}=on",))
+    answer = technique.answer(facts, recipe, decided)
+    if pin is not None:
+        return _pinned(answer, pin)
+    rival = next((other for other in _pinned_on(recipe) if BY_NAME[other].slots & technique.slots), None)
+    return _taken(answer, rival) if rival is not None and isinstance(answer, Proposal) else answer
+
+
+def _pinned(answer: Proposal | Refusal, pin: object) -> Proposal:
+    if isinstance(answer, Refusal):
+        if answer.possible is None:
+            raise PinRefused(answer)
+        answer = Proposal(answer.possible, f"on because the recipe pins it (the planner would leave it off: {answer.because})",
+                          Effect((0.5, 2.0), 0, basis="guess: the plan does not expect it to pay"),
+                          against=dataclasses.replace(answer, possible=None))
+    if isinstance(pin, Mapping):
+        answer = dataclasses.replace(answer, technique=_with_settings(answer.technique, pin),
+                                     because=f"{answer.because}; the recipe pins {', '.join(pin)}" if pin else answer.because)
+    return dataclasses.replace(answer, pinned=True)
+
+
+def _taken(loser: Proposal, rival: str) -> Refusal:
+    name, possible = loser.technique.name, loser.technique
+    return Refusal(name, f"{rival} is used in its place", possible, Why.SLOT_TAKEN, rival=rival,
+                   cure=(f"techniques.{name}=on",))
+
+
+def _unmet(facts: Facts, recipe: Recipe, steps: Sequence[Proposal]) -> dict[str, Refusal]:
+    """Return the techniques that the finished plan leaves without something they need. Raises PinRefused for a pinned one."""
+    decided = _workload(facts, steps)
+    found = {step.technique.name: refusal for step in steps if isinstance(step.technique, Technique)
+             if (refusal := step.technique.unmet(facts, decided)) is not None}
+    for name, refusal in found.items():
+        if name in _pinned_on(recipe):
+            raise PinRefused(refusal)
+    return found
+
+
+def _pinned_on(recipe: Recipe) -> list[str]:
+    return [name for name, pin in recipe.techniques.items() if pin != "off" and name in BY_NAME]
+
+
+def _holder(steps: Sequence[Proposal], slots: frozenset[str]) -> Proposal | None:
+    return next((step for step in steps if step.technique.slots & slots), None)
+
+
+# ------------------------------------------------------------------------------------------------ pins
+
+
+def check_names(techniques: Iterable[str]) -> None:
+    """Raises UnknownTechnique, with the technique that may be meant."""
+    for name in techniques:
+        if name not in BY_NAME:
+            raise UnknownTechnique(name, _near(name, BY_NAME), tuple(BY_NAME))
+
+
+def _check_clashes(recipe: Recipe) -> None:
+    for one, other in itertools.combinations(sorted(_pinned_on(recipe), key=PLACE.__getitem__), 2):
+        if BY_NAME[one].slots & BY_NAME[other].slots:
+            raise PinsClash(one, other)
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)), "")
+
+
+def _with_settings(technique: Any, settings: Mapping[str, Any]) -> Any:
+    fields = typing.get_type_hints(type(technique))
+    known = [field.name for field in dataclasses.fields(technique)]
+    for name, value in settings.items():
+        if name not in known:
+            hint = f"; did you mean {near}?" if (near := _near(name, known)) else ""
+            have = f"its settings are {', '.join(known)}" if known else "it has no settings, only on and off"
+            raise WrongSetting(f"techniques.{technique.name} has no setting {name!r}{hint} ({have})", technique.name, name)
+        if type(value) is not fields[name]:
+            raise WrongSetting(f"techniques.{technique.name}.{name}={value!r} should be of type {fields[name].__name__}",
+                               technique.name, name)
+    try:
+        return dataclasses.replace(technique, **settings)
+    except ValueError as error:
+        raise WrongSetting(str(error), technique.name) from None
+
+
+# ------------------------------------------------------------------------------------------------ tuned plans
 
 
 def _pins_that_hold(tuned: Tuned, facts: Facts, recipe: Recipe, total_steps: int) -> dict[str, Any]:
-    """Those that the recipe leaves open, that can be with these facts, and that a run of so many steps is long enough for."""
+    """Return the pins that the recipe leaves open, that can be used here, and whose least run length is reached."""
     pins = {name: pin for name, pin in tuned.pins.items()
             if name in BY_NAME and name not in recipe.techniques and total_steps >= tuned.least_steps.get(name, 0)}
-    asked = with_pins(recipe, pins)
-    pins = {name: pin for name, pin in pins.items() if _can_be(BY_NAME[name], facts, asked)}
-    try:
-        _ask_all(facts, with_pins(recipe, pins))
-    except WrongUse:                         # one of them excludes a pin of the recipe
-        return {}
+    while pins:
+        try:
+            _plan_of(facts, with_pins(recipe, pins))
+        except PinError as error:
+            wrong = next((name for name in (error.technique, getattr(error, "rival", "")) if name in pins), None)
+            if wrong is None:
+                return {}
+            del pins[wrong]
+        else:
+            break
     return pins
 
 
-def _can_be(technique: type[Technique], facts: Facts, recipe: Recipe) -> bool:
-    try:
-        _ask(technique, facts, recipe)
-    except WrongUse:
-        return False
-    return True
-
-
 def _with_evidence(plan: Plan, pins: Mapping[str, Any], tuned: Tuned) -> Plan:
-    """The plan that says of what was tuned how that is known."""
+    """Return the plan with the measurement as the reason of everything that was tuned."""
     left_out = [name for name in tuned.pins if name not in pins]
-    others = f"; there with {' and '.join(left_out)} besides, which this run leaves out" if left_out else ""
+    others = f"; that plan also had {' and '.join(left_out)}, which this run leaves out" if left_out else ""
     because = tuned.because() + others
     step_time = (1 / tuned.speed.high, 1 / tuned.speed.low)
     steps = tuple(step if step.technique.name not in pins else dataclasses.replace(
-        step, because=because, claim=dataclasses.replace(step.claim, step_time=step_time,
-                                                         basis=f"study: {tuned.study}, with all that was tuned"))
+        step, because=because, pinned=False, against=None, claim=dataclasses.replace(
+            step.claim, step_time=step_time, basis=f"study: {tuned.study}, with all that was tuned"))
         for step in plan.steps)
-    refused = tuple(dataclasses.replace(refusal, because=because) if pins.get(refusal.technique) == "off" else refusal
-                    for refusal in plan.refused)
+    refused = tuple(dataclasses.replace(refusal, because=because, why=Why.TUNED_OFF)
+                    if pins.get(refusal.technique) == "off" else refusal for refusal in plan.refused)
     return dataclasses.replace(plan, steps=steps, refused=refused)
 
 
-def ask_anew(name: str, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
-    """The technique's own answer, whatever the recipe pins of it."""
-    others = {other: pin for other, pin in recipe.techniques.items() if other != name}
-    return BY_NAME[name].propose(facts, recipe.model_copy(update={"techniques": others}))
+# ------------------------------------------------------------------------------------------------ arithmetic and changes
 
 
 def with_steps(plan: Plan, steps: Iterable[Proposal]) -> Plan:
-    """The plan with further techniques, each in its place of the catalogue and in that of its slot."""
+    """Return the plan with further techniques, each in its place of the catalogue and in that of its slot."""
     kept = list(plan.steps)
     for added in steps:
-        slot, name = added.technique.slot, added.technique.name
-        kept = [step for step in kept if step.technique.name != name and not (slot and step.technique.slot == slot)] + [added]
-    order = list(BY_NAME)
-    kept.sort(key=lambda step: order.index(step.technique.name))
+        slots, name = added.technique.slots, added.technique.name
+        kept = [step for step in kept if step.technique.name != name and not step.technique.slots & slots] + [added]
+    kept.sort(key=lambda step: PLACE[step.technique.name])
     return dataclasses.replace(plan, steps=tuple(kept), estimate=None)
 
 
 def workload_of(facts: Facts, plan: Plan) -> Workload:
-    """The optimizer step's arithmetic as the plan carries it out."""
+    """Return the optimizer step's arithmetic as the plan carries it out."""
+    return _workload(facts, plan.steps)
+
+
+def _workload(facts: Facts, steps: Iterable[Proposal]) -> Workload:
     data, hardware = facts.data, facts.hardware
     lengths = {} if data.kind == "blocks" else data.length_quantiles
     plain = Workload(examples=data.train_batch_size, block=data.block, micro_batch=data.train_batch_size,
                      trained_share=data.trained_share, lengths=lengths, device=hardware.device,
                      threads=hardware.cores if hardware.device == "cpu" else 1,
                      library_workspace_bytes=library_workspace_bytes(hardware))
-    return reduce(lambda workload, step: step.technique.reckon(workload), plan.steps, plain)
+    return reduce(lambda workload, step: step.technique.reckon(workload), steps, plain)
 
 
 def with_smaller_passes(facts: Facts, plan: Plan, total_steps: int, because: str) -> tuple[Plan, Technique] | None:
-    """The plan with half as much in each forward pass at the same batch, and the technique that now decides that.
+    """Return the plan with half as much in each forward pass at the same batch, and the technique that now sets the size.
 
     None where nothing can be halved any more.
     """
-    smaller = next((half for step in plan.steps if (half := step.technique.halved()) is not None), None)
-    if smaller is None and not any(step.technique.slot == "passes" for step in plan.steps):
+    smaller: Any = next((half for step in plan.steps if (half := step.technique.halved()) is not None), None)
+    if smaller is None and _holder(plan.steps, MicroBatch.slots) is None:
         smaller = MicroBatch(facts.data.train_batch_size).halved()
     if smaller is None:
         return None
-    proposal = Proposal(smaller, because, Effect((1.0, 1.5), 0, basis="guess: smaller passes, for what the memory holds"))
-    kept = [step for step in plan.steps if step.technique.name != smaller.name]
-    steps = sorted([*kept, proposal], key=lambda step: list(BY_NAME).index(step.technique.name))
+    proposal = Proposal(smaller, because, Effect((1.0, 1.5), 0, basis="guess: smaller passes, to fit the memory"))
     refused = tuple(refusal for refusal in plan.refused if refusal.technique != smaller.name)
-    halved = Plan(tuple(steps), refused)
+    halved = dataclasses.replace(with_steps(plan, [proposal]), refused=refused)
     return dataclasses.replace(halved, estimate=_estimate(facts, halved, total_steps)), smaller
 
 
@@ -161,77 +303,43 @@ def _estimate(facts: Facts, plan: Plan, total_steps: int) -> Estimate | None:
         return None
 
 
-def check_names(techniques: Iterable[str]) -> None:
-    """Raises WrongUse for a technique that there is not, with the one that may be meant."""
-    for name in techniques:
-        if name not in BY_NAME:
-            near = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise WrongUse(f"there is no technique {name!r}{hint} (known: {', '.join(BY_NAME)})")
+def with_built_code(plan: Plan) -> tuple[Plan, dict[str, str]]:
+    """Compile what the plan's techniques need; return the plan with others where that fails, and technique -> what failed.
+
+    Raises CannotBuild for a technique that the recipe pins.
+    """
+    failed: dict[str, str] = {}
+    for step in plan.steps:
+        try:
+            step.technique.build()
+        except CannotBuild as error:
+            if step.pinned:
+                raise
+            failed[step.technique.name] = str(error)
+            other = dataclasses.replace(step, technique=error.instead, because=str(error))
+            plan = dataclasses.replace(with_steps(plan, [other]), estimate=plan.estimate)
+    return plan, failed
 
 
-def _ask(technique: type[Technique], facts: Facts, recipe: Recipe) -> Proposal | Refusal:
-    """The technique's own answer, or what the recipe's pin makes of it."""
-    pin = recipe.techniques.get(technique.name)
-    if pin == "off":
-        return Refusal(technique.name, "switched off by the recipe")
-    answer = technique.propose(facts, recipe)
-    if pin is None:
-        return answer
-    if isinstance(answer, Refusal):
-        if answer.possible is None:
-            raise WrongUse(f"techniques.{technique.name} is pinned on, and it cannot be: {answer.because}; "
-                           f"take the pin out or set it to off")
-        answer = Proposal(answer.possible, f"pinned by the recipe; the plan would leave it off: {answer.because}",
-                          Effect((0.5, 2.0), 0, basis="guess: the plan does not expect it to pay"))
-    if isinstance(pin, Mapping):
-        answer = dataclasses.replace(answer, technique=_with_settings(answer.technique, pin),
-                                     because=f"settings pinned by the recipe; {answer.because}")
-    return answer
-
-
-def _with_settings(technique: Technique, settings: Mapping[str, Any]) -> Technique:
-    fields = typing.get_type_hints(type(technique))
-    known = [field.name for field in dataclasses.fields(technique)]  # type: ignore[arg-type]
-    for name, value in settings.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            have = f"its settings are {', '.join(known)}" if known else "it has no settings, only on and off"
-            raise WrongUse(f"techniques.{technique.name} has no setting {name!r}{hint} ({have})")
-        if type(value) is not fields[name]:
-            raise WrongUse(f"techniques.{technique.name}.{name}={value!r} should be of type {fields[name].__name__}")
-    try:
-        return dataclasses.replace(technique, **settings)  # type: ignore[type-var]
-    except ValueError as error:
-        raise WrongUse(str(error)) from None
-
-
-def _holder(steps: list[Proposal], slot: str | None) -> Proposal | None:
-    return next((step for step in steps if slot and step.technique.slot == slot), None)
-
-
-def _settle(rival: Proposal, answer: Proposal, recipe: Recipe) -> tuple[Proposal, Proposal]:
-    """(winner, loser) of two techniques for one slot: a pin wins, else the larger claimed gain."""
-    pinned = [step for step in (rival, answer) if recipe.techniques.get(step.technique.name, "off") != "off"]
-    if len(pinned) == 2:
-        raise WrongUse(f"techniques.{rival.technique.name} and techniques.{answer.technique.name} are both pinned on, and "
-                       "only one of them can be in force; take one pin out")
-    winner = pinned[0] if pinned else min((rival, answer), key=lambda step: step.claim.step_time)
-    return winner, answer if winner is rival else rival
+# ------------------------------------------------------------------------------------------------ plan.json
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    """plan.json: the only thing that a training run is told about how to be fast."""
+    """Return plan.json: the only thing that a training run is told about how to be fast."""
     return {
         "steps": [{"technique": step.technique.name, "settings": to_plain(step.technique), "because": step.because,
+                   "numbers": dict(step.numbers), "pinned": step.pinned, "against": step.against and _plain(step.against),
                    "exactness": step.technique.exactness.name, "claim": to_plain(step.claim)} for step in plan.steps],
-        "refused": [{"technique": refusal.technique, "because": refusal.because} for refusal in plan.refused],
+        "refused": [_plain(refusal) for refusal in plan.refused],
         "estimate": to_plain(plan.estimate)}
 
 
+def _plain(refusal: Refusal) -> dict[str, Any]:
+    return {key: value for key, value in to_plain(refusal).items() if key != "possible"}
+
+
 def from_json(data: Mapping[str, Any]) -> Plan:
-    """The plan that `to_json` wrote.
+    """Return the plan that `to_json` wrote, or that an earlier version wrote with fewer fields.
 
     Raises WrongUse for a technique that this version does not have, and for what `to_json` cannot have written.
     """
@@ -251,10 +359,16 @@ def _read(data: Mapping[str, Any]) -> Plan:
             raise WrongUse(f"the plan asks for technique {step['technique']!r}, which this version does not have "
                            f"(known: {', '.join(BY_NAME)}); use the version that wrote it")
         claim = step["claim"] | {"step_time": tuple(step["claim"]["step_time"])}
-        steps.append(Proposal(_read_technique(BY_NAME[step["technique"]], step["settings"]), step["because"], Effect(**claim)))
+        against = step.get("against")
+        steps.append(Proposal(_read_technique(BY_NAME[step["technique"]], step["settings"]), step["because"], Effect(**claim),
+                              step.get("numbers", {}), step.get("pinned", False), _refusal(against) if against else None))
     found = data["estimate"]
     read = Estimate(**(found | {"step_s": tuple(found["step_s"])})) if found else None
-    return Plan(tuple(steps), tuple(Refusal(item["technique"], item["because"]) for item in data["refused"]), read)
+    return Plan(tuple(steps), tuple(map(_refusal, data["refused"])), read)
+
+
+def _refusal(written: Mapping[str, Any]) -> Refusal:
+    return Refusal(**{**written, "why": Why(written.get("why", Why.UNKNOWN)), "cure": tuple(written.get("cure", ()))})
 
 
 def _read_technique(technique: type[Technique], settings: Mapping[str, Any]) -> Technique:

@@ -16,7 +16,8 @@ import pytest
 from powertrain.models.config import FAMILIES
 from powertrain.planner import make_plan
 from powertrain.recipe import Recipe
-from powertrain.records import Facts, Refusal, WrongUse
+from powertrain.records import Facts
+from powertrain.records.plan import PinRefused, Why
 from powertrain.techniques.fused_blocks import FusedBlocks
 
 CASES = Path(__file__).with_name("triton_cases.py")
@@ -60,18 +61,17 @@ def test_blocks_of_a_family_have_the_same_gradients(differences: Mapping[str, fl
 
 def test_a_pin_on_triton_is_refused_where_it_cannot_run(facts: Facts) -> None:
     here = replace(facts, hardware=replace(facts.hardware, device="cpu"))
-    answer = FusedBlocks.propose(here, PINNED)
-    assert isinstance(answer, Refusal)
-    assert answer.possible is None
-    assert "run on a GPU" in answer.because
-    with pytest.raises(WrongUse, match="run on a GPU"):
+    with pytest.raises(PinRefused, match="need a GPU") as raised:
         make_plan(here, PINNED, 100)
+    assert (raised.value.refusal.why, raised.value.refusal.possible) == (Why.HARDWARE_LACKS, None)
 
 
 def test_a_pin_on_triton_is_refused_without_triton(facts: Facts) -> None:
     software = replace(facts.software, missing={"triton": "not installed"})
     gpu = replace(facts, hardware=replace(facts.hardware, device="cuda", compute_capability=(9, 0)), software=software)
-    assert "which is not installed" in FusedBlocks.propose(gpu, PINNED).because
+    with pytest.raises(PinRefused, match="triton: not installed") as raised:
+        make_plan(gpu, PINNED, 100)
+    assert (raised.value.refusal.why, raised.value.refusal.part) == (Why.PART_MISSING, "triton")
 
 
 def test_there_are_no_other_kernels() -> None:

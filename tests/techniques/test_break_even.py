@@ -14,7 +14,7 @@ from kinds_of_runs import make_ragged, ragged_facts
 from powertrain.cost.estimate import WORTH_IT, bargain, estimate
 from powertrain.cost.workload import Workload
 from powertrain.models.kernels.ragged import build
-from powertrain.planner import make_plan
+from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Plan, Proposal
 from powertrain.techniques import attention_kernel, fused_blocks, torch_compile
@@ -38,7 +38,7 @@ class Compiling:
 
 def proposed(technique: Any, **settings: object) -> Callable[[Facts, Recipe], bool]:
     def is_on(facts: Facts, recipe: Recipe) -> bool:
-        answer = technique.propose(facts, recipe)
+        answer = ask_anew(technique.name, facts, recipe)
         found = vars(answer.technique).items() if isinstance(answer, Proposal) else None
         return found is not None and settings.items() <= found
 

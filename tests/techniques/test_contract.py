@@ -15,6 +15,7 @@ import torch
 import powertrain.techniques
 from not_compiled import NotCompiled
 from powertrain.cost.workload import Workload
+from powertrain.planner import ask_anew
 from powertrain.recipe import Recipe
 from powertrain.records import Effect, Facts, Plan, Proposal
 from powertrain.techniques import CATALOGUE, Technique
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("restored_process")
 def here(technique: type[Technique], cases: Mapping[str, Any]) -> tuple[Any, Proposal]:
     """The first kind of run in which the technique can be, asked for or not; the last refusal is the skip reason."""
     for case in cases.values():
-        answer = technique.propose(case.facts, case.recipe)
+        answer = ask_anew(technique.name, case.facts, case.recipe)
         if isinstance(answer, Proposal):
             return case, answer
         if answer.possible is not None:
@@ -77,7 +78,7 @@ class TestContract:
                                       gpu_facts: Callable[..., Facts], device: str) -> None:
         for case in cases.values():
             facts = case.facts if device == "here" else dataclasses.replace(case.facts, hardware=gpu_facts().hardware)
-            answer = technique.propose(facts, case.recipe)
+            answer = ask_anew(technique.name, facts, case.recipe if device == "here" else Recipe())
             assert len(answer.because) > 10
             if isinstance(answer, Proposal):
                 assert answer.claim.basis.split(":")[0] in {"formula", "study", "guess"}
@@ -134,7 +135,7 @@ class TestContract:
         """Where transformers computes the model, what acts inside it refuses, and what acts around it answers as ever."""
         facts = dataclasses.replace(cases["lora"].facts, model=dataclasses.replace(cases["lora"].facts.model,
                                                                                    provider="transformers"))
-        answer = technique.propose(facts, Recipe())
+        answer = ask_anew(technique.name, facts, Recipe())
         if technique.touches & {"attention", "run_block", "loss", "collate"}:
             assert not isinstance(answer, Proposal)
             assert answer.possible is None
@@ -149,14 +150,14 @@ def test_the_whole_plan_keeps_the_losses_and_the_gradients(cases: Mapping[str, A
     What keeps activations and what computes them again exclude each other. Blocks by hand are compiled in one of the cases.
     """
     case, taken, steps = cases[name], {"precision"}, []
-    left_out = ("frozen_base", "eight_bit_adamw", without)
+    left_out = ("frozen_base", "eight_bit_adamw", without, "cuda_graph")
     for technique in CATALOGUE:
-        answer = technique.propose(case.facts, case.recipe)
+        answer = ask_anew(technique.name, case.facts, case.recipe)
         wanted = answer.technique if isinstance(answer, Proposal) else answer.possible
         pinned_off = case.recipe.techniques.get(technique.name) == "off"
-        if wanted is None or pinned_off or technique.slot in taken or technique.name in left_out:
+        if wanted is None or pinned_off or technique.slots & taken or technique.name in left_out:
             continue
-        taken |= {technique.slot} if technique.slot else set()
+        taken |= technique.slots
         if technique is FusedBlocks and name != "lora":
             wanted = NotCompiled()
         steps.append(Proposal(wanted, "test", Effect((1.0, 1.0), 0, "guess: pinned by the test")))

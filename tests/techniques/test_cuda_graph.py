@@ -16,7 +16,7 @@ from powertrain.data.example import Example
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels.attention import math_attention
 from powertrain.models.kernels.static_attention import OverEnds, masked_over_ends
-from powertrain.planner import make_plan
+from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Layout
 from powertrain.techniques.attention_kernel import AttentionKernel
@@ -304,7 +304,7 @@ def pinned(**others: Any) -> Recipe:
 
 
 def test_it_is_possible_on_a_gpu_and_says_that_no_study_chose_it(on_gpu: Facts) -> None:
-    answer = CudaGraph.propose(on_gpu, Recipe())
+    answer = ask_anew(CudaGraph.name, on_gpu, Recipe())
     assert answer.possible == CudaGraph()
     assert "no study" in answer.because
     plan = make_plan(on_gpu, pinned(), 100)
@@ -317,23 +317,23 @@ def test_it_is_possible_on_a_gpu_and_says_that_no_study_chose_it(on_gpu: Facts) 
 
 
 @pytest.mark.parametrize(("change", "why"), [
-    ({"model": {"dropout": 0.1}}, "draws other numbers"), ({"model": {"provider": "transformers"}}, "transformers"),
-    ({"model": {"frozen_dtype": "nf4"}}, "bitsandbytes"), ({"hardware": {"device": "cpu"}}, "recorded by CUDA"),
-    ({"hardware": {"compute_capability": (7, 5)}}, "reads their lengths on the device"),
+    ({"model": {"dropout": 0.1}}, "draws new numbers"), ({"model": {"provider": "transformers"}}, "transformers"),
+    ({"model": {"frozen_dtype": "nf4"}}, "bitsandbytes"), ({"hardware": {"device": "cpu"}}, "CUDA GPU"),
+    ({"hardware": {"compute_capability": (7, 5)}}, "reads the lengths on the device"),
     ({"recipe": {"packing": "off"}}, "needs packing"), ({"recipe": {"bf16": "off", "tf32": "off"}}, "fp32"),
     ({"recipe": {"activation_checkpointing": "on"}}, "random state"),
     ({"recipe": {"attention_kernel": {"kernel": "sdpa"}}}, "needs varlen")], ids=str)
 def test_it_refuses_with_the_reason(on_gpu: Facts, change: dict[str, Any], why: str) -> None:
     facts = replace(on_gpu, hardware=replace(on_gpu.hardware, **change.get("hardware", {})),
                     model=replace(on_gpu.model, **change.get("model", {})))
-    answer = CudaGraph.propose(facts, pinned(**change.get("recipe", {})))
+    answer = ask_anew(CudaGraph.name, facts, pinned(**change.get("recipe", {})))
     assert why in answer.because
     assert answer.possible is None
 
 
 def test_ls_lora_is_refused_for_its_penalty(on_gpu: Facts) -> None:
     model = ragged_facts(on_gpu, AdapterConfig(r=4, kind="lslora")).model
-    assert "penalty" in CudaGraph.propose(replace(on_gpu, model=model), Recipe()).because
+    assert "penalty" in ask_anew(CudaGraph.name, replace(on_gpu, model=model), Recipe()).because
 
 
 # ------------------------------------------------------------------------------------------------ on a GPU

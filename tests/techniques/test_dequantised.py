@@ -13,9 +13,10 @@ from kinds_of_runs import LORA, make_ragged, ragged_facts
 
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels.quantised import Packed, QuantisedLinear
-from powertrain.planner import make_plan
+from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Effect, Facts, Plan, Proposal, Refusal
+from powertrain.records.plan import Why
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
 from powertrain.techniques.base import NotApplied, Technique
 from powertrain.techniques.bf16 import Bf16
@@ -99,20 +100,20 @@ def test_blocks_that_are_kept_whole_are_not_unpacked(monkeypatch: pytest.MonkeyP
 
 
 def test_weights_that_are_whole_in_another_type_are_noticed() -> None:
-    with pytest.raises(NotApplied, match=r"0 blocks are kept whole in torch\.bfloat16, not 1"):
+    with pytest.raises(NotApplied, match=r"0 blocks are kept dequantised in torch\.bfloat16, not 1"):
         in_force(DequantisedCache(1), Bf16())
 
 
 def test_as_many_blocks_are_offered_as_fit_and_none_until_it_is_asked_for(facts: Facts) -> None:
     quantised = ragged_facts(facts, LORA, method="qlora", frozen_dtype="nf4")
     quantised = replace(quantised, hardware=replace(quantised.hardware, instructions=(), free_memory_bytes=1 << 30))
-    answer: Any = DequantisedCache.propose(quantised, Recipe())
+    answer: Any = ask_anew(DequantisedCache.name, quantised, Recipe())
     assert isinstance(answer, Refusal)
     assert answer.possible == DequantisedCache(2)
-    tight: Any = DequantisedCache.propose(replace(quantised, hardware=replace(quantised.hardware, free_memory_bytes=1 << 20)),
-                                          Recipe())
-    assert tight.possible is None
-    assert "are there for it" in tight.because
+    short = replace(quantised, hardware=replace(quantised.hardware, free_memory_bytes=1 << 20))
+    tight: Any = ask_anew(DequantisedCache.name, short, Recipe())
+    assert (tight.possible, tight.why) == (None, Why.NO_ROOM)
+    assert tight.numbers["needed_bytes"] > tight.numbers["room_bytes"]
     pinned = Recipe.model_validate({"techniques": {"dequantised_cache": {"blocks": 1}}})
     with_it, without = make_plan(quantised, pinned, 100), make_plan(quantised, Recipe(), 100)
     assert with_it.estimate is not None
@@ -122,6 +123,6 @@ def test_as_many_blocks_are_offered_as_fit_and_none_until_it_is_asked_for(facts:
 
 
 def test_a_model_without_4_bit_weights_has_nothing_to_keep(facts: Facts) -> None:
-    answer: Any = DequantisedCache.propose(ragged_facts(facts, LORA), Recipe())
+    answer: Any = ask_anew(DequantisedCache.name, ragged_facts(facts, LORA), Recipe())
     assert answer.possible is None
     assert "no weight is in 4 bits" in answer.because

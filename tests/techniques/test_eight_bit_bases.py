@@ -20,7 +20,7 @@ from powertrain.evidence.parity import compare_losses
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels import scaled
 from powertrain.models.kernels.scaled import FP8, INT8, Coarse, quantise, scaled_product, scaled_product_back
-from powertrain.planner import make_plan
+from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Effect, Facts, Plan, Proposal, Refusal, WrongUse
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
@@ -75,7 +75,7 @@ def gradients_of(setup: Setup) -> torch.Tensor:
 @pytest.mark.parametrize("unit", ["amx_int8", "avx512_vnni", "avx_vnni"])
 def test_int8_is_off_until_it_is_asked_for(facts: Facts, unit: str) -> None:
     there = on_cpu(facts, unit)
-    answer = Int8Base.propose(there, Recipe())
+    answer = ask_anew(Int8Base.name, there, Recipe())
     assert isinstance(answer, Refusal)
     assert unit in answer.because
     assert answer.possible == Int8Base()
@@ -88,7 +88,7 @@ def test_int8_is_off_until_it_is_asked_for(facts: Facts, unit: str) -> None:
 
 @pytest.mark.parametrize(("capability", "possible"), [((7, 0), False), ((7, 5), True), ((9, 0), True)])
 def test_int8_is_for_gpus_from_turing_on(gpu_facts: Callable[..., Facts], capability: tuple[int, int], possible: bool) -> None:
-    answer = Int8Base.propose(ragged_facts(gpu_facts(capability), LORA), Recipe())
+    answer = ask_anew(Int8Base.name, ragged_facts(gpu_facts(capability), LORA), Recipe())
     assert isinstance(answer, Refusal)
     assert (answer.possible is not None) is possible
 
@@ -118,9 +118,9 @@ def test_matrices_whose_sizes_a_gpu_does_not_take_count_as_what_they_stay(facts:
 
 @pytest.mark.parametrize(("change", "why"), [
     ({"frozen_dtype": "nf4"}, "nf4 already"), ({"adapter_parameters": 0}, "small steps"),
-    ({"provider": "transformers"}, "computed by transformers")])
+    ({"provider": "transformers"}, "transformers computes")])
 def test_int8_is_not_for_every_model(facts: Facts, change: dict[str, Any], why: str) -> None:
-    answer = Int8Base.propose(on_cpu(facts, "avx512_vnni", **change), Recipe())
+    answer = ask_anew(Int8Base.name, on_cpu(facts, "avx512_vnni", **change), Recipe())
     assert isinstance(answer, Refusal)
     assert answer.possible is None
     assert why in answer.because
@@ -136,10 +136,10 @@ def test_a_pin_where_nothing_multiplies_int8_says_so(facts: Facts) -> None:
 def test_fp8_is_for_gpus_from_ada_on_and_off_until_it_is_asked_for(gpu_facts: Callable[..., Facts],
                                                                    capability: tuple[int, int], possible: bool) -> None:
     there = ragged_facts(gpu_facts(capability), LORA)
-    answer = Fp8Base.propose(there, Recipe())
+    answer = ask_anew(Fp8Base.name, there, Recipe())
     assert isinstance(answer, Refusal)
     assert (answer.possible is not None) is possible
-    in_fp32 = Fp8Base.propose(there, Recipe.model_validate({"techniques": {"bf16": "off", "tf32": "off"}}))
+    in_fp32 = ask_anew(Fp8Base.name, there, Recipe.model_validate({"techniques": {"bf16": "off", "tf32": "off"}}))
     assert isinstance(in_fp32, Refusal)
     assert in_fp32.possible is None
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from kinds_of_runs import LORA, make_ragged
 
-from powertrain.cost.precision import planned_dtype
 from powertrain.models.linear import FrozenLinear
-from powertrain.planner import make_plan
+from powertrain.planner import ask_anew, make_plan, workload_of
 from powertrain.recipe import Recipe
 from powertrain.records import Effect, Facts, Hardware, Plan, Proposal, Refusal
+from powertrain.records.plan import Why
 from powertrain.techniques.base import NotApplied
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.four_bit_base import FourBitBase
@@ -68,11 +68,10 @@ def test_confirming_leaves_no_gradient_behind() -> None:
 
 def test_the_lowest_adapted_block_is_where_the_backward_pass_ends(lora_facts: Facts, facts: Facts) -> None:
     upper = replace(lora_facts, model=replace(lora_facts.model, adapted_layers=(1,)))
-    answer = FrozenBackward.propose(upper, RECIPE)
+    answer = ask_anew(FrozenBackward.name, upper, RECIPE)
     assert isinstance(answer, Proposal)
     assert answer.technique == FrozenBackward(1)
-    assert "below block 1 of 2 nothing is recorded" in answer.because
-    assert isinstance(FrozenBackward.propose(facts, RECIPE), Refusal)
+    assert isinstance(ask_anew(FrozenBackward.name, facts, RECIPE), Refusal)
 
 
 # ------------------------------------------------------------------------------------------------ no fp32 copy
@@ -90,22 +89,22 @@ def test_frozen_matrices_are_kept_in_the_products_type_and_give_the_same_numbers
 
 def test_frozen_weights_that_were_stored_in_bf16_are_widened_once_for_fp32_products(lora_facts: Facts) -> None:
     stored = replace(lora_facts, model=replace(lora_facts.model, frozen_dtype="bf16"))
-    answer = FrozenBase.propose(replace(stored, hardware=replace(stored.hardware, instructions=())), RECIPE)
+    answer = ask_anew(FrozenBase.name, replace(stored, hardware=replace(stored.hardware, instructions=())), RECIPE)
     assert isinstance(answer, Proposal)
     assert answer.technique == FrozenBase("fp32")
     assert answer.claim.peak_memory_bytes == 2 * stored.model.matmul_parameters
     little = replace(stored, hardware=replace(stored.hardware, instructions=(), free_memory_bytes=1000))
-    assert isinstance(FrozenBase.propose(little, RECIPE), Refusal)
+    assert isinstance(ask_anew(FrozenBase.name, little, RECIPE), Refusal)
 
 
 def test_frozen_base_says_no_where_there_is_nothing_to_convert(facts: Facts, lora_facts: Facts) -> None:
     fp32 = replace(lora_facts.hardware, device="cpu", instructions=())
     four_bit = replace(lora_facts, model=replace(lora_facts.model, frozen_dtype="nf4"))
-    for asked, says in ((facts, "weights are trained"), (four_bit, "stored in nf4"),
-                        (replace(lora_facts, hardware=fp32), "stored in fp32 already")):
-        answer = FrozenBase.propose(asked, RECIPE)
+    for asked, why in ((facts, Why.DOES_NOT_APPLY), (four_bit, Why.DOES_NOT_APPLY),
+                       (replace(lora_facts, hardware=fp32), Why.NOT_NEEDED)):
+        answer = ask_anew(FrozenBase.name, asked, RECIPE)
         assert isinstance(answer, Refusal)
-        assert says in answer.because
+        assert answer.why is why
 
 
 def test_bf16_asks_only_what_is_trained_to_be_fp32() -> None:
@@ -124,16 +123,15 @@ def test_bf16_asks_only_what_is_trained_to_be_fp32() -> None:
     {"device": "cuda", "compute_capability": (9, 0)}, {"device": "cuda", "compute_capability": (7, 5)},
     {"device": "cuda", "compute_capability": (8, 6), "peak_flops_per_s": {"fp32": 3.5e13, "bf16": 7e13}},
     {"device": "cuda", "compute_capability": (6, 1)}, {"device": "mps"}], ids=str)
-def test_what_the_plan_computes_in_is_foreseen(facts: Facts, machine: dict[str, Any], pins: dict[str, Any]) -> None:
-    """Techniques that depend on the precision ask planned_dtype, which has to agree with the precision techniques."""
+def test_techniques_see_the_precision_that_was_decided(facts: Facts, machine: dict[str, Any], pins: dict[str, Any]) -> None:
     hardware = replace(Hardware("a machine", "cpu", 2, 1 << 34, 1 << 33), **machine)
     recipe = Recipe.model_validate({"techniques": pins})
     try:
         plan = make_plan(replace(facts, hardware=hardware), recipe, 10)
     except ValueError:
         return                               # pinned on where it cannot be: there is no plan
-    chosen = [step.technique.name for step in plan.steps if step.technique.slot == "precision"]
-    assert planned_dtype(hardware, recipe.techniques) == (chosen or ["fp32"])[0]
+    chosen = [step.technique.name for step in plan.steps if "precision" in step.technique.slots]
+    assert workload_of(facts, plan).dtype == (chosen or ["fp32"])[0]
 
 
 # ------------------------------------------------------------------------------------------------ 4 bits
@@ -141,19 +139,19 @@ def test_what_the_plan_computes_in_is_foreseen(facts: Facts, machine: dict[str, 
 
 def test_qlora_is_told_when_the_model_would_fit_unquantised(cases: Mapping[str, Any]) -> None:
     quantised = cases["qlora"].facts
-    roomy = FourBitBase.propose(quantised, RECIPE)
-    tight = FourBitBase.propose(replace(quantised, hardware=replace(quantised.hardware, free_memory_bytes=1000)), RECIPE)
+    roomy = ask_anew(FourBitBase.name, quantised, RECIPE)
+    tight = ask_anew("four_bit_base", replace(quantised, hardware=replace(quantised.hardware, free_memory_bytes=1000)), RECIPE)
     assert isinstance(roomy, Proposal)
     assert isinstance(tight, Proposal)
-    assert "method=lora would do" in roomy.because
-    assert "would not fit" in tight.because
+    assert "method=lora would fit too" in roomy.because
+    assert "too much" in tight.because
 
 
 def test_lora_is_told_of_qlora_where_memory_does_not_suffice(lora_facts: Facts, facts: Facts) -> None:
-    roomy = FourBitBase.propose(lora_facts, RECIPE)
-    tight = FourBitBase.propose(replace(lora_facts, hardware=replace(lora_facts.hardware, free_memory_bytes=1000)), RECIPE)
-    full = FourBitBase.propose(facts, RECIPE)
-    assert "it fits" in roomy.because
-    assert "method=qlora would save" in tight.because
-    assert "every weight is trained" in full.because
+    roomy = ask_anew(FourBitBase.name, lora_facts, RECIPE)
+    little = replace(lora_facts.hardware, free_memory_bytes=1000)
+    tight = ask_anew(FourBitBase.name, replace(lora_facts, hardware=little), RECIPE)
+    full = ask_anew(FourBitBase.name, facts, RECIPE)
+    assert [answer.why for answer in (roomy, tight, full)] == [Why.NOT_NEEDED, Why.CHANGES_RESULT, Why.DOES_NOT_APPLY]
+    assert tight.cure == ("method=qlora",)
     assert all(isinstance(answer, Refusal) and answer.possible is None for answer in (roomy, tight, full))

@@ -9,9 +9,10 @@ import pytest
 import torch
 from kinds_of_runs import LORA, make_ragged
 
-from powertrain.planner import make_plan
+from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Proposal, Refusal, WrongUse
+from powertrain.records.plan import Why
 from powertrain.techniques.base import NotApplied, Technique
 from powertrain.techniques.eight_bit_adamw import EightBitAdamW
 from powertrain.techniques.paged_adamw import PagedAdamW
@@ -30,16 +31,17 @@ def losses_of(setup: Setup) -> list[float]:
 @pytest.mark.parametrize("technique", [EightBitAdamW, PagedAdamW])
 def test_they_are_for_nvidia_gpus_with_bitsandbytes(technique: type[Technique], facts: Facts,
                                                     gpu_facts: Callable[..., Facts]) -> None:
-    here = technique.propose(replace(facts, hardware=replace(facts.hardware, device="cpu")), RECIPE)
+    here = ask_anew(technique.name, replace(facts, hardware=replace(facts.hardware, device="cpu")), RECIPE)
     without = replace(gpu_facts(), software=replace(facts.software, missing={"bitsandbytes": "not installed"}))
-    for answer in (here, technique.propose(without, RECIPE)):
+    for answer in (here, ask_anew(technique.name, without, RECIPE)):
         assert isinstance(answer, Refusal)
         assert answer.possible is None
 
 
 def test_eight_bits_are_left_to_a_pin(gpu_facts: Callable[..., Facts]) -> None:
     plan = make_plan(gpu_facts(), RECIPE, 100)
-    assert "left to a pin" in next(r.because for r in plan.refused if r.technique == "eight_bit_adamw")
+    refused = next(r for r in plan.refused if r.technique == "eight_bit_adamw")
+    assert (refused.why, refused.cure) == (Why.CHANGES_RESULT, ("techniques.eight_bit_adamw=on",))
     pinned = make_plan(gpu_facts(), Recipe.model_validate({"techniques": {"eight_bit_adamw": "on"}}), 100)
     names = [step.technique.name for step in pinned.steps]
     assert "eight_bit_adamw" in names
@@ -47,9 +49,9 @@ def test_eight_bits_are_left_to_a_pin(gpu_facts: Callable[..., Facts]) -> None:
 
 
 def test_paging_is_for_moments_that_do_not_fit_and_then_takes_the_fused_updates_place(gpu_facts: Callable[..., Facts]) -> None:
-    assert isinstance(PagedAdamW.propose(gpu_facts(), RECIPE), Refusal)
+    assert isinstance(ask_anew(PagedAdamW.name, gpu_facts(), RECIPE), Refusal)
     full = gpu_facts(free_memory_bytes=1000)
-    assert isinstance(PagedAdamW.propose(full, RECIPE), Proposal)
+    assert isinstance(ask_anew(PagedAdamW.name, full, RECIPE), Proposal)
     names = [step.technique.name for step in make_plan(full, RECIPE, 100).steps]
     assert "paged_adamw" in names
     assert "fused_adamw" not in names

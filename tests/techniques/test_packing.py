@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from powertrain.cost.workload import length_at, longest_of, mean_length, padding_share
 from powertrain.data.collate import collate_padded, real_documents
 from powertrain.data.order import pack
-from powertrain.planner import make_plan
+from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Proposal, Refusal, WrongUse
+from powertrain.records.plan import Why
 from powertrain.techniques.base import NotApplied
 from powertrain.techniques.length_grouping import LengthGrouping
 from powertrain.techniques.micro_batch import MicroBatch
@@ -149,7 +150,7 @@ def test_no_document_of_padding_is_longer_than_a_real_one(cases: Mapping[str, An
 
 
 def test_packing_says_how_much_padding_there_would_be(lora_facts: Facts) -> None:
-    answer = Packing.propose(lora_facts, Recipe())
+    answer = ask_anew(Packing.name, lora_facts, Recipe())
     assert isinstance(answer, Proposal)
     share = padding_share(lora_facts.data.length_quantiles, 14)
     assert f"{share:.0%} padding" in answer.because
@@ -159,7 +160,7 @@ def test_packing_says_how_much_padding_there_would_be(lora_facts: Facts) -> None
 def test_packing_fits_its_passes_into_the_memory(lora_facts: Facts) -> None:
     def tokens(free_bytes: int) -> int:
         machine = replace(lora_facts.hardware, free_memory_bytes=free_bytes)
-        answer = Packing.propose(replace(lora_facts, hardware=machine), Recipe())
+        answer = ask_anew(Packing.name, replace(lora_facts, hardware=machine), Recipe())
         assert isinstance(answer, Proposal)
         return answer.technique.tokens  # type: ignore[attr-defined]
 
@@ -169,8 +170,8 @@ def test_packing_fits_its_passes_into_the_memory(lora_facts: Facts) -> None:
 
 
 def test_examples_of_one_length_and_other_libraries_models_are_not_packed(facts: Facts, lora_facts: Facts) -> None:
-    equal = Packing.propose(facts, Recipe())
-    bridged = Packing.propose(replace(lora_facts, model=replace(lora_facts.model, provider="transformers")), Recipe())
+    equal = ask_anew(Packing.name, facts, Recipe())
+    bridged = ask_anew(Packing.name, replace(lora_facts, model=replace(lora_facts.model, provider="transformers")), Recipe())
     assert isinstance(equal, Refusal)
     assert isinstance(bridged, Refusal)
     assert (equal.possible, bridged.possible) == (None, None)
@@ -184,8 +185,8 @@ def test_one_technique_decides_what_goes_into_a_pass(lora_facts: Facts) -> None:
 
     assert deciding(Recipe()) == ["packing"]
     many = replace(lora_facts, data=replace(lora_facts.data, train_batch_size=64, block=256, max_length=512))
-    refused = {refusal.technique: refusal.because for refusal in make_plan(many, Recipe(), 100).refused}
-    assert refused["micro_batch"].startswith("packing decides")
+    refused = {refusal.technique: refusal for refusal in make_plan(many, Recipe(), 100).refused}
+    assert (refused["micro_batch"].why, refused["micro_batch"].rival) == (Why.NOT_NEEDED, "packing")
     assert deciding(pinned(micro_batch={"examples": 4})) == ["micro_batch", "length_grouping"]
     assert deciding(pinned(packing="off", micro_batch={"examples": 4})) == ["micro_batch", "length_grouping"]
     assert deciding(pinned(packing="off")) == []                         # 14 short examples go in one pass
@@ -197,7 +198,7 @@ def test_padded_passes_fit_the_memory_by_their_longest_example(lora_facts: Facts
     def examples(longest: int) -> int:
         data = replace(lora_facts.data, max_length=longest, train_batch_size=64, length_quantiles=EVEN)
         asked = replace(lora_facts, data=data, hardware=replace(lora_facts.hardware, free_memory_bytes=64 << 20))
-        answer = MicroBatch.propose(asked, pinned(packing="off"))
+        answer = ask_anew(MicroBatch.name, asked, pinned(packing="off"))
         assert isinstance(answer, Proposal)
         return answer.technique.examples  # type: ignore[attr-defined]
 
@@ -206,10 +207,11 @@ def test_padded_passes_fit_the_memory_by_their_longest_example(lora_facts: Facts
 
 def test_sorting_says_what_it_saves_and_keeps_the_step(cases: Mapping[str, Any]) -> None:
     case = cases["padded"]
-    answer = LengthGrouping.propose(case.facts, case.recipe)
+    answer = ask_anew(LengthGrouping.name, case.facts, case.recipe)
     assert isinstance(answer, Proposal)
     before, after = (padding_share(case.facts.data.length_quantiles, 4, grouped_from=n) for n in (None, 14))
-    assert f"{before:.0%} of the slots are padding, and {after:.0%} when sorted" in answer.because
+    assert answer.numbers == {"padding_share": before, "sorted_padding_share": after}
+    assert f"from {before:.0%} to {after:.0%}" in answer.because
     plain = case.make_setup()
     grouped = answer.technique.apply(plain)
     assert sum(b.padding_tokens for b in grouped.prepare(0)) < sum(b.padding_tokens for b in plain.prepare(0)) / 2
@@ -218,8 +220,7 @@ def test_sorting_says_what_it_saves_and_keeps_the_step(cases: Mapping[str, Any])
 
 
 def test_sorting_is_refused_where_it_would_change_nothing(facts: Facts, lora_facts: Facts) -> None:
-    reasons = [LengthGrouping.propose(facts, Recipe()), LengthGrouping.propose(lora_facts, Recipe()),
-               LengthGrouping.propose(lora_facts, pinned(packing="off"))]
+    reasons = [ask_anew(LengthGrouping.name, facts, Recipe()), ask_anew(LengthGrouping.name, lora_facts, Recipe()),
+               ask_anew(LengthGrouping.name, lora_facts, pinned(packing="off"))]
     assert all(isinstance(reason, Refusal) for reason in reasons)
-    for reason, says in zip(reasons, ["nothing to sort", "packing leaves no padding", "one pass"], strict=True):
-        assert says in reason.because
+    assert [reason.why for reason in reasons] == [Why.DOES_NOT_APPLY, Why.NOT_NEEDED, Why.NOT_NEEDED]  # type: ignore[union-attr]

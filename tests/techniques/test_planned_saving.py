@@ -23,9 +23,10 @@ from powertrain.cost.work import training_flops
 from powertrain.cost.workload import Workload
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels.fused.saving import KINDS
-from powertrain.planner import make_plan
+from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
-from powertrain.records import Facts, Proposal
+from powertrain.records import Facts, Proposal, Refusal
+from powertrain.records.plan import Why
 from powertrain.techniques.saved_activations import SavedActivations
 
 PINNED = Recipe.model_validate({"max_steps": 1000, "techniques": {"fused_blocks": "on"}})
@@ -46,7 +47,9 @@ def large(facts: Facts) -> Facts:
 def with_room(facts: Facts, share: float, device: str = "cpu") -> Facts:
     """Free memory for that share of what one example at a time needs where all is kept."""
     needed = sum(peak_memory(facts.model, workload(facts, device)).values())
-    return replace(facts, hardware=replace(facts.hardware, device=device, free_memory_bytes=int(share * needed / 0.8)))
+    capability = (9, 0) if device == "cuda" else None
+    return replace(facts, hardware=replace(facts.hardware, device=device, free_memory_bytes=int(share * needed / 0.8),
+                                           compute_capability=capability))
 
 
 def workload(facts: Facts, device: str = "cpu") -> Workload:
@@ -147,7 +150,7 @@ def test_the_plan_says_how_much_hides_and_what_the_wait_costs(large: Facts) -> N
     tight = with_room(large, 1.001 * all_out / sum(peak_memory(large.model, plain).values()), "cuda")
     link = linked(1000)                                      # hides 10,519,552 of 1000 x 11,648: 90 %
     asked = Recipe.model_validate({"max_steps": 1000, "techniques": {"fused_blocks": "on", "bf16": "on"}})
-    found = SavedActivations.propose(replace(tight, hardware=replace(
+    found = ask_anew(SavedActivations.name, replace(tight, hardware=replace(
         tight.hardware, peak_flops_per_s={"bf16": link.flops_per_s}, host_link_bytes_per_s=link.bytes_per_s,
         host_free_memory_bytes=8 << 30)), asked)
     assert isinstance(found, Proposal)
@@ -170,19 +173,19 @@ def test_the_plan_says_what_hides_and_why_nothing_goes_to_a_host_it_does_not_kno
                                               "host_free_memory_bytes": 8 << 30} | known))
         return replace(tight, hardware=hardware)
 
-    fast = SavedActivations.propose(with_link(), asked)
+    fast = ask_anew(SavedActivations.name, with_link(), asked)
     assert isinstance(fast, Proposal)
     assert set(fast.technique.actions.values()) == {"offload"}
-    assert "wait on the host" in fast.because
-    assert "20 GB/s, all of it hides behind the block's computation" in fast.because
+    assert "offloaded to the host" in fast.because
+    assert "20 GB/s, all of it hides behind the computation" in fast.because
     assert fast.claim.step_time == (1.0, 1.0)
     for lacks, words in (({"host_link_bytes_per_s": None}, "how fast this GPU and its host copy is not known"),
                          ({"peak_flops_per_s": {}, "datasheet_flops_per_s": {}}, "how fast this GPU computes in bf16")):
-        blind = SavedActivations.propose(with_link(**lacks), asked)
+        blind = ask_anew(SavedActivations.name, with_link(**lacks), asked)
         assert isinstance(blind, Proposal)
         assert set(blind.technique.actions.values()) == {"recompute"}
         assert words in blind.because
-    short = SavedActivations.propose(with_link(host_free_memory_bytes=1 << 20), asked)
+    short = ask_anew(SavedActivations.name, with_link(host_free_memory_bytes=1 << 20), asked)
     assert isinstance(short, Proposal)
     assert set(short.technique.actions.values()) == {"recompute"}
 
@@ -211,13 +214,16 @@ def test_what_cannot_be_made_again_goes_to_the_host_of_a_gpu_only(large: Facts) 
 
 
 def test_it_proposes_only_where_the_run_does_not_fit_otherwise(large: Facts) -> None:
-    roomy = SavedActivations.propose(with_room(large, 1.1), PINNED)
-    assert "nothing has to be made again" in roomy.because
-    tight = SavedActivations.propose(with_room(large, 0.9), PINNED)
+    roomy = ask_anew(SavedActivations.name, with_room(large, 1.1), PINNED)
+    assert isinstance(roomy, Refusal)
+    assert roomy.why is Why.NOT_NEEDED
+    tight = ask_anew(SavedActivations.name, with_room(large, 0.9), PINNED)
     assert isinstance(tight, Proposal)
     assert tight.technique.actions == {"inner": "recompute"}
     assert tight.claim.peak_memory_bytes < 0
-    assert "techniques.fused_blocks=on" in SavedActivations.propose(with_room(large, 0.9), Recipe()).because
+    alone = ask_anew(SavedActivations.name, with_room(large, 0.9), Recipe())
+    assert isinstance(alone, Refusal)
+    assert alone.cure == ("techniques.fused_blocks=on",)
     names = [step.technique.name for step in make_plan(with_room(large, 0.9), PINNED, 1000).steps]
     assert {"fused_blocks", "saved_activations"} <= set(names)
     assert "activation_checkpointing" not in names

@@ -12,9 +12,10 @@ from kinds_of_runs import LORA, make_ragged, ragged_facts
 
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels.fused.compiled import tokens_to_divide
-from powertrain.planner import make_plan
+from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Proposal, Refusal
+from powertrain.records.plan import Why
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
 from powertrain.techniques.attention_kernel import AttentionKernel
 from powertrain.techniques.base import NotApplied
@@ -47,13 +48,13 @@ def slow(facts: Facts) -> Facts:
 
 
 def refusal(facts: Facts, recipe: Recipe = LONG) -> Refusal:
-    answer = FusedBlocks.propose(facts, recipe)
+    answer = ask_anew(FusedBlocks.name, facts, recipe)
     assert isinstance(answer, Refusal)
     return answer
 
 
 def test_it_is_for_runs_that_earn_the_compilation_back(slow: Facts) -> None:
-    answer = FusedBlocks.propose(slow, LONG)
+    answer = ask_anew(FusedBlocks.name, slow, LONG)
     assert isinstance(answer, Proposal)
     assert "earned back after step" in answer.because
     assert answer.technique == FusedBlocks(ahead=True)       # later runs load it
@@ -64,7 +65,7 @@ def test_it_is_for_runs_that_earn_the_compilation_back(slow: Facts) -> None:
 
 @pytest.mark.parametrize(("adapters", "why"), [(AdapterConfig(r=4, use_dora=True), "DoRA"),
                                                (AdapterConfig(r=4, kind="lslora"), "LS-LoRA"),
-                                               (AdapterConfig(r=4, dropout=0.1), "another input")])
+                                               (AdapterConfig(r=4, dropout=0.1), "different inputs")])
 def test_adapters_without_a_pass_by_hand_are_refused(facts: Facts, adapters: AdapterConfig, why: str) -> None:
     found = refusal(ragged_facts(facts, adapters))
     assert why in found.because
@@ -73,11 +74,11 @@ def test_adapters_without_a_pass_by_hand_are_refused(facts: Facts, adapters: Ada
 
 def test_it_steps_back_where_activations_are_computed_again(slow: Facts) -> None:
     pinned = Recipe.model_validate({"max_steps": 100_000, "techniques": {"activation_checkpointing": "on"}})
-    assert "activation_checkpointing" in refusal(slow, pinned).because
+    assert (refusal(slow, pinned).why, refusal(slow, pinned).rival) == (Why.SLOT_TAKEN, "activation_checkpointing")
     plan = make_plan(slow, pinned, 100_000)
     assert {"activation_checkpointing"} <= {step.technique.name for step in plan.steps}
     tight = replace(slow, hardware=replace(slow.hardware, free_memory_bytes=1 << 20))
-    assert "are there" in refusal(tight).because
+    assert refusal(tight).why is Why.NO_ROOM
 
 
 def test_blocks_of_one_length_are_left_to_the_compiler(slow: Facts) -> None:
@@ -160,7 +161,7 @@ def test_a_compiler_that_silently_runs_the_parts_as_they_are_is_noticed(monkeypa
 def test_checkpointing_on_top_is_noticed() -> None:
     """It would compute nothing again, and save nothing."""
     setup = ActivationCheckpointing().apply(FusedBlocks().apply(make_ragged(LORA)))
-    with pytest.raises(NotApplied, match="computed again"):
+    with pytest.raises(NotApplied, match="recomputes nothing"):
         FusedBlocks().confirm(setup)
 
 

@@ -104,5 +104,5 @@ def _measured(notebook: Notebook, prepared: Prepared, rendering: Rendering, text
 def _attempts(original: Plan, ours: Plan) -> list[tuple[Plan, Plan, str | None]]:
     """In fp32 first, where what is left differs by order of summation alone; as they are where precision is what differs."""
     as_they_are: tuple[Plan, Plan, str | None] = (original, ours, None)
-    precision = [[step.technique for step in plan.steps if step.technique.slot == "precision"] for plan in (original, ours)]
+    precision = [[step.technique for step in plan.steps if "precision" in step.technique.slots] for plan in (original, ours)]
     return [as_they_are] if precision[0] != precision[1] else [(original, ours, "fp32"), as_they_are]

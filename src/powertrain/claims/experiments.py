@@ -155,7 +155,7 @@ def _parity(experiment: Experiment, a: Arm, b: Arm, bench: Bench) -> Parity:
 
 
 def _differs_in_precision(experiment: Experiment) -> bool:
-    names = [name for name, technique in planner.BY_NAME.items() if technique.slot == "precision"]
+    names = [name for name, technique in planner.BY_NAME.items() if "precision" in technique.slots]
     return any(word.startswith(f"techniques.{name}") for word in (*experiment.a, *experiment.b) for name in names)
 
 

@@ -132,13 +132,3 @@ def padded_examples(model: ModelFacts, data: DataFacts, hardware: Hardware) -> i
     suit = max((count for count in range(1, data.train_batch_size + 1)
                 if count * longest_of(data.length_quantiles, count) <= target), default=1)
     return max(1, min(suit, fit))
-
-
-def will_pack(model: ModelFacts, data: DataFacts, pins: Mapping[str, object]) -> bool:
-    """Whether examples are packed without padding, so that nothing else decides what goes into a pass."""
-    return can_pack(model, data) and pins.get("packing") != "off" and pins.get("micro_batch", "off") == "off"
-
-
-def can_pack(model: ModelFacts, data: DataFacts) -> bool:
-    """Whether there are examples of unequal lengths, and a model that reads them without padding."""
-    return model.provider == "native" and data.kind != "blocks"

@@ -1,8 +1,8 @@
-"""Which type a plan will compute matrix products in: what the precision techniques ask, and those that depend on it."""
+"""Which types a machine multiplies fast: units of CPUs, tensor cores of GPUs, and since when GPUs have them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from powertrain.records import Hardware
 
@@ -15,15 +15,6 @@ FP8_SINCE = (8, 9)           # Ada; Hopper is 9.0
 INT8_CPU_UNITS = ("amx_int8", "avx512_vnni", "avx_vnni")
 CPU_UNITS = ("amx_bf16", "avx512_bf16", "bf16")
 WORTH_IT = 1.2               # measured bf16 over fp32 below which conversions eat the gain
-
-
-def planned_dtype(hardware: Hardware, pins: Mapping[str, object]) -> str:
-    """"bf16", "fp16", "tf32" or "fp32": what the precision techniques together come to, under the recipe's pins."""
-    names = ("bf16", "fp16", "tf32")
-    pinned = [name for name in names if pins.get(name, "off") != "off"]
-    pays = {"bf16": bf16_pays(hardware), "fp16": fp16_pays(hardware), "tf32": has_tf32(hardware)}
-    chosen = pinned or [name for name in names if pays[name] and pins.get(name) != "off"]
-    return chosen[0] if chosen else "fp32"
 
 
 def bf16_unit(hardware: Hardware) -> str | None:

@@ -99,7 +99,13 @@ class Workload:
     documents: tuple[tuple[int, ...], ...] = ()      # the lengths in each pass of a step, where they are known
     device: str = "cpu"                      # torch device type
     threads: int = 1                         # of a CPU
+    replayed: bool = False                   # passes are recorded once and replayed: all have one shape
     library_workspace_bytes: int = 0         # what a GPU's matrix library takes from torch's allocator
+
+    @property
+    def packs(self) -> bool:
+        """Whether examples lie end to end without padding."""
+        return self.packed_tokens is not None
 
     @property
     def head_share(self) -> float:

@@ -5,7 +5,6 @@ Nothing of it is kept: no run folder, no checkpoint, no study.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,14 +20,13 @@ from powertrain.diagnosis.verdict import Cause, causes
 from powertrain.recipe import Resolved
 from powertrain.records import RunFailed, WrongUse
 from powertrain.records.findings import SEVERITIES, Finding, Severity, worst_first
+from powertrain.records.plan import PinError, PinRefused, PinsClash
 from powertrain.run.out_of_memory import is_out_of_memory, said_by
 from powertrain.run.prepare import Prepared, prepare
 
 Say = Callable[[str], None]
 PROBE_SHARE = 0.35           # of the time that is given; the rest is for trying cures
 CRITICAL, MODERATE = 1.5, 1.1        # times as fast, from which a cure that is passed over is worth such a word
-CANNOT_BE = re.compile(r"^techniques\.(\w+) is pinned on, and it cannot be")
-CLASH = re.compile(r"^techniques\.(\w+) and techniques\.\w+ are both pinned on")
 
 
 @dataclass(frozen=True)
@@ -48,30 +46,32 @@ class Diagnosis:
         return min(found, key=SEVERITIES.index, default="good")
 
 
-def prepare_for_diagnosis(resolved: Resolved, cache: Path, say: Say) -> tuple[Prepared, dict[str, str]]:
-    """The run as it would be, without the pins that cannot be: technique -> why. Raises WrongUse for everything else."""
-    refused: dict[str, str] = {}
+def prepare_for_diagnosis(resolved: Resolved, cache: Path, say: Say) -> tuple[Prepared, dict[str, PinError]]:
+    """Return the prepared run without the pins that cannot be used, and the error of each such technique.
+
+    Raises WrongUse for everything else.
+    """
+    refused: dict[str, PinError] = {}
     while True:
         try:
             return prepare(resolved, cache, say), refused
-        except WrongUse as error:
-            found = CANNOT_BE.match(str(error)) or CLASH.match(str(error))
-            if found is None or found[1] in refused:
+        except (PinRefused, PinsClash) as error:
+            if error.technique in refused:
                 raise
-            refused[found[1]] = str(error)
-            pins = {name: pin for name, pin in resolved.recipe.techniques.items() if name != found[1]}
+            refused[error.technique] = error
+            pins = {name: pin for name, pin in resolved.recipe.techniques.items() if name != error.technique}
             resolved = replace(resolved, recipe=resolved.recipe.model_copy(update={"techniques": pins}))
 
 
-def check(prepared: Prepared, machine: Machine, refused: Mapping[str, str],
+def check(prepared: Prepared, machine: Machine, refused: Mapping[str, PinError],
           probed: Probed | None = None) -> tuple[Finding, ...]:
     """Return the findings of every check, the worst first; equally bad ones in the order of CHECKS."""
     where = Situation(prepared, machine, tuple(refused.values()), None if probed is None else probed.observed)
     return worst_first((found for one in CHECKS for found in one.find(where)), CHECKS)
 
 
-def diagnose(words: Sequence[str], prepared: Prepared, refused: Mapping[str, str], *, cache: Path, budget_s: float, say: Say,
-             price_per_hour: float | None = None, preload: Sequence[str] = ()) -> Diagnosis:
+def diagnose(words: Sequence[str], prepared: Prepared, refused: Mapping[str, PinError], *, cache: Path, budget_s: float,
+             say: Say, price_per_hour: float | None = None, preload: Sequence[str] = ()) -> Diagnosis:
     """Checks, probe, trials and verdict in about `budget_s`. What keeps the run from starting is in `failed`."""
     began, machine = time.monotonic(), read_machine(prepared)
     environment = environment_of(prepared)

@@ -191,7 +191,7 @@ def _no_recompiling(plan: Plan, observed: Observed) -> Iterator[Remedy]:
     if not observed.recompilations:
         return
     for step in plan.steps:
-        if step.technique.name in BLOCKS or step.technique.slot == "blocks":
+        if step.technique.name in BLOCKS or "blocks" in step.technique.slots:
             yield Remedy(RECOMPILATION, Cure("do not compile what meets other shapes again and again",
                                              words=(f"techniques.{step.technique.name}=off",)), kept=0.0,
                          basis="formula: the time of compiling, measured")

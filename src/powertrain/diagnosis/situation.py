@@ -11,6 +11,7 @@ import torch
 
 from powertrain.diagnosis.observed import Observed
 from powertrain.diagnosis.pauses import run_disk
+from powertrain.records.plan import PinError
 from powertrain.run.prepare import Prepared
 
 NVIDIA = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidia0"))     # these exist where a driver has found a GPU
@@ -36,7 +37,7 @@ class Situation:
 
     prepared: Prepared
     machine: Machine
-    refused_pins: tuple[str, ...] = ()       # reasons of techniques that the recipe pins on and that cannot run here
+    refused_pins: tuple[PinError, ...] = ()  # of techniques that the recipe pins on and that cannot run here
     observed: Observed | None = None         # None before a probe, or without one
 
 

@@ -91,8 +91,8 @@ def _forced(prepared: Prepared, name: str) -> Subject:
             raise WrongUse(f"{name} cannot be measured here: {answer.because}")
         answer = Proposal(answer.possible, f"the plan leaves it off: {answer.because}",
                           Effect((0.5, 2.0), 0, basis="guess: the plan does not expect it to pay"))
-    plan, slot = prepared.plan, answer.technique.slot
-    rivals = [step.technique.name for step in plan.steps if slot and step.technique.slot == slot]
+    plan, slots = prepared.plan, answer.technique.slots
+    rivals = [step.technique.name for step in plan.steps if step.technique.slots & slots]
     remarks = [f"it takes the place of {rivals[0]}"] if rivals else []
     return Subject(answer, planner.with_steps(plan, [answer]), plan, forced=True, remarks=remarks)
 
@@ -176,7 +176,7 @@ def _examine(subject: Subject, prepared: Prepared, notebook: Notebook, *, until_
     technique, none = subject.step.technique, plain_plan(prepared.plan)
     alone, both = (none, planner.with_steps(none, [subject.step])), (subject.without, subject.with_it)
     attempts: list[tuple[Plan, Plan, str | None]] = [(*alone, None), (*both, None)]
-    if technique.slot != "precision":        # rounding would hide what else is different
+    if "precision" not in technique.slots:        # rounding would hide what else is different
         attempts = [(*alone, "fp32"), (*both, "fp32"), (*both, None)]
     subject.parity, why = notebook.parity(technique.exactness.name, attempts, prepared.facts, prepared.recipe.seed)
     if why:

@@ -27,8 +27,9 @@ from powertrain.evidence.loading import Rounds, loader_rates, predicted_bytes
 from powertrain.evidence.notebook import Notebook, shares
 from powertrain.evidence.stats import noise_floor
 from powertrain.recipe import Recipe
-from powertrain.records import Effect, Plan, Proposal, RunFailed, WrongUse
+from powertrain.records import Effect, Plan, Proposal, RunFailed
 from powertrain.records.evidence import Arm, Parity
+from powertrain.records.plan import PinError, PinRefused
 from powertrain.run.prepare import Prepared
 
 TABLES = ("micro-batch", "loader", "precision", "accumulation")
@@ -150,8 +151,8 @@ def _precisions(base: Setting, not_here: dict[str, str]) -> list[Setting]:
         recipe = recipe.model_copy(update={"techniques": {**recipe.techniques, **pins}})
         try:
             plan = planner.make_plan(base.prepared.facts, recipe, base.prepared.total_steps)
-        except WrongUse as error:
-            not_here[name] = str(error).partition("it cannot be: ")[2].partition("; take the pin out")[0] or str(error)
+        except PinError as error:
+            not_here[name] = error.refusal.because if isinstance(error, PinRefused) else str(error)
             continue
         found.append(_setting(base, name, name, plan))
     return found

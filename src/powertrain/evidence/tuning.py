@@ -92,7 +92,7 @@ def candidates_of(prepared: Prepared, untuned: Plan) -> list[Candidate]:
         if name in recipe.techniques or technique.exactness.name == "LOSSY" or not technique.touches:
             continue
         found = []
-        for variant in technique.variants(facts, recipe):
+        for variant in planner.variants_of(name, facts, recipe):
             if variant == in_force.get(name):
                 continue
             pins = {name: "off" if variant is None else to_plain(variant)}
@@ -284,7 +284,7 @@ def _decide(untuned: Plan, combined: Plan, prepared: Prepared, notebook: Noteboo
                [step.technique for step in other.steps]]
     exactness = "BITWISE" if all(technique.exactness.name == "BITWISE" for technique in changed) else "ROUNDING"
     as_planned: tuple[Plan, Plan, str | None] = (untuned, combined, None)
-    attempts = [as_planned] if any(technique.slot == "precision" for technique in changed) else \
+    attempts = [as_planned] if any("precision" in technique.slots for technique in changed) else \
         [(untuned, combined, "fp32"), as_planned]
     notebook.say("the faster plan against the untuned one: whether both learn the same")
     parity, why = notebook.parity(exactness, attempts, prepared.facts, prepared.recipe.seed)

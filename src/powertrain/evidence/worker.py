@@ -240,7 +240,7 @@ def _prepare(order: Order) -> Prepared:
 
 def in_fp32(plan: Plan) -> Plan:
     """The plan less whatever makes products in another type."""
-    return replace(plan, steps=tuple(step for step in plan.steps if step.technique.slot != "precision"))
+    return replace(plan, steps=tuple(step for step in plan.steps if "precision" not in step.technique.slots))
 
 
 def _needed_bytes(facts: Facts, workload: Workload) -> int:

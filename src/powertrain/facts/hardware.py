@@ -84,6 +84,7 @@ def _without_peaks(processor: Processor) -> Hardware:
     return Hardware(
         name=processor.name, device="cpu", cores=processor.cores, memory_bytes=processor.memory_bytes,
         free_memory_bytes=processor.free_memory_bytes, instructions=processor.instructions,
+        default_threads=torch.get_num_threads(),
         sources={**processor.sources, "device": "torch: neither CUDA nor MPS is available"},
     )
 

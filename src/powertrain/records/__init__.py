@@ -1,6 +1,6 @@
 """The values that cross a border between rooms or are written to disk: frozen, plain, JSON-ready.
 
-Those of measurements are in evidence.py, what audits and diagnoses find in findings.py, the others here.
+Those of measurements are in evidence.py, what audits and diagnoses find in findings.py, a plan's in plan.py, the others here.
 
 Nothing here loads torch: report, cli --help and the web page read these records without it.
 Units are in the names: `_s` seconds, `_bytes`, `_tokens`; a share is 0..1. What is unknown is absent (None, or a
@@ -19,12 +19,15 @@ from powertrain.records.errors import RunFailed as RunFailed
 from powertrain.records.errors import UnknownFact as UnknownFact
 from powertrain.records.errors import UserError as UserError
 from powertrain.records.errors import WrongUse as WrongUse
+from powertrain.records.plan import Effect as Effect
+from powertrain.records.plan import Estimate as Estimate
+from powertrain.records.plan import Plan as Plan
+from powertrain.records.plan import Proposal as Proposal
+from powertrain.records.plan import Refusal as Refusal
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from powertrain.techniques.base import Technique
 
 IGNORE = -100  # target of a slot that trains nothing (the convention of torch and transformers)
 
@@ -59,6 +62,7 @@ class Hardware:
     bandwidth_bytes_per_s: float | None = None            # measured copy, bytes read + bytes written
     host_link_bytes_per_s: float | None = None            # measured, of a GPU: its host's pinned memory, the slower way
     host_free_memory_bytes: int | None = None             # of a GPU's host
+    default_threads: int | None = None       # that torch uses on this machine if nobody sets a number
     fingerprint: str = ""                    # changes when a measurement made here no longer holds
     sources: Mapping[str, str] = field(default_factory=dict)
     speeds: Mapping[str, Reached] = field(default_factory=dict)  # by kind of work, of the runs that have finished here
@@ -152,77 +156,6 @@ class Facts:
     software: Software
     model: ModelFacts
     data: DataFacts
-
-
-# ------------------------------------------------------------------------------------------------ plan
-
-
-@dataclass(frozen=True)
-class Effect:
-    """What a technique changes, against the same plan without it."""
-
-    step_time: tuple[float, float]           # ratio, low..high: (0.7, 0.8) = the step takes 70-80 % of the time
-    peak_memory_bytes: int                   # change; negative saves
-    basis: str                               # "formula: ...", "study: <folder in studies/>" or "guess: ..."
-
-
-@dataclass(frozen=True)
-class Proposal:
-    technique: Technique                     # its settings already chosen from the facts
-    because: str                             # the facts that speak for it, with their numbers
-    claim: Effect
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A technique stays off. With `possible` it could run here but would not pay: a pin may still turn it on."""
-
-    technique: str
-    because: str
-    possible: Technique | None = None
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What the plan expects of a run, before any step."""
-
-    step_s: tuple[float, float]              # low, high
-    floor_s: float                           # compute or memory traffic alone, at the measured peaks
-    bound_by: str                            # "compute" or "memory bandwidth": the wall the floor stands at
-    flops_per_step: float
-    flops_per_token: float
-    dtype: str                               # of the matrix products: "fp32", "bf16", ...
-    peak_flops_per_s: float                  # measured limit that shares are quoted against
-    tokens_per_step: int
-    steps: int
-    memory_bytes: Mapping[str, int]          # component -> bytes at the peak: weights, gradients, optimizer, ...
-    basis: str
-    padding_share: float = 0.0               # of the slots that are computed
-    largest_pass: Mapping[str, int] = field(default_factory=dict)  # that fits: examples, tokens, bytes at the peak
-    bytes_per_step: float | None = None      # that the floor counts: products' operands and the optimizer's state
-
-    @property
-    def tokens_per_s(self) -> tuple[float, float]:
-        low_s, high_s = self.step_s
-        return self.tokens_per_step / high_s, self.tokens_per_step / low_s
-
-    @property
-    def total_memory_bytes(self) -> int:
-        return sum(self.memory_bytes.values())
-
-
-@dataclass(frozen=True)
-class Plan:
-    steps: tuple[Proposal, ...]
-    refused: tuple[Refusal, ...]
-    estimate: Estimate | None = None         # None where a fact it needs is unknown
-
-    def without(self, name: str) -> Plan:
-        """The same plan less one technique: the other arm of its ablation."""
-        kept = tuple(step for step in self.steps if step.technique.name != name)
-        if len(kept) == len(self.steps):
-            raise KeyError(f"no {name!r} in this plan; it has {[s.technique.name for s in self.steps]}")
-        return dataclasses.replace(self, steps=kept, estimate=None)
 
 
 # ------------------------------------------------------------------------------------------------ training

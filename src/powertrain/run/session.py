@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
@@ -141,6 +141,10 @@ def start_run(prepared: Prepared, listener: Listener, write_sample: WriteSample)
     folder = run_folder.create(prepared.recipe)
     with run_folder.locked(folder), listen() as interrupt:
         listener(Folder(path=str(folder.path)))
+        plan, failed = planner.with_built_code(prepared.plan)
+        for name, text in failed.items():
+            listener(TechniqueNote(technique=name, message=text))
+        prepared = replace(prepared, plan=plan)
         setup = build_setup(prepared)
         prepared = with_measured_length(prepared, setup, lambda seconds: listener(TimingSteps(seconds=seconds)))
         run_folder.write_json(folder.facts, to_plain(prepared.facts))

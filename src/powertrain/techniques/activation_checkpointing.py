@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
-
 from powertrain.cost.fitting import longest_example, planned_room_bytes
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, Facts, ModelFacts, Proposal, Refusal
-from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.records.plan import Why
+from powertrain.techniques.base import GIB, Exactness, NotApplied, Technique, find_runner
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.utils.checkpoint import CheckpointPolicy
+
     from powertrain.models.decoder import Block
     from powertrain.models.kernels.attention import Attention
     from powertrain.models.model import Rotary, RunBlock
@@ -38,6 +38,9 @@ class CheckpointedBlocks:
 
     def __call__(self, block: Block, index: int, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...],
                  attention: Attention) -> Tensor:
+        import torch
+        from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+
         if index % self.every or not torch.is_grad_enabled() or not _has_gradient(block, x):
             return self.inner(block, index, x, rotary, lengths, attention)
         # attention that is kept draws no dropout mask a second time, and all draws after it would be others
@@ -50,12 +53,11 @@ class CheckpointedBlocks:
 
 @dataclass(frozen=True)
 class ActivationCheckpointing(Technique):
-    """Saves the activations of every n-th block at the price of most of its forward pass.
+    """Saves the activation memory of every n-th block, at the price of most of its forward pass.
 
     The same operations run again on the same inputs, with dropout's random state restored, so results keep their bits.
-    Not computed again: what attention gave, the dearest thing per byte, is kept (without dropout); computing stops at
-    the last tensor that a gradient needs, which comes before the down projection's product; and blocks below the lowest
-    weight that is trained have no backward pass at all.
+    The result of attention, which costs most per byte, is kept (without dropout). Recomputing stops at the last tensor that
+    a gradient needs, before the down projection. Blocks below the lowest trained weight have no backward pass at all.
     """
 
     every: int = 1
@@ -63,9 +65,11 @@ class ActivationCheckpointing(Technique):
 
     name = "activation_checkpointing"
     does = "recomputes a block's activations in the backward pass instead of storing them"
+    native_only = True
     exactness = Exactness.BITWISE
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "attention", "elementwise"})
+    slots = frozenset({"recomputing"})
     source = "Chen et al. 2016, arXiv:1604.06174; torch.utils.checkpoint, selective and with early stop"
 
     def __post_init__(self) -> None:
@@ -73,28 +77,26 @@ class ActivationCheckpointing(Technique):
             raise ValueError(f"techniques.activation_checkpointing.every={self.every} must be at least 1 (every block)")
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
-        if facts.model.provider != "native":
-            return cls.refuse(f"the model is computed by {facts.model.provider}, whose blocks are not ours to run twice")
-        if recipe.techniques.get("fused_blocks", "off") != "off":
-            return cls.refuse("the recipe asks for fused_blocks, in which it would compute nothing again; saved_activations "
-                              "decides what those keep")
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
+        if decided.replayed:
+            return cls.refuse(Why.CONFLICT, "cuda_graph records passes, and a recording cannot restore dropout's random state",
+                              rival="cuda_graph")
         room_bytes, tokens = planned_room_bytes(facts.hardware), longest_example(facts.data)
         plain = Workload(facts.data.train_batch_size, tokens, micro_batch=1)
         needed_bytes = sum(peak_memory(facts.model, plain).values())
-        shown = f"one example of {tokens:,} tokens at a time needs {needed_bytes / 2**30:.2f} GiB and " \
-                f"{room_bytes / 2**30:.1f} are there"
+        shown = f"one example of {tokens:,} tokens needs {needed_bytes / GIB:.2f} GiB of the {room_bytes / GIB:.1f} GiB free"
+        numbers = {"needed_bytes": needed_bytes, "room_bytes": room_bytes}
         if needed_bytes <= room_bytes:
-            return cls.refuse(f"{shown}, so recomputing would only cost time", possible=cls())
+            return cls.refuse(Why.NOT_NEEDED, f"memory is not short: {shown}", cls(), numbers=numbers)
         saving_bytes = needed_bytes - sum(peak_memory(facts.model, replace(plain, checkpoint_every=1)).values())
-        again = _computed_again(facts.model)
-        return Proposal(cls(), because=shown,
-                        claim=Effect((1 + 0.7 * again, 1 + again), -saving_bytes,
-                                     basis="formula: a forward pass once more, without head and down projections"))
+        again = _recomputed_share(facts.model)
+        return cls().on(f"memory is short: {shown}", Effect(
+            (1 + 0.7 * again, 1 + again), -saving_bytes,
+            basis="formula: a second forward pass, without head and down projections"), numbers=numbers)
 
     @classmethod
-    def variants(cls, facts: Facts, recipe: Recipe) -> Sequence[Technique | None]:
-        answer = cls.propose(facts, recipe)
+    def variants(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Sequence[Technique | None]:
+        answer = cls.answer(facts, recipe, decided)
         if isinstance(answer, Refusal) and answer.possible is None:
             return ()
         return None, *(cls(every) for every in (1, 2) if every <= facts.model.layers)
@@ -103,11 +105,8 @@ class ActivationCheckpointing(Technique):
         return replace(setup, run_block=CheckpointedBlocks(setup.run_block, self.every, self.keep_attention))
 
     def confirm(self, setup: Setup) -> None:
-        found = setup.run_block
-        while not isinstance(found, CheckpointedBlocks) and hasattr(found, "inner"):
-            found = found.inner
-        wanted = (self.every, self.keep_attention)
-        if not isinstance(found, CheckpointedBlocks) or (found.every, found.keep_attention) != wanted:
+        found, wanted = find_runner(setup.run_block, CheckpointedBlocks), (self.every, self.keep_attention)
+        if found is None or (found.every, found.keep_attention) != wanted:
             raise NotApplied(f"activation_checkpointing: blocks are run by {setup.run_block!r}, not every {self.every} "
                              "recomputed")
 
@@ -120,14 +119,16 @@ def _has_gradient(block: nn.Module, x: Tensor) -> bool:
 
 
 def _keep_attention(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-    """Keep what attention gave; its inputs, queries, keys and values, are computed again for the backward pass."""
+    """Keep the result of attention; its inputs, queries, keys and values, are recomputed for the backward pass."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
     del context
     name = operator.name().partition("::")[2]
     return CheckpointPolicy.MUST_SAVE if name.startswith(KEPT) else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _computed_again(model: ModelFacts) -> float:
-    """Products that are made a second time, as a share of those of a step: forward, for the inputs, for what is trained."""
+def _recomputed_share(model: ModelFacts) -> float:
+    """Return the products that are recomputed as a share of a step's: forward, for the inputs, for the trained weights."""
     down = model.layers * model.mlp_width * model.width
     again = model.matmul_parameters - down
     products = 3 if model.adapter_parameters == 0 else 2

@@ -7,12 +7,12 @@ import platform
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from powertrain.records import Effect, Facts, Proposal, Refusal
+from powertrain.records.plan import Why
 from powertrain.techniques.base import EVERYTHING, Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
+    from powertrain.cost.workload import Workload
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
@@ -45,15 +45,15 @@ class Allocator(Technique):
             raise ValueError(f"techniques.allocator.kind={self.kind!r} is none of {', '.join(_SETTINGS)}")
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         if facts.hardware.device == "cuda":
-            return Proposal(cls("cuda"), because="blocks of changing size share growing segments, so none is lost to gaps",
-                            claim=Effect((0.98, 1.01), 0, basis="guess: not measured yet"))
+            return cls("cuda").on("expandable segments avoid gaps between blocks whose size changes",
+                                  Effect((0.98, 1.01), 0, basis="guess: not measured yet"))
         if facts.hardware.device != "cpu" or not hasattr(ctypes.CDLL(None), "mallinfo2"):
-            return cls.refuse(f"there is nothing to set for {facts.hardware.device!r} with {platform.system()}'s allocator "
-                              "(it is for glibc 2.33 or newer)")
-        return Proposal(cls("glibc"), because="activations are freed and taken again each pass; kept pages need no zeroing",
-                        claim=Effect((0.94, 1.03), 0, basis=f"study: {STUDY}"))
+            return cls.refuse(Why.HARDWARE_LACKS, f"this needs glibc 2.33 or newer, or a CUDA GPU; here {platform.system()} "
+                                                  f"allocates memory for {facts.hardware.device!r}")
+        return cls("glibc").on("each pass frees and takes the same activations; kept pages need no zeroing",
+                               Effect((0.94, 1.03), 0, basis=f"study: {STUDY}"))
 
     def apply(self, setup: Setup) -> Setup:
         return replace(setup, runtime=setup.runtime.also(_SETTINGS[self.kind]))
@@ -72,6 +72,8 @@ def _keep_pages() -> None:
 
 
 def _expand_segments() -> None:
+    import torch
+
     torch.cuda.memory._set_allocator_settings(CUDA_SETTING)
 
 
@@ -87,6 +89,8 @@ class _Mallinfo2(ctypes.Structure):
 
 def _maps_large_blocks(probe_bytes: int = 256 << 20) -> bool:
     """True if a large block is still mapped on its own, so that freeing it gives its pages back."""
+    import torch
+
     count = ctypes.CDLL(None).mallinfo2
     count.restype = _Mallinfo2
     before = count().hblks

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from powertrain.cost.precision import BF16_SINCE, CPU_UNITS, WORTH_IT, bf16_gain, bf16_unit
 from powertrain.records import Effect, Facts, Hardware, Proposal, Refusal
+from powertrain.records.plan import Why
 from powertrain.techniques.base import Exactness, NotApplied, Technique
-from powertrain.training.setup import Precision
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
@@ -31,32 +29,39 @@ class Bf16(Technique):
     exactness = Exactness.ROUNDING
     touches = frozenset({"precision"})
     acts_on = frozenset({"products", "attention", "loss", "elementwise"})
-    slot = "precision"
+    slots = frozenset({"precision"})
     source = "Micikevicius et al. 2018, arXiv:1710.03740 (mixed precision); Kalamkar et al. 2019, arXiv:1905.12322 (bf16)"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         hardware = facts.hardware
         reason, gain = bf16_unit(hardware), bf16_gain(hardware)
         if reason is None:
-            return cls.refuse(_why_not(hardware), possible=cls() if hardware.device == "cpu" else None)
+            return cls.refuse(Why.HARDWARE_LACKS, _why_not(hardware), cls() if hardware.device == "cpu" else None)
         if gain is None:
             claim = Effect((0.3, 0.9), 0, basis="guess: the GEMM peaks of this machine are not measured yet")
-            return Proposal(cls(), because=reason, claim=claim)
+            return cls().on(reason, claim)
         bf16, fp32 = (hardware.peak(dtype) / 1e12 for dtype in ("bf16", "fp32"))
-        numbers = f"{bf16:.2f} against {fp32:.2f} TFLOP/s in fp32, measured"
+        numbers = f"measured at {bf16:.2f} TFLOP/s, against {fp32:.2f} in fp32"
         if gain < WORTH_IT:
-            return cls.refuse(f"bf16 products are no faster here: {numbers}", possible=cls())
+            return cls.refuse(Why.WOULD_NOT_PAY, f"bf16 is not faster on this machine: {numbers}", cls(),
+                              numbers={"gain": gain})
         claim = Effect((1 / gain, (1 + 1 / gain) / 2), 0,
                        basis="formula: fp32 over bf16 GEMM speed; the high end if half the step is not matrix products")
-        return Proposal(cls(), because=f"{reason}: {numbers}", claim=claim)
+        return cls().on(f"{reason}, {numbers}", claim, numbers={"gain": gain})
 
     def apply(self, setup: Setup) -> Setup:
+        import torch
+
+        from powertrain.training.setup import Precision
+
         return replace(setup, precision=Precision(torch.bfloat16))
 
     def confirm(self, setup: Setup) -> None:
+        import torch
+
         if (found := setup.product_dtype()) is not torch.bfloat16:
-            raise NotApplied(f"bf16: matrix products come out in {found}")
+            raise NotApplied(f"bf16: matrix products are computed in {found}")
         master = {parameter.dtype for parameter in setup.model.parameters() if parameter.requires_grad}
         if master != {torch.float32}:
             raise NotApplied(f"bf16: the weights that are trained are {', '.join(sorted(map(str, master)))}, not all fp32")
@@ -68,10 +73,10 @@ class Bf16(Technique):
 def _why_not(hardware: Hardware) -> str:
     if hardware.device == "cuda" and hardware.compute_capability:
         found = "{}.{}".format(*hardware.compute_capability)
-        return f"compute capability {found} only emulates bf16; it is native from {BF16_SINCE[0]}.{BF16_SINCE[1]} (Ampere) on"
+        return f"this GPU (compute capability {found}) emulates bf16; GPUs compute it from {BF16_SINCE[0]}.{BF16_SINCE[1]} on"
     if hardware.device == "cpu":
         gain = bf16_gain(hardware)
-        measured = "" if gain is None else f", measured at {gain:.2f} times fp32's speed"
-        return (f"{hardware.name} has none of {', '.join(CPU_UNITS)}: bf16 would be emulated{measured}. Products and what is "
-                "saved for the backward pass stay fp32: twice the bytes, and the whole time that such units would save")
-    return f"not known to be faster on {hardware.device!r}"
+        measured = "" if gain is None else f", measured at {gain:.2f} times the speed of fp32"
+        return (f"{hardware.name} has none of {', '.join(CPU_UNITS)}, so it would emulate bf16{measured}; products and saved "
+                "activations stay fp32")
+    return f"no measurement shows bf16 to be faster on {hardware.device!r}"

@@ -6,19 +6,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
-from powertrain.cost.fitting import longest_example, will_pack
-from powertrain.cost.precision import VARLEN_SINCE, planned_dtype
-from powertrain.models.decoder import Decoder
-from powertrain.models.kernels.attention import find_varlen
+from powertrain.cost.fitting import longest_example
 from powertrain.records import Batch, Facts, ModelFacts, Refusal
+from powertrain.records.plan import Why
 from powertrain.techniques.base import Exactness, NotApplied, Technique
-from powertrain.training.laps import no_lap
-from powertrain.training.replayed_passes import ReplayedPass
-from powertrain.training.static_passes import fits, lay_out, shape_of
 
 if TYPE_CHECKING:
+    import torch
+
+    from powertrain.cost.workload import Workload
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
@@ -28,37 +24,56 @@ TOLERANCE = 1e-2             # of gradients, relative: bf16 attention sums them 
 
 @dataclass(frozen=True)
 class CudaGraph(Technique):
-    """A small model's GPU waits for Python between kernels; a replayed pass is one call for all of them.
+    """With a small model the GPU waits for Python between kernels; a replayed pass is one call for all kernels.
 
-    The same kernels on the same numbers. Each pass is brought to one shape: documents end to end, filled up to the same
-    number of tokens; where documents end and which rows have a target are tensors of a constant size, prepared on the
-    host. A pass that does not fit the shape runs as before, and is counted.
+    The same kernels run on the same numbers. Each pass gets one shape: documents end to end, filled up to the same number of
+    tokens. The ends of documents and the rows with a target are tensors of a constant size, prepared on the host. A pass that
+    does not fit the shape runs without the graph, and is counted.
     """
 
     name = "cuda_graph"
     does = "records forward and backward once and replays them"
+    native_only = True
+    asked_first = True                       # packing makes passes of one size for it
     exactness = Exactness.ROUNDING
     touches = frozenset({"lay_out", "run_pass"})
     source = "CUDA programming guide, graphs; torch.cuda.graph; performance.md section 6 (a) 2"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Refusal:
-        """No study has measured it yet, so it is for pins."""
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Refusal:
+        """Refuse in any case: no study has measured a gain yet, so only a pin turns this on."""
         hardware, model, data = facts.hardware, facts.model, facts.data
         if hardware.device != "cuda":
-            return cls.refuse(f"graphs are recorded by CUDA, and this run computes on {hardware.device!r}")
-        if (why := _cannot_be_recorded(model)) is not None:
-            return cls.refuse(why)
-        if recipe.techniques.get("activation_checkpointing", "off") != "off":
-            return cls.refuse("the recipe asks for activation_checkpointing, which asks the device for its random state in "
-                              "every pass, and a recording cannot")
-        if data.kind != "blocks" and (why := _cannot_be_constant(facts, recipe)) is not None:
-            return cls.refuse(why)
+            return cls.refuse(Why.HARDWARE_LACKS, f"this needs a CUDA GPU, and the run computes on {hardware.device!r}")
+        if (reason := _cannot_be_recorded(model)) is not None:
+            return cls.refuse(Why.DOES_NOT_APPLY, reason)
         size = f"documents of {data.block} tokens on average and {longest_example(data):,} at most, in passes filled up to " \
             "one size" if data.kind != "blocks" else f"passes of {data.block}-token blocks"
-        return cls.refuse(f"{size} can be recorded, and no study has measured yet what that saves on a GPU", possible=cls())
+        return cls.refuse(Why.NOT_MEASURED, f"{size} can be recorded, but no study has measured yet what that saves", cls())
+
+    def unmet(self, facts: Facts, decided: Workload) -> Refusal | None:
+        """Return why passes of examples that differ in length have no constant shape here, or None."""
+        if facts.data.kind == "blocks":
+            return None
+        if not decided.packs:
+            return self.refuse(Why.CONFLICT, "examples differ in length and are padded, so passes differ in shape; this needs "
+                                             "packing",
+                               rival="packing", cure=("techniques.packing=on",))
+        if decided.kernel != "varlen":
+            return self.refuse(Why.CONFLICT, "examples differ in length, and attention runs in the kernel "
+                               f"{decided.attention_kernel} (products in {decided.dtype}); this needs varlen, which reads the "
+                               "lengths on the device",
+                               rival="attention_kernel", cure=("techniques.attention_kernel.kernel=varlen",))
+        return None
+
+    def reckon(self, workload: Workload) -> Workload:
+        return replace(workload, replayed=True)
 
     def apply(self, setup: Setup) -> Setup:
+        from powertrain.models.decoder import Decoder
+        from powertrain.training.replayed_passes import ReplayedPass
+        from powertrain.training.static_passes import lay_out, shape_of
+
         context = setup.model.config.context if isinstance(setup.model, Decoder) and \
             setup.model.config.positions == "learned" else None
         shape = shape_of([batch for step in range(LOOKED_AT) for batch in setup.prepare(step)], context)
@@ -66,6 +81,10 @@ class CudaGraph(Technique):
 
     def confirm(self, setup: Setup) -> None:
         """Records, replays the first pass that fits twice, and holds gradients and loss against the eager pass's."""
+        from powertrain.models.decoder import Decoder
+        from powertrain.training.replayed_passes import ReplayedPass
+        from powertrain.training.static_passes import fits
+
         found = setup.run_pass
         if not isinstance(found, ReplayedPass):
             raise NotApplied(f"cuda_graph: passes are run by {found!r}")
@@ -90,7 +109,11 @@ class CudaGraph(Technique):
 
 
 def _taken_by(setup: Setup, run_pass: object, batch: Batch) -> tuple[float, torch.Tensor]:
-    """The loss and all gradients after the pass was run twice: they have to add up. Leaves no gradient behind."""
+    """Return the loss and all gradients after two runs of the pass, which have to add up. Leaves no gradient behind."""
+    import torch
+
+    from powertrain.training.laps import no_lap
+
     assert callable(run_pass)
     scaler = torch.amp.GradScaler(setup.device.type, enabled=False)
     setup.model.zero_grad(set_to_none=True)
@@ -102,31 +125,12 @@ def _taken_by(setup: Setup, run_pass: object, batch: Batch) -> tuple[float, torc
 
 
 def _cannot_be_recorded(model: ModelFacts) -> str | None:
-    """What in the model keeps a pass from being the same kernels every time, or from being checked."""
-    if model.provider != "native":
-        return f"the model is computed by {model.provider}, whose kernels are not known to be the same in every pass"
+    """Return what in the model keeps a pass from running the same kernels every time, or from being checked; or None."""
     if model.dropout or model.adapter_dropout:
-        return f"dropout ({max(model.dropout, model.adapter_dropout):g}) draws other numbers in each pass, so that a " \
-               "replayed one cannot be held against an eager one"
+        return f"dropout ({max(model.dropout, model.adapter_dropout):g}) draws new numbers in each pass, so a replayed pass " \
+               "cannot be checked against an eager one"
     if any(name.endswith(".log_sigma") for name in model.shapes):
-        return "LS-LoRA's penalty is added once a step, outside of the passes, and is not recorded"
+        return "LS-LoRA adds its penalty once a step, outside of the recorded passes"
     if model.frozen_dtype == "nf4":
-        return "bitsandbytes makes 4-bit weights wide outside of torch, on streams that a recording may not see"
-    return None
-
-
-def _cannot_be_constant(facts: Facts, recipe: Recipe) -> str | None:
-    """Why passes of examples that differ in length have no constant shape here, or None."""
-    model, capability, pins = facts.model, facts.hardware.compute_capability, recipe.techniques
-    if not will_pack(model, facts.data, pins):
-        return "examples differ in length and are padded to the longest of each pass, which is another shape every time; " \
-               "it needs packing"
-    dtype = planned_dtype(facts.hardware, pins)
-    if dtype not in ("bf16", "fp16") or capability is None or capability < VARLEN_SINCE or find_varlen() is None:
-        return f"examples differ in length, and attention that reads their lengths on the device needs bf16 or fp16 " \
-               f"(products are computed in {dtype}), compute capability {VARLEN_SINCE[0]}.{VARLEN_SINCE[1]}, and torch's " \
-               "varlen kernel"
-    wanted = pins.get("attention_kernel")
-    if wanted == "off" or (isinstance(wanted, dict) and wanted.get("kernel", "varlen") != "varlen"):
-        return "the recipe asks for another attention kernel, whose work depends on the documents' lengths; it needs varlen"
+        return "bitsandbytes dequantises 4-bit weights on streams that a recording does not see"
     return None

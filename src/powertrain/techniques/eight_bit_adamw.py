@@ -7,9 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from powertrain.records import Facts, Proposal, Refusal
+from powertrain.records.plan import Why
 from powertrain.techniques.base import Exactness, NotApplied, Technique
-from powertrain.training.library_optimizers import library_adamw
-from powertrain.training.loop import parameter_groups
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
@@ -25,7 +24,7 @@ KEYS = ("lr", "betas", "eps")
 class EightBitAdamW(Technique):
     """Moments are stored as 256 quantiles of their block of 256, and updated in fp32; small tensors stay fp32.
 
-    The rounding stays in the state from step to step, so this is other mathematics, though close. It is left to a pin.
+    The rounding stays in the state from step to step, so results change slightly. Only a recipe turns this on.
     """
 
     name = "eight_bit_adamw"
@@ -33,24 +32,29 @@ class EightBitAdamW(Technique):
     exactness = Exactness.LOSSY
     touches = frozenset({"optimizer"})
     acts_on = frozenset({"optimizer"})
-    slot = "optimizer"
+    slots = frozenset({"optimizer", "moments"})
     source = "Dettmers et al. 2022, arXiv:2110.02861 (8-bit optimizers); bitsandbytes"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         if facts.hardware.device != "cuda":
-            return cls.refuse(f"bitsandbytes' 8-bit states are for NVIDIA GPUs, and this run is on {facts.hardware.name}")
-        if "bitsandbytes" in facts.software.missing:
-            return cls.refuse(f"it needs the part 'bitsandbytes', which is {facts.software.missing['bitsandbytes']}")
-        trainable = facts.model.trainable
-        return cls.refuse(f"it would save {SAVED_BYTES * trainable / 2**20:,.0f} MiB of {trainable:,} weights' moments, but "
-                          "rounds them to 8 bits in each step, so it is left to a pin", possible=cls())
+            return cls.refuse(Why.HARDWARE_LACKS, f"bitsandbytes needs an NVIDIA GPU, and this run is on {facts.hardware.name}")
+        if (missing := cls.without_parts(facts, ("bitsandbytes",))) is not None:
+            return missing
+        saved_bytes = SAVED_BYTES * facts.model.trainable
+        return cls.refuse(Why.CHANGES_RESULT, f"8-bit moments would save {saved_bytes / 2**20:,.0f} MiB and change the result "
+                          "slightly, so they are used only if you ask: techniques.eight_bit_adamw=on", cls(),
+                          numbers={"saved_bytes": saved_bytes})
 
     def apply(self, setup: Setup) -> Setup:
+        from powertrain.training.library_optimizers import library_adamw
+
         given: dict[str, Any] = setup.optimizer.keywords  # type: ignore[attr-defined]
         return replace(setup, optimizer=partial(library_adamw("AdamW8bit"), **{key: given[key] for key in KEYS}))
 
     def confirm(self, setup: Setup) -> None:
+        from powertrain.training.loop import parameter_groups
+
         optimizer = setup.optimizer(parameter_groups(setup.model, 0.0))
         bits = getattr(getattr(optimizer, "args", None), "optim_bits", 32)
         if bits != 8:

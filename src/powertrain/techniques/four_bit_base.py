@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from torch import nn
-
 from powertrain.cost.fitting import longest_example, planned_room_bytes
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.workload import Workload
-from powertrain.models.kernels.quantised import QuantisedLinear
 from powertrain.records import Effect, Facts, ModelFacts, Proposal, Refusal
-from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.records.plan import Why
+from powertrain.techniques.base import GIB, Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
@@ -38,21 +38,25 @@ class FourBitBase(Technique):
     source = "Dettmers et al. 2023, arXiv:2305.14314 (QLoRA); bitsandbytes"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         model, room_bytes = facts.model, planned_room_bytes(facts.hardware)
         if model.method in ("scratch", "full"):
-            return cls.refuse("every weight is trained, and 16 values are too few for the small steps of training")
+            return cls.refuse(Why.DOES_NOT_APPLY, "every weight is trained, and 4 bits are too few for the small steps of "
+                                                  "training")
         needed_bytes = _needed_bytes(facts)
         saved_bytes = round((2 - BITS[recipe.quantisation.double] / 8) * model.matmul_parameters)
-        there = f"unquantised in bf16 it needs about {needed_bytes / 2**30:.1f} GiB, and {room_bytes / 2**30:.1f} are there"
+        numbers = {"needed_bytes": needed_bytes, "room_bytes": room_bytes, "saved_bytes": saved_bytes}
+        there = f"with a bf16 base a step needs about {needed_bytes / GIB:.1f} GiB of the {room_bytes / GIB:.1f} GiB free"
+        if model.method != "qlora" and needed_bytes <= room_bytes:
+            return cls.refuse(Why.NOT_NEEDED, f"memory is not short: {there}", numbers=numbers)
         if model.method != "qlora":
-            hint = "it fits" if needed_bytes <= room_bytes else \
-                f"method=qlora would save about {saved_bytes / 2**30:.1f} GiB, at the price of rounding the base"
-            return cls.refuse(f"{there}: {hint}")
-        verdict = "method=lora would do, faster and without rounding" if needed_bytes <= room_bytes else "it would not fit"
-        return Proposal(cls(), because=f"{model.matmul_parameters:,} weights are kept in 4 bits; {there}: {verdict}",
-                        claim=Effect((1.0, 1.6), -saved_bytes, basis="guess: memory by formula; the time that it takes to make "
-                                     "weights wide for each product is not measured yet"))
+            return cls.refuse(Why.CHANGES_RESULT, f"{there}; method=qlora would save about {saved_bytes / GIB:.1f} GiB and "
+                              "round the base", cure=("method=qlora",), numbers=numbers)
+        verdict = ", so method=lora would fit too, faster and without rounding" if needed_bytes <= room_bytes else \
+            ", which is too much"
+        return cls().on(f"the recipe's method is qlora, with {model.matmul_parameters:,} weights in 4 bits; {there}{verdict}",
+                        Effect((1.0, 1.6), -saved_bytes, basis="guess: memory by formula; the time to dequantise weights for "
+                               "each product is not measured yet"), numbers=numbers)
 
     def apply(self, setup: Setup) -> Setup:
         return setup
@@ -64,6 +68,8 @@ class FourBitBase(Technique):
 
 
 def _is_four_bit(module: nn.Module) -> bool:
+    from powertrain.models.kernels.quantised import QuantisedLinear
+
     return isinstance(module, QuantisedLinear) or type(module).__name__ == LIBRARY
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from powertrain.cost.precision import BF16_SINCE, FP16_SINCE
 from powertrain.records import Effect, Facts, Proposal, Refusal
+from powertrain.records.plan import Why
 from powertrain.techniques.base import Exactness, NotApplied, Technique
-from powertrain.training.setup import Precision
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
@@ -32,29 +30,37 @@ class Fp16(Technique):
     exactness = Exactness.ROUNDING
     touches = frozenset({"precision"})
     acts_on = frozenset({"products", "attention", "loss", "elementwise", "optimizer"})
-    slot = "precision"
+    slots = frozenset({"precision"})
     source = "Micikevicius et al. 2018, arXiv:1710.03740; torch.amp.GradScaler"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         hardware = facts.hardware
         if hardware.device != "cuda" or hardware.compute_capability is None:
-            return cls.refuse(f"no fp16 matrix units on {hardware.name}: it is for NVIDIA GPUs of compute capability 7.x")
+            return cls.refuse(Why.HARDWARE_LACKS, f"{hardware.name} has no fp16 matrix units; NVIDIA GPUs of compute "
+                                                  "capability 7.x have them")
         found = "{}.{}".format(*hardware.compute_capability)
         if hardware.compute_capability >= BF16_SINCE:
-            return cls.refuse(f"compute capability {found} has bf16 at the same speed, which needs no loss scaling",
-                              possible=cls())
+            return cls.refuse(Why.NOT_NEEDED, f"this GPU (compute capability {found}) has bf16 at the same speed, without loss "
+                                              "scaling", cls())
         if hardware.compute_capability < FP16_SINCE:
-            return cls.refuse(f"compute capability {found} has no tensor cores; fp16 is not faster before 7.0")
-        return Proposal(cls(), because=f"tensor cores of compute capability {found} know fp16 and no bf16",
-                        claim=Effect((0.2, 0.7), 0, basis="guess: not measured yet"))
+            return cls.refuse(Why.HARDWARE_LACKS, f"this GPU (compute capability {found}) has no tensor cores; fp16 is faster "
+                                                  "from 7.0 on")
+        return cls().on(f"the tensor cores of this GPU (compute capability {found}) multiply fp16 and not bf16",
+                        Effect((0.2, 0.7), 0, basis="guess: not measured yet"))
 
     def apply(self, setup: Setup) -> Setup:
+        import torch
+
+        from powertrain.training.setup import Precision
+
         return replace(setup, precision=Precision(torch.float16, loss_scaling=True))
 
     def confirm(self, setup: Setup) -> None:
+        import torch
+
         if (found := setup.product_dtype()) is not torch.float16:
-            raise NotApplied(f"fp16: matrix products come out in {found}")
+            raise NotApplied(f"fp16: matrix products are computed in {found}")
         master = {parameter.dtype for parameter in setup.model.parameters() if parameter.requires_grad}
         if master != {torch.float32}:
             raise NotApplied(f"fp16: the weights that are trained are {', '.join(sorted(map(str, master)))}, not all fp32")

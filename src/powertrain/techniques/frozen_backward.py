@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
-
 from powertrain.records import Effect, Facts, Proposal, Refusal
-from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.records.plan import Why
+from powertrain.techniques.base import Exactness, NotApplied, Technique, find_runner
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from powertrain.cost.workload import Workload
     from powertrain.models.decoder import Block
     from powertrain.models.kernels.attention import Attention
     from powertrain.models.model import Rotary, RunBlock
@@ -34,6 +35,8 @@ class RecordedFrom:
                  attention: Attention) -> Tensor:
         if index >= self.first:
             return self.inner(block, index, x, rotary, lengths, attention)
+        import torch
+
         with torch.no_grad():
             return self.inner(block, index, x, rotary, lengths, attention)
 
@@ -42,15 +45,16 @@ class RecordedFrom:
 class FrozenBackward(Technique):
     """Of the three products of a linear, forward, for its input and for its weight, a frozen one needs two, or one.
 
-    The gradient of a frozen weight is never made, and below the lowest weight that is trained not even that of the
-    activations. Autograd would find this out by itself, unless something asks for the gradient of an input, as
-    gradient checkpointing in other libraries does; here it is arranged, and tried on an example before the run.
+    The gradient of a frozen weight is never computed, nor are the gradients of activations below the lowest trained weight.
+    Autograd finds this by itself, unless something asks for the gradient of an input, as gradient checkpointing in other
+    libraries does. Here it is ensured, and tested on an example before the run.
     """
 
     first: int = 0                           # the lowest block with a weight that is trained
 
     name = "frozen_backward"
     does = "computes no gradient for frozen weights"
+    native_only = True
     exactness = Exactness.BITWISE
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "attention", "elementwise"})
@@ -61,28 +65,23 @@ class FrozenBackward(Technique):
             raise ValueError(f"techniques.frozen_backward.first={self.first} must be 0 or more")
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         model = facts.model
-        if model.provider != "native":
-            return cls.refuse(f"the model is computed by {model.provider}, whose blocks are not ours to run")
         if not model.adapter_parameters:
-            return cls.refuse(f"all {model.trainable:,} weights are trained, so every gradient is needed")
+            return cls.refuse(Why.DOES_NOT_APPLY, f"all {model.trainable:,} weights are trained, so every gradient is needed")
         first = min(model.adapted_layers, default=0)
-        below = f"below block {first} of {model.layers} nothing is recorded" if first else "adapters begin in the first block"
-        return Proposal(cls(first), because=f"{model.trainable:,} of {model.parameters:,} weights are trained: the others get "
-                                            f"no gradient, and {below}",
-                        claim=Effect((1.0, 1.0), 0, basis="formula: autograd would make the same gradients; here it is "
-                                     "arranged and tried"))
+        below = f"blocks below {first} of {model.layers} have no backward pass" if first else "the first block has adapters"
+        return cls(first).on(f"{model.trainable:,} of {model.parameters:,} weights are trained, and {below}",
+                             Effect((1.0, 1.0), 0, basis="formula: autograd computes the same gradients; the run tests that"),
+                             numbers={"trained_weights": model.trainable})
 
     def apply(self, setup: Setup) -> Setup:
         return replace(setup, run_block=RecordedFrom(setup.run_block, self.first))
 
     def confirm(self, setup: Setup) -> None:
         """Differentiates the loss of one short example, and looks which weights have a gradient."""
-        found = setup.run_block
-        while not isinstance(found, RecordedFrom) and hasattr(found, "inner"):
-            found = found.inner
-        if not isinstance(found, RecordedFrom) or found.first != self.first:
+        found = find_runner(setup.run_block, RecordedFrom)
+        if found is None or found.first != self.first:
             raise NotApplied(f"frozen_backward: blocks are run by {setup.run_block!r}, not recorded from block {self.first} on")
         recorded: list[int] = []
         few = [setup.examples[i] for i in range(min(LOOKED_AT, len(setup.examples)))]

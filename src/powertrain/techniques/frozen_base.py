@@ -7,20 +7,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-
-from powertrain.cost.precision import planned_dtype
-from powertrain.models.linear import FrozenLinear
 from powertrain.records import Effect, Facts, Proposal, Refusal
-from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.records.plan import Why
+from powertrain.shapes import DTYPE_BYTES
+from powertrain.techniques.base import GIB, Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from powertrain.cost.workload import Workload
+    from powertrain.models.linear import FrozenLinear
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}      # our names, and those of torch
 STUDY = "2026-11-21_ablation-docstrings"
 ROOM = 0.5                   # share of the free memory that wider weights may take
 
@@ -38,10 +39,11 @@ class FrozenBase(Technique):
 
     name = "frozen_base"
     does = "stores the frozen weights in the type of the products"
+    native_only = True
     exactness = Exactness.ROUNDING
     touches = frozenset({"runtime"})
     acts_on = frozenset({"products", "elementwise"})
-    slot = "base"
+    slots = frozenset({"base"})
     source = "performance.md section 2.5: frozen weights need no fp32 master copy (Micikevicius et al. 2018)"
 
     def __post_init__(self) -> None:
@@ -49,32 +51,33 @@ class FrozenBase(Technique):
             raise ValueError(f"techniques.frozen_base.dtype={self.dtype!r} is none of {', '.join(DTYPES)}")
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         model, stored = facts.model, facts.model.frozen_dtype
-        if model.provider != "native":
-            return cls.refuse(f"the model is computed by {model.provider}, which keeps its weights as it loads them")
         if not model.adapter_parameters:
-            return cls.refuse(f"all {model.trainable:,} weights are trained, and those stay fp32 so that small steps count")
+            return cls.refuse(Why.DOES_NOT_APPLY, f"all {model.trainable:,} weights are trained, and trained weights stay in "
+                                                  "fp32")
         if stored not in DTYPES:
-            return cls.refuse(f"the frozen weights are stored in {stored}, which is made wide for each product")
-        planned = planned_dtype(facts.hardware, recipe.techniques).replace("tf32", "fp32")
+            return cls.refuse(Why.DOES_NOT_APPLY, f"the frozen weights are stored in {stored} and dequantised for each product")
+        planned = decided.dtype.replace("tf32", "fp32")
         weights, free_bytes = model.matmul_parameters, facts.hardware.free_memory_bytes
-        more_bytes = (DTYPES[planned].itemsize - DTYPES[stored].itemsize) * weights
+        more_bytes = (DTYPE_BYTES[planned] - DTYPE_BYTES[stored]) * weights
         if planned == stored:
-            return cls.refuse(f"the frozen weights are stored in {stored} already, which products are computed in")
+            return cls.refuse(Why.NOT_NEEDED, f"the frozen weights are already stored in {stored}, the dtype of the products")
         if more_bytes > ROOM * free_bytes:
-            return cls.refuse(f"{weights:,} frozen weights in {planned} would take {more_bytes / 2**30:.1f} GiB more, and "
-                              f"{free_bytes / 2**30:.1f} are free", possible=cls(planned))
-        return Proposal(cls(planned), because=f"{weights:,} frozen weights are stored in {stored} and used in {planned}: "
-                                              "converted once, not for each product",
-                        claim=Effect((0.92, 0.99), more_bytes, basis=f"study: {STUDY}") if facts.hardware.device == "cpu" else
-                        Effect((0.9, 1.0), more_bytes, basis="guess: memory by formula, time not measured yet"))
+            return cls.refuse(Why.NO_ROOM, f"{weights:,} frozen weights in {planned} would take {more_bytes / GIB:.1f} GiB "
+                              f"more, and {free_bytes / GIB:.1f} GiB are free", cls(planned),
+                              numbers={"needed_bytes": more_bytes, "room_bytes": free_bytes})
+        return cls(planned).on(
+            f"{weights:,} frozen weights are converted from {stored} to {planned} once, not for each product",
+            Effect((0.92, 0.99), more_bytes, basis=f"study: {STUDY}") if facts.hardware.device == "cpu" else
+            Effect((0.9, 1.0), more_bytes, basis="guess: memory by formula, time not measured yet"),
+            numbers={"weights": weights})
 
     def apply(self, setup: Setup) -> Setup:
-        return replace(setup, runtime=setup.runtime.also(partial(_convert, setup.model, DTYPES[self.dtype])))
+        return replace(setup, runtime=setup.runtime.also(partial(_convert, setup.model, self._torch_dtype())))
 
     def confirm(self, setup: Setup) -> None:
-        wanted = DTYPES[self.dtype]
+        wanted = self._torch_dtype()
         if setup.precision.compute_dtype is not wanted:
             raise NotApplied(f"frozen_base: weights are to be kept in {self.dtype}, and products are computed in "
                              f"{setup.precision.compute_dtype}")
@@ -82,17 +85,25 @@ class FrozenBase(Technique):
         if not found or set(found) != {wanted}:
             raise NotApplied(f"frozen_base: of {len(found)} frozen matrices {found.count(wanted)} are kept in {self.dtype}")
 
+    def _torch_dtype(self) -> torch.dtype:
+        import torch
+
+        found: torch.dtype = getattr(torch, DTYPES[self.dtype])
+        return found
+
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, base_dtype=self.dtype)
 
 
 def _frozen_matrices(model: nn.Module) -> Iterator[FrozenLinear]:
-    """The frozen linears of the blocks that have a weight; quantised ones have none."""
+    """Return the frozen linears of the blocks that have a weight; quantised ones have none."""
+    from powertrain.models.linear import FrozenLinear
+
     return (module for module in model.get_submodule("blocks").modules()
             if isinstance(module, FrozenLinear) and module.weight is not None)
 
 
 def _convert(model: nn.Module, dtype: torch.dtype) -> None:
-    """One matrix after the other, so that there are never two copies of more than one."""
+    """Convert one matrix after the other, so that memory holds two copies of at most one."""
     for linear in _frozen_matrices(model):
         linear.weight.data = linear.weight.data.to(dtype)

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from powertrain.records import Effect, Facts, Proposal, Refusal
+from powertrain.records.plan import Why
 from powertrain.techniques.base import Exactness, NotApplied, Technique
-from powertrain.training.loop import parameter_groups
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
@@ -31,27 +31,29 @@ class FusedAdamW(Technique):
     exactness = Exactness.ROUNDING
     touches = frozenset({"optimizer"})
     acts_on = frozenset({"optimizer"})
-    slot = "optimizer"
+    slots = frozenset({"optimizer"})
     source = "torch.optim.AdamW(fused=True); Loshchilov & Hutter 2019, arXiv:1711.05101"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         hardware, trainable = facts.hardware, facts.model.trainable
         if hardware.device not in ("cuda", "cpu", "mps"):
-            return cls.refuse(f"torch has no fused AdamW for {hardware.device!r}")
-        because = f"{trainable:,} trainable parameters, updated in one pass over memory"
+            return cls.refuse(Why.HARDWARE_LACKS, f"torch has no fused AdamW for {hardware.device!r}")
+        because = f"{trainable:,} trained weights in one pass over memory"
         if hardware.bandwidth_bytes_per_s is not None:
             floor_s = BYTES_PER_PARAMETER * trainable / hardware.bandwidth_bytes_per_s
-            because += f": {floor_s * 1e3:.2f} ms at least, at the measured bandwidth"
+            because += f" take at least {floor_s * 1e3:.2f} ms at the measured bandwidth"
         claim = Effect((0.85, 1.0), 0, basis="guess: the share of the optimizer in a step is not measured")
         if hardware.device == "cpu" and facts.model.adapter_parameters:
             claim = Effect((0.97, 1.01), 0, basis=f"study: {ADAPTERS_STUDY}")
-        return Proposal(cls(), because=because, claim=claim)
+        return cls().on(because, claim, numbers={"trained_weights": trainable})
 
     def apply(self, setup: Setup) -> Setup:
         return replace(setup, optimizer=partial(setup.optimizer, fused=True))  # type: ignore[call-arg]
 
     def confirm(self, setup: Setup) -> None:
+        from powertrain.training.loop import parameter_groups
+
         groups = setup.optimizer(parameter_groups(setup.model, 0.0)).param_groups
         plain = [i for i, group in enumerate(groups) if not group.get("fused")]
         if plain:

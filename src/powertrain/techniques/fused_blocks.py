@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
-
-from torch import Tensor
 
 from powertrain.cost.estimate import COMPILER_PARTS, PASS_TOKENS, bargain
 from powertrain.cost.fitting import longest_example, planned_room_bytes
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.workload import Workload
 from powertrain.records import Batch, Effect, Facts, ModelFacts, Proposal, Refusal
-from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.records.plan import Why
+from powertrain.techniques.base import GIB, Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from powertrain.models.decoder import Block
     from powertrain.models.kernels.attention import Attention
     from powertrain.models.kernels.fused.block import HandWritten
@@ -53,11 +53,11 @@ class ByHand:
 
 @dataclass(frozen=True)
 class FusedBlocks(Technique):
-    """Autograd keeps what each operator read and runs them one by one; a block as one function does neither.
+    """Autograd saves the inputs of every operator and runs operators one by one; a block as one function does neither.
 
-    It keeps the least that spares every product, works out no gradient that nobody needs, and gives the compiler the
-    stretches between two products whole: norm, positions, activation, residual and their gradients each become one loop
-    over the batch, for any number of tokens. The products are those of before, in the same precision.
+    The function saves only what spares every matrix product, and computes no gradient that nobody needs. The compiler gets all
+    the work between two products at once: norm, positions, activation, residual and their gradients each become one loop over
+    the batch, for any number of tokens. The products stay the same, in the same precision.
     """
 
     kernels: str = "compiled"                # what does the elementwise work: torch's compiler, or "triton"
@@ -65,10 +65,11 @@ class FusedBlocks(Technique):
 
     name = "fused_blocks"
     does = "runs hand-written, compiled passes of each block"
+    native_only = True
     exactness = Exactness.ROUNDING
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "attention", "elementwise"})
-    slot = "blocks"
+    slots = frozenset({"blocks", "recomputing"})
     source = "performance.md sections 2.5, 3.2 and 8; regions compiled by Inductor (Ansel et al. 2024, ASPLOS)"
 
     def __post_init__(self) -> None:
@@ -76,39 +77,71 @@ class FusedBlocks(Technique):
             raise ValueError(f"techniques.fused_blocks.kernels={self.kernels!r} is none of {', '.join(KERNELS)}")
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
-        device, missing, model = facts.hardware.device, facts.software.missing, facts.model
-        if model.provider != "native":
-            return cls.refuse(f"the model is computed by {model.provider}, whose blocks are not ours to write")
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
+        device, model = facts.hardware.device, facts.model
         if (kind := _not_by_hand(model)) is not None:
-            return cls.refuse(f"the backward pass of {kind} adapters is not written by hand")
+            return cls.refuse(Why.DOES_NOT_APPLY, f"{kind} adapters have no hand-written backward pass")
         if model.adapter_dropout:
-            return cls.refuse("with dropout of their own each adapter reads another input, and products cannot be shared")
-        if recipe.techniques.get("activation_checkpointing", "off") != "off":
-            return cls.refuse("the recipe asks for activation_checkpointing, which computes again what this keeps")
-        if (why := _no_triton(facts, recipe.techniques.get(cls.name))) is not None:
-            return cls.refuse(why)
-        drops = device == "cpu" and model.dropout > 0            # which whole compiled blocks do badly
+            return cls.refuse(Why.DOES_NOT_APPLY, f"with adapter dropout ({model.adapter_dropout:g}) adapters read different "
+                                                  "inputs, and cannot share products")
+        if (refusal := cls._without_triton(facts, recipe)) is not None:
+            return refusal
+        drops = device == "cpu" and model.dropout > 0            # whole compiled blocks are slow with dropout
         if facts.data.kind == "blocks" and not drops:
-            return cls.refuse("passes of equal lengths can have whole blocks compiled for them, which was faster "
-                              f"(study: {COMPILED_STUDY})", possible=cls())
-        if (small := _too_small(facts)) is not None:
-            return cls.refuse(small, possible=cls())
-        if (short := _short_of_memory(facts)) is not None:
-            return cls.refuse(short, possible=cls())
+            return cls.refuse(Why.NOT_NEEDED, "all passes have one length, for which torch_compile was faster (study: "
+                                              f"{COMPILED_STUDY})", cls(), rival="torch_compile")
+        if (refusal := cls._too_small(facts) or cls._short_of_memory(facts)) is not None:
+            return refusal
         if device not in COMPILER_PARTS:
-            return cls.refuse(f"not known to work on {device!r}")
-        for part in COMPILER_PARTS[device]:
-            if part in missing:
-                return cls.refuse(f"compiling needs the part {part!r}, which is {missing[part]}")
+            return cls.refuse(Why.HARDWARE_LACKS, f"this is not tested on {device!r}")
+        if (missing := cls.without_parts(facts, COMPILER_PARTS[device])) is not None:
+            return missing
         gain, basis = (DROPPING_GAIN, f"study: {DROPPING_STUDY}") if drops else (GAIN[device], BASIS[device])
         found = bargain(facts, gain, COMPILE_S[device], train_time_s=recipe.train_time_s, max_steps=recipe.max_steps,
                         epochs=recipe.num_train_epochs)
         if not found.pays:
-            return cls.refuse(found.shown, possible=cls())
+            return cls.refuse(Why.WOULD_NOT_PAY, found.shown, cls(), numbers={"compile_s": COMPILE_S[device]})
         ahead = device == "cpu"
-        return Proposal(cls(ahead=ahead), because=f"{found.shown}, and later runs load it" if ahead else found.shown,
-                        claim=Effect(gain, 0, basis=basis))
+        return cls(ahead=ahead).on(f"{found.shown}; later runs load the compiled code" if ahead else found.shown,
+                                   Effect(gain, 0, basis=basis), numbers={"compile_s": COMPILE_S[device]})
+
+    @classmethod
+    def _without_triton(cls, facts: Facts, recipe: Recipe) -> Refusal | None:
+        """Return why the kernels of Triton cannot run here, where the recipe asks for them."""
+        pin = recipe.techniques.get(cls.name)
+        if isinstance(pin, str | None) or pin.get("kernels") != "triton":
+            return None
+        if facts.hardware.device != "cuda":
+            return cls.refuse(Why.HARDWARE_LACKS, "Triton's kernels need a GPU, and this run computes on "
+                              f"{facts.hardware.device!r}; use kernels=compiled",
+                              cure=("techniques.fused_blocks.kernels=compiled",))
+        return cls.without_parts(facts, ("triton",))
+
+    @classmethod
+    def _too_small(cls, facts: Facts) -> Refusal | None:
+        """Return why calling compiled code costs more than it saves; None where it saves more, or nothing is measured."""
+        model, data, peaks = facts.model, facts.data, facts.hardware.peak_flops_per_s
+        tokens = min(PASS_TOKENS, data.block * data.train_batch_size)
+        if facts.hardware.device != "cpu" or not peaks:
+            return None
+        products_s = 6 * model.matmul_parameters / model.layers * tokens / max(peaks.values())
+        if LARGEST_CALLS_SHARE * products_s >= CALLS_S:
+            return None
+        return cls.refuse(Why.WOULD_NOT_PAY, f"the model is too small: a block's products take {1e3 * products_s:.1f} ms a "
+                          f"pass, and calling compiled code would add {CALLS_S / products_s:.0%} to that (study: "
+                          f"{SMALL_STUDY})", cls(),
+                          numbers={"products_s": products_s, "calls_s": CALLS_S})
+
+    @classmethod
+    def _short_of_memory(cls, facts: Facts) -> Refusal | None:
+        """Return why the activations do not fit without computing any again, even for one example at a time."""
+        room_bytes, tokens = planned_room_bytes(facts.hardware), longest_example(facts.data)
+        needed_bytes = sum(peak_memory(facts.model, Workload(facts.data.train_batch_size, tokens, micro_batch=1)).values())
+        if needed_bytes <= room_bytes:
+            return None
+        return cls.refuse(Why.NO_ROOM, f"memory is short: without recomputing activations one example of {tokens:,} tokens "
+                          f"needs {needed_bytes / GIB:.2f} GiB of the {room_bytes / GIB:.1f} GiB free", cls(),
+                          numbers={"needed_bytes": needed_bytes, "room_bytes": room_bytes})
 
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, fused_blocks=True)
@@ -135,8 +168,7 @@ class FusedBlocks(Technique):
         found = setup.run_block
         while not isinstance(found, ByHand) and hasattr(found, "inner"):
             if getattr(found, "recomputes", False):
-                raise NotApplied("fused_blocks: blocks keep what spares every product, so nothing in them would be computed "
-                                 "again; leave out activation_checkpointing, or this")
+                raise NotApplied("fused_blocks: activation_checkpointing recomputes nothing in fused blocks; switch one off")
             found = found.inner
         if not isinstance(found, ByHand):
             raise NotApplied(f"fused_blocks: blocks are run by {setup.run_block!r}")
@@ -168,21 +200,11 @@ def _try(setup: Setup, few: Batch) -> int:
     return recorded
 
 
-def _no_triton(facts: Facts, pin: object) -> str | None:
-    """Why kernels of Triton, where the recipe asks for them, cannot run here."""
-    if not isinstance(pin, Mapping) or pin.get("kernels") != "triton":
-        return None
-    if facts.hardware.device != "cuda":
-        return f"Triton's kernels run on a GPU, and this run computes on {facts.hardware.device!r}; leave kernels at compiled"
-    missing = facts.software.missing.get("triton")
-    return None if missing is None else f"kernels of Triton need the part 'triton', which is {missing}"
-
-
 def _triton_parts(setup: Setup) -> Parts:
     try:
         from powertrain.models.kernels.fused.triton_parts import TritonParts
     except ImportError as error:
-        raise NotApplied(f"fused_blocks: kernels of Triton cannot be had here ({error}); leave kernels at compiled") from error
+        raise NotApplied(f"fused_blocks: Triton's kernels cannot be loaded ({error}); use kernels=compiled") from error
     from powertrain.models.decoder import Decoder
 
     assert isinstance(setup.model, Decoder)
@@ -203,28 +225,7 @@ def _blocks_recorded(loss: Tensor) -> int:
 
 
 def _not_by_hand(model: ModelFacts) -> str | None:
-    """The kind of the model's adapters, where it is one that has no hand-written backward pass."""
+    """Return the kind of the model's adapters if no backward pass is written by hand for it."""
     return next((kind for name, kind in NOT_BY_HAND.items() if any(shape.endswith(f".{name}") for shape in model.shapes)), None)
 
 
-def _too_small(facts: Facts) -> str | None:
-    """Why calling compiled code costs more than it saves; None where it does not, or nothing is measured."""
-    model, data, peaks = facts.model, facts.data, facts.hardware.peak_flops_per_s
-    tokens = min(PASS_TOKENS, data.block * data.train_batch_size)
-    if facts.hardware.device != "cpu" or not peaks:
-        return None
-    products_s = 6 * model.matmul_parameters / model.layers * tokens / max(peaks.values())
-    if LARGEST_CALLS_SHARE * products_s >= CALLS_S:
-        return None
-    return (f"a block's products take {1e3 * products_s:.1f} ms a pass, of which calling compiled code would take another "
-            f"{CALLS_S / products_s:.0%} (study: {SMALL_STUDY})")
-
-
-def _short_of_memory(facts: Facts) -> str | None:
-    """Why keeping what spares every product does not fit, even for one example at a time."""
-    room_bytes, tokens = planned_room_bytes(facts.hardware), longest_example(facts.data)
-    needed_bytes = sum(peak_memory(facts.model, Workload(facts.data.train_batch_size, tokens, micro_batch=1)).values())
-    if needed_bytes <= room_bytes:
-        return None
-    return (f"one example of {tokens:,} tokens at a time needs {needed_bytes / 2**30:.2f} GiB where nothing is computed again, "
-            f"and {room_bytes / 2**30:.1f} are there")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from powertrain.cost.fitting import padded_examples, will_pack
 from powertrain.cost.workload import padding_share
-from powertrain.data.example import Example
 from powertrain.records import Effect, Facts, Proposal, Refusal
+from powertrain.records.plan import Why
 from powertrain.techniques.base import EVERYTHING, Exactness, NotApplied, Technique
-from powertrain.training.setup import in_order
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
+    from powertrain.data.example import Example
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
@@ -37,25 +36,28 @@ class LengthGrouping(Technique):
     source = "transformers' group_by_length, within the step; Khomenko et al. 2016, arXiv:1708.05604 (bucketing)"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         data = facts.data
         if data.kind == "blocks" or not data.length_quantiles:
-            return cls.refuse(f"all examples have {data.block} tokens, so there is nothing to sort")
-        if will_pack(facts.model, data, recipe.techniques):
-            return cls.refuse("packing leaves no padding, so the lengths of a pass need not be similar")
-        batch, examples = data.train_batch_size, _examples_per_pass(facts, recipe)
+            return cls.refuse(Why.DOES_NOT_APPLY, f"all examples have {data.block} tokens, so there is nothing to sort")
+        if decided.packs:
+            return cls.refuse(Why.NOT_NEEDED, "packing leaves no padding to reduce", rival="packing")
+        batch, examples = data.train_batch_size, decided.micro_batch
         if examples >= batch:
-            return cls.refuse(f"all {batch} examples of a step go in one pass, whose order changes nothing", possible=cls())
+            return cls.refuse(Why.NOT_NEEDED, f"all {batch} examples of a step are in one pass, so their order has no "
+                                              "effect", cls())
         before = padding_share(data.length_quantiles, examples)
         after = padding_share(data.length_quantiles, examples, grouped_from=batch)
-        shown = f"in passes of {examples} of {batch} examples {before:.0%} of the slots are padding, and {after:.0%} when " \
-                "sorted (estimated from the lengths' quantiles)"
+        shown = f"in passes of {examples} of the step's {batch} examples, sorting lowers padding from {before:.0%} to " \
+                f"{after:.0%} (estimated from the quantiles of the lengths)"
+        numbers = {"padding_share": before, "sorted_padding_share": after}
         if before - after < WORTH_IT:
-            return cls.refuse(f"{shown}: too little to matter", possible=cls())
+            return cls.refuse(Why.WOULD_NOT_PAY, f"{shown}, which is too little to matter", cls(), numbers=numbers)
         ratio = (1 - before) / (1 - after)
-        return Proposal(cls(), because=shown,
-                        claim=Effect((ratio, (1 + ratio) / 2), 0, basis="formula: slots after over before, estimated from the "
-                                     "lengths' quantiles; the high end if half the step does not depend on them"))
+        return cls().on(shown, Effect((ratio, (1 + ratio) / 2), 0, basis="formula: padded tokens after over before, estimated "
+                                      "from the quantiles of the lengths; the high end if half the step does not depend on "
+                                      "them"),
+                        numbers=numbers)
 
     def apply(self, setup: Setup) -> Setup:
         return replace(setup, arrange=self.arrange)
@@ -70,13 +72,7 @@ class LengthGrouping(Technique):
         return replace(workload, grouped=True)
 
     def arrange(self, examples: Sequence[Example], micro_batch: int) -> list[list[Example]]:
-        """Passes of `micro_batch` examples, the longest examples first: memory is at its fullest at once."""
+        """Return passes of `micro_batch` examples, the longest first, so that the memory peak comes at once."""
+        from powertrain.training.setup import in_order
+
         return in_order(sorted(examples, key=lambda example: -example.tokens), micro_batch)
-
-
-def _examples_per_pass(facts: Facts, recipe: Recipe) -> int:
-    """About how many examples a padded pass has: what the recipe pins, else what suits and fits the device."""
-    pin = recipe.techniques.get("micro_batch")
-    if isinstance(pin, Mapping) and "examples" in pin:
-        return int(pin["examples"])
-    return padded_examples(facts.model, facts.data, facts.hardware)

@@ -8,15 +8,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from powertrain.records import Batch, Effect, Facts, Layout, Proposal, Refusal
+from powertrain.records.plan import Why
 from powertrain.techniques.base import Exactness, NotApplied, Technique
-from powertrain.training.setup import MicroBatches, Prepare
 
 if TYPE_CHECKING:
+    import torch
+
+    from powertrain.cost.workload import Workload
     from powertrain.recipe import Recipe
-    from powertrain.training.setup import Setup
+    from powertrain.training.setup import MicroBatches, Prepare, Setup
 
 PREPARE_BYTES_PER_S = 2e9    # reading a memory-mapped store and stacking blocks, on one thread
 BATCH_BYTES_PER_TOKEN = 24   # tokens, targets and positions, int64
@@ -46,18 +47,18 @@ class Loader(Technique):
             raise ValueError(f"techniques.loader: workers={self.workers} must be 0 or more and ahead={self.ahead} at least 1")
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         tokens = facts.data.train_batch_size * facts.data.block
         prepare_s = tokens * BATCH_BYTES_PER_TOKEN / PREPARE_BYTES_PER_S
         if facts.hardware.device == "cuda":
-            return Proposal(cls(workers=1, ahead=2, pinned=True),
-                            because=f"{tokens:,} tokens a step are made and copied (pinned) while the GPU computes",
-                            claim=Effect((0.95, 1.0), 0, basis="guess: not measured yet"))
-        return cls.refuse(f"a batch of {tokens:,} token ids is ready in about {prepare_s * 1e3:.1f} ms, and a thread that "
-                          "makes it ahead would take a core from the computation", possible=cls())
+            return cls(workers=1, ahead=2, pinned=True).on(
+                f"{tokens:,} tokens a step are prepared and copied from pinned memory while the GPU computes",
+                Effect((0.95, 1.0), 0, basis="guess: not measured yet"), numbers={"tokens": tokens})
+        return cls.refuse(Why.WOULD_NOT_PAY, f"a batch of {tokens:,} tokens is ready in about {prepare_s * 1e3:.1f} ms, and a "
+                          "second thread would take a core from the computation", cls(), numbers={"prepare_s": prepare_s})
 
     @classmethod
-    def variants(cls, facts: Facts, recipe: Recipe) -> Sequence[Technique | None]:
+    def variants(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Sequence[Technique | None]:
         pinned = facts.hardware.device == "cuda"
         return None, cls(1, 2, pinned), cls(2, 4, pinned)
 
@@ -67,7 +68,7 @@ class Loader(Technique):
     def confirm(self, setup: Setup) -> None:
         if self.workers and getattr(setup.loader, "__self__", None) != self:
             raise NotApplied(f"loader: batches come from {setup.loader!r}")
-        if self.pinned and torch.cuda.is_available() and not self._on_host(setup.prepare, 0)[0].tokens.is_pinned():
+        if self.pinned and _has_gpu() and not self._on_host(setup.prepare, 0)[0].tokens.is_pinned():
             raise NotApplied("loader: batches are not in pinned memory")
 
     def load(self, prepare: Prepare, steps: range, device: torch.device) -> Iterator[MicroBatches]:
@@ -86,10 +87,16 @@ class Loader(Technique):
 
     def _on_host(self, prepare: Prepare, step: int) -> MicroBatches:
         batches = prepare(step)
-        return [_pinned(batch) for batch in batches] if self.pinned and torch.cuda.is_available() else batches
+        return [_pinned(batch) for batch in batches] if self.pinned and _has_gpu() else batches
 
     def _on_device(self, ready: Future[MicroBatches], device: torch.device) -> MicroBatches:
         return [batch.to(device, non_blocking=self.pinned) for batch in ready.result()]
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _pinned(batch: Batch) -> Batch:

@@ -13,9 +13,9 @@ from powertrain.cost.fitting import (
     memory_of_examples,
     padded_examples,
     wanted_tokens,
-    will_pack,
 )
 from powertrain.records import Effect, Facts, Proposal, Refusal
+from powertrain.records.plan import Why
 from powertrain.techniques.base import EVERYTHING, Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class MicroBatch(Technique):
     exactness = Exactness.ROUNDING
     touches = frozenset({"micro_batch"})
     acts_on = EVERYTHING - {"optimizer"}
-    slot = "passes"
+    slots = frozenset({"passes"})
     source = "performance.md section 8 (CPU: 2048-4096 tokens); gradient accumulation with token-weighted loss"
 
     def __post_init__(self) -> None:
@@ -49,28 +49,31 @@ class MicroBatch(Technique):
             raise ValueError(f"techniques.micro_batch.examples={self.examples} must be at least 1")
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         data, hardware = facts.data, facts.hardware
         tokens, batch = longest_example(data), data.train_batch_size
         target, fitting = wanted_tokens(hardware), fitting_tokens(facts.model, hardware, tokens)
         wanted = padded_examples(facts.model, data, hardware)
         shape = f"{batch} x {data.block} tokens" + ("" if data.kind == "blocks" else " on average")
-        if will_pack(facts.model, data, {**recipe.techniques, "micro_batch": "off"}):
-            return cls.refuse(f"packing decides what goes into a pass: so many tokens, however many of the {shape} that is",
-                              possible=cls(_even_split(batch, min(wanted, batch))))
+        if decided.packs:
+            return cls.refuse(Why.NOT_NEEDED, f"packing already sets the size of each pass (up to {decided.packed_tokens:,} "
+                                              "tokens)",
+                              cls(_even_split(batch, min(wanted, batch))), rival="packing")
         if wanted >= batch:
-            return cls.refuse(f"the whole batch of {shape} goes in one pass: at most {target:,} tokens are wanted, and "
-                              f"{fitting:,} fit", possible=cls(_even_split(batch, -(-batch // 2))))
+            return cls.refuse(Why.NOT_NEEDED, f"the whole batch of {shape} is small enough for one pass (at most {target:,} "
+                              f"tokens are best, and {fitting:,} fit)", cls(_even_split(batch, -(-batch // 2))),
+                              numbers={"fitting_tokens": fitting})
         examples = _even_split(batch, wanted)
-        limit = "the memory" if fitting < target else "the caches" if hardware.device == "cpu" else "the pass"
+        limit = "fits the memory" if fitting < target else "suits the caches" if hardware.device == "cpu" else "is large enough"
         saved_bytes = memory_of_examples(facts.model, tokens)[1] * (batch - examples)
-        return Proposal(cls(examples),
-                        because=f"{-(-batch // examples)} passes of {examples} examples (about {examples * data.block:,} "
-                                f"tokens) suit {limit} better than one of {batch * data.block:,} tokens",
-                        claim=Effect((0.8, 1.02), -saved_bytes, basis="guess: memory by formula, time not measured yet"))
+        return cls(examples).on(
+            f"{-(-batch // examples)} passes of {examples} examples: a pass of about {examples * data.block:,} tokens "
+            f"{limit}, and the whole batch has {batch * data.block:,}",
+            Effect((0.8, 1.02), -saved_bytes, basis="guess: memory by formula, time not measured yet"),
+            numbers={"examples": examples})
 
     @classmethod
-    def variants(cls, facts: Facts, recipe: Recipe) -> Sequence[Technique | None]:
+    def variants(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Sequence[Technique | None]:
         """Halves of the batch, around what the plan would take; None is the whole batch in one pass."""
         batch, suit = facts.data.train_batch_size, padded_examples(facts.model, facts.data, facts.hardware)
         sizes = [-(-batch // parts) for parts in (2, 4, 8, 16, 32, 64) if parts <= batch]

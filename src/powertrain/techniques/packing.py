@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from powertrain.cost.fitting import can_pack, fitting_tokens, longest_example, wanted_tokens
+from powertrain.cost.fitting import fitting_tokens, longest_example, wanted_tokens
 from powertrain.cost.workload import padding_share
-from powertrain.data.collate import collate_filled, real_documents
-from powertrain.data.example import Example
 from powertrain.data.order import pack
 from powertrain.records import Batch, Effect, Facts, ModelFacts, Proposal, Refusal
+from powertrain.records.plan import Why
 from powertrain.techniques.base import EVERYTHING, Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
+    from powertrain.data.example import Example
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
@@ -28,7 +28,7 @@ CPU_STUDY = "2026-11-21_cpu-packing-multiple"
 
 @dataclass(frozen=True)
 class Packing(Technique):
-    """Padded slots cost as much as real ones and teach nothing: examples lie end to end instead.
+    """Padding costs as much time as real tokens and teaches nothing, so examples lie end to end instead.
 
     Each document keeps to itself: attention stays inside it, positions restart, and the rest of the model works on
     tokens one by one. Only the examples of one optimizer step are packed together, so a step learns from the same
@@ -41,10 +41,11 @@ class Packing(Technique):
 
     name = "packing"
     does = "lays examples end to end, so that no pass has padding"
+    native_only = True
     exactness = Exactness.ROUNDING
     touches = frozenset({"collate", "arrange"})
     acts_on = EVERYTHING - {"optimizer"}
-    slot = "passes"
+    slots = frozenset({"passes"})
     source = "Krell et al. 2021, arXiv:2107.02027 (packing); Kundu et al. 2024, arXiv:2407.09105 (padding-free)"
 
     def __post_init__(self) -> None:
@@ -53,37 +54,36 @@ class Packing(Technique):
                              f"multiple={self.multiple} must be at least 1")
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         model, data, hardware = facts.model, facts.data, facts.hardware
-        if model.provider != "native":
-            return cls.refuse(f"the model is computed by {model.provider}, which reads padded batches")
-        if not can_pack(model, data):
-            return cls.refuse(f"all examples have {data.block} tokens, so there is no padding to save")
+        if data.kind == "blocks":
+            return cls.refuse(Why.DOES_NOT_APPLY, f"all examples have {data.block} tokens, so there is no padding")
         fitting = fitting_tokens(model, hardware, data.block)
         tokens = max(LEAST_TOKENS, min(wanted_tokens(hardware), fitting))
         step_tokens = data.train_batch_size * data.block
         share = padding_share(data.length_quantiles, data.train_batch_size) if data.length_quantiles else 0.0
         multiple = CPU_MULTIPLE if hardware.device == "cpu" and tokens >= CPU_MULTIPLE else 1
         tokens -= tokens % multiple
-        if recipe.techniques.get("cuda_graph", "off") != "off":
+        if decided.replayed:
             tokens = multiple = _constant_tokens(step_tokens, tokens, longest_example(data))
-        filled = ", each filled up to that: a recorded pass has one shape" if 1 < multiple == tokens else \
-            f", filled up to multiples of {multiple}: sizes repeat (study: {CPU_STUDY})" if multiple > 1 else ""
+        filled = ", all filled up to this size because a CUDA graph has one shape" if 1 < multiple == tokens else \
+            f", filled up to multiples of {multiple} so that sizes repeat (study: {CPU_STUDY})" if multiple > 1 else ""
         passes = -(-step_tokens // tokens)
-        return Proposal(
-            cls(tokens, _crossover(model), multiple),
-            because=f"padded to its longest, a batch of {data.train_batch_size} would be {share:.0%} padding (estimated from "
-                    f"lengths of {data.block} tokens on average and {longest_example(data)} at most); about {step_tokens:,} "
-                    f"tokens a step go in {passes} pass{'es' * (passes != 1)} of up to {tokens:,}{filled}",
-            claim=Effect((1 - share, 1 - share / 2), 0, basis="formula: the share of padding, estimated from the lengths' "
-                         "quantiles; the high end if half the step does not depend on it"))
+        return cls(tokens, _crossover(model), multiple).on(
+            f"a padded batch of {data.train_batch_size} would be {share:.0%} padding (examples have {data.block} tokens on "
+            f"average, {longest_example(data)} at most); about {step_tokens:,} tokens a step go in {passes} "
+            f"pass{'es' * (passes != 1)} of up to {tokens:,} tokens{filled}",
+            Effect((1 - share, 1 - share / 2), 0, basis="formula: the share of padding, estimated from the quantiles of the "
+                   "lengths; the high end if half the step does not depend on padding"),
+                   numbers={"padding_share": share, "passes": passes})
 
     @classmethod
-    def variants(cls, facts: Facts, recipe: Recipe) -> Sequence[Technique | None]:
+    def variants(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Sequence[Technique | None]:
         """Passes of half and double the tokens, and such that are not filled up; None pads."""
-        answer = cls.propose(facts, recipe)
-        if not isinstance(answer, Proposal) or not isinstance(found := answer.technique, cls):
+        answer = cls.answer(facts, recipe, decided)
+        if isinstance(answer, Refusal):
             return ()
+        found = cls.settings_of(answer)
         others = (replace(found, tokens=2 * found.tokens), found.halved(), replace(found, multiple=1))
         return found, *(other for other in others if other is not None), None
 
@@ -91,6 +91,8 @@ class Packing(Technique):
         return replace(setup, collate=self.collate, arrange=self.arrange)
 
     def confirm(self, setup: Setup) -> None:
+        from powertrain.data.collate import real_documents
+
         passes = setup.prepare(0)
         padding = max(batch.padding_tokens for batch in passes)
         if padding >= self.multiple or getattr(setup.collate, "__self__", None) != self:
@@ -117,7 +119,9 @@ class Packing(Technique):
         return replace(self, tokens=tokens - tokens % multiple, multiple=multiple)
 
     def collate(self, examples: Sequence[Example]) -> Batch:
-        """The examples end to end, and what fills the pass up."""
+        """Return the examples end to end, filled up to a multiple."""
+        from powertrain.data.collate import collate_filled
+
         return collate_filled(examples, self.multiple)
 
     def arrange(self, examples: Sequence[Example], micro_batch: int) -> list[list[Example]]:

@@ -10,9 +10,8 @@ from powertrain.cost.fitting import longest_example, planned_room_bytes
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, Facts, Proposal, Refusal
-from powertrain.techniques.base import Exactness, NotApplied, Technique
-from powertrain.training.library_optimizers import library_adamw
-from powertrain.training.loop import parameter_groups
+from powertrain.records.plan import Why
+from powertrain.techniques.base import GIB, Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
     from powertrain.recipe import Recipe
@@ -24,7 +23,7 @@ KEYS = ("lr", "betas", "eps")
 
 @dataclass(frozen=True)
 class PagedAdamW(Technique):
-    """The moments are needed once a step, and activations at another time; so they can take turns in the GPU's memory.
+    """The optimizer's moments and the activations are needed at different times, so they take turns in the GPU's memory.
 
     Same formula and fp32 states as the plain update. Moving pages takes time where they really do not fit, and none
     where they do.
@@ -35,33 +34,37 @@ class PagedAdamW(Technique):
     exactness = Exactness.ROUNDING
     touches = frozenset({"optimizer"})
     acts_on = frozenset({"optimizer"})
-    slot = "optimizer"
+    slots = frozenset({"optimizer", "moments"})
     source = "Dettmers et al. 2023, arXiv:2305.14314, section 3 (paged optimizers); bitsandbytes"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         hardware, model = facts.hardware, facts.model
         if hardware.device != "cuda":
-            return cls.refuse(f"paging is done by NVIDIA's driver, and this run is on {hardware.name}")
-        if "bitsandbytes" in facts.software.missing:
-            return cls.refuse(f"it needs the part 'bitsandbytes', which is {facts.software.missing['bitsandbytes']}")
+            return cls.refuse(Why.HARDWARE_LACKS, f"NVIDIA's driver does the paging, and this run is on {hardware.name}")
+        if (missing := cls.without_parts(facts, ("bitsandbytes",))) is not None:
+            return missing
         one = Workload(facts.data.train_batch_size, longest_example(facts.data), micro_batch=1, attention_saves_scores=False)
         needed_bytes, room_bytes = sum(peak_memory(model, one).values()), planned_room_bytes(hardware)
         moments_bytes = MOMENT_BYTES * model.trainable
-        shown = f"a step needs {needed_bytes / 2**30:.2f} GiB, of which moments {moments_bytes / 2**30:.2f}, and " \
-                f"{room_bytes / 2**30:.1f} are there"
+        shown = f"a step needs {needed_bytes / GIB:.2f} of {room_bytes / GIB:.1f} GiB, moments {moments_bytes / GIB:.2f} of it"
+        numbers = {"needed_bytes": needed_bytes, "room_bytes": room_bytes}
         if needed_bytes <= room_bytes:
-            return cls.refuse(f"{shown}: nothing has to move out", possible=cls())
+            return cls.refuse(Why.NOT_NEEDED, f"memory is not short: {shown}", cls(), numbers=numbers)
         # ahead of the fused update in their slot: a step that is slower is better than one that does not fit
-        return Proposal(cls(), because=shown,
-                        claim=Effect((0.8, 2.0), -moments_bytes, basis="guess: memory by formula; the low end stands for a "
-                                     "step that would not fit at all"))
+        return cls().on(f"memory is short: {shown}",
+                        Effect((0.8, 2.0), -moments_bytes, basis="guess: memory by formula; the low end stands for a step that "
+                               "would not fit at all"), numbers=numbers)
 
     def apply(self, setup: Setup) -> Setup:
+        from powertrain.training.library_optimizers import library_adamw
+
         given: dict[str, Any] = setup.optimizer.keywords  # type: ignore[attr-defined]
         return replace(setup, optimizer=partial(library_adamw("PagedAdamW32bit"), **{key: given[key] for key in KEYS}))
 
     def confirm(self, setup: Setup) -> None:
+        from powertrain.training.loop import parameter_groups
+
         optimizer = setup.optimizer(parameter_groups(setup.model, 0.0))
         if not getattr(optimizer, "is_paged", False):
             raise NotApplied(f"paged_adamw: the states of {setup.optimizer!r} are not paged")

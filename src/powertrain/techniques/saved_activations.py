@@ -8,42 +8,45 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain.cost.fitting import longest_example, planned_room_bytes
 from powertrain.cost.memory import peak_memory
-from powertrain.cost.precision import planned_dtype
 from powertrain.cost.saving import Link, added_s, hidden_bytes, lightest_that_fits, link_of, sent_bytes
 from powertrain.cost.traffic import made_again_flops
 from powertrain.cost.work import training_flops
 from powertrain.cost.workload import Workload
-from powertrain.models.kernels.fused.saving import KINDS, RECOMPUTABLE, Host, PlainHost, Saving
 from powertrain.records import Effect, Facts, ModelFacts, Proposal, Refusal
-from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.records.plan import Why
+from powertrain.techniques.base import GIB, Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
     from powertrain.models.kernels.fused.block import HandWritten
+    from powertrain.models.kernels.fused.saving import Host, Saving
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 ACTIONS = ("keep", "recompute", "offload")
+KINDS = ("inner", "heads", "mixed", "normalised")            # as models/kernels/fused/saving.py explains them
+RECOMPUTABLE = ("inner", "heads")
 
 
 @dataclass(frozen=True)
 class SavedActivations(Technique):
-    """Each kind of tensor is kept, made again, or waits in the host's memory: the cheapest first, until the step fits.
+    """Each kind of tensor is kept, recomputed, or offloaded to the host's memory: the cheapest first, until the step fits.
 
-    What a product gave costs its contraction length to make again, per byte; all of a block's cost the same, so the largest
-    goes first, and only in as many blocks as it takes. What attention gave is never made again, and the down projection's
-    result is never needed. Beside a GPU, what its copies hide behind the computation waits in the host's memory first, which
-    costs nothing; the rest is made again, or waited for, whichever is shorter. The same functions run again on the same
-    numbers: in fp32 gradients keep their bits; in bf16 a norm's result is made again from its rounded self.
+    Recomputing the result of a product costs its contraction length per byte. All products of a block cost the same, so the
+    largest result goes first, in as few blocks as possible. The result of attention is never recomputed, and the result of the
+    down projection is never needed. On a GPU, offloading comes first as far as computation hides the copies, because it costs
+    nothing then; the rest is recomputed or waited for, whichever is shorter. The same functions run again on the same
+    numbers: in fp32 gradients keep their bits; in bf16 a norm's result is recomputed from its rounded value.
     """
 
-    inner: str = "recompute"                 # what the MLP's first product gave
+    inner: str = "recompute"                 # result of the MLP's first product
     heads: str = "keep"                      # queries, keys and values
-    mixed: str = "keep"                      # what attention gave
-    normalised: str = "keep"                 # what the two norms gave
-    blocks: int = 1_000_000                  # the lowest so many of those that train
+    mixed: str = "keep"                      # result of attention
+    normalised: str = "keep"                 # results of the two norms
+    blocks: int = 1_000_000                  # how many, from the lowest block that trains
 
     name = "saved_activations"
     does = "plans which activations a hand-written block stores"
+    native_only = True
     exactness = Exactness.ROUNDING
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "elementwise", "copy"})
@@ -63,39 +66,39 @@ class SavedActivations(Technique):
         return {kind: action for kind in KINDS if (action := asdict(self)[kind]) != "keep"}
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         model, hardware, data = facts.model, facts.hardware, facts.data
-        if model.provider != "native":
-            return cls.refuse(f"the model is computed by {model.provider}, which decides itself what it keeps")
-        if recipe.techniques.get("fused_blocks", "off") == "off":
-            return cls.refuse("it decides what blocks written by hand keep, and the plan has those only where all they keep "
-                              "fits; techniques.fused_blocks=on asks for them")
+        if not decided.fused_blocks:
+            return cls.refuse(Why.DOES_NOT_APPLY, "this needs fused_blocks, which is off", cure=("techniques.fused_blocks=on",),
+                              rival="fused_blocks")
         room_bytes, tokens = planned_room_bytes(hardware), longest_example(data)
         plain = Workload(data.train_batch_size, tokens, micro_batch=1, attention_saves_scores=False, fused_blocks=True,
                          device=hardware.device)
         needed_bytes = sum(peak_memory(model, plain).values())
-        shown = f"one example of {tokens:,} tokens at a time needs {needed_bytes / 2**30:.2f} GiB and " \
-                f"{room_bytes / 2**30:.1f} are there"
+        shown = f"one example of {tokens:,} tokens needs {needed_bytes / GIB:.2f} GiB of the {room_bytes / GIB:.1f} GiB free"
+        numbers = {"needed_bytes": needed_bytes, "room_bytes": room_bytes}
         if needed_bytes <= room_bytes:
-            return cls.refuse(f"{shown}, so nothing has to be made again", possible=cls())
-        link = link_of(hardware, planned_dtype(hardware, recipe.techniques))
+            return cls.refuse(Why.NOT_NEEDED, f"memory is not short: {shown}", cls(), numbers=numbers)
+        link = link_of(hardware, decided.dtype)
         if hardware.device == "cuda" and isinstance(link, str):
-            shown += f"; nothing may wait on the host, because {link}"
+            shown += f"; nothing is offloaded, because {link}"
         light = lightest_that_fits(model, plain, room_bytes, link if isinstance(link, Link) else None)
         if light is None:
-            return cls.refuse(f"{shown}; not even all that blocks written by hand can do without makes it fit, and "
-                              "activation_checkpointing keeps less", possible=cls())
+            return cls.refuse(Why.NO_ROOM, f"{shown}; even with everything recomputed the step does not fit, and "
+                              "activation_checkpointing needs less memory", cls(),
+                              cure=("techniques.activation_checkpointing=on",), numbers=numbers)
         kept: dict[str, Any] = dict.fromkeys(KINDS, "keep") | dict(light.saved)
         longer = made_again_flops(model, tokens, light.saved, light.saved_blocks) / training_flops(model, [tokens])
-        done = f"{' and '.join(light.saved)} of {light.saved_blocks} blocks are enough"
+        done = f"recomputing {' and '.join(light.saved)} of {light.saved_blocks} blocks is enough"
         if isinstance(link, Link):
             longer = (added_s(model, light.saved, tokens, link) * light.saved_blocks * link.flops_per_s
                       / training_flops(model, [tokens]))
             done = f"{_in_words(model, light, tokens, link)}, in {light.saved_blocks} blocks"
-        return Proposal(cls(**kept, blocks=light.saved_blocks), because=f"{shown}; {done}",
-                        claim=Effect((1.0, 1 + 1.2 * longer), sum(peak_memory(model, light).values()) - needed_bytes,
-                                     basis="formula: the products that are made again, and copies that the computation does "
-                                           "not hide"))
+        return cls(**kept, blocks=light.saved_blocks).on(
+            f"memory is short: {shown}; {done}",
+            Effect((1.0, 1 + 1.2 * longer), sum(peak_memory(model, light).values()) - needed_bytes,
+                   basis="formula: products that are recomputed, and copies that the computation does not "
+                         "hide"), numbers=numbers)
 
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, saved=self.actions, saved_blocks=self.blocks)
@@ -103,7 +106,7 @@ class SavedActivations(Technique):
     def apply(self, setup: Setup) -> Setup:
         blocks = getattr(setup.run_block, "blocks", None)
         if blocks is None:
-            raise NotApplied(f"saved_activations: blocks are run by {setup.run_block!r}, and not by hand; it needs "
+            raise NotApplied(f"saved_activations: blocks are run by {setup.run_block!r}, not as fused blocks; use "
                              "techniques.fused_blocks=on")
         saving = self._saving(blocks[0], _host_of(setup))
         training = [index for index, block in enumerate(blocks) if block.weights.trained]
@@ -133,6 +136,7 @@ class SavedActivations(Technique):
         """One for all blocks; its functions are compiled if the blocks' own are."""
         from powertrain.models.kernels.fused.compiled import CompiledPart
         from powertrain.models.kernels.fused.parts import Parts
+        from powertrain.models.kernels.fused.saving import Saving
 
         is_compiled = isinstance(block.functions.leave, CompiledPart)
         change: Callable[[Any], Any] = CompiledPart if is_compiled else lambda function: function
@@ -140,19 +144,21 @@ class SavedActivations(Technique):
 
 
 def _in_words(model: ModelFacts, light: Workload, tokens: int, link: Link) -> str:
-    """What is done with which kinds, and why it pays."""
+    """Say what is recomputed and what is offloaded, and why that pays."""
     again, out = ([kind for kind, action in light.saved.items() if action == wanted] for wanted in ("recompute", "offload"))
-    words = [f"{' and '.join(again)} made again"] if again else []
+    words = [f"{' and '.join(again)} recomputed"] if again else []
     if out:
         sent, hidden = sent_bytes(model, light.saved, tokens, link), hidden_bytes(model, tokens, link)
         hides = "all of it hides" if sent <= hidden else f"{hidden / sent:.0%} of it hides"
-        words.append(f"{' and '.join(out)} wait on the host: {sent / 2**20:,.0f} MiB a block at "
-                     f"{link.bytes_per_s / 1e9:.3g} GB/s, {hides} behind the block's computation")
+        words.append(f"{' and '.join(out)} offloaded to the host: {sent / 2**20:,.0f} MiB a block at "
+                     f"{link.bytes_per_s / 1e9:.3g} GB/s, {hides} behind the computation")
     return "; ".join(words)
 
 
 def _host_of(setup: Setup) -> Host:
     if setup.device.type != "cuda":
+        from powertrain.models.kernels.fused.saving import PlainHost
+
         return PlainHost()
     from powertrain.models.kernels.fused.saving import PinnedHost
 

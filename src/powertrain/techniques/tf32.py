@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
-
-from powertrain.cost.precision import has_tf32, planned_dtype
+from powertrain.cost.precision import has_tf32
 from powertrain.records import Effect, Facts, Proposal, Refusal
+from powertrain.records.plan import Why
 from powertrain.techniques.base import Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
@@ -19,32 +18,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tf32(Technique):
-    """It changes fp32 products only: under bf16 or fp16 there are none left, so it shares their slot and steps back."""
+    """TF32 changes fp32 products only. Under bf16 or fp16 no fp32 products are left, so the three share a slot."""
 
     name = "tf32"
     does = "multiplies float32 matrices on tensor cores"
     exactness = Exactness.ROUNDING
     touches = frozenset({"runtime"})
     acts_on = frozenset({"products", "attention", "loss"})
-    slot = "precision"
+    slots = frozenset({"precision"})
     source = "PyTorch notes on CUDA semantics, TensorFloat-32; torch.backends.cuda.matmul.fp32_precision"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         capability = facts.hardware.compute_capability
         if facts.hardware.device != "cuda" or capability is None:
-            return cls.refuse(f"{facts.hardware.name} has no TF32 units: they came with NVIDIA's Ampere GPUs")
+            return cls.refuse(Why.HARDWARE_LACKS, f"{facts.hardware.name} has no TF32 units; NVIDIA GPUs have them since "
+                                                  "Ampere")
+        found = f"compute capability {capability[0]}.{capability[1]}"
         if not has_tf32(facts.hardware):
-            return cls.refuse(f"compute capability {capability[0]}.{capability[1]} has no TF32; it came with 8.0")
-        if (planned := planned_dtype(facts.hardware, recipe.techniques)) != "tf32":
-            return cls.refuse(f"products in {planned} leave no fp32 products to speed up", possible=cls())
-        return Proposal(cls(), because=f"fp32 products can use the tensor cores of capability {capability[0]}.{capability[1]}",
-                        claim=Effect((0.3, 0.95), 0, basis="guess: not measured yet"))
+            return cls.refuse(Why.HARDWARE_LACKS, f"this GPU ({found}) has no TF32 units; GPUs have them from 8.0 on")
+        if decided.dtype != "fp32":
+            return cls.refuse(Why.NOT_NEEDED, f"products are computed in {decided.dtype}, so no fp32 products are left", cls(),
+                              rival=decided.dtype)
+        return cls().on(f"this GPU ({found}) has TF32 units", Effect((0.3, 0.95), 0, basis="guess: not measured yet"))
 
     def apply(self, setup: Setup) -> Setup:
         return replace(setup, runtime=setup.runtime.also(_allow))
 
     def confirm(self, setup: Setup) -> None:
+        import torch
+
         found = torch.backends.cuda.matmul.fp32_precision
         if found != "tf32":
             raise NotApplied(f"tf32: fp32 products are computed in {found!r}")
@@ -56,4 +59,6 @@ class Tf32(Technique):
 
 
 def _allow() -> None:
+    import torch
+
     torch.backends.cuda.matmul.fp32_precision = "tf32"

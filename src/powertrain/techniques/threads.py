@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
 from powertrain.records import Effect, Facts, Proposal, Refusal
+from powertrain.records.plan import Why
 from powertrain.techniques.base import EVERYTHING, Exactness, NotApplied, Technique
 
 if TYPE_CHECKING:
@@ -43,27 +42,34 @@ class Threads(Technique):
             raise ValueError(f"techniques.threads.threads={self.threads} must be at least 1")
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
-        now, cores = torch.get_num_threads(), facts.hardware.cores
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
+        cores = facts.hardware.cores
+        now = facts.hardware.default_threads or cores
         if facts.hardware.device != "cpu":
-            return cls.refuse(f"the work is done by {facts.hardware.name}, not by CPU threads", possible=cls(now))
+            return cls.refuse(Why.DOES_NOT_APPLY, f"{facts.hardware.name} computes, not CPU threads", cls(now))
         if now == cores:
-            return cls.refuse(f"torch already uses {now} threads for the {cores} cores of this process", possible=cls(now))
-        return Proposal(cls(cores), because=f"this process has {cores} cores, and torch by itself would use {now}",
-                        claim=Effect((0.6, 1.0), 0, basis="guess: not measured yet"))
+            return cls.refuse(Why.NOT_NEEDED, f"torch already uses {now} threads for the {cores} cores of this "
+                                              "process", cls(now),
+                              numbers={"threads": now, "cores": cores})
+        return cls(cores).on(f"this process has {cores} cores, and torch would use {now} threads",
+                             Effect((0.6, 1.0), 0, basis="guess: not measured yet"), numbers={"threads": now, "cores": cores})
 
     @classmethod
-    def variants(cls, facts: Facts, recipe: Recipe) -> Sequence[Technique | None]:
+    def variants(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Sequence[Technique | None]:
         cores = facts.hardware.cores
         if facts.hardware.device != "cpu":
             return ()
         counts = range(1, cores + 1) if cores <= FEW_CORES else (cores // 4, cores // 2, 3 * cores // 4, cores)
-        return None, *(cls(count) for count in counts if count != torch.get_num_threads())
+        return None, *(cls(count) for count in counts if count != facts.hardware.default_threads)
 
     def apply(self, setup: Setup) -> Setup:
+        import torch
+
         return replace(setup, runtime=setup.runtime.also(partial(torch.set_num_threads, self.threads)))
 
     def confirm(self, setup: Setup) -> None:
+        import torch
+
         found = torch.get_num_threads()
         wanted = [setting for setting in setup.runtime.settings
                   if getattr(setting, "func", None) is torch.set_num_threads]

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from powertrain.cost.estimate import COMPILER_PARTS, bargain
 from powertrain.cost.fitting import longest_example
-from powertrain.cost.workload import Workload
 from powertrain.records import Effect, Facts, Proposal, Refusal
-from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.records.plan import Why
+from powertrain.techniques.base import Exactness, NotApplied, Technique, find_runner
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from powertrain.cost.workload import Workload
     from powertrain.models.decoder import Block
     from powertrain.models.kernels.attention import Attention
     from powertrain.models.model import Rotary, RunBlock
@@ -42,6 +42,8 @@ class CompiledBlocks:
 
     def __call__(self, block: Block, index: int, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...],
                  attention: Attention) -> Tensor:
+        import torch
+
         if lengths != self.lengths or not torch.is_grad_enabled():
             return self.inner(block, index, x, rotary, lengths, attention)
         return self.compiled(block, x, rotary, lengths, attention)
@@ -58,10 +60,11 @@ class TorchCompile(Technique):
 
     name = "torch_compile"
     does = "compiles each block's elementwise work into a few loops"
+    native_only = True
     exactness = Exactness.ROUNDING
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "attention", "elementwise"})
-    slot = "blocks"
+    slots = frozenset({"blocks"})
     source = "torch.compile (Ansel et al. 2024, ASPLOS); regional compilation recipe of PyTorch"
 
     def __post_init__(self) -> None:
@@ -70,27 +73,27 @@ class TorchCompile(Technique):
             raise ValueError(f"techniques.torch_compile.mode={self.mode!r} is none of {', '.join(modes)}")
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
-        device, missing, data = facts.hardware.device, facts.software.missing, facts.data
-        if facts.model.provider != "native":
-            return cls.refuse(f"the model is computed by {facts.model.provider}, whose blocks are not ours to compile")
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
+        device, data = facts.hardware.device, facts.data
         if data.kind != "blocks":
-            return cls.refuse("blocks are compiled for the lengths of one pass, and examples of up to "
-                              f"{longest_example(data):,} tokens have no common length: hardly another pass would meet them")
+            return cls.refuse(Why.DOES_NOT_APPLY, f"examples differ in length (up to {longest_example(data):,} tokens), so "
+                                                  "almost every pass would need a new compilation")
         if device not in COMPILER_PARTS:
-            return cls.refuse(f"not known to work on {device!r}")
-        for part in COMPILER_PARTS[device]:
-            if part in missing:
-                return cls.refuse(f"it needs the part {part!r}, which is {missing[part]}")
+            return cls.refuse(Why.HARDWARE_LACKS, f"torch.compile is not tested on {device!r}")
+        if (missing := cls.without_parts(facts, COMPILER_PARTS[device])) is not None:
+            return missing
         if device == "cpu" and facts.model.dropout:
-            return cls.refuse(f"with dropout compiled blocks were slower on a CPU (study: {DROPOUT_STUDY})", possible=cls())
+            return cls.refuse(Why.WOULD_NOT_PAY, "with dropout, compiled blocks were slower on a CPU (study: "
+                                                 f"{DROPOUT_STUDY})", cls())
         found = bargain(facts, GAIN[device], COMPILE_S[device], train_time_s=recipe.train_time_s, max_steps=recipe.max_steps,
                         epochs=recipe.num_train_epochs)
         if not found.pays:
-            return cls.refuse(found.shown, possible=cls())
-        return Proposal(cls(), because=found.shown, claim=Effect(GAIN[device], 0, basis=BASIS[device]))
+            return cls.refuse(Why.WOULD_NOT_PAY, found.shown, cls(), numbers={"compile_s": COMPILE_S[device]})
+        return cls().on(found.shown, Effect(GAIN[device], 0, basis=BASIS[device]), numbers={"compile_s": COMPILE_S[device]})
 
     def apply(self, setup: Setup) -> Setup:
+        import torch
+
         inner = setup.run_block
 
         def run(block: Block, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...], attention: Attention) -> Tensor:
@@ -103,10 +106,8 @@ class TorchCompile(Technique):
         """Compiles, by one forward and backward pass of the first micro-batch."""
         from powertrain.models.kernels.fused.compiled import is_compiled
 
-        found = setup.run_block
-        while not isinstance(found, CompiledBlocks) and hasattr(found, "inner"):
-            found = found.inner
-        if not isinstance(found, CompiledBlocks):
+        found = find_runner(setup.run_block, CompiledBlocks)
+        if found is None:
             raise NotApplied(f"torch_compile: blocks are run by {setup.run_block!r}")
         with warnings.catch_warnings():
             # the caches that it sees are of pure functions of the documents' lengths, which are fixed here

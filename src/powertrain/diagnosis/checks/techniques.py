@@ -8,21 +8,20 @@ from powertrain import planner
 from powertrain.diagnosis.situation import Situation
 from powertrain.records import Proposal
 from powertrain.records.findings import Expected, Finding, finding, rule
-
-AGAINST = "pinned by the recipe; the plan would leave it off: "
+from powertrain.records.plan import Why
 
 
 @rule("technique: each one's own answer")
 def pins(where: Situation) -> Iterator[Finding]:
     """The recipe pins a technique against the plan's own choice, or pins one that cannot run here."""
     prepared = where.prepared
-    for reason in where.refused_pins:
-        yield finding("critical", "a technique is pinned on that cannot run here", reason, reason.partition(" ")[0],
-                      cure="remove the pin; `powertrain train` refuses this recipe")
+    for error in where.refused_pins:
+        yield finding("critical", "a technique is pinned on that cannot run here", str(error), error.keys[0],
+                      cure="remove the pin; `powertrain train` refuses this recipe", words=error.cure)
     for step in prepared.plan.steps:
-        if AGAINST in step.because:
+        if step.against is not None:
             yield finding("moderate", f"{step.technique.name} is pinned on, and the plan would leave it off",
-                          step.because.partition(AGAINST)[2], f"techniques.{step.technique.name}="
+                          step.against.because, f"techniques.{step.technique.name}="
                           f"{prepared.recipe.techniques[step.technique.name]}", cure="remove the pin",
                           words=(f"techniques.{step.technique.name}=off",))
     for name, pin in prepared.recipe.techniques.items():
@@ -40,12 +39,10 @@ def software(where: Situation) -> Iterator[Finding]:
     """A technique is off because a part that it needs is not installed."""
     missing = where.prepared.facts.software.missing
     for refusal in where.prepared.plan.refused:
-        for part, why in missing.items():
-            # a technique names the part that it lacks in quotes; one that the machine itself rules out is no loss
-            if f"part {part!r}" in refusal.because and not why.startswith("needs a CUDA GPU"):
-                yield finding("low", f"{refusal.technique} is off because {part} is missing", refusal.because,
-                              f"{part}: {why}", cure=f"install {part}",
-                              expected=Expected(f"the plan considers {refusal.technique} again", "none"))
+        if refusal.why is Why.PART_MISSING:
+            yield finding("low", f"{refusal.technique} is off because {refusal.part} is missing", refusal.because,
+                          f"{refusal.part}: {missing.get(refusal.part, 'missing')}", cure=f"install {refusal.part}",
+                          expected=Expected(f"the plan considers {refusal.technique} again", "none"))
 
 
 @rule("fact: the model's config.json")
@@ -54,7 +51,7 @@ def provider(where: Situation) -> Iterator[Finding]:
     prepared = where.prepared
     if prepared.facts.model.provider == "native":
         return
-    idle = [refusal.technique for refusal in prepared.plan.refused if "is computed by" in refusal.because]
+    idle = [refusal.technique for refusal in prepared.plan.refused if refusal.why is Why.OTHER_PROVIDER]
     native = prepared.material.providers.get("native", "")       # why the native decoder cannot compute it; None: it can
     yield finding("moderate" if native is None else "low", f"{prepared.facts.model.provider} computes the model",
                   f"{len(idle)} techniques act on the native decoder only: {', '.join(idle)}",

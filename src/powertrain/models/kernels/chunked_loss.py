@@ -1,0 +1,73 @@
+"""Cross-entropy in chunks: the logits of a few thousand rows at a time, and the gradients from them at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from powertrain.models.decoder import Decoder
+from powertrain.models.model import Model
+from powertrain.records import IGNORE
+
+
+def chunked_loss(model: Model, hidden: Tensor, targets: Tensor, rows: int, places: Tensor | None) -> Tensor:
+    """Return the summed cross-entropy in nats, `rows` rows at a time.
+
+    `places` (N,) of the targets that train; None = every row goes to the head, so that no shape depends on the targets.
+    """
+    assert isinstance(model, Decoder)                # no other model has a head of its own
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    weight = model.head_weight                       # (V, width), in the dtype that it is stored in
+    if not torch.is_grad_enabled():                  # a Function would still be asked for the gradients of weights
+        hidden, weight = hidden.detach(), weight.detach()
+    loss: Tensor = _ChunkedLoss.apply(hidden, weight, targets, rows, dtype, places)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype,
+                places: Tensor | None) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            return _forward(ctx, hidden, weight, targets, rows, dtype, places)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+        (scale,) = gradients
+        hidden_gradient, weight_gradient = ctx.saved_tensors
+        ctx.maybe_clear_saved_tensors()
+        return (None if hidden_gradient is None else hidden_gradient * scale.to(hidden_gradient.dtype),
+                None if weight_gradient is None else weight_gradient.mul_(scale), None, None, None, None)
+
+
+def _forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype,
+             places: Tensor | None) -> Tensor:
+    """`places` (N,) of the targets that train; None = every row goes to the head, and those that do not train weigh nothing."""
+    wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+    head = weight.to(dtype)                              # (V, width)
+    hidden_gradient = torch.zeros_like(hidden) if wants_hidden else None
+    weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+    total = torch.zeros((), device=hidden.device)
+    counts = targets != IGNORE
+    for chunk in torch.split(torch.arange(len(targets), device=targets.device) if places is None else places, rows):
+        x, target = hidden[chunk].to(dtype), targets[chunk].clamp(min=0)
+        logits = (x @ head.T).float()                    # (rows, V)
+        normaliser = logits.logsumexp(-1, keepdim=True)  # (rows, 1)
+        losses = normaliser.squeeze(1) - logits.gather(1, target[:, None]).squeeze(1)
+        total += (losses * counts[chunk] if places is None else losses).sum()
+        if not (wants_hidden or wants_weight):
+            continue
+        gradient = logits.sub_(normaliser).exp_()        # softmax
+        gradient[torch.arange(len(target), device=target.device), target] -= 1
+        if places is None:
+            gradient *= counts[chunk][:, None]
+        small = gradient.to(dtype)
+        if hidden_gradient is not None:
+            hidden_gradient[chunk] = (small @ head).to(hidden.dtype)
+        if weight_gradient is not None:
+            weight_gradient += small.T @ x
+    ctx.save_for_backward(hidden_gradient, weight_gradient)
+    return total
