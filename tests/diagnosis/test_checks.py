@@ -11,7 +11,9 @@ from observations import STEP_S
 
 from powertrain.diagnosis.checks import CHECKS, Situation
 from powertrain.diagnosis.observed import Between
+from powertrain.records import Refusal
 from powertrain.records.findings import Finding
+from powertrain.records.plan import PinRefused
 
 Make = Callable[..., Situation]
 CHECK = {check.name: check for check in CHECKS}
@@ -129,7 +131,7 @@ def test_an_interval_that_costs_more_than_two_percent_is_found_in_the_probe(situ
 
 
 def test_a_pin_that_cannot_be_is_critical(situation: Make) -> None:
-    found, *_ = CHECK["pins"].find(situation(refused=("techniques.tf32 is pinned on, and it cannot be: no GPU",)))
+    found, *_ = CHECK["pins"].find(situation(refused=(PinRefused(Refusal("tf32", "no GPU")),)))
     assert (found.severity, found.evidence[0].what) == ("critical", "techniques.tf32")
 
 
