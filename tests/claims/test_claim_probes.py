@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from driver import TINY
-from powertrain.claims.probes import Context, data_parallel, loading, memory_rule, tokenising, whole_runs
-from powertrain.claims.probes.memory_trace import stands_from, step_peak
-from powertrain.claims.probes.process import apart
-from powertrain.claims.probes.training import open_training
+from powertrain.claims.probes import Context, data, devices, files, memory, runs
+from powertrain.claims.probes.memory import stands_from, step_peak
+from powertrain.claims.probes.probe import apart, open_training
 from powertrain.evidence.worker import Probe
 from powertrain.records import WrongUse
 
@@ -39,11 +38,11 @@ def test_a_peak_that_is_gone_again_is_seen():
             for _ in range(held >> 20):
                 pages.write(b"x" * (1 << 20))
 
-    assert 0.95 * held < loading._peak_bytes(work) < 2 * held        # the kernel counts in batches
+    assert 0.95 * held < files._peak_bytes(work) < 2 * held        # the kernel counts in batches
 
 
 def test_a_whole_run_says_what_lies_between_its_steps(source, cache, tmp_path):
-    seconds, (evaluation, checkpoint) = apart(whole_runs._run, [f"data={source}", *TINY], cache, tmp_path / "run")
+    seconds, (evaluation, checkpoint) = apart(runs._whole_run, [f"data={source}", *TINY], cache, tmp_path / "run")
     assert seconds > 0
     assert evaluation > 0
     assert checkpoint > 0
@@ -55,14 +54,14 @@ def test_the_rule_of_thumb_is_held_against_the_real_peak(tiny, cache, tmp_path):
         def probe(self, arm):
             return Probe((), (), 1_000_000)
 
-    measured = memory_rule.measure(Context(cache, 0.0, Arena(), tmp_path), words=tiny)
+    measured = memory.memory_rule(Context(cache, 0.0, Arena(), tmp_path), words=tiny)
     assert measured.value.median == pytest.approx(100 * abs(measured.detail["rule_bytes"] - 1e6) / 1e6)
     assert measured.detail["powertrain_bytes"] > measured.detail["rule_bytes"]
 
 
 def test_tokenising_has_rows_to_tokenise(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenising, "CHARACTERS", 20_000)
-    tokenizer, rows = tokenising._material(tmp_path)
+    monkeypatch.setattr(data, "CHARACTERS", 20_000)
+    tokenizer, rows = data._tokenising_material(tmp_path)
     assert tokenizer.stat().st_size > 1000
     assert rows.stat().st_size > 20_000
 
@@ -70,4 +69,4 @@ def test_tokenising_has_rows_to_tokenise(tmp_path, monkeypatch):
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there are two GPUs here")
 def test_two_gpus_are_asked_for_where_there_are_none(tmp_path):
     with pytest.raises(WrongUse, match="two GPUs"):
-        data_parallel.measure(Context(Path(), 0.0, None, tmp_path))
+        devices.data_parallel(Context(Path(), 0.0, None, tmp_path))

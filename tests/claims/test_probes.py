@@ -16,18 +16,12 @@ import torch
 
 from driver import TINY
 from powertrain.claims.probes import PROBES, Context, Measured, OutOfTime
-from powertrain.claims.probes.attention_kernels import eager_attention
-from powertrain.claims.probes.attention_memory import exponents_of
-from powertrain.claims.probes.attention_share import attention_flops_share
-from powertrain.claims.probes.dropped_examples import spread
-from powertrain.claims.probes.four_bit_bytes import bytes_per_weight, weight_bytes
-from powertrain.claims.probes.known_models import SHAPES, known_facts
-from powertrain.claims.probes.loop_habit import HABITS
-from powertrain.claims.probes.probe import FEWEST, by_turns, exactly, medians, ratio
-from powertrain.claims.probes.process import apart
-from powertrain.claims.probes.saving import blocked_s
-from powertrain.claims.probes.target_loss import first_at, smoothed
-from powertrain.claims.probes.training import open_training
+from powertrain.claims.probes.files import blocked_s
+from powertrain.claims.probes.habits import HABITS, spread
+from powertrain.claims.probes.kernels import attention_flops_share, eager_attention, exponents_of
+from powertrain.claims.probes.memory import SHAPES, bytes_per_weight, known_facts, weight_bytes
+from powertrain.claims.probes.probe import FEWEST, apart, by_turns, exactly, medians, open_training, ratio
+from powertrain.claims.probes.runs import first_at, smoothed
 from powertrain.data.tokenizers import ByteTokenizer
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
