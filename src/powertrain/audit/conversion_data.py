@@ -18,6 +18,8 @@ NAMES_FILE = "dataset_info.json"
 COLUMNS = {"prompt": "instruction", "query": "input", "response": "output", "system": "system", "messages": "conversations"}
 FORMATS = {"chat_template": "messages", "chat_template.default": "messages", "sharegpt": "sharegpt", "completion": "text",
            "pretrain": "text", "alpaca": "alpaca"}
+# how Axolotl names the fields of a conversation
+OF_MESSAGES = ("data.field_messages", "data.message_field_role", "data.message_field_content", "data.message_property_mappings")
 Found = tuple[list[Accounted], list[Missing]]
 
 
@@ -41,7 +43,9 @@ def data_of(subject: Subject) -> Found:
         else:
             account = _part(subject, key, setting)
         accounts.append(account)
-    if any(account.key == "data.source" for account in accounts):
+    accounts += [Accounted(key, subject.settings[key], "translated", "it is part of data.format and data.columns")
+                 for key in OF_MESSAGES if key in subject.settings and any("data.format" in each.ours for each in accounts)]
+    if any(account.key == "data.source" and account.ours for account in accounts):
         return accounts, missing
     nameless = Accounted("data.source", None, "default", "the file does not say; name it", {"data.source": NO_DATA})
     return [*accounts, nameless], [Missing("data", "the file names no data: write data.source, a file, a folder or a hub id")]
@@ -59,7 +63,11 @@ def _part(subject: Subject, key: str, setting: Setting) -> Accounted:
         if isinstance(value, str):
             return Accounted(key, setting, "translated", "", {"data.split": value})
         return Accounted(key, setting, "not supported", "one data.split serves all sources; name the files of each split")
+    if isinstance(value, dict):
+        return Accounted(key, setting, "not supported", "a prompt of its own is a data.chat_template or rows written anew")
     name = FORMATS.get(str(value), ALSO_CALLED.get(str(value), str(value)))
+    if name == "messages" and any(subject.value(one) is not None for one in OF_MESSAGES):
+        return _of_messages(subject, key, setting)
     if isinstance(value, str) and name in BY_NAME:
         words = "of the rows; the words around them are the tokenizer's chat template's, and Axolotl has words of its own" \
             if subject.framework == "axolotl" and name == "alpaca" else ""
@@ -67,8 +75,21 @@ def _part(subject: Subject, key: str, setting: Setting) -> Accounted:
     return Accounted(key, setting, "no effect", "the format is found by looking at the rows; name it with data.format")
 
 
+def _of_messages(subject: Subject, key: str, setting: Setting) -> Accounted:
+    """Return the format of conversations whose fields Axolotl's config names."""
+    field, said = subject.value("data.field_messages"), subject.value("data.message_property_mappings")
+    mappings = said if isinstance(said, dict) else {}
+    names = tuple(subject.value(f"data.message_field_{part}") or mappings.get(part, part) for part in ("role", "content"))
+    known = {("role", "content"): ("messages", "messages"), ("from", "value"): ("sharegpt", "conversations")}
+    if names not in known or not isinstance(field, str | None):
+        return Accounted(key, setting, "no effect", "the format is found by looking at the rows; name it with data.format")
+    form, column = known[names]
+    columns = {"data.columns": {column: field}} if field not in (None, column) else {}
+    return Accounted(key, setting, "translated", "", {"data.format": form} | columns)
+
+
 def _sources(subject: Subject, key: str, setting: Setting) -> tuple[Accounted, list[Missing]]:
-    names = [str(name) for name in (setting.value if isinstance(setting.value, list) else [setting.value])]
+    names = [str(name) for name in (setting.value if isinstance(setting.value, list) else [setting.value]) if str(name).strip()]
     config, entries = subject.value("data.config"), _named_sets(subject)
     ours: dict[str, Any] = {}
     found, absent = [], []

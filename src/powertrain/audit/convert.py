@@ -28,6 +28,7 @@ from powertrain.records.findings import Place
 BATCH = ("training.per_device_train_batch_size", "training.gradient_accumulation_steps")
 MASKS = ("training.assistant_only_loss", "training.completion_only_loss")
 LAUNCHERS = ("deepspeed", "accelerate", "fsdp")
+METHODS_HERE = ("scratch", "full", "lora", "qlora")
 REQUIRES_RATE = ("axolotl", "torchtune")     # trainers that have no learning rate of their own
 
 
@@ -86,9 +87,12 @@ def _method(subject: Subject, tunes: bool) -> list[Accounted]:
         return [Accounted(key, setting, "no effect", "a new model is trained as a whole") for key, setting in said.items()
                 if key != "training.method"]
     adapters, four = has_adapters(subject), bool(in_force(subject, "quantisation.load_in_4bit"))
-    method = subject.value("training.method") or ("qlora" if adapters and four else "lora" if adapters else "full")
-    accounts = [Accounted(key, setting, "not supported", "4-bit weights cannot be trained without adapters")
-                if four and not adapters and key == "quantisation.load_in_4bit" else
+    method, named = "qlora" if adapters and four else "lora" if adapters else "full", subject.value("training.method")
+    refused = {} if named in (None, *METHODS_HERE) else {"training.method": f"write one of {', '.join(METHODS_HERE)}"}
+    method = named if named in METHODS_HERE else method
+    if four and not adapters:
+        refused["quantisation.load_in_4bit"] = "4-bit weights cannot be trained without adapters"
+    accounts = [Accounted(key, setting, "not supported", refused[key]) if key in refused else
                 Accounted(key, setting, "translated", "", {"method": method}) for key, setting in said.items()]
     if not any(account.ours for account in accounts):
         accounts.append(Accounted("training.method", None, "default", "adapters are set up" if adapters else
@@ -144,9 +148,10 @@ def _by_vocabulary(key: str, setting: Setting, tunes: bool) -> Accounted:
         return Accounted(key, setting, "planned", "the pin is for the machine that it was made on", pins={key: setting.value})
     row = _row(key)
     if row is None:
-        return Accounted(key, setting, "no effect", "it is off") if setting.value in OFF else Accounted(
-            key, setting, "translated", "", {_name(key): setting.value}) if is_ours(_name(key)) else Accounted(
-            key, setting, "not supported", "a recipe has nothing like it")
+        if setting.value in OFF:
+            return Accounted(key, setting, "no effect", "it is off")
+        return Accounted(key, setting, "translated", "", {_name(key): setting.value}) if is_ours(_name(key)) else \
+            Accounted(key, setting, "not supported", f"a recipe has nothing like {_name(key)}")
     try:
         found = translate_row(row, setting.value, tunes)
     except WrongUse as error:
@@ -294,7 +299,7 @@ def _defaults(subject: Subject, tunes: bool, accounts: Iterable[Accounted]) -> l
         ours = {name: item for name, item in answer.ours.items()
                 if name not in written and not (name.startswith("warmup") and written & {"warmup_steps", "warmup_ratio"})}
         if ours:
-            why = f"{subject.framework} does so where the file does not say" if key not in subject.settings else \
+            why = f"{subject.framework} does so where the file does not say" if subject.value(key) is None else \
                 f"what the file says is not supported, and this is what {subject.framework} does without it"
             found.append(Accounted(key, None, "default", why, ours))
     return found

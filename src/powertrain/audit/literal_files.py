@@ -26,6 +26,7 @@ MOST_NODES = 20_000                          # with all aliases opened
 _FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)$")
 # what documents and editors put into JSON: comments, tabs, a comma before a closing bracket; strings are left alone
 _NOT_JSON = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/|\t|,(?=\s*[}\]])', re.DOTALL)
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ def read_assigned(path: Path) -> Marked:
 def _literal(node: ast.expr | None) -> tuple[bool, Any]:
     """Return whether an expression is a literal, and its value."""
     try:
-        return (False, None) if node is None else (True, ast.literal_eval(node))
+        value = None if node is None else ast.literal_eval(node)
+        return node is not None, printable(value) if isinstance(value, str) else value
     except (ValueError, TypeError, SyntaxError, MemoryError):
         return False, None                   # only running it would tell
 
@@ -101,7 +103,8 @@ def _table(found: Marked, path: Path, lines: list[str]) -> Table:
 
 def shown(value: Any) -> str:
     """Return a value as a config writes it, on one short line."""
-    text = json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, str) else " ".join(value.split())
+    text = printable(json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, str) else
+                      " ".join(value.split()))
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
@@ -156,9 +159,13 @@ def _refuse_doubles(node: yaml.MappingNode, path: Path) -> None:
         lines[name] = line
 
 
+def printable(text: str) -> str:
+    """Return the text with a replacement character for what no terminal can print and no YAML may hold."""
+    return _UNPRINTABLE.sub("\ufffd", text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
+
 def _text(node: yaml.Node) -> str:
-    """Return a scalar's text; of half a surrogate pair, which no terminal can print, a replacement character."""
-    return str(node.value).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return printable(str(node.value))
 
 
 def _scalar(node: yaml.Node, loader: _Loader) -> Any:

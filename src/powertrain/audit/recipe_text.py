@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from powertrain.audit.conversion import FATES, Accounted, Conversion
+from powertrain.audit.literal_files import printable
+from powertrain.recipe import quoted
 
 TITLES = {
     "planned": "left to the plan, which knows this machine (the pin in brackets would keep it as it was)",
@@ -35,7 +35,7 @@ def recipe_yaml(conversion: Conversion, recognised: str = "") -> str:
         if leaf and section != opened:
             lines.append(f"{section}:")
         opened = section if leaf else ""
-        text = f"{'  ' if leaf else ''}{leaf or key}: {_shown(values[key])}"
+        text = f"{'  ' if leaf else ''}{leaf or key}: {quoted(values[key])}"
         lines.append(_commented(text, said_by.get(key, [])))
     return "\n".join([*lines, *_account_lines(conversion)]) + "\n"
 
@@ -94,18 +94,12 @@ def _said(account: Accounted) -> str:
 
 def _became(account: Accounted) -> str:
     if account.ours:
-        written = ", ".join(f"{key}: {_shown(value)}" for key, value in account.ours.items())
+        written = ", ".join(f"{key}: {quoted(value)}" for key, value in account.ours.items())
         return f"{written}; {account.why}" if account.why else written
-    pins = f" [{', '.join(f'{key}: {_shown(value)}' for key, value in account.pins.items())}]" if account.pins else ""
+    pins = f" [{', '.join(f'{key}: {quoted(value)}' for key, value in account.pins.items())}]" if account.pins else ""
     return f"{account.why}{pins}"
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return json.dumps(dict(value), ensure_ascii=False)
-    return json.dumps(value, ensure_ascii=False)
-
-
 def _short(text: str) -> str:
-    text = " ".join(text.split())
+    text = printable(" ".join(text.split()))
     return text if len(text) <= 70 else f"{text[:67]}..."

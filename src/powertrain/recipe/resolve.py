@@ -159,7 +159,12 @@ def read_yaml(text: str, origin: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
-        raise WrongUse(f"{origin}{line} is not YAML: {getattr(error, 'problem', None) or error}") from None
+        problem = getattr(error, "problem", None) or getattr(error, "reason", error)
+        raise WrongUse(f"{origin}{line} is not YAML: {problem}") from None
+    except RecursionError:
+        raise WrongUse(f"{origin} nests its values too deep to be read") from None
+    except (ValueError, LookupError) as error:               # `!!int word`, `!!bool maybe`, a number of 5,000 digits
+        raise WrongUse(f"{origin} has a value that does not fit its tag or is too long: {error}") from None
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
@@ -178,7 +183,7 @@ def _parse_words(words: Sequence[str]) -> dict[str, Any]:
             raise WrongUse(f"{word!r} is not key=value; write for example learning_rate=3e-4 or model.layers=4")
         try:
             value = yaml.load(text, _Yaml) if text.strip() else ""
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, LookupError, RecursionError):
             value = text
         values["data.source" if key == "data" and isinstance(value, str) else key] = value
     return {name: item for key, value in values.items() for name, item in flat({key: value})}

@@ -74,7 +74,7 @@ def translate_row(row: Row, value: Any, tunes: bool) -> Translated:
     """Return what becomes of a key alone, those of a group too. Raises WrongUse."""
     if row.fate == "together":
         ours, _ = GROUPS[row.here]({row.key: value}, tunes)
-        return Translated(ours, "converted", "" if ours else "it is a recipe's default")
+        return Translated(ours, "converted", "" if ours else "this is a recipe's default")
     if row.fate == "converted":
         ours, why = CONVERSIONS[row.here](value)
         return Translated(ours, "converted", why)

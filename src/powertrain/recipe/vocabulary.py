@@ -58,13 +58,13 @@ def keys_of(trainer: str) -> list[str]:
 @cache
 def by_audit_name() -> dict[str, Row]:
     """Return the row that says what becomes of each of the audit's names: that of Hugging Face's spelling, if there is one."""
-    named = [row for row in rows() if not row.audit.endswith(")") and "powertrain" not in row.by and not row.by & LAST]
+    named = [row for row in rows() if not row.audit.endswith(")") and "powertrain" not in row.by]
     return {row.audit: row for row in sorted(named, key=lambda row: -_closeness(row))}
 
 
 def _closeness(row: Row) -> int:
     order = ("torch", "transformers", "trl", "axolotl", "llama-factory", "modelforge")
-    return next((place for place, name in enumerate(order) if name in row.by), len(order))
+    return next((place for place, name in enumerate(order) if name in row.by), len(order) + (row.by <= LAST))
 
 
 @cache
