@@ -9,12 +9,12 @@ from powertrain.cli import output
 from powertrain.cli.surroundings import cache_folder, say
 from powertrain.recipe import resolve_words
 from powertrain.records import WrongUse, to_plain
+from powertrain.records.examples import Piece
 from powertrain.report.data import check_rows, marked, totals
 from powertrain.report.live import printable
 
 if TYPE_CHECKING:
     from powertrain.data.examples.store import ExampleStore
-    from powertrain.data.examples.view import Piece
     from powertrain.recipe import Recipe
 
 TRAINED_STYLE = "bold green"

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from powertrain.records.examples import ExampleCheck, Piece, Problem
 from powertrain.report.figures import count
-
-if TYPE_CHECKING:
-    from powertrain.data.examples.check import ExampleCheck
-    from powertrain.data.examples.part import Problem
-    from powertrain.data.examples.view import Piece
 
 NAMED_ROWS = 5                               # of each kind of problem
 BAR_CHARS = 40

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
-from powertrain.data.examples.part import Problem
 from powertrain.data.examples.store import ExampleStore, refuse_no_training
 from powertrain.data.order import epoch_order
+from powertrain.records.examples import Bar, ExampleCheck, Problem
 from powertrain.shapes import length_quantiles
 
 BARS = 12                                    # of the histogram, at most
@@ -18,37 +15,6 @@ SHOWN = 20                                   # duplicates and shared prompts tha
 CHECKED = {"min": 0.0, "p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 Lengths = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Bar:
-    first: int                               # tokens of the shortest example counted here
-    last: int                                # and of the longest that could be
-    examples: int
-
-
-@dataclass(frozen=True)
-class ExampleCheck:
-    sources: tuple[str, ...]
-    kind: str
-    said: tuple[str, ...]                    # what was found by looking
-    counts: Mapping[str, int]                # of rows: ExampleStore.counts
-    problems: tuple[Problem, ...]            # the first rows of each kind
-    duplicates: int                          # that repeat an earlier row
-    shared_prompts: int                      # prompts that both sides have: possible with data.validation_source only
-    training_examples: int                   # of an epoch, with weights
-    validation_examples: int
-    max_length: int
-    length_quantiles: Mapping[str, int]      # tokens per training example
-    histogram: tuple[Bar, ...]               # of training examples
-    train_batch_size: int
-    padding_shares: Mapping[str, float]      # batching -> the share of what is computed that is padding
-    epoch_tokens: int                        # that the model reads, padding not counted
-    epoch_trained_tokens: int
-
-    @property
-    def trained_share(self) -> float:
-        return self.epoch_trained_tokens / max(1, self.epoch_tokens)
 
 
 def check_examples(store: ExampleStore, *, train_batch_size: int, seed: int) -> ExampleCheck:

@@ -34,18 +34,12 @@ from powertrain.data.rows.row import BadRow, Conversation, Rejected, Row, Sample
 from powertrain.data.rows.schemas import Schema
 from powertrain.data.tokenizers import token_dtype
 from powertrain.records import IGNORE
+from powertrain.records.examples import Problem
 
 # the *_end columns say where the example ends in the other files; it starts where the one before it ends
 RECORD = np.dtype([("end", "<i8"), ("trained_end", "<i8"), ("source_end", "<i8"), ("trained_tokens", "<i4"), ("row", "<i8"),
                    ("prompt", "<u8"), ("digest", "<u8"), ("place", "<i4"), ("number", "<i8"), ("answer", "<i4", (2,))])
 PROBLEMS_KEPT = 20                           # of each kind, with their origin: enough to find out what is wrong
-
-
-@dataclass(frozen=True)
-class Problem:
-    kind: str                                # "bad", "untrained", "cut", "dropped", "boundary", "only_last"
-    origin: str
-    reason: str
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,14 +22,15 @@ import numpy.typing as npt
 from powertrain.data.example import Example
 from powertrain.data.examples.encoding import Limit, TrainOn, check_length
 from powertrain.data.examples.making import Making, Reading, Say
-from powertrain.data.examples.part import Part, Problem
+from powertrain.data.examples.part import Part
 from powertrain.data.examples.templates import ChatTemplate, find_template, own_templates
 from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
-from powertrain.data.examples.view import Piece, pieces_of
+from powertrain.data.examples.view import pieces_of
 from powertrain.data.order import SPLIT_STREAM, seeded_order
 from powertrain.data.rows.row import Message
 from powertrain.data.rows.schemas import Schema
 from powertrain.records import WrongUse
+from powertrain.records.examples import Piece, Problem
 
 Digests = npt.NDArray[np.uint64]
 

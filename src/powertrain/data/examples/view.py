@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -12,13 +11,7 @@ import numpy.typing as npt
 from powertrain.data.example import Example
 from powertrain.data.tokenizers import Tokenizer
 from powertrain.records import IGNORE
-
-
-@dataclass(frozen=True)
-class Piece:
-    reader: str                              # "model", "encoder" or "decoder"
-    text: str
-    trained: bool                            # these tokens are targets; of a span: they are the answer
+from powertrain.records.examples import Piece
 
 
 def pieces_of(example: Example, kind: str, tokenizer: Tokenizer) -> list[Piece]:
