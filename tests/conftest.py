@@ -17,7 +17,8 @@ from powertrain.data.example import Blocks, Example
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
 from powertrain.records import IGNORE, DataFacts, Facts, Hardware, Software
-from powertrain.training.setup import Setup, plain_adamw, plain_setup
+from powertrain.training.optimizers import plain_adamw
+from powertrain.training.setup import Setup, plain_setup
 
 torch.set_num_threads(1)                     # tiny tensors: a second thread would only wait
 os.environ["OMP_NUM_THREADS"] = "1"          # so it would in the processes that tests start, beside those of other tests

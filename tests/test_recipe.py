@@ -51,7 +51,7 @@ def test_zero_false_and_empty_count(word: str, key: str, value: object) -> None:
     (["seed=true"], "seed=True cannot be used"), (["max_steps=0"], "greater than 0"), (["max_steps=2.5"], "integer"),
     (["nosuch"], "not key=value"), (["model=3"], "model is a table"), (["eval_steps=often"], "'5 epochs'"),
     (["max_steps=3", "train_time_s=4"], "both set the length"), (["lr_scheduler_type=cos"], "'cosine', 'linear' or 'constant'"),
-    (["optim=lion"], "AdamW"), (["gradient_accumulation_steps=3"], "per_device_train_batch_size"),
+    (["optim=rmsprop"], "muon"), (["gradient_accumulation_steps=3"], "per_device_train_batch_size"),
     (["per_device_train_batch_size=3", "gradient_accumulation_steps=4", "train_batch_size=5"], "same setting"),
     (["data="], "data.source: it names nothing"), (["data.source=['', a.txt]"], "names nothing"),
     (["techniques.bf16=maybe"], "'on' or 'off'"), (["learning_rate=.nan"], "finite"), (["data.block=-1"], "greater than 0"),

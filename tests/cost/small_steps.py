@@ -30,7 +30,8 @@ from powertrain.techniques.fused_blocks import FusedBlocks
 from powertrain.techniques.saved_activations import SavedActivations
 from powertrain.training.ledger import measured_step_bytes
 from powertrain.training.loop import new_state
-from powertrain.training.setup import Precision, Setup, plain_adamw, plain_setup
+from powertrain.training.optimizers import plain_adamw
+from powertrain.training.setup import Precision, Setup, plain_setup
 
 KERNELS = {"math": math_attention, "bmm": bmm_attention, "ragged": ragged_attention, "sdpa": sdpa_attention}
 SCALED = {"int8": INT8, "fp8": FP8}
@@ -99,7 +100,7 @@ class Case:
         optimizer = plain_adamw(1e-3, (0.9, 0.95), 1e-8)
         plain = plain_setup(self.make_model(), [self._example(length) for length in lengths], collate,
                             train_batch_size=len(lengths), seed=0,
-                            optimizer=partial(optimizer, fused=True) if self.fused else optimizer)
+                            optimizer=dataclasses.replace(optimizer, fused=self.fused))
         changed = dataclasses.replace(plain, arrange=self._arranged, attention=KERNELS[self.kernel],
                                       precision=Precision(DTYPES[self.dtype]))
         if self.every:

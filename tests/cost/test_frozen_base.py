@@ -23,7 +23,7 @@ from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder, run_plainly
 from powertrain.models.kernels.attention import math_attention, sdpa_attention
 from powertrain.models.kernels.quantised import QuantisedLinear, quantise_base
-from powertrain.records import Batch
+from powertrain.records import Batch, OptimizerFacts
 from powertrain.shapes import FOUR_BIT_BYTES
 from powertrain.training.setup import token_loss
 
@@ -167,11 +167,11 @@ def test_frozen_weights_have_neither_gradients_nor_moments():
 def test_techniques_may_hold_the_base_and_the_moments_otherwise():
     facts = facts_of(config_of(), AdapterConfig(r=4), stored="fp32")
     plain, held, small = (peak_memory(facts, workload("bf16", **change)) for change in (
-        {}, {"base_dtype": "bf16"}, {"moment_bytes": 2.0}))
+        {}, {"base_dtype": "bf16"}, {"optimizer": OptimizerFacts(hidden_bytes=2, outside_bytes=2, vector_bytes=2)}))
     assert plain["weights"] - held["weights"] == 2 * facts.matmul_parameters
     assert small["optimizer"] == 2 * facts.trainable
     again, once, less = (workload_work(facts, workload("bf16", **change)) for change in (
-        {}, {"base_dtype": "bf16"}, {"moment_bytes": 2.0}))
+        {}, {"base_dtype": "bf16"}, {"optimizer": OptimizerFacts(hidden_bytes=2, outside_bytes=2, vector_bytes=2)}))
     assert again.elementwise_bytes > once.elementwise_bytes  # the weights are not converted for each product
     assert again.operators > once.operators
     assert again.optimizer_bytes - less.optimizer_bytes == 2 * 6 * facts.trainable

@@ -22,7 +22,8 @@ from powertrain.models.kernels.quantised import quantise_base
 from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, Facts
 from powertrain.techniques.fused_blocks import ByHand
-from powertrain.training.setup import Precision, Setup, plain_adamw, plain_setup
+from powertrain.training.optimizers import plain_adamw
+from powertrain.training.setup import Precision, Setup, plain_setup
 
 MakeSetup = Callable[..., Setup]
 SIZES = {"vocabulary": 50, "layers": 2, "width": 64, "heads": 2, "kv_heads": 1, "mlp_width": 96, "context": 64}

@@ -21,8 +21,9 @@ from powertrain.records import Facts
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.four_bit_base import FourBitBase
 from powertrain.training.loop import apply_plan, new_state, train
+from powertrain.training.optimizers import plain_adamw
 from powertrain.training.schedule import Schedule
-from powertrain.training.setup import Setup, plain_adamw, plain_setup
+from powertrain.training.setup import Setup, plain_setup
 
 AROUND = {"fused_adamw", "micro_batch", "length_grouping"}
 LORA = AdapterConfig(r=4)

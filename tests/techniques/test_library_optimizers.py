@@ -19,6 +19,7 @@ from powertrain.techniques.paged_adamw import PagedAdamW
 from powertrain.training.loop import new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
+from powertrain.training.updates import library_optimizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
 RECIPE = Recipe()
@@ -29,13 +30,15 @@ def losses_of(setup: Setup) -> list[float]:
 
 
 @pytest.mark.parametrize("technique", [EightBitAdamW, PagedAdamW])
-def test_they_are_for_nvidia_gpus_with_bitsandbytes(technique: type[Technique], facts: Facts,
-                                                    gpu_facts: Callable[..., Facts]) -> None:
+def test_they_need_bitsandbytes_and_paging_an_nvidia_gpu(technique: type[Technique], facts: Facts,
+                                                         gpu_facts: Callable[..., Facts]) -> None:
     here = ask_anew(technique.name, replace(facts, hardware=replace(facts.hardware, device="cpu")), RECIPE)
     without = replace(gpu_facts(), software=replace(facts.software, missing={"bitsandbytes": "not installed"}))
-    for answer in (here, ask_anew(technique.name, without, RECIPE)):
-        assert isinstance(answer, Refusal)
-        assert answer.possible is None
+    neither = ask_anew(technique.name, without, RECIPE)
+    assert isinstance(here, Refusal)
+    assert isinstance(neither, Refusal)
+    assert (neither.possible, neither.part) == (None, "bitsandbytes")
+    assert (here.possible is None) is (technique is PagedAdamW)
 
 
 def test_eight_bits_are_left_to_a_pin(gpu_facts: Callable[..., Facts]) -> None:
@@ -88,4 +91,4 @@ def test_without_bitsandbytes_there_is_one_sentence(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
     with pytest.raises(WrongUse, match="pip install bitsandbytes"):
-        EightBitAdamW().apply(make_ragged(LORA))
+        library_optimizer.__wrapped__("AdamW8bit")

@@ -102,8 +102,8 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     checkpoint, rejected = newest_checkpoint(tmp_path)
     assert checkpoint == Checkpoint(3, older)
     assert len(rejected) == 1
-    assert newer.name in rejected[0]
-    assert name in rejected[0] or name == MANIFEST   # a changed manifest speaks of the file it no longer fits
+    assert newer.name in rejected[0][0]
+    assert name in rejected[0][1] or name == MANIFEST   # a changed manifest speaks of the file it no longer fits
 
 
 def test_a_copied_checkpoint_is_as_good(state: State, tmp_path: Path) -> None:

@@ -24,13 +24,15 @@ from powertrain.techniques.fused_adamw import FusedAdamW
 from powertrain.techniques.micro_batch import MicroBatch
 from powertrain.training.checkpoint import FILES, load_checkpoint, save_checkpoint
 from powertrain.training.evaluation import evaluate
-from powertrain.training.flat_optimizer import ALIGNED, ROW, FlatAdamW, buffer_of, flattened, views_of
+from powertrain.training.flat_optimizer import ALIGNED, ROW, FlatOptimizer, buffer_of, flattened, views_of
 from powertrain.training.ledger import standing_bytes
-from powertrain.training.loop import State, backward, new_state, parameter_groups, train, update
+from powertrain.training.loop import State, backward, new_state, train, update
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
+from powertrain.training.updates import for_runs, parameter_groups
 
 MakeSetup = Callable[..., Setup]
+FlatAdamW = for_runs(torch.optim.AdamW, FlatOptimizer)
 STEPS = 4
 UNCLIPPED, CLIPPED = 0.0, 0.1
 
@@ -116,7 +118,7 @@ def test_by_hand_too_weights_are_read_where_they_are(make_setup: MakeSetup) -> N
 
 
 def test_gradients_look_clipped_after_the_update_has_read_them(make_setup: MakeSetup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FlatAdamW, "zero_grad", lambda self, set_to_none=True: None)
+    monkeypatch.setattr(FlatOptimizer, "zero_grad", lambda self, set_to_none=True: None)
     setup = flat(FusedAdamW().apply(make_setup()))
     state = new_state(setup, 0.1)
     (_, norm), = go_on(setup, state, 1)
@@ -140,7 +142,7 @@ def test_gradients_stay_views_of_one_buffer_and_are_cleared_by_the_step(make_set
     setup = flat(make_setup())
     state = new_state(setup, 0.1)
     go_on(setup, state, 2)
-    assert isinstance(state.optimizer, FlatAdamW)
+    assert isinstance(state.optimizer, FlatOptimizer)
     kept = [group.flat.grad for group in state.optimizer.flat_groups]
     buffers = {gradient.untyped_storage().data_ptr() for gradient in kept if gradient is not None}
     assert len(buffers) == 2

@@ -8,11 +8,17 @@ import torch
 
 from powertrain.models.decoder import Decoder
 from powertrain.records import Plan
-from powertrain.training.loop import State, StepResult, apply_plan, new_state, parameter_groups, train
+from powertrain.training.loop import State, StepResult, apply_plan, new_state, train
+from powertrain.training.optimizers import OPTIMIZERS, Optimizer
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
+from powertrain.training.updates import parameter_groups
 
 MakeSetup = Callable[..., Setup]
+
+
+def sgd_of(learning_rate: float) -> Optimizer:
+    return Optimizer(OPTIMIZERS.named("sgd"), learning_rate, settings={"momentum": 0.0, "nesterov": False})
 
 
 def run(setup: Setup, steps: int = 4, max_grad_norm: float = 1.0) -> tuple[list[StepResult], State]:
@@ -25,7 +31,7 @@ def test_every_split_of_the_batch_gives_the_same_update(make_setup: MakeSetup, m
     whole, split = make_setup(), replace(make_setup(), micro_batch=micro_batch)
     assert len(split.prepare(0)) == splits
     # SGD first: AdamW divides by the gradient's size and so hides an error of scale
-    sgd = [replace(setup, optimizer=lambda groups: torch.optim.SGD(groups, lr=0.1)) for setup in (whole, split)]
+    sgd = [replace(setup, optimizer=sgd_of(0.1)) for setup in (whole, split)]
     for one, other in (sgd, (make_setup(), replace(make_setup(), micro_batch=micro_batch))):
         (expected, _), (found, _) = run(one), run(other)
         torch.testing.assert_close(torch.stack([s.loss for s in found]), torch.stack([s.loss for s in expected]),
@@ -54,7 +60,7 @@ def test_the_rate_steps_once_per_optimizer_step_however_the_batch_is_split(setup
 
 def test_clipping_scales_the_gradient_and_is_counted_and_zero_turns_it_off(make_setup: MakeSetup) -> None:
     def change(max_grad_norm: float) -> tuple[float, int]:
-        setup = replace(make_setup(), optimizer=lambda groups: torch.optim.SGD(groups, lr=1.0))
+        setup = replace(make_setup(), optimizer=sgd_of(1.0))
         before = [p.detach().clone() for p in setup.model.parameters()]
         state = new_state(setup, 0.0)
         next(iter(train(setup, state, Schedule("constant", 1.0, 1), max_grad_norm)))

@@ -107,7 +107,7 @@ def workload_work(model: ModelFacts, workload: Workload) -> Work:
     reaching = workload.head_share * (1.0 if workload.loss_chunk_rows is None else 1 - workload.padding_share)
     keeps_attention = workload.checkpoint_keeps_attention and not model.dropout and not workload.attention_saves_scores
     work = step_work(model, slots, workload.dtype, checkpoint_every=workload.checkpoint_every,
-                     checkpoint_keeps_attention=keeps_attention, head_share=reaching, moment_bytes=workload.moment_bytes)
+                     checkpoint_keeps_attention=keeps_attention, head_share=reaching, optimizer=workload.optimizer)
     needed = training_flops(model, real, workload.head_share, passes=len(slots))
     again = made_again_flops(model, sum(map(sum, slots)), workload.saved, workload.saved_blocks)
     work = dataclasses.replace(work, tokens=workload.tokens, flops=needed, padding_flops=max(0.0, work.flops - needed),

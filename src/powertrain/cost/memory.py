@@ -1,8 +1,9 @@
 """Peak memory of a training step, by component, from the model's shape and the workload: the step is replayed.
 
-Trained weights, their gradients and AdamW's two moments are fp32: 16 bytes per weight. Frozen weights have neither, and
-stay as they are stored (stored.py). Everything else comes and goes: forward.py runs a step with sizes in place of
-tensors, operator by operator as the decoder and autograd do, and the peak is where the sum of what is held is largest.
+Trained weights and their gradients are fp32, and the optimizer's state stands beside them (optimizer.py): with AdamW 16
+bytes per weight in all. Frozen weights have neither, and stay as they are stored (stored.py). Everything else comes and
+goes: forward.py runs a step with sizes in place of tensors, operator by operator as the decoder and autograd do, and the
+peak is where the sum of what is held is largest.
 Nothing in it is fitted: a test holds it against torch's own record of allocations.
 
 Not counted: the process itself (about 0.3 GB with torch loaded, more with CUDA), the data, and what a library's kernel
@@ -18,6 +19,7 @@ from functools import lru_cache
 
 from powertrain.cost.forward import StepFacts
 from powertrain.cost.gradients import has_frozen_base
+from powertrain.cost.optimizer import state_bytes
 from powertrain.cost.replay import COPIES, Memory
 from powertrain.cost.step import Step, Unit, kinds_of, units_of
 from powertrain.cost.weights import as_decoder, as_held, frozen_bytes, left_wide_bytes
@@ -74,7 +76,7 @@ def _standing(model: ModelFacts, workload: Workload) -> dict[str, int]:
     left_bytes = left_wide_bytes(model, workload.device, workload.dtype)
     return {"weights": FP32 * model.trainable + frozen_bytes(model) + left_bytes,
             "gradients": FP32 * model.trainable if workload.flat_parameters else 0,
-            "optimizer": round(workload.moment_bytes * model.trainable), "batch": TENSORS * INDEX_BYTES * tokens,
+            "optimizer": state_bytes(model, workload.optimizer), "batch": TENSORS * INDEX_BYTES * tokens,
             "workspace": workload.library_workspace_bytes, COPIES: whole_bytes(model, workload)}
 
 

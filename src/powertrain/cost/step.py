@@ -172,15 +172,14 @@ class Step:
             tape.backward(loss)
 
     def update(self) -> None:
-        """AdamW, one weight after the other: what it divides by is held until the next one's is made."""
-        if self.facts.workload.updates_in_place:
-            return
-        divisor: Block | None = None
-        for nbytes in self._updated():
-            root = Block(self.memory, nbytes, WORKSPACE)
-            divisor = Block(self.memory, nbytes, WORKSPACE)
-            del root
-        del divisor
+        """Update one weight after the other. The last tensor that an update makes is held until the next weight's is made."""
+        tensors = self.facts.workload.update_tensors
+        last: Block | None = None
+        for nbytes in self._updated() if tensors else ():
+            others = [Block(self.memory, nbytes, WORKSPACE) for _ in range(tensors - 1)]
+            last = Block(self.memory, nbytes, WORKSPACE)
+            del others
+        del last
 
     def _updated(self) -> list[int]:
         """Bytes of what is updated at a time, in the optimizer's order: as the model has them, those that decay first."""

@@ -73,8 +73,6 @@ def _of_layer(model: ModelFacts, layer: int, dtype: str) -> Recomputed:
 # ------------------------------------------------------------------------------------------------ bytes
 
 BACKWARD_SHARE = 2                           # backward over forward: two products for each one of the forward pass
-ADAMW_PASSES = 3                             # fp32 read: weight, gradient; written: weight; its moments are read and written
-CLIP_PASSES = 3                              # the gradient: read for its norm, read and written to scale it
 DORA_PASSES = 5                              # fp32 of W's size: BA written, W and BA read, the sum written and read
 
 FORWARD_OPERATORS = 20                       # of one block in eager PyTorch: 4 linears, 2 norms, rotation, attention
@@ -82,11 +80,6 @@ HEAD_OPERATORS = 8                           # embedding, last norm, head, loss
 CAST_OPERATORS = 4                           # of one block under autocast: one per weight
 ADAPTER_OPERATORS = 5                        # of one adapter: A, scale, B, addition, and its part of the output
 OPTIMIZER_OPERATORS = 2                      # per weight, several tensors a kernel or one after another
-
-
-def optimizer_bytes(model: ModelFacts, moment_bytes: float) -> float:
-    """Of a step: clipping and AdamW over the trained weights, whose moments are read and written."""
-    return (4.0 * (ADAMW_PASSES + CLIP_PASSES) + 2 * moment_bytes) * model.trainable
 
 
 @dataclass(frozen=True)

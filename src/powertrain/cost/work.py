@@ -35,8 +35,9 @@ from powertrain.cost.gradients import (
     has_frozen_base,
     linears,
 )
+from powertrain.cost.optimizer import moved_bytes, update_flops
 from powertrain.cost.traffic import Recomputed, recomputed_of
-from powertrain.records import ModelFacts
+from powertrain.records import ADAMW, ModelFacts, OptimizerFacts
 
 BACKWARD_SHARE = 2                           # backward over forward: two products for each one of the forward pass
 
@@ -51,15 +52,16 @@ class Work:
     recompute_flops: float                   # on top: what activation checkpointing computes a second time
     gemm_bytes: float                        # operands and results of the matrix products, each moved once a product
     elementwise_bytes: float                 # everything between the products, as eager PyTorch moves it
-    optimizer_bytes: float                   # clipping and AdamW
+    optimizer_bytes: float                   # clipping and the update
     operators: int                           # kernels or operator calls, as eager PyTorch starts them
     dropout_elements: float                  # random numbers drawn
     padding_flops: float = 0.0               # on top: what is computed for slots that are padding
+    update_flops: float = 0.0                # on top: matrix products of the optimizer
 
     @property
     def hardware_flops(self) -> float:
-        """What the machine computes: the model's FLOPs, the recomputed ones, and those of padding."""
-        return self.flops + self.recompute_flops + self.padding_flops
+        """Return what the machine computes: the model's FLOPs, the recomputed ones, those of padding and of the update."""
+        return self.flops + self.recompute_flops + self.padding_flops + self.update_flops
 
     @property
     def flops_per_token(self) -> float:
@@ -104,7 +106,8 @@ def recomputed_flops(model: ModelFacts, lengths: Sequence[int], every: int, *, d
 
 
 def step_work(model: ModelFacts, micro_batches: Sequence[Sequence[int]], dtype: str, *, checkpoint_every: int = 0,
-              checkpoint_keeps_attention: bool = False, head_share: float = 1.0, moment_bytes: float = 8.0) -> Work:
+              checkpoint_keeps_attention: bool = False, head_share: float = 1.0,
+              optimizer: OptimizerFacts = ADAMW) -> Work:
     """The work of one optimizer step.
 
     `micro_batches`: for each forward pass of the step the lengths of its documents. Weights move once per micro-batch,
@@ -119,8 +122,8 @@ def step_work(model: ModelFacts, micro_batches: Sequence[Sequence[int]], dtype: 
         recompute_flops=recomputed_flops(model, lengths, checkpoint_every, dtype=dtype, passes=passes,
                                          keeps_attention=checkpoint_keeps_attention),
         gemm_bytes=moved.gemm_bytes(), elementwise_bytes=moved.elementwise_bytes(),
-        optimizer_bytes=traffic.optimizer_bytes(model, moment_bytes), operators=moved.operators(),
-        dropout_elements=_dropout_elements(model, lengths),
+        optimizer_bytes=moved_bytes(model, optimizer), operators=moved.operators(),
+        dropout_elements=_dropout_elements(model, lengths), update_flops=update_flops(model, optimizer),
     )
 
 

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from powertrain.records import Hardware
+from powertrain.records import ADAMW, Hardware, OptimizerFacts
 from powertrain.shapes import QUANTILES
 
 DRAWS = 256                                  # points at which the distribution of lengths is integrated
@@ -89,7 +89,7 @@ class Workload:
     trained_share: float = 1.0               # of the tokens: those that are targets
     base_dtype: str | None = None            # what frozen matrices of the blocks are held in; None = as their files have them
     whole_blocks: int = 0                    # of a 4-bit base, made whole in the products' type once
-    moment_bytes: float = 8.0                # of the optimizer's state per trained weight: two fp32 moments
+    optimizer: OptimizerFacts = ADAMW
     lengths: Mapping[str, int] = field(default_factory=dict)     # quantiles of the examples' tokens; empty: all have `block`
     grouped: bool = False                    # a step's examples are sorted by length before they are cut into passes
     packed_tokens: int | None = None         # of a pass, at most, where examples lie end to end; None = padded passes
@@ -165,9 +165,9 @@ class Workload:
         return ((longest,) * whole + ((rest,) if rest else ()),) * self.micro_batches
 
     @property
-    def updates_in_place(self) -> bool:
-        """Whether the optimizer makes no temporary tensors: the fused one, and libraries' with a smaller state."""
-        return self.fused_optimizer or self.moment_bytes < 8
+    def update_tensors(self) -> int:
+        """Return how many fp32 tensors of a weight's size the update makes; a fused update makes none."""
+        return 0 if self.fused_optimizer else self.optimizer.update_tensors
 
 
 def library_workspace_bytes(hardware: Hardware) -> int:

@@ -15,7 +15,8 @@ from powertrain.cost.memory import peak_memory
 from powertrain.models.model import Model
 from powertrain.records import Plan, RunFailed
 from powertrain.run.prepare import Prepared
-from powertrain.training.setup import MicroBatches, Setup, plain_adamw, plain_setup
+from powertrain.training.optimizers import plain_adamw
+from powertrain.training.setup import MicroBatches, Setup, plain_setup
 
 ABOUT_DATA = frozenset({"collate", "arrange", "micro_batch", "loader"})      # of Setup: what makes batches, and no model
 WINDOW_S = 0.25              # of making batches

@@ -19,12 +19,21 @@ SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant", "co
              "cosine_with_min_lr": "cosine"}
 _PLAIN, _FUSED = {"techniques.fused_adamw": "off"}, {"techniques.fused_adamw": "on"}
 _PAGED, _EIGHT_BITS = {"techniques.paged_adamw": "on"}, {"techniques.eight_bit_adamw": "on"}
-OPTIMIZERS: Mapping[str, Renamed] = {            # AdamW of several makers, by its name in lower case
+OPTIMIZERS: Mapping[str, Renamed] = {            # of several makers, by its name in lower case
     "adamw": _PLAIN, "adamw_torch": _PLAIN, "adamw_hf": _PLAIN, "adamw_torch_fused": _FUSED, "adamw_apex_fused": _FUSED,
     "paged_adamw": _PAGED, "paged_adamw_32bit": _PAGED, "pagedadamw": _PAGED, "pagedadamw32bit": _PAGED,
-    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit", "adamw8bit", "pagedadamw8bit"),
-                    _EIGHT_BITS),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "adamw8bit"), _EIGHT_BITS),
+    "paged_adamw_8bit": {"optimizer.name": "paged_adamw_8bit"}, "pagedadamw8bit": {"optimizer.name": "paged_adamw_8bit"},
+    "lion_32bit": {"optimizer.name": "lion"}, "lion": {"optimizer.name": "lion"}, "lion_8bit": {"optimizer.name": "lion_8bit"},
+    "sgd": {"optimizer.name": "sgd", "optimizer.momentum": 0.0}, "muon": {"optimizer.name": "muon"},
+    "adafactor": {"optimizer.name": "adafactor", "optimizer.least_rms": 1.0},
 }
+WHY_OPTIMIZERS = {
+    "adafactor": "with least_rms 1 the rate is not scaled by each weight's size, as in Hugging Face's Trainer",
+    "sgd": "Hugging Face's sgd has no momentum",
+}
+# names of the table of optimizers (training/optimizers.py), which other makers have too
+OUR_OPTIMIZERS = ("adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit", "lion", "lion_8bit", "sgd", "muon", "adafactor")
 TASKS = {
     **dict.fromkeys(("text-generation", "causal_lm", "causal"), "causal"),
     **dict.fromkeys(("seq_2_seq_lm", "seq2seq", "text2text-generation"), "seq2seq"),
@@ -45,9 +54,14 @@ class NotSupported(WrongUse):
 def _optimizer(value: Any) -> Answer:
     name = str(value).lower().rpartition(".")[2]
     if name not in OPTIMIZERS:
-        raise NotSupported("optim", value, f"the optimizer is AdamW, as one of {', '.join(OPTIMIZERS)}")
-    paged = "paged" in name and OPTIMIZERS[name] is _EIGHT_BITS
-    return dict(OPTIMIZERS[name]), "the moments have 8 bits and are not paged" if paged else ""
+        raise NotSupported("optim", value, f"use one of {', '.join(OPTIMIZERS)}")
+    return dict(OPTIMIZERS[name]), WHY_OPTIMIZERS.get(name, "")
+
+
+def _optimizer_name(value: Any) -> Answer:
+    """The recipe's own key: only names that others alone have are converted."""
+    foreign = value in OPTIMIZERS and value not in OUR_OPTIMIZERS
+    return _optimizer(value) if foreign else ({"optimizer.name": value}, "")
 
 
 def _mixed_precision(value: Any) -> Answer:
@@ -239,6 +253,7 @@ CONVERSIONS: Mapping[str, Conversion] = {
     "eval_epochs": _in_epochs("eval_steps"), "save_epochs": _in_epochs("save_steps"), "eval_steps": _steps("eval_steps"),
     "save_steps": _steps("save_steps"), "logging_steps": _steps("logging_steps"), "max_steps": _max_steps, "warmup": _warmup,
     "schedule": _schedule, "schedule_options": _schedule_options, "betas": _betas, "optimizer": _optimizer,
+    "optimizer name": _optimizer_name,
     "mixed_precision": _mixed_precision, "no_checkpointing": _no_checkpointing, "model": _model, "provider": _provider,
     "unsloth": _unsloth, "task": _task, "targets": _targets, "all_linear": _all_linear, "source": _source,
     "held_out": _held_out, "template": _template, "long_examples": _long_examples, "roles": _roles, "plugins": _plugins,

@@ -20,6 +20,7 @@ from powertrain.recipe.schema import METHOD_DEFAULTS, Recipe
 from powertrain.records import WrongUse
 
 DEFAULT = "default"
+SHORT = {"data": "source", "optimizer": "name"}      # `data=PATH` is short for `data.source=PATH`
 # what YAML reads as the end of a line, as nothing or not at all, where it stands in a text as it is
 UNREAD_BY_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 LARGEST_FILE_BYTES = 1 << 20  # a recipe is a page of text; YAML aliases can make a larger one explode
@@ -40,6 +41,10 @@ class Resolved:
     recipe: Recipe
     origins: Mapping[str, str]
     notes: tuple[str, ...] = ()              # what was translated from another trainer's spelling
+
+    def is_open(self, key: str) -> bool:
+        """Return whether the user has given no value for the key: it has a default."""
+        return self.origins.get(key, "default").startswith("default")
 
     def with_planned(self, values: Mapping[str, tuple[Any, str]]) -> Resolved:
         """The recipe with values that the user left open: dotted key -> (value, reason)."""
@@ -169,9 +174,7 @@ def read_yaml(text: str, origin: str) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise WrongUse(f"{origin} is not a recipe: it holds a {type(values).__name__}, not keys with values")
-    if isinstance(values.get("data"), str):
-        values["data"] = {"source": values["data"]}
-    return values
+    return {key: {SHORT[key]: value} if key in SHORT and isinstance(value, str) else value for key, value in values.items()}
 
 
 def _parse_words(words: Sequence[str]) -> dict[str, Any]:
@@ -185,7 +188,7 @@ def _parse_words(words: Sequence[str]) -> dict[str, Any]:
             value = yaml.load(text, _Yaml) if text.strip() else ""
         except (yaml.YAMLError, ValueError, LookupError, RecursionError):
             value = text
-        values["data.source" if key == "data" and isinstance(value, str) else key] = value
+        values[f"{key}.{SHORT[key]}" if key in SHORT and isinstance(value, str) else key] = value
     return {name: item for key, value in values.items() for name, item in flat({key: value})}
 
 
@@ -238,7 +241,7 @@ def _check_keys(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     known = known_keys()
     sections = {key.partition(".")[0] for key in known if "." in key}
     for key, value in values.items():
-        if key in known or key.startswith("techniques.") or (key in sections and value == {}):
+        if key in known or key.startswith(("techniques.", "optimizer.")) or (key in sections and value == {}):
             continue
         if key in sections:
             raise WrongUse(f"{origins[key]}: {key} is a table, not {value!r}; write {key}.KEY=VALUE, with KEY one of "

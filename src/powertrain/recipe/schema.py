@@ -131,6 +131,26 @@ class SampleRecipe(Strict):
     top_k: Positive | None = None
 
 
+class Chosen(Strict):
+    """A name, and settings of what it names: those are checked by the table that has the name (recipe/settings.py)."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
+    __pydantic_extra__: dict[str, bool | int | float | str] = Field(init=False)
+
+    name: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that the recipe gives."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class OptimizerRecipe(Chosen):
+    """What updates the weights: see training/optimizers.py. `optimizer=NAME` is short for `optimizer.name=NAME`."""
+
+    name: str = "adamw"
+
+
 class Recipe(Strict):
     """One training run. `train_batch_size` is examples per optimizer step, however they are split."""
 
@@ -149,15 +169,16 @@ class Recipe(Strict):
     max_steps: Positive | None = None            # overrides num_train_epochs
     train_time_s: Annotated[float, Field(gt=0)] | None = None  # as many steps as fit, by a short probe; sets max_steps
 
+    optimizer: OptimizerRecipe = OptimizerRecipe()
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     lr_scheduler_type: Literal["cosine", "linear", "constant"] = "cosine"
     min_lr_rate: Annotated[float, Field(ge=0, le=1)] = 0.0   # the schedule's end, as a share of learning_rate
     warmup_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     warmup_steps: Annotated[int, Field(ge=0)] | None = None  # overrides warmup_ratio
     weight_decay: Annotated[float, Field(ge=0)] = 0.1        # of matrices; norms and biases never decay
-    adam_beta1: Share = 0.9
+    adam_beta1: Share = 0.9                      # of adamw and lion
     adam_beta2: Share = 0.95
-    adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8       # of adamw
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0       # 0 = no clipping
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
 

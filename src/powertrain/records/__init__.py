@@ -151,11 +151,31 @@ class DataFacts:
 
 
 @dataclass(frozen=True)
+class OptimizerFacts:
+    """What the recipe's optimizer keeps of each trained weight between steps, and what its plain update works in.
+
+    Hidden matrices are those of the model's blocks, adapters included. The default is AdamW with fp32 moments.
+    """
+
+    name: str = "adamw"
+    hidden_bytes: float = 8.0                # per weight of a hidden matrix
+    outside_bytes: float = 8.0               # per weight of embeddings and head
+    vector_bytes: float = 8.0                # per weight of norms and biases
+    line_bytes: float = 0.0                  # of any matrix, for each of its rows and columns
+    update_tensors: int = 2                  # fp32 tensors of a weight's size; 0: the update works in place
+    orthogonalising_rounds: int = 0          # of each hidden matrix in an update; see cost/optimizer.py
+
+
+ADAMW = OptimizerFacts()
+
+
+@dataclass(frozen=True)
 class Facts:
     hardware: Hardware
     software: Software
     model: ModelFacts
     data: DataFacts
+    optimizer: OptimizerFacts = ADAMW
 
 
 # ------------------------------------------------------------------------------------------------ training

@@ -14,14 +14,15 @@ from powertrain import planner
 from powertrain.facts.hardware import read_hardware
 from powertrain.facts.software import read_software
 from powertrain.recipe import Recipe, Resolved
-from powertrain.records import Facts, Plan
+from powertrain.records import Facts, Plan, WrongUse
 from powertrain.run.material import Material
 from powertrain.run.scratch import scratch_material
 from powertrain.run.speeds import with_speeds
 from powertrain.run.tuned import read_tuned
 from powertrain.training.loop import apply_plan, new_state, train
+from powertrain.training.optimizers import open_values, optimizer_of
 from powertrain.training.schedule import Schedule
-from powertrain.training.setup import Setup, plain_adamw, plain_setup
+from powertrain.training.setup import Setup, plain_setup
 
 Say = Callable[[str], None]
 
@@ -63,8 +64,12 @@ def prepare(resolved: Resolved, cache: Path, say: Say) -> Prepared:
         from powertrain.run.pretrained import pretrained_material
 
         material = pretrained_material(resolved, software, cache, say)
+    material = replace(material, resolved=with_optimizer(material.resolved))
     recipe = material.resolved.recipe
-    facts = Facts(hardware, software, material.model, material.data)
+    row = optimizer_of(recipe).row
+    if (why := row.why_not(hardware, software)) is not None:
+        raise WrongUse(f"optimizer={row.name} cannot be used: {why}", keys=("optimizer.name",), cure=("optimizer=adamw",))
+    facts = Facts(hardware, software, material.model, material.data, row.facts)
     total_steps = _total_steps(recipe, facts)
     tuned = read_tuned(cache, facts, recipe)
     plan = planner.make_plan(facts, recipe, total_steps, tuned)
@@ -74,14 +79,18 @@ def prepare(resolved: Resolved, cache: Path, say: Say) -> Prepared:
     return Prepared(facts, material, plan, total_steps, cache)
 
 
+def with_optimizer(resolved: Resolved) -> Resolved:
+    """Return the recipe with every setting of its optimizer. Raises WrongUse for an unknown optimizer or setting."""
+    return resolved.with_planned(open_values(resolved.recipe, resolved.is_open))
+
+
 def build_setup(prepared: Prepared) -> Setup:
     """The model, seeded, and everything around it, with the plan applied and confirmed."""
     recipe, material = prepared.recipe, prepared.material
     torch.manual_seed(recipe.seed)
     model = material.build().to(prepared.facts.hardware.device)
-    optimizer = plain_adamw(recipe.learning_rate, (recipe.adam_beta1, recipe.adam_beta2), recipe.adam_epsilon)
     setup = plain_setup(model, material.training, material.collate, train_batch_size=recipe.train_batch_size,
-                        seed=recipe.seed, optimizer=optimizer)
+                        seed=recipe.seed, optimizer=optimizer_of(recipe))
     if prepared.cache is not None:
         setup = replace(setup, code=prepared.cache / "code")
     with torch.random.fork_rng():            # a confirmation may run the model, and dropout draws

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from powertrain import planner
+from powertrain.cost.optimizer import FP32, state_bytes
 from powertrain.data.publishing import sync
 from powertrain.models.saving import save_model
 from powertrain.records import NotDurable, RunFailed
@@ -18,12 +20,11 @@ if TYPE_CHECKING:
     from powertrain.run.prepare import Prepared
     from powertrain.run.session import Session
 
-CHECKPOINT_BYTES = 12        # per trained weight: fp32, and two moments
-
 
 def checkpoint_bytes(prepared: Prepared) -> int:
-    """What a checkpoint of such a run takes on the disk."""
-    return CHECKPOINT_BYTES * prepared.facts.model.trainable
+    """Return what a checkpoint of such a run takes on the disk: the trained weights in fp32, and the optimizer's state."""
+    model, workload = prepared.facts.model, planner.workload_of(prepared.facts, prepared.plan)
+    return FP32 * model.trainable + state_bytes(model, workload.optimizer)
 
 
 def check_disk(session: Session) -> None:

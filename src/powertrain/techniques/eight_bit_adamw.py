@@ -1,30 +1,28 @@
-"""8-bit AdamW: the two moments in one byte each instead of four, block by block."""
+"""8-bit AdamW, and 8-bit Lion: the moments take one byte each instead of four."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from powertrain.cost.optimizer import state_bytes
 from powertrain.records import Facts, Proposal, Refusal
 from powertrain.records.plan import Why
 from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.training.optimizers import OPTIMIZERS, Row
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
-FP32_MOMENTS_BYTES, MOMENT_BYTES = 8, 2  # per trained weight: two fp32 moments become two bytes and their scales
-SAVED_BYTES = FP32_MOMENTS_BYTES - MOMENT_BYTES
-KEYS = ("lr", "betas", "eps")
-
 
 @dataclass(frozen=True)
 class EightBitAdamW(Technique):
     """Moments are stored as 256 quantiles of their block of 256, and updated in fp32; small tensors stay fp32.
 
-    The rounding stays in the state from step to step, so results change slightly. Only a recipe turns this on.
+    The rounding stays in the state from step to step, so results change slightly. Only a recipe turns this on; a recipe may
+    also name such an optimizer itself: optimizer=adamw_8bit.
     """
 
     name = "eight_bit_adamw"
@@ -37,28 +35,28 @@ class EightBitAdamW(Technique):
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        if facts.hardware.device != "cuda":
-            return cls.refuse(Why.HARDWARE_LACKS, f"bitsandbytes needs an NVIDIA GPU, and this run is on {facts.hardware.name}")
-        if (missing := cls.without_parts(facts, ("bitsandbytes",))) is not None:
+        row: Row = OPTIMIZERS.named(facts.optimizer.name)
+        if row.in_eight_bits is None:
+            return cls.refuse(Why.DOES_NOT_APPLY, f"the recipe's optimizer is {row.name}, which has no form with 8-bit moments")
+        smaller: Row = OPTIMIZERS.named(row.in_eight_bits)
+        if (missing := cls.without_parts(facts, (smaller.part or "",))) is not None:
             return missing
-        saved_bytes = SAVED_BYTES * facts.model.trainable
+        if (why := smaller.why_not(facts.hardware, facts.software)) is not None:
+            return cls.refuse(Why.HARDWARE_LACKS, why)
+        saved_bytes = state_bytes(facts.model, facts.optimizer) - state_bytes(facts.model, smaller.facts)
         return cls.refuse(Why.CHANGES_RESULT, f"8-bit moments would save {saved_bytes / 2**20:,.0f} MiB and change the result "
                           "slightly, so they are used only if you ask: techniques.eight_bit_adamw=on", cls(),
                           numbers={"saved_bytes": saved_bytes})
 
     def apply(self, setup: Setup) -> Setup:
-        from powertrain.training.library_optimizers import library_adamw
-
-        given: dict[str, Any] = setup.optimizer.keywords  # type: ignore[attr-defined]
-        return replace(setup, optimizer=partial(library_adamw("AdamW8bit"), **{key: given[key] for key in KEYS}))
+        return replace(setup, optimizer=setup.optimizer.as_row(setup.optimizer.row.in_eight_bits))
 
     def confirm(self, setup: Setup) -> None:
-        from powertrain.training.loop import parameter_groups
-
-        optimizer = setup.optimizer(parameter_groups(setup.model, 0.0))
+        optimizer = setup.optimizer(setup.model, 0.0)
         bits = getattr(getattr(optimizer, "args", None), "optim_bits", 32)
         if bits != 8:
-            raise NotApplied(f"eight_bit_adamw: the states of {setup.optimizer!r} have {bits} bits")
+            raise NotApplied(f"eight_bit_adamw: the states of {type(optimizer).__name__} have {bits} bits")
 
     def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, moment_bytes=MOMENT_BYTES)
+        smaller: Row = OPTIMIZERS.named(OPTIMIZERS.named(workload.optimizer.name).in_eight_bits)
+        return replace(workload, optimizer=smaller.facts)

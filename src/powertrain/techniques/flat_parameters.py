@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from powertrain.cost.gradients import adapter_tensors, has_frozen_base
 from powertrain.records import Facts, ModelFacts, Proposal, Refusal, WrongUse
 from powertrain.records.plan import Why
 from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.training.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,6 +40,9 @@ class FlatParameters(Technique):
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         hardware, model = facts.hardware, facts.model
+        if not OPTIMIZERS.named(facts.optimizer.name).can_be_flat:
+            return cls.refuse(Why.DOES_NOT_APPLY, f"the recipe's optimizer is {facts.optimizer.name}, which does not update each "
+                                                  "weight's elements one by one")
         if hardware.device != "cpu":
             return cls.refuse(Why.WOULD_NOT_PAY, f"on {hardware.device} one kernel already updates many tensors, and a buffer "
                                                  "needs one more kernel for each gradient", cls())
@@ -47,27 +51,22 @@ class FlatParameters(Technique):
                                             "shown yet that this is faster", cls(), numbers={"tensors": tensors})
 
     def apply(self, setup: Setup) -> Setup:
-        import torch
-
-        from powertrain.training.flat_optimizer import FlatAdamW
-
-        optimizer: Any = setup.optimizer
-        if getattr(optimizer, "func", None) not in (torch.optim.AdamW, FlatAdamW):
-            raise WrongUse(f"flat_parameters needs torch's AdamW, and this run uses {optimizer!r}; set "
-                           "techniques.flat_parameters=off")
-        return replace(setup, optimizer=partial(FlatAdamW, **optimizer.keywords),
+        if not setup.optimizer.row.can_be_flat:
+            raise WrongUse(f"flat_parameters needs an optimizer that works element by element, and {setup.optimizer.row.name} "
+                           "does not; use techniques.flat_parameters=off", cure=("techniques.flat_parameters=off",))
+        return replace(setup, optimizer=replace(setup.optimizer, flat=True),
                        runtime=setup.runtime.also(partial(_flatten, setup.model)))
 
     def confirm(self, setup: Setup) -> None:
         """Every trained weight lies in the buffer that the optimizer updates."""
         from powertrain.training.flat_optimizer import buffer_of
-        from powertrain.training.loop import parameter_groups
+        from powertrain.training.updates import parameter_groups
 
         groups = parameter_groups(setup.model, 0.0)
         apart = [group for group in groups if buffer_of(group["params"]) is None]
         if apart:
             raise NotApplied(f"flat_parameters: the weights of {len(apart)} of {len(groups)} groups have memory of their own")
-        updated = [weight for group in setup.optimizer(groups).param_groups for weight in group["params"]]
+        updated = [weight for group in setup.optimizer(setup.model, 0.0).param_groups for weight in group["params"]]
         if [weight.data_ptr() for weight in updated] != [group["params"][0].data_ptr() for group in groups]:
             raise NotApplied(f"flat_parameters: {len(updated)} tensors are updated, not the {len(groups)} buffers")
 
@@ -84,7 +83,7 @@ def _trained_tensors(model: ModelFacts) -> int:
 def _flatten(model: nn.Module) -> None:
     """Move the weights, before anything is compiled or captured for the memory that they have."""
     from powertrain.training.flat_optimizer import flattened
-    from powertrain.training.loop import parameter_groups
+    from powertrain.training.updates import parameter_groups
 
     for group in parameter_groups(model, 0.0):
         flattened(group["params"])

@@ -1,27 +1,27 @@
-"""Fused AdamW: update every parameter of a group in one kernel instead of about ten operations each."""
+"""Fused AdamW, and fused SGD: update every parameter of a group in one kernel instead of about ten operations each."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
+from powertrain.cost.optimizer import update_bytes
 from powertrain.records import Effect, Facts, Proposal, Refusal
 from powertrain.records.plan import Why
 from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.training.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
-BYTES_PER_PARAMETER = 28     # fp32: weight, gradient and two moments read, weight and moments written
 ADAPTERS_STUDY = "2026-11-21_ablation-docstrings"    # on a CPU: adapters are a small part of a step
 
 
 @dataclass(frozen=True)
 class FusedAdamW(Technique):
-    """The update reads and writes each state once, so its time tends to 28 bytes per parameter over the bandwidth.
+    """The update reads and writes each state once, so its time tends to their bytes over the bandwidth: 28 per weight.
 
     Same formula and fp32 arithmetic as the plain update; multiplications may be contracted, so the last bit can differ.
     """
@@ -38,10 +38,12 @@ class FusedAdamW(Technique):
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         hardware, trainable = facts.hardware, facts.model.trainable
         if hardware.device not in ("cuda", "cpu", "mps"):
-            return cls.refuse(Why.HARDWARE_LACKS, f"torch has no fused AdamW for {hardware.device!r}")
+            return cls.refuse(Why.HARDWARE_LACKS, f"torch has no fused optimizers for {hardware.device!r}")
+        if not OPTIMIZERS.named(facts.optimizer.name).can_fuse:
+            return cls.refuse(Why.DOES_NOT_APPLY, f"the recipe's optimizer is {facts.optimizer.name}, which has no fused kernel")
         because = f"{trainable:,} trained weights in one pass over memory"
         if hardware.bandwidth_bytes_per_s is not None:
-            floor_s = BYTES_PER_PARAMETER * trainable / hardware.bandwidth_bytes_per_s
+            floor_s = update_bytes(facts.model, facts.optimizer) / hardware.bandwidth_bytes_per_s
             because += f" take at least {floor_s * 1e3:.2f} ms at the measured bandwidth"
         claim = Effect((0.85, 1.0), 0, basis="guess: the share of the optimizer in a step is not measured")
         if hardware.device == "cpu" and facts.model.adapter_parameters:
@@ -49,12 +51,10 @@ class FusedAdamW(Technique):
         return cls().on(because, claim, numbers={"trained_weights": trainable})
 
     def apply(self, setup: Setup) -> Setup:
-        return replace(setup, optimizer=partial(setup.optimizer, fused=True))  # type: ignore[call-arg]
+        return replace(setup, optimizer=replace(setup.optimizer, fused=True))
 
     def confirm(self, setup: Setup) -> None:
-        from powertrain.training.loop import parameter_groups
-
-        groups = setup.optimizer(parameter_groups(setup.model, 0.0)).param_groups
+        groups = setup.optimizer(setup.model, 0.0).param_groups
         plain = [i for i, group in enumerate(groups) if not group.get("fused")]
         if plain:
             raise NotApplied(f"fused_adamw: parameter groups {plain} of {len(groups)} are not fused")

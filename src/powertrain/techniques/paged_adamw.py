@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from powertrain.cost.fitting import longest_example, planned_room_bytes
 from powertrain.cost.memory import peak_memory
+from powertrain.cost.optimizer import state_bytes
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, Facts, Proposal, Refusal
 from powertrain.records.plan import Why
 from powertrain.techniques.base import GIB, Exactness, NotApplied, Technique
+from powertrain.training.optimizers import OPTIMIZERS, Row
 
 if TYPE_CHECKING:
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
-
-MOMENT_BYTES = 8             # per trained weight, fp32
-KEYS = ("lr", "betas", "eps")
 
 
 @dataclass(frozen=True)
@@ -40,13 +38,18 @@ class PagedAdamW(Technique):
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         hardware, model = facts.hardware, facts.model
-        if hardware.device != "cuda":
+        row: Row = OPTIMIZERS.named(facts.optimizer.name)
+        if row.paged is None:
+            return cls.refuse(Why.DOES_NOT_APPLY, f"the recipe's optimizer is {row.name}, which has no paged form")
+        paged: Row = OPTIMIZERS.named(row.paged)
+        if hardware.device not in paged.devices:
             return cls.refuse(Why.HARDWARE_LACKS, f"NVIDIA's driver does the paging, and this run is on {hardware.name}")
-        if (missing := cls.without_parts(facts, ("bitsandbytes",))) is not None:
+        if (missing := cls.without_parts(facts, (paged.part or "",))) is not None:
             return missing
-        one = Workload(facts.data.train_batch_size, longest_example(facts.data), micro_batch=1, attention_saves_scores=False)
+        one = Workload(facts.data.train_batch_size, longest_example(facts.data), micro_batch=1, attention_saves_scores=False,
+                       optimizer=facts.optimizer)
         needed_bytes, room_bytes = sum(peak_memory(model, one).values()), planned_room_bytes(hardware)
-        moments_bytes = MOMENT_BYTES * model.trainable
+        moments_bytes = state_bytes(model, facts.optimizer)
         shown = f"a step needs {needed_bytes / GIB:.2f} of {room_bytes / GIB:.1f} GiB, moments {moments_bytes / GIB:.2f} of it"
         numbers = {"needed_bytes": needed_bytes, "room_bytes": room_bytes}
         if needed_bytes <= room_bytes:
@@ -57,14 +60,13 @@ class PagedAdamW(Technique):
                                "would not fit at all"), numbers=numbers)
 
     def apply(self, setup: Setup) -> Setup:
-        from powertrain.training.library_optimizers import library_adamw
-
-        given: dict[str, Any] = setup.optimizer.keywords  # type: ignore[attr-defined]
-        return replace(setup, optimizer=partial(library_adamw("PagedAdamW32bit"), **{key: given[key] for key in KEYS}))
+        return replace(setup, optimizer=setup.optimizer.as_row(setup.optimizer.row.paged))
 
     def confirm(self, setup: Setup) -> None:
-        from powertrain.training.loop import parameter_groups
-
-        optimizer = setup.optimizer(parameter_groups(setup.model, 0.0))
+        optimizer = setup.optimizer(setup.model, 0.0)
         if not getattr(optimizer, "is_paged", False):
-            raise NotApplied(f"paged_adamw: the states of {setup.optimizer!r} are not paged")
+            raise NotApplied(f"paged_adamw: the states of {type(optimizer).__name__} are not paged")
+
+    def reckon(self, workload: Workload) -> Workload:
+        paged: Row = OPTIMIZERS.named(OPTIMIZERS.named(workload.optimizer.name).paged)
+        return replace(workload, optimizer=paged.facts)

@@ -25,7 +25,6 @@ from powertrain.data.publishing import sync
 from powertrain.models.huggingface.shards import save_tensors
 from powertrain.records import WrongUse
 from powertrain.records.errors import WeightsNotFinite
-from powertrain.training.flat_optimizer import FlatAdamW
 from powertrain.training.loop import State
 
 FORMAT = 1
@@ -149,10 +148,9 @@ def _tensors(state: State) -> dict[str, dict[str, Tensor]]:
     random = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         random["cuda"] = torch.cuda.get_rng_state()
-    by_weight = state.optimizer.moments() if isinstance(state.optimizer, FlatAdamW) else state.optimizer.state
+    by_weight = state.optimizer.moments()
     moments = {f"{name}.{key}": value.contiguous()
-               for name, parameter in _trained(state).items()
-               for key, value in by_weight.get(parameter, {}).items() if isinstance(value, Tensor)}
+               for name, parameter in _trained(state).items() for key, value in by_weight.get(parameter, {}).items()}
     weights = {name: parameter.detach().contiguous() for name, parameter in _trained(state).items()}
     return {"model.safetensors": weights, "optimizer.safetensors": moments, "random.safetensors": random}
 
@@ -177,22 +175,9 @@ def _copy_weights(state: State, weights: Mapping[str, Tensor]) -> None:
 
 
 def _restore_optimizer(state: State, moments: Mapping[str, Tensor]) -> None:
-    own: dict[nn.Parameter, dict[str, Tensor]] = {parameter: {} for parameter in _trained(state).values()}
-    for name, parameter in _trained(state).items():
-        own[parameter] = {key.removeprefix(f"{name}."): value for key, value in moments.items()
-                          if key.rpartition(".")[0] == name}
-    if isinstance(state.optimizer, FlatAdamW):
-        state.optimizer.restore(own)
-        return
-    for parameter, found in own.items():
-        state.optimizer.state[parameter] = {
-            key: value if key == "step" and not _steps_on_device(state) else value.to(parameter.device)
-            for key, value in found.items()}
-
-
-def _steps_on_device(state: State) -> bool:
-    """Fused and capturable AdamW keep their step counts beside the weights."""
-    return any(group.get("fused") or group.get("capturable") for group in state.optimizer.param_groups)
+    state.optimizer.restore({
+        parameter: {key.removeprefix(f"{name}."): value for key, value in moments.items() if key.rpartition(".")[0] == name}
+        for name, parameter in _trained(state).items()})
 
 
 def _require_finite(state: State) -> None:

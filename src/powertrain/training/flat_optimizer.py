@@ -1,12 +1,12 @@
-"""AdamW over one flat buffer per decay group, of which the model's weights and their gradients are views.
+"""Optimizers over one flat buffer per decay group, of which the model's weights and their gradients are views.
 
-Norm, clipping and update are then a pass each over two or so tensors, where they would be a call for each of hundreds. The
-model notices nothing: its parameters stay the objects that they were, with other storage. Checkpoints do not either: what is
-on disk is per weight, as with any optimizer.
+Norm, clipping and update are then one pass each over about two tensors, instead of a call for each of hundreds. The model is
+not touched: its parameters stay the same objects, with other storage. Checkpoints hold the state of each weight, as with any
+optimizer. The update must work element by element (`Row.can_be_flat`).
 
-A gradient stays a view of the buffer from step to step, so that autograd adds to it; it is cleared by one fill. A weight
-without any gradient counts as one with zeros: AdamW would pass over it, this decays it. Models that leave weights out are
-therefore none for this.
+A gradient stays a view of the buffer from step to step, so that autograd adds to it; one fill clears it. A weight without
+any gradient counts as one with zeros: the plain update would pass over the weight, and this one lets it decay. So a model
+must not leave weights out.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from powertrain.records import WrongUse
+from powertrain.training.updates import Moments, RunOptimizer
 
 ALIGNED = 16                                 # elements: a view begins at 64 bytes, as what torch's CPU allocator hands out does
 ROW = 4096                                   # elements summed one after another: a longer fp32 sum loses digits of the norm
@@ -55,8 +56,8 @@ class FlatGroup:
                 parameter.grad = None
 
 
-class FlatAdamW(torch.optim.AdamW):
-    """`param_groups` hold the buffers, and the loop's own means do for them; what is faster otherwise is here."""
+class FlatOptimizer(RunOptimizer):
+    """Steps around an update whose `param_groups` hold the buffers. See updates.for_runs."""
 
     def __init__(self, params: Sequence[Mapping[str, Any]], **settings: Any):
         self.flat_groups = [FlatGroup(group["params"]) for group in params]
@@ -77,7 +78,7 @@ class FlatAdamW(torch.optim.AdamW):
         rows = [torch.linalg.vector_norm(gradient.view(-1, ROW), dim=1) for gradient in gradients]
         norm: Tensor = torch.linalg.vector_norm(torch.cat(rows))
         divisor = torch.clamp((norm + LEAST_NORM) / max_grad_norm, min=1.0) if max_grad_norm > 0 else None
-        if self.defaults["fused"]:
+        if self.defaults.get("fused"):
             self.grad_scale = divisor        # what torch's fused optimizers divide a gradient by, and store it so
         elif divisor is not None:
             torch._foreach_div_(gradients, divisor)
@@ -89,7 +90,7 @@ class FlatAdamW(torch.optim.AdamW):
         for group in self.flat_groups:
             group.clear()
 
-    def moments(self) -> Mapping[nn.Parameter, Mapping[str, Tensor]]:
+    def moments(self) -> Moments:
         """The state by weight, as an optimizer of the weights themselves has it: views, and a step count for each."""
         found: dict[nn.Parameter, dict[str, Tensor]] = {}
         for group in self.flat_groups:
@@ -100,21 +101,21 @@ class FlatAdamW(torch.optim.AdamW):
                     found[parameter][key] = part
         return found
 
-    def restore(self, moments: Mapping[nn.Parameter, Mapping[str, Tensor]]) -> None:
-        """The state that `moments` gave. Raises WrongUse where weights have taken different numbers of steps."""
+    def restore(self, moments: Moments) -> None:
+        """Put the state that `moments` gave back. Raises WrongUse where weights have taken different numbers of steps."""
         for group in self.flat_groups:
             found = [moments.get(parameter, {}) for parameter in group.parameters]
             if not any(found):
                 self.state.pop(group.flat, None)
                 continue
-            steps = {float(one["step"]) if one else 0.0 for one in found}
+            self.state[group.flat] = {key: _joined([one[key] for one in found], group) for key in found[0] if key != "step"}
+            steps = {float(one["step"]) if one else 0.0 for one in found if "step" in one or not one}
             if len(steps) > 1:
-                raise WrongUse(f"the checkpoint's weights have taken between {min(steps):.0f} and {max(steps):.0f} steps, "
-                               "and in a flat buffer all take the same; start a run without it")
-            on_device = self.defaults["fused"] or self.defaults["capturable"]
-            step = torch.tensor(steps.pop(), device=group.flat.device if on_device else "cpu")
-            self.state[group.flat] = {"step": step} | {
-                key: _joined([one[key] for one in found], group) for key in found[0] if key != "step"}
+                raise WrongUse(f"the checkpoint's weights have taken between {min(steps):.0f} and {max(steps):.0f} steps, and "
+                               "in a flat buffer all take the same; go on without flat buffers")
+            if steps:
+                on_device = self.defaults.get("fused") or self.defaults.get("capturable")
+                self.state[group.flat]["step"] = torch.tensor(steps.pop(), device=group.flat.device if on_device else "cpu")
 
 
 def views_of(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from powertrain.models.decoder import decay_groups
-from powertrain.training.flat_optimizer import FlatAdamW
 from powertrain.training.laps import Lap, Laps, no_lap
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import MicroBatches, Setup, changed_fields
+from powertrain.training.updates import RunOptimizer
 
 if TYPE_CHECKING:
     from powertrain.records import Plan
@@ -47,7 +46,7 @@ class State:
     """What a run changes as it goes, and what a checkpoint holds."""
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: RunOptimizer
     scaler: torch.amp.GradScaler
     clipped_steps: Tensor                    # () int64 on the device
     step: int = 0                            # optimizer steps done
@@ -70,16 +69,10 @@ class StepResult:
 
 
 def new_state(setup: Setup, weight_decay: float) -> State:
-    optimizer = setup.optimizer(parameter_groups(setup.model, weight_decay))
+    """Return the state before the first step."""
+    optimizer = setup.optimizer(setup.model, weight_decay)
     scaler = torch.amp.GradScaler(setup.device.type, enabled=setup.precision.loss_scaling)
     return State(setup.model, optimizer, scaler, torch.zeros((), dtype=torch.int64, device=setup.device))
-
-
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """What an optimizer is given: matrices decay, norms and biases do not."""
-    decaying, plain = decay_groups(model)
-    groups = ({"params": decaying, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0})
-    return [group for group in groups if group["params"]]
 
 
 def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) -> Iterator[StepResult]:
@@ -133,23 +126,14 @@ def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBat
 
 
 def update(state: State, max_grad_norm: float) -> Tensor:
-    """Clip, step, clear; returns the gradient's norm before clipping, () on the device."""
+    """Clip, step, clear; return the gradient's norm before clipping, () on the device."""
     optimizer = state.optimizer
-    if isinstance(optimizer, FlatAdamW):
-        optimizer.gather()
+    optimizer.gather()
     state.scaler.unscale_(optimizer)
-    norm = optimizer.clip(max_grad_norm) if isinstance(optimizer, FlatAdamW) else _clip(optimizer, max_grad_norm)
+    norm = optimizer.clip(max_grad_norm)
     if max_grad_norm > 0:
         state.clipped_steps += norm > max_grad_norm
     state.scaler.step(optimizer)
     state.scaler.update()
     optimizer.zero_grad(set_to_none=True)
-    return norm
-
-
-def _clip(optimizer: torch.optim.Optimizer, max_grad_norm: float) -> Tensor:
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if max_grad_norm > 0:
-        nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
     return norm

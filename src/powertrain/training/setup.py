@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,13 +19,13 @@ from powertrain.models.kernels.attention import Attention, math_attention
 from powertrain.models.model import Model, RunBlock
 from powertrain.records import IGNORE, Batch
 from powertrain.training.laps import Lap
+from powertrain.training.optimizers import Optimizer
 from powertrain.training.ranks import ALONE, Ranks
 
 MicroBatches = list[Batch]                   # one optimizer step's batch, split
 Prepare = Callable[[int], MicroBatches]      # optimizer step (from 0) -> its batch, on the host
 Arrange = Callable[[Sequence[Example], int], list[list[Example]]]    # (a step's examples, micro_batch) -> its passes
 RunPass = Callable[["Setup", Batch, int, torch.amp.GradScaler, Lap], Tensor]     # see run_eagerly
-MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
 
 class Loss(Protocol):
@@ -93,7 +92,7 @@ class Setup:
     run_block: RunBlock
     loss: Loss
     precision: Precision
-    optimizer: MakeOptimizer
+    optimizer: Optimizer
     runtime: Runtime = Runtime()
     lay_out: Callable[[Batch], Batch] = as_collated      # adds what `run_pass` wants to know of a batch, on the host
     run_pass: RunPass = run_eagerly
@@ -157,7 +156,7 @@ class Setup:
 
 
 def plain_setup(model: Model, examples: Sequence[Example], collate: Callable[[Sequence[Example]], Batch], *,
-                train_batch_size: int, seed: int, optimizer: MakeOptimizer) -> Setup:
+                train_batch_size: int, seed: int, optimizer: Optimizer) -> Setup:
     """The setup with no technique in force: fp32, one micro-batch, eager, batches made when they are needed.
 
     `collate` is the plain one for the data: collate_padded where a causal model's examples differ in length.
@@ -184,11 +183,6 @@ def token_loss(model: Model, hidden: Tensor, targets: Tensor, trained: int | Non
     """See `Loss`: cross-entropy in nats."""
     logits = model.logits(hidden).float()    # (T, V)
     return nn.functional.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
-
-
-def plain_adamw(learning_rate: float, betas: tuple[float, float], epsilon: float) -> MakeOptimizer:
-    """AdamW that updates one tensor after another; groups carry their own weight decay."""
-    return partial(torch.optim.AdamW, lr=learning_rate, betas=betas, eps=epsilon, foreach=False, fused=False)
 
 
 def changed_fields(before: Setup, after: Setup) -> set[str]:

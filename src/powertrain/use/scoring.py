@@ -28,7 +28,8 @@ from powertrain.run.folder import read_json
 from powertrain.run.scratch import open_recipe_store
 from powertrain.training.evaluation import evaluate
 from powertrain.training.loop import apply_plan
-from powertrain.training.setup import Setup, plain_adamw, plain_setup
+from powertrain.training.optimizers import plain_adamw
+from powertrain.training.setup import Setup, plain_setup
 from powertrain.use.opening import OpenedModel
 from powertrain.use.questions import schema_for
 

@@ -29,7 +29,8 @@ from powertrain.models.bridge.loading import bridged_facts
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.records import Batch, Source, WrongUse
 from powertrain.training.loop import backward
-from powertrain.training.setup import Precision, plain_adamw, plain_setup
+from powertrain.training.optimizers import plain_adamw
+from powertrain.training.setup import Precision, plain_setup
 from powertrain.use.generation import Sampling, generate_ids, open_feed
 
 # ------------------------------------------------------------------------------------------------ using

@@ -1,0 +1,204 @@
+"""The optimizers, as a table: one row holds all that the other rooms need to know of an optimizer. It loads no torch.
+
+A row says how the optimizer is made, which settings it has, what it keeps of each weight between steps, and how its update
+may run: by one fused kernel, or over weights that lie in flat buffers. Memory prediction, checkpoints, resuming and the
+techniques for the update read the row. To add an optimizer, add a row and a test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from powertrain.recipe.settings import Setting, Table
+from powertrain.records import Hardware, OptimizerFacts, Software, WrongUse
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from powertrain.recipe import Recipe
+    from powertrain.training.updates import Groups, RunOptimizer
+
+State = Mapping[str, float]                  # name of a tensor in the state -> its bytes per weight, or per row or column
+FP32 = 4
+BLOCK = 256                                  # weights that share one fp32 scale in bitsandbytes' 8-bit states
+MOMENTS: State = {"exp_avg": FP32, "exp_avg_sq": FP32}
+LIBRARY_MOMENTS: State = {"state1": FP32, "state2": FP32}
+EIGHT_BIT_MOMENTS: State = {"state1": 1, "state2": 1, "absmax1": FP32 / BLOCK, "absmax2": FP32 / BLOCK}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One optimizer. A checkpoint holds every tensor of its state, by weight and name."""
+
+    name: str
+    does: str                                # one line for people
+    source: str
+    make: Callable[[Optimizer, Groups], RunOptimizer]
+    state: State                             # of a hidden matrix, and of all other weights unless said otherwise
+    of_vectors: State | None = None          # of norms and biases
+    of_outside: State | None = None          # of embeddings and head
+    of_lines: State = field(default_factory=dict)        # of a matrix, for each of its rows or columns
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)    # of recipe keys that the recipe leaves open
+    update_tensors: int = 0                  # fp32 tensors of a weight's size that its plain update makes
+    orthogonalising_rounds: int = 0          # of a hidden matrix in each update: three matrix products each
+    parts_hidden: bool = False               # hidden matrices are a parameter group of their own
+    can_fuse: bool = False                   # one kernel may update a whole group
+    can_be_flat: bool = False                # it works element by element, so weights may lie in one buffer
+    part: str | None = None                  # the software that it comes from, beside torch
+    devices: tuple[str, ...] = ("cpu", "cuda", "mps")
+    in_eight_bits: str | None = None         # the row that is this one with its state in 8 bits
+    paged: str | None = None                 # the row that is this one with its state in memory that a GPU pages out
+
+    def why_not(self, hardware: Hardware, software: Software) -> str | None:
+        """Return why this optimizer cannot run here, or None."""
+        if hardware.device not in self.devices:
+            return f"{self.name} runs on {' or '.join(self.devices)}, and this run is on {hardware.name} ({hardware.device})"
+        if self.part is not None and self.part in software.missing:
+            return f"{self.name} needs the part {self.part!r}, which is {software.missing[self.part]}"
+        return None
+
+    @property
+    def facts(self) -> OptimizerFacts:
+        """Return what it keeps and works in, as memory prediction reads it."""
+        vectors, outside = (self.state if found is None else found for found in (self.of_vectors, self.of_outside))
+        return OptimizerFacts(self.name, sum(self.state.values()), sum(outside.values()), sum(vectors.values()),
+                              sum(self.of_lines.values()) / 2, self.update_tensors, self.orthogonalising_rounds)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The optimizer of a run: a row with its settings, and how its update runs. Techniques return changed copies."""
+
+    row: Row
+    learning_rate: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = 1e-8
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    fused: bool = False
+    flat: bool = False
+
+    def __call__(self, model: nn.Module, weight_decay: float) -> RunOptimizer:
+        """Make the optimizer for the trained weights of `model`."""
+        from powertrain.training.updates import parameter_groups
+
+        return self.row.make(self, parameter_groups(model, weight_decay, hidden_apart=self.row.parts_hidden))
+
+    def as_row(self, name: str | None) -> Optimizer:
+        """Return the same with its state kept another way: see `Row.in_eight_bits` and `Row.paged`."""
+        assert name is not None
+        return dataclasses.replace(self, row=OPTIMIZERS.named(name))
+
+
+def _adamw(wanted: Optimizer, groups: Groups) -> RunOptimizer:
+    import torch
+
+    return _made(torch.optim.AdamW, wanted, groups, betas=wanted.betas, eps=wanted.epsilon, foreach=False, fused=wanted.fused)
+
+
+def _sgd(wanted: Optimizer, groups: Groups) -> RunOptimizer:
+    import torch
+
+    return _made(torch.optim.SGD, wanted, groups, **wanted.settings, foreach=False, fused=wanted.fused)
+
+
+def _adafactor(wanted: Optimizer, groups: Groups) -> RunOptimizer:
+    import torch
+
+    given = wanted.settings
+    return _made(torch.optim.Adafactor, wanted, groups, beta2_decay=given["beta2_decay"], d=given["clip_threshold"],
+                 eps=(None, given["least_rms"]), foreach=False)
+
+
+def _lion(wanted: Optimizer, groups: Groups) -> RunOptimizer:
+    from powertrain.training.updates import Lion
+
+    return _made(Lion, wanted, groups, betas=wanted.betas)
+
+
+def _muon(wanted: Optimizer, groups: Groups) -> RunOptimizer:
+    from powertrain.training.updates import MuonAndAdamW
+
+    return _made(MuonAndAdamW, wanted, groups, betas=wanted.betas, eps=wanted.epsilon, **wanted.settings)
+
+
+def _made(kind: Any, wanted: Optimizer, groups: Groups, **settings: Any) -> RunOptimizer:
+    from powertrain.training.flat_optimizer import FlatOptimizer
+    from powertrain.training.updates import RunOptimizer, for_runs
+
+    return for_runs(kind, FlatOptimizer if wanted.flat else RunOptimizer)(groups, lr=wanted.learning_rate, **settings)
+
+
+def _library(name: str, *, epsilon: bool = True) -> Callable[[Optimizer, Groups], RunOptimizer]:
+    """Return what makes the optimizer `name` of bitsandbytes."""
+    def make(wanted: Optimizer, groups: Groups) -> RunOptimizer:
+        from powertrain.training.updates import library_optimizer
+
+        more = {"eps": wanted.epsilon} if epsilon else {}
+        return library_optimizer(name)(groups, lr=wanted.learning_rate, betas=wanted.betas, **more)
+
+    return make
+
+
+NVIDIA = ("cuda",)                           # its driver does the paging
+LIBRARY = ("cpu", "cuda")                    # bitsandbytes has 8-bit updates for both
+BYTES = "Dettmers et al. 2022, arXiv:2110.02861; bitsandbytes"
+PAGES = "Dettmers et al. 2023, arXiv:2305.14314, section 3; bitsandbytes"
+ROWS = (
+    Row("adamw", "divides each weight's mean gradient by its root mean square", "Loshchilov & Hutter 2019, arXiv:1711.05101; "
+        "torch.optim.AdamW", _adamw, MOMENTS, update_tensors=2, can_fuse=True, can_be_flat=True, in_eight_bits="adamw_8bit",
+        paged="paged_adamw"),
+    Row("sgd", "follows the mean gradient; weight decay is added to the gradient", "Sutskever et al. 2013; torch.optim.SGD",
+        _sgd, {"momentum_buffer": FP32}, update_tensors=2, can_fuse=True, can_be_flat=True,
+        settings={"momentum": Setting(0.9, 0, 1), "nesterov": Setting(False)}),
+    Row("lion", "steps by the sign of the mean gradient; it wants 3 to 10 times less learning_rate than adamw",
+        "Chen et al. 2023, arXiv:2302.06675", _lion, {"exp_avg": FP32}, update_tensors=1, can_be_flat=True,
+        defaults={"adam_beta2": 0.99}, in_eight_bits="lion_8bit"),
+    Row("adafactor", "as adamw with one moment, kept as sums over rows and columns; learning_rate is relative to each weight's "
+        "size", "Shazeer & Stern 2018, arXiv:1804.04235; torch.optim.Adafactor", _adafactor, {}, update_tensors=2,
+        of_vectors={"variance": FP32}, of_lines={"row_var": FP32, "col_var": FP32},
+        settings={"beta2_decay": Setting(-0.8, below=0), "clip_threshold": Setting(1.0, least=1),
+                  "least_rms": Setting(1e-3, least=0)}),
+    Row("muon", "makes the update of each hidden matrix orthogonal; adamw updates embeddings, norms and head",
+        "Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv:2502.16982; torch.optim.Muon",
+        _muon, {"momentum_buffer": FP32}, of_vectors=MOMENTS, of_outside=MOMENTS, update_tensors=3, parts_hidden=True,
+        orthogonalising_rounds=5,
+        settings={"momentum": Setting(0.95, 0, 1), "nesterov": Setting(True), "ns_steps": Setting(5, 1, 100),
+                  "adjust_lr_fn": Setting("match_rms_adamw", choices=("match_rms_adamw", "original"))}),
+    Row("adamw_8bit", "as adamw, with both moments rounded to 8 bits", BYTES, _library("AdamW8bit"), EIGHT_BIT_MOMENTS,
+        part="bitsandbytes", devices=LIBRARY),
+    Row("lion_8bit", "as lion, with its moment rounded to 8 bits", BYTES, _library("Lion8bit", epsilon=False),
+        {"state1": 1, "absmax1": FP32 / BLOCK}, part="bitsandbytes", devices=LIBRARY, defaults={"adam_beta2": 0.99}),
+    Row("paged_adamw", "as adamw, with moments that move to the host when the GPU runs short", PAGES,
+        _library("PagedAdamW32bit"), LIBRARY_MOMENTS, part="bitsandbytes", devices=NVIDIA),
+    Row("paged_adamw_8bit", "as adamw_8bit, with moments that move to the host when the GPU runs short", PAGES,
+        _library("PagedAdamW8bit"), EIGHT_BIT_MOMENTS, part="bitsandbytes", devices=NVIDIA),
+)
+OPTIMIZERS = Table("optimizer", {row.name: row for row in ROWS})
+
+
+def optimizer_of(recipe: Recipe) -> Optimizer:
+    """Return the optimizer that the recipe names, its update plain. Raises WrongUse for an unknown name or setting."""
+    row: Row = OPTIMIZERS.named(recipe.optimizer.name)
+    settings = OPTIMIZERS.settings(row.name, recipe.optimizer.settings)
+    if settings.get("nesterov") and not settings["momentum"]:
+        raise WrongUse("optimizer.nesterov=true needs a momentum above 0; set optimizer.momentum=0.9",
+                       keys=("optimizer.nesterov", "optimizer.momentum"), cure=("optimizer.momentum=0.9",))
+    return Optimizer(row, recipe.learning_rate, (recipe.adam_beta1, recipe.adam_beta2), recipe.adam_epsilon, settings)
+
+
+def open_values(recipe: Recipe, is_open: Callable[[str], bool]) -> dict[str, tuple[Any, str]]:
+    """Return the values that the optimizer gives to keys that the recipe leaves open: key -> (value, reason)."""
+    row: Row = OPTIMIZERS.named(recipe.optimizer.name)
+    settings = OPTIMIZERS.settings(row.name, recipe.optimizer.settings)
+    found = {f"optimizer.{key}": value for key, value in settings.items() if key not in recipe.optimizer.settings}
+    found |= {key: value for key, value in row.defaults.items() if is_open(key)}
+    return {key: (value, f"the default of {row.name}") for key, value in found.items()}
+
+
+def plain_adamw(learning_rate: float, betas: tuple[float, float], epsilon: float) -> Optimizer:
+    """Return AdamW that updates one tensor after another."""
+    return Optimizer(OPTIMIZERS.named("adamw"), learning_rate, betas, epsilon)
