@@ -41,7 +41,7 @@ class FlatParameters(Technique):
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         hardware, model = facts.hardware, facts.model
         if not OPTIMIZERS.named(facts.optimizer.name).can_be_flat:
-            return cls.refuse(Why.DOES_NOT_APPLY, f"the recipe's optimizer is {facts.optimizer.name}, which does not update each "
+            return cls.refuse(Why.DOES_NOT_APPLY, f"the recipe's optimizer {facts.optimizer.name} does not update each "
                                                   "weight's elements one by one")
         if hardware.device != "cpu":
             return cls.refuse(Why.WOULD_NOT_PAY, f"on {hardware.device} one kernel already updates many tensors, and a buffer "

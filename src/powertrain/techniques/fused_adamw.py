@@ -40,7 +40,7 @@ class FusedAdamW(Technique):
         if hardware.device not in ("cuda", "cpu", "mps"):
             return cls.refuse(Why.HARDWARE_LACKS, f"torch has no fused optimizers for {hardware.device!r}")
         if not OPTIMIZERS.named(facts.optimizer.name).can_fuse:
-            return cls.refuse(Why.DOES_NOT_APPLY, f"the recipe's optimizer is {facts.optimizer.name}, which has no fused kernel")
+            return cls.refuse(Why.DOES_NOT_APPLY, f"the recipe's optimizer {facts.optimizer.name} has no fused kernel")
         because = f"{trainable:,} trained weights in one pass over memory"
         if hardware.bandwidth_bytes_per_s is not None:
             floor_s = update_bytes(facts.model, facts.optimizer) / hardware.bandwidth_bytes_per_s
