@@ -299,11 +299,11 @@ def test_the_formats_in_the_table_are_those_that_are_read() -> None:
 
 
 def test_every_bound_of_a_verdict_has_its_words() -> None:
-    from powertrain.diagnosis.observed import BOUNDS
+    from powertrain.diagnosis.observed import Bound
 
     page = (ROOT / "docs" / "diagnosis.md").read_text(encoding="utf-8").partition("## What a run can be bound by")[2]
     rows = [line.split(" | ")[0].removeprefix("| ") for line in page.partition("## ")[0].splitlines() if line.startswith("| ")]
-    assert {name for row in rows for name in row.split(", ")} == {"bound", *BOUNDS}
+    assert {name for row in rows for name in row.split(", ")} == {"bound", *tuple(Bound)}
 
 
 def test_every_room_stands_in_the_tree_of_the_architecture() -> None:

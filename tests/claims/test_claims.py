@@ -14,9 +14,10 @@ from powertrain.claims import experiments
 from powertrain.claims import studies as claim_studies
 from powertrain.claims.claim import METRICS, catalogue, read_catalogue
 from powertrain.claims.experiments import READERS, Bench, Bound, Outcome, arms_of, carry_out, reading
-from powertrain.claims.hearing import Hearing, by_experiment, judge
 from powertrain.claims.needs import why_not
 from powertrain.claims.probes import PROBES, Measured, OutOfTime
+from powertrain.claims.session import ClaimSession, by_experiment
+from powertrain.claims.verdicts import judge
 from powertrain.cli import claiming
 from powertrain.evidence import studies
 from powertrain.evidence.clock import CannotRun, Pace
@@ -107,23 +108,23 @@ def test_what_a_claim_needs_is_a_word_that_is_known():
 
 
 @pytest.mark.parametrize(("old", "new", "said"), [
-    ("prior: p}\n  - {id: 000-02", "prior: p, colour: red}\n  - {id: 000-02", "claim 000-01 has 'colour'"),
-    ("because: two", "reason: two", "experiment thrift has 'reason'"),
+    ("prior: p}\n  - {id: 000-02", "prior: p, colour: red}\n  - {id: 000-02", "claim 000-01: colour"),
+    ("because: two", "reason: two", "experiment thrift: reason"),
     ("id: 000-02", "id: 000-01", "000-01 twice"),
     ("experiment: a-pair", "experiment: thrift", "no claim uses a-pair"),
     ("experiment: a-pair", "experiment: nothing", "there is no experiment 'nothing'"),
     ("range: [3, 5]", "range: [5, 3]", "is no range"),
     ("range: [3, 5]", "range: null", "needs a range"),
-    ("better: higher, experiment: thrift", "better: more, experiment: thrift", "neither higher nor lower"),
+    ("better: higher, experiment: thrift", "better: more, experiment: thrift", "claim 000-01: better"),
     ("b: [seed=2]", "b: [seed=1]", "do not differ"),
-    ("kind: arms", "kind: legs", "of kind 'legs'"),
+    ("kind: arms", "kind: legs", "experiment a-pair: kind"),
     ("value: 4", "value: 4, verdict: confirmed", "either `verdict` or `value`"),
     ("id: 000-02", "id: 001-02", "is of document '000'"),
-    ('what: w, claimed: c, range: null', 'what: 5, claimed: c, range: null', "put it in quotes"),
-    ("experiment: a-pair, prior: p", "experiment: a-pair", "lacks prior"),
+    ('what: w, claimed: c, range: null', 'what: 5, claimed: c, range: null', "claim 000-02: what"),
+    ("experiment: a-pair, prior: p", "experiment: a-pair", "claim 000-02: prior"),
     ("experiment: a-pair", "experiment: a-pair, metric: colour", "metric='colour'"),
     ("experiment: a-pair", "experiment: a-pair, metric: first_steps", "`steps` belongs to metric first_steps"),
-    ("kind: arms, words", "kind: arms, exactness: GREAT, words", "is neither BITWISE nor ROUNDING")])
+    ("kind: arms, words", "kind: arms, exactness: GREAT, words", "experiment a-pair: exactness")])
 def test_a_mistake_in_the_file_is_named(old, new, said):
     assert old in TWO
     read_catalogue(TWO)
@@ -422,7 +423,7 @@ def test_the_next_run_takes_what_has_no_verdict_yet(small, capsys, monkeypatch):
     claiming.run(["000-01", "000-03"], budget="60s", study=None, as_json=True)
     capsys.readouterr()
     heard = []
-    monkeypatch.setattr(Hearing, "hear", lambda self, claims, *_: heard.extend(claim.id for claim in claims))
+    monkeypatch.setattr(ClaimSession, "decide", lambda self, claims, *_: heard.extend(claim.id for claim in claims))
     claiming.run([], budget="60s", study=None, as_json=True)
     assert heard == ["000-02"]
 

@@ -99,7 +99,7 @@ def test_a_bound_below_the_margin_decides_a_claimed_gain_without_timing():
     found = by_bound(claim(), 1.004, "optimizer")
     assert found is not None
     assert found[0] == NO_EFFECT
-    assert "optimizer is 0.4% of a step" in found[1]
+    assert "optimizer takes 0.4% of a step" in found[1]
     assert by_bound(claim(), 1.05, "optimizer") is None
 
 

@@ -90,7 +90,7 @@ def test_as_json_there_is_one_object_a_line(cli: Cli, calm: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "says"), [
-    (["."], "recipe.yaml is missing"), (["run", "max_steps=3"], "is diagnosed as it was")])
+    (["."], "recipe.yaml is missing"), (["run", "max_steps=3"], "is diagnosed without changes")])
 def test_what_cannot_be_diagnosed_is_one_sentence(cli: Cli, tmp_path: Path, words: list[str], says: str) -> None:
     (tmp_path / "run").mkdir()
     code, _, err = cli("diagnose", *words)

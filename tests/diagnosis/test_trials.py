@@ -13,9 +13,9 @@ import pytest
 from observations import GOOD, reckoned, seen
 
 from driver import TINY
-from powertrain.diagnosis import trials
+from powertrain.diagnosis import remedies as trials
 from powertrain.diagnosis.observed import Observed, Remedy
-from powertrain.diagnosis.trials import expected_s, try_remedies
+from powertrain.diagnosis.remedies import expected_s, try_remedies
 from powertrain.evidence.clock import CannotRun, Pace
 from powertrain.records.evidence import FASTER, INVALID, Arm, Comparison, Interval
 
@@ -92,10 +92,10 @@ def test_what_compiles_now_and_then_is_left_to_arithmetic(recorded: Callable[...
 def test_without_time_left_nothing_is_tried_and_that_is_said(recorded: Callable[..., Any]) -> None:
     tried, asked, said = recorded([], PADDED, [PACKING], deadline=time.monotonic())
     assert (asked, tried[0]) == ([], PACKING)
-    assert said == ["no time left to try techniques.packing=on; a larger --budget does"]
+    assert said == ["no time left to try techniques.packing=on; use a larger --budget"]
 
 
-@pytest.mark.parametrize(("answer", "basis"), [("out of memory", "measured: it does not run (out of memory)"),
+@pytest.mark.parametrize(("answer", "basis"), [("out of memory", "measured: the run fails (out of memory)"),
                                                (None, "measured: the loss is not finite")])
 def test_a_cure_that_does_not_run_gives_nothing(recorded: Callable[..., Any], answer: str | None, basis: str) -> None:
     (tried,), _, _ = recorded([answer], PADDED, [PACKING])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from observations import GOOD, STEP_S, reckoned, seen, tried
 
-from powertrain.diagnosis.observed import BOUNDS, Between, Observed
+from powertrain.diagnosis.observed import Between, Bound, Observed
 from powertrain.diagnosis.verdict import NOTHING_TO_CHANGE, amdahl, causes
 
 # planted cause -> (what was seen of it, what its cure has to say in the recipe)
@@ -54,7 +54,7 @@ def test_no_cure_promises_more_than_the_bound_of_its_cause_unless_it_was_seen(pl
         assert 1.0 <= cause.predicted <= cause.bound + 1e-9 or cause.basis.startswith("measured")
         assert 0 <= cause.share <= 1
         assert cause.evidence
-        assert cause.name in BOUNDS
+        assert cause.name in tuple(Bound)
 
 
 def test_a_run_that_nothing_holds_back_is_bound_by_what_it_computes() -> None:
@@ -157,4 +157,4 @@ def test_amdahl_ends_where_a_share_of_everything_would_promise_infinity() -> Non
 
 
 def test_every_bound_has_words_for_the_case_that_the_recipe_cannot_help() -> None:
-    assert set(NOTHING_TO_CHANGE) == set(BOUNDS)
+    assert set(NOTHING_TO_CHANGE) == set(Bound)

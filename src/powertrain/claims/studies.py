@@ -1,4 +1,4 @@
-"""Studies of kind `claims`: written again after every experiment, and read for what is known on this machine."""
+"""Studies of kind `claims`: written again after every experiment, and read for the verdicts on this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from powertrain.claims.hearing import Hearing
+from powertrain.claims.session import ClaimSession
 from powertrain.evidence import studies
 from powertrain.records import Hardware, Software, WrongUse, to_plain
 from powertrain.records.evidence import Study
@@ -27,17 +27,17 @@ class Known:
     place: int                               # of that study among this machine's, from the oldest
 
 
-def study_of(hearing: Hearing, name: str, circumstances: Mapping[str, Any], seconds: float) -> Study:
-    findings = hearing.to_json()
+def study_of(session: ClaimSession, name: str, circumstances: Mapping[str, Any], seconds: float) -> Study:
+    findings = session.to_json()
     ids = [row["id"] for row in findings["claims"]]
     return Study(name, WHAT, f"{len(ids)} of the documents' claims, measured or reasoned about on this machine",
-                 **circumstances, arms=tuple(hearing.arms), runs=tuple(hearing.runs),
-                 comparisons=tuple(hearing.comparisons), noise_floor=hearing.noise_floor, findings=findings,
+                 **circumstances, arms=tuple(session.arms), runs=tuple(session.runs),
+                 comparisons=tuple(session.comparisons), noise_floor=session.noise_floor, findings=findings,
                  seconds=round(seconds, 1))
 
 
 def keep(folder: Path, study: Study, hardware: Hardware, software: Software) -> None:
-    """The study as it stands, in place of what the same run of claims wrote before. A reader never sees half a file."""
+    """Write the study in place of its earlier version. A reader never sees half a file."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as beside:
         fresh = Path(beside) / folder.name
@@ -47,7 +47,7 @@ def keep(folder: Path, study: Study, hardware: Hardware, software: Software) -> 
 
 
 def known(folder: Path, fingerprint: str) -> dict[str, Known]:
-    """Claim id -> its newest finding on the machine of this fingerprint, in the studies of `folder`."""
+    """Return claim id -> its newest verdict on the machine of this fingerprint, from the studies of `folder`."""
     here = [study for study in _claim_studies(folder) if study.machine.get("fingerprint") == fingerprint]
     found: dict[str, Known] = {}
     for place, study in enumerate(sorted(here, key=lambda study: (study.date, len(study.name), study.name))):
@@ -57,7 +57,7 @@ def known(folder: Path, fingerprint: str) -> dict[str, Known]:
 
 
 def in_turn(ids: Sequence[str], found: Mapping[str, Known]) -> list[str]:
-    """Those without a verdict here; where all have one, all again, those of the oldest study first."""
+    """Return the ids without a verdict here; where all have one, all ids, those of the oldest study first."""
     return [name for name in ids if name not in found] or sorted(ids, key=lambda name: found[name].place)
 
 
@@ -67,7 +67,7 @@ def _claim_studies(folder: Path) -> list[Study]:
         try:
             kind = json.loads(path.read_text(encoding="utf-8")).get("kind")
         except (ValueError, AttributeError):
-            raise WrongUse(f"{path} is damaged; mend it, or move {path.parent} out of {folder}/") from None
+            raise WrongUse(f"{path} is damaged; repair it, or move {path.parent} out of {folder}/") from None
         if kind == WHAT:
             found.append(studies.load(path.parent))
     return found

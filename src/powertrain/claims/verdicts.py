@@ -1,30 +1,94 @@
-"""What a measurement says of a claim: the claimed range against the measured interval.
+"""The verdict on a claim: its claimed range against the measured interval.
 
 confirmed             the interval overlaps the claimed range
-better                it lies beyond the range, on the good side
-smaller than claimed  it lies short of the range, and still is a gain (or, of a plain figure, is worse than claimed)
-no effect             it differs from 1 by less than the margin, and is narrower than that
-harmful               it is worse than 1; or, where a cost is claimed, costs more
-inconclusive          it is too wide to say, or the machine too noisy, or a run had no speed or learned something else
-not applicable here   the claim needs what this machine does not have
+better                the interval lies beyond the range, on the good side
+smaller than claimed  the interval lies short of the range, and still is a gain (or a plain figure is worse than claimed)
+no effect             the interval differs from 1 by less than the margin, and is narrower than the margin
+harmful               the interval is worse than 1; or the cost is higher than claimed
+inconclusive          the interval is too wide, the machine too noisy, or a run had no speed or learned something else
+not applicable here   this machine lacks a part that the claim needs
 
-The margin is what nothing below is called an effect: 2 %, or this machine's noise floor where that is larger.
+The margin is 2 %, or this machine's noise floor where that is larger: smaller differences are no effect.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
-from powertrain.claims.claim import Claim
+from powertrain.claims.claim import Claim, Experiment
+from powertrain.claims.experiments import Outcome, reading
 from powertrain.evidence.stats import MARGIN, TOO_NOISY
-from powertrain.records.evidence import BETTER, CONFIRMED, HARMFUL, INCONCLUSIVE, NO_EFFECT, SMALLER, Interval
+from powertrain.records import to_plain
+from powertrain.records.evidence import (
+    BETTER,
+    CONFIRMED,
+    HARMFUL,
+    INCONCLUSIVE,
+    INVALID,
+    NO_EFFECT,
+    SMALLER,
+    Interval,
+    Parity,
+)
 
-TOO_WIDE = 0.25              # half-width of a plain figure, as a share of it, that no longer says much
+TOO_WIDE = 0.25              # half-width of a plain figure over the figure, from which the verdict is inconclusive
 Verdict = tuple[str, str]    # one of the words above, and why
 
 
+@dataclass(frozen=True)
+class ClaimRow:
+    """One claim's row of a study."""
+
+    claim: Claim
+    verdict: str
+    because: str
+    measured: Interval | None = None
+    parity: Parity | None = None
+    conditions: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        claim = self.claim
+        span = None if claim.range is None else [end if math.isfinite(end) else None for end in claim.range]
+        return {"id": claim.id, "document": claim.document, "what": claim.what, "claimed": claim.claimed, "range": span,
+                "unit": claim.unit, "better": claim.better, "measured": to_plain(self.measured), "verdict": self.verdict,
+                "because": self.because, "prior": claim.prior, "experiment": claim.experiment, "metric": claim.metric,
+                "conditions": self.conditions, "parity": to_plain(self.parity)}
+
+
+def judge(claim: Claim, outcome: Outcome, floor: float | None) -> ClaimRow:
+    """Return the verdict on one claim by its experiment."""
+    experiment = outcome.experiment
+    if outcome.failed is not None:
+        return ClaimRow(claim, INCONCLUSIVE, f"it could not be measured: {outcome.failed}")
+    if experiment.verdict is not None:
+        return ClaimRow(claim, experiment.verdict, experiment.because)
+    if outcome.bound is not None and outcome.comparison is None and not outcome.allocated_bytes:
+        found = by_bound(claim, outcome.bound.times, " and ".join(outcome.bound.acts_on))
+        assert found is not None, claim.id
+        return ClaimRow(claim, *found, parity=outcome.parity)
+    if outcome.comparison is not None and outcome.comparison.verdict == INVALID:
+        return ClaimRow(claim, INCONCLUSIVE, f"a run had no speed: {outcome.comparison.because}", parity=outcome.parity)
+    if outcome.parity is not None and not outcome.parity.holds:
+        return ClaimRow(claim, INCONCLUSIVE, f"the arms do not learn the same: {outcome.parity.because}", parity=outcome.parity)
+    measured = reading(claim, outcome)
+    if measured is None:
+        return ClaimRow(claim, INCONCLUSIVE, "the measurement gave no value", parity=outcome.parity)
+    verdict, because = decide(claim, measured, noise_floor=floor)
+    return ClaimRow(claim, verdict, _with_reason(because, experiment, outcome), measured, outcome.parity)
+
+
+def _with_reason(because: str, experiment: Experiment, outcome: Outcome) -> str:
+    if experiment.kind == "reasoned":
+        return f"{because}. By arithmetic: {experiment.because}"
+    if outcome.bound is None or not math.isfinite(outcome.bound.times):
+        return because
+    return f"{because}; at most {outcome.bound.times:.2f} times by Amdahl"
+
+
 def decide(claim: Claim, measured: Interval, *, noise_floor: float | None) -> Verdict:
-    """The verdict on a claim, with the numbers in words. `noise_floor` is a share; None where nothing was timed."""
+    """Return the verdict on a claim with its reason. `noise_floor` is a share; None where nothing was timed."""
     if not claim.is_ratio:
         return _of_figure(claim, measured)
     margin = min(max(MARGIN, noise_floor or 0.0), TOO_NOISY)
@@ -32,23 +96,23 @@ def decide(claim: Claim, measured: Interval, *, noise_floor: float | None) -> Ve
 
 
 def by_bound(claim: Claim, bound: float, acts_on: str) -> Verdict | None:
-    """No effect, where what the technique acts on is too little of a step to matter; None where it has to be timed."""
+    """Return "no effect" where the technique acts on too small a part of a step; None where the claim has to be timed."""
     claims_gain = claim.is_ratio and not claim.inverse and (claim.range is None or claim.range[0] > 1)
     if not claims_gain or bound - 1 >= MARGIN:
         return None
-    return NO_EFFECT, (f"not timed: {acts_on} is {1 - 1 / bound:.1%} of a step here, so that even for nothing it would be "
-                       f"{bound:.3f} times as fast at most (Amdahl)")
+    return NO_EFFECT, (f"not timed: {acts_on} takes {1 - 1 / bound:.1%} of a step here, so without it a step would be at "
+                       f"most {bound:.3f} times as fast (Amdahl)")
 
 
 def shown(claim: Claim, measured: Interval) -> str:
-    """1.02 times as fast (1.01 to 1.03)."""
+    """Return a measurement as text: 1.02 times as fast (1.01 to 1.03)."""
     exact = measured.low == measured.high
     return f"{figure(measured.median)} {claim.unit}" + (
         "" if exact else f" ({figure(measured.low)} to {figure(measured.high)})")
 
 
 def figure(value: float) -> str:
-    """Three significant digits, more where a ratio is close to 1."""
+    """Return three significant digits, more where a ratio is close to 1."""
     if 0.9 < value < 1.1:
         return f"{value:.3f}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
@@ -72,7 +136,7 @@ def _oriented(claim: Claim, value: float) -> float:
 
 
 def _span(claim: Claim) -> tuple[float, float]:
-    """The claimed range such that more is better."""
+    """Return the claimed range, oriented so that more is better."""
     if claim.range is None:
         return _oriented(claim, 1.0), math.inf
     low, high = sorted(_oriented(claim, end) for end in claim.range)
@@ -103,7 +167,7 @@ def _of_change(claim: Claim, measured: Interval, margin: float) -> Verdict:
 
 
 def _of_nothing(claim: Claim, measured: Interval, margin: float) -> Verdict:
-    """The claim says that nothing is lost, or that nothing changes."""
+    """Return the verdict on a claim that nothing is lost, or that nothing changes."""
     (low, high), (worst, best) = _ends(claim, measured), _span(claim)
     said = f"{shown(claim, measured)}, claimed {claimed_range(claim)}"
     middle = _oriented(claim, measured.median)

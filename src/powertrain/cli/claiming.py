@@ -12,8 +12,8 @@ from typing import Any
 from powertrain.claims import studies as claim_studies
 from powertrain.claims.claim import VERDICTS, Catalogue, Claim, Experiment, catalogue
 from powertrain.claims.experiments import Bench
-from powertrain.claims.hearing import Hearing, conditions_of
 from powertrain.claims.needs import why_not
+from powertrain.claims.session import ClaimSession, conditions_of
 from powertrain.claims.studies import Known
 from powertrain.claims.verdicts import claimed_range
 from powertrain.cli import output
@@ -74,20 +74,20 @@ def run(ids: Sequence[str], *, budget: str, study: str | None, as_json: bool) ->
     _train_bases(known, [claim for claim in chosen if why_not(claim.needs, hardware, software) is None])
     began, circumstances = time.monotonic(), studies.circumstances(hardware, software)
 
-    def keep(hearing: Hearing) -> None:
-        found = claim_studies.study_of(hearing, folder.name, circumstances, time.monotonic() - began)
+    def keep(session: ClaimSession) -> None:
+        found = claim_studies.study_of(session, folder.name, circumstances, time.monotonic() - began)
         claim_studies.keep(folder, found, hardware, software)
 
     with ExitStack() as open_things:
         scratch = Path(open_things.enter_context(tempfile.TemporaryDirectory(prefix="powertrain-claims-")))
         arena = open_things.enter_context(Arena(cache_folder()))
-        hearing = Hearing(known, arena, Bench(arena, cache_folder(), scratch, deadline), say, keep)
+        session = ClaimSession(known, arena, Bench(arena, cache_folder(), scratch, deadline), say, keep)
         try:
-            hearing.hear(chosen, hardware, software)
+            session.decide(chosen, hardware, software)
         except KeyboardInterrupt:
             say(f"stopped; what was found is in {folder}/. Go on by: powertrain claims run")
             raise
-    _print_hearing(hearing, folder, as_json=as_json)
+    _print_session(session, folder, as_json=as_json)
 
 
 def _chosen(known: Catalogue, ids: Sequence[str], before: dict[str, Known]) -> tuple[Claim, ...]:
@@ -117,18 +117,18 @@ def _recipes(experiment: Experiment) -> list[list[str]]:
     return [words] if isinstance(words, list) else []
 
 
-def _print_hearing(hearing: Hearing, folder: Path, *, as_json: bool) -> None:
-    rows = hearing.to_json()["claims"]
+def _print_session(session: ClaimSession, folder: Path, *, as_json: bool) -> None:
+    rows = session.to_json()["claims"]
     if as_json:
         for row in rows:
             output.print_json({"event": "finding", **row})
-        output.print_json({"event": "study", "folder": str(folder), "noise_floor": hearing.noise_floor, "left": hearing.left})
+        output.print_json({"event": "study", "folder": str(folder), "noise_floor": session.noise_floor, "left": session.left})
         return
     output.print_rows([_shown({**row, "study": None}) for row in rows])
-    if hearing.noise_floor is not None:
-        output.print_rows([("Noise", f"equal arms differ by up to {hearing.noise_floor:.1%} here")])
-    if hearing.left:
-        output.print_rows([("Left", f"no time for {len(hearing.left)} experiments ({', '.join(hearing.left)}); go on by: "
+    if session.noise_floor is not None:
+        output.print_rows([("Noise", f"equal arms differ by up to {session.noise_floor:.1%} here")])
+    if session.left:
+        output.print_rows([("Left", f"no time for {len(session.left)} experiments ({', '.join(session.left)}); go on by: "
                                     "powertrain claims run")])
     output.print_rows([("Study", f"{folder}/")])
 

@@ -1,8 +1,9 @@
-"""`powertrain diagnose`."""
+"""`powertrain diagnose`: of a recipe before it trains, or of a run's folder (finished, interrupted or training now)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from powertrain.cli import output
@@ -11,10 +12,11 @@ from powertrain.cli.surroundings import cache_folder, say
 from powertrain.records import WrongUse, to_plain
 from powertrain.report.diagnosis import diagnosis_rows, finding_rows, summary_row
 
+MOST_FINDINGS = 2            # that `runs show` names; `powertrain diagnose RUN` names all
+
 
 def diagnose(words: Sequence[str], *, budget: str, probe: bool, price_per_hour: float | None, as_json: bool) -> int:
-    """The exit code, by severity."""
-    from powertrain.cli.diagnosing_run import diagnose_run, names_a_run
+    """Print the diagnosis of a recipe or a run, and return the exit code by severity."""
     from powertrain.cli.training import train_base
     from powertrain.diagnosis.diagnose import Diagnosis, check, environment_of, prepare_for_diagnosis
     from powertrain.diagnosis.diagnose import diagnose as look_and_probe
@@ -56,3 +58,38 @@ def print_diagnosis(found: Mapping[str, Any], *, as_json: bool, severity: str) -
     print()
     output.print_rows(finding_rows(found["findings"]), styles=("bold", "bold"))
     output.print_rows([summary_row(found["findings"])])
+
+
+def worst_rows(folder: Path) -> list[tuple[str, str]]:
+    """Return the worst findings of a run's events as rows; none where nothing is above low."""
+    from powertrain.diagnosis.run_record import read_run
+    from powertrain.diagnosis.symptoms import symptoms_of
+
+    found = [finding for finding in symptoms_of(read_run(folder)) if finding.severity in ("critical", "moderate")]
+    return [*((finding.severity.capitalize(), finding.title) for finding in found[:MOST_FINDINGS]),
+            *([("Why", f"powertrain diagnose {folder}")] if found else [])]
+
+
+def names_a_run(words: Sequence[str]) -> bool:
+    """Return whether the first word is a folder, and not the name of a shipped recipe."""
+    from powertrain.recipe.resolve import shipped_recipes
+
+    if not words or "=" in words[0] or not (folder := Path(words[0])).is_dir():
+        return False
+    return (folder / "recipe.yaml").is_file() or words[0] not in shipped_recipes()
+
+
+def diagnose_run(words: Sequence[str], *, as_json: bool) -> int:
+    """Print the diagnosis of a run's folder, and return the exit code by severity."""
+    from powertrain.diagnosis.diagnose import Diagnosis
+    from powertrain.diagnosis.history import causes_of, told
+    from powertrain.diagnosis.run_record import read_run
+    from powertrain.diagnosis.symptoms import symptoms_of
+
+    if len(words) > 1:
+        raise WrongUse(f"{words[0]} is a run, and is diagnosed without changes; `powertrain diagnose {words[0]}/recipe.yaml "
+                       f"{' '.join(words[1:])}` probes its recipe with them")
+    run = read_run(Path(words[0]))
+    found = Diagnosis(told(run), tuple(symptoms_of(run)), tuple(causes_of(run)))
+    print_diagnosis(to_plain(found), as_json=as_json, severity=found.severity)
+    return output.BY_SEVERITY[found.severity]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from powertrain.cli import output
-from powertrain.cli.diagnosing_run import worst_rows
+from powertrain.cli.diagnosing import worst_rows
 from powertrain.cli.surroundings import cache_folder, say
 from powertrain.recipe import resolve_words
 from powertrain.records import WrongUse, to_plain

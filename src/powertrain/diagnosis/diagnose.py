@@ -13,9 +13,8 @@ from pathlib import Path
 from powertrain.diagnosis.checks import CHECKS, Situation
 from powertrain.diagnosis.forecast import Forecast, forecast
 from powertrain.diagnosis.probe import Probed, probe
-from powertrain.diagnosis.remedies import remedies_of
+from powertrain.diagnosis.remedies import remedies_of, try_remedies
 from powertrain.diagnosis.situation import Machine, read_machine
-from powertrain.diagnosis.trials import try_remedies
 from powertrain.diagnosis.verdict import Cause, causes
 from powertrain.recipe import Resolved
 from powertrain.records import RunFailed, WrongUse

@@ -32,7 +32,7 @@ def forecast(observed: Observed, *, start_s: float, last_s: float, price_per_hou
     """`start_s`: everything before the run's steps run at their speed. `last_s`: everything after the last one."""
     step_s = mean_interval(observed.step_s)
     parts = {"start-up": start_s, "steps": observed.steps * step_s.median,
-             **{name: part.per_step_s(observed.steps) * observed.steps for name, part in observed.between.items()},
+             **{str(name): part.per_step_s(observed.steps) * observed.steps for name, part in observed.between.items()},
              "recompilation": observed.recompile_s, "the end": last_s}
     fixed_s = sum(parts.values()) - parts["steps"]
     seconds = Interval(*((fixed_s + observed.steps * value) for value in (step_s.median, step_s.low, step_s.high)))

@@ -15,7 +15,7 @@ from powertrain import planner
 from powertrain.diagnosis.observed import Between, Observed
 from powertrain.diagnosis.remedies import remedies_of
 from powertrain.diagnosis.run_record import RunRecord
-from powertrain.diagnosis.step_work import step_work
+from powertrain.diagnosis.shares import step_work
 from powertrain.diagnosis.verdict import Cause, causes
 from powertrain.facts.stored import facts_from_json
 from powertrain.recipe import in_steps

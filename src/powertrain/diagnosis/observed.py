@@ -1,31 +1,43 @@
-"""What is seen of a run before it is judged, as plain numbers: a probe fills it, and so can the events of a finished run."""
+"""The figures of a run from which its bound is derived: a probe fills them, and so can the events of a finished run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from powertrain.records.findings import Cure
 
-# what a run can be bound by
-DATA, OVERHEAD, COMPUTE, BANDWIDTH = "data", "host overhead", "compute", "memory bandwidth"
-CAPACITY, PADDING, EVALUATION, CHECKPOINTING = "memory capacity", "padding", "evaluation", "checkpointing"
-LOGGING, RECOMPILATION, THROTTLING, BUSY = "logging", "recompilation", "throttling", "busy machine"
-THREADS, SPLIT = "too few threads", "device split"
-BOUNDS = (DATA, OVERHEAD, COMPUTE, BANDWIDTH, CAPACITY, PADDING, EVALUATION, CHECKPOINTING, LOGGING, RECOMPILATION,
-          THROTTLING, BUSY, THREADS, SPLIT)
+
+class Bound(StrEnum):
+    """What a run can be bound by."""
+
+    DATA = "data"
+    OVERHEAD = "host overhead"
+    COMPUTE = "compute"
+    BANDWIDTH = "memory bandwidth"
+    CAPACITY = "memory capacity"
+    PADDING = "padding"
+    EVALUATION = "evaluation"
+    CHECKPOINTING = "checkpointing"
+    LOGGING = "logging"
+    RECOMPILATION = "recompilation"
+    THROTTLING = "throttling"
+    BUSY = "busy machine"
+    THREADS = "too few threads"
+    SPLIT = "device split"
 
 
 @dataclass(frozen=True)
 class Between:
-    """What a run does between two steps, every so often."""
+    """Work that a run does between two steps, at an interval."""
 
     key: str                                 # of the recipe, that says how often: "eval_steps"
     seconds: float                           # each time
     every: int                               # steps; 0 = never
 
     def times(self, steps: int) -> int:
-        """In a run of so many steps, without what follows the last one, which every run does."""
+        """Return how often a run of so many steps does it, without the time after the last step, which every run has."""
         return (steps - 1) // self.every if self.every > 0 else 0
 
     def per_step_s(self, steps: int) -> float:
@@ -34,9 +46,9 @@ class Between:
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change of the recipe against one cause, and what is known of its effect."""
+    """A change of the recipe against one cause, and its known effect."""
 
-    against: str                             # one of BOUNDS
+    against: Bound
     cure: Cure
     speed: float | None = None               # times as fast a step was with it; None: it was not tried
     kept: float | None = None                # of what the cause takes, the share (0..1) that stays, by formula; None: unknown
@@ -45,7 +57,7 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Observed:
-    """What is not known stays as it is by default, and holds nothing back then."""
+    """The figures of a run. An unknown figure keeps its default, which holds nothing back."""
 
     step_s: tuple[float, ...]                # of each step, in order; the first ones, which allocate and compile, left out
     parts: Mapping[str, float]               # seconds of a step on average: data, copy, forward, backward, optimizer
@@ -81,7 +93,7 @@ class Observed:
     remedies: tuple[Remedy, ...] = ()
 
     @property
-    def between(self) -> Mapping[str, Between]:
-        """Cause -> what the run does between steps, as far as it ever does it."""
-        named = {EVALUATION: self.evaluation, CHECKPOINTING: self.checkpoint, LOGGING: self.logging}
+    def between(self) -> Mapping[Bound, Between]:
+        """Return cause -> what the run does between steps, as far as the run ever does it."""
+        named = {Bound.EVALUATION: self.evaluation, Bound.CHECKPOINTING: self.checkpoint, Bound.LOGGING: self.logging}
         return {name: part for name, part in named.items() if part is not None and part.times(self.steps)}

@@ -20,7 +20,7 @@ from powertrain.diagnosis.compile_watch import Compilation, CompileWatch, still_
 from powertrain.diagnosis.machine_watch import MachineWatch, Meanwhile
 from powertrain.diagnosis.observed import Observed
 from powertrain.diagnosis.pauses import Pauses, watch_pauses
-from powertrain.diagnosis.step_work import step_work
+from powertrain.diagnosis.shares import step_work
 from powertrain.evidence.worker import wait_for
 from powertrain.records import Batch, RunFailed
 from powertrain.run.fits import needed_bytes, room_bytes

@@ -1,72 +1,51 @@
-"""Claims are heard one experiment after the other, and what is found is kept as it comes."""
+"""A session of claims: their experiments one after the other, each result stored as soon as it is there."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from powertrain.claims.claim import Catalogue, Claim, Experiment
-from powertrain.claims.experiments import UNTIMED, Bench, Outcome, arms_of, carry_out, reading
+from powertrain.claims.experiments import UNTIMED, Bench, Outcome, arms_of, carry_out
 from powertrain.claims.needs import why_not
-from powertrain.claims.verdicts import by_bound, decide
+from powertrain.claims.verdicts import ClaimRow, judge
 from powertrain.evidence.arms import CannotRun
 from powertrain.evidence.clock import Arena
 from powertrain.evidence.stats import MARGIN, noise_floor
 from powertrain.records import Hardware, Software, to_plain
-from powertrain.records.evidence import INCONCLUSIVE, INVALID, NOT_HERE, Arm, ArmRun, Comparison, Interval, Parity
+from powertrain.records.evidence import NOT_HERE, Arm, ArmRun, Comparison
 
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One claim's row of a study."""
-
-    claim: Claim
-    verdict: str
-    because: str
-    measured: Interval | None = None
-    parity: Parity | None = None
-    conditions: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        claim = self.claim
-        span = None if claim.range is None else [end if math.isfinite(end) else None for end in claim.range]
-        return {"id": claim.id, "document": claim.document, "what": claim.what, "claimed": claim.claimed, "range": span,
-                "unit": claim.unit, "better": claim.better, "measured": to_plain(self.measured), "verdict": self.verdict,
-                "because": self.because, "prior": claim.prior, "experiment": claim.experiment, "metric": claim.metric,
-                "conditions": self.conditions, "parity": to_plain(self.parity)}
-
-
 @dataclass
-class Hearing:
-    """What a run of claims has found so far."""
+class ClaimSession:
+    """The results of `powertrain claims run` so far."""
 
     catalogue: Catalogue
     arena: Arena
     bench: Bench
     say: Say
-    keep: Callable[[Hearing], None]          # after each experiment: a study that is interrupted holds what it has
-    findings: list[Finding] = field(default_factory=list)
+    keep: Callable[[ClaimSession], None]          # called after each experiment, so that an interrupted study has all results
+    rows: list[ClaimRow] = field(default_factory=list)
     arms: list[Arm] = field(default_factory=list)
     runs: list[ArmRun] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     noise_floor: float | None = None
     experiments: dict[str, dict[str, Any]] = field(default_factory=dict)
-    left: list[str] = field(default_factory=list)        # experiments that there was no time for
+    left: list[str] = field(default_factory=list)        # experiments for which there was no time
 
-    def hear(self, claims: Sequence[Claim], hardware: Hardware, software: Software) -> None:
-        """Each claim gets a finding, as far as the time reaches."""
+    def decide(self, claims: Sequence[Claim], hardware: Hardware, software: Software) -> None:
+        """Give each claim a verdict, until the time is up."""
         here: list[Claim] = []
         for claim in claims:
             reason = why_not(claim.needs, hardware, software)
             if reason is None:
                 here.append(claim)
             else:
-                self.findings.append(Finding(claim, NOT_HERE, reason, conditions=conditions_of(self.catalogue, claim)))
+                self.rows.append(ClaimRow(claim, NOT_HERE, reason, conditions=conditions_of(self.catalogue, claim)))
         self.keep(self)
         for experiment, decided in by_experiment(self.catalogue, here):
             self._one(experiment, decided)
@@ -87,11 +66,11 @@ class Hearing:
         self._write(outcome)
         for claim in claims:
             found = judge(claim, outcome, self.noise_floor if is_timed(experiment, claims) else None)
-            self.findings.append(replace(found, conditions=conditions_of(self.catalogue, claim)))
+            self.rows.append(replace(found, conditions=conditions_of(self.catalogue, claim)))
             self.say(f"{claim.id}: {found.verdict}; {found.because}")
 
     def _control(self, experiment: Experiment) -> None:
-        """An arm against itself, once: what this machine cannot tell apart."""
+        """Measure an arm against itself, once, for the noise floor of this machine."""
         arm = arms_of(experiment)[0]
         self.say(f"an arm against itself, for the noise of this machine: {arm.name}")
         try:
@@ -118,13 +97,13 @@ class Hearing:
         self.comparisons += [comparison] if comparison else []
 
     def to_json(self) -> dict[str, Any]:
-        """The findings of a Study of kind `claims`."""
-        return {"claims": [finding.to_json() for finding in sorted(self.findings, key=lambda item: item.claim.id)],
+        """Return the findings of a study of kind `claims`."""
+        return {"claims": [row.to_json() for row in sorted(self.rows, key=lambda item: item.claim.id)],
                 "experiments": self.experiments}
 
 
 def by_experiment(catalogue: Catalogue, claims: Sequence[Claim]) -> Iterator[tuple[Experiment, list[Claim]]]:
-    """Each experiment once, the cheapest kind first: what needs no measuring, then in the order of the claims."""
+    """Yield each experiment with its claims: first those that measure nothing, then in the order of the claims."""
     groups: dict[str, list[Claim]] = {}
     for claim in claims:
         groups.setdefault(claim.experiment, []).append(claim)
@@ -140,33 +119,3 @@ def conditions_of(catalogue: Catalogue, claim: Claim) -> str:
     experiment = catalogue.experiment_of(claim)
     words = f"powertrain train {' '.join(experiment.words)}" if experiment.kind == "arms" else ""
     return "; ".join(part for part in (claim.conditions, experiment.conditions, words) if part)
-
-
-def judge(claim: Claim, outcome: Outcome, floor: float | None) -> Finding:
-    """The verdict on one claim by its experiment."""
-    experiment = outcome.experiment
-    if outcome.failed is not None:
-        return Finding(claim, INCONCLUSIVE, f"it could not be measured: {outcome.failed}")
-    if experiment.verdict is not None:
-        return Finding(claim, experiment.verdict, experiment.because)
-    if outcome.bound is not None and outcome.comparison is None and not outcome.allocated_bytes:
-        found = by_bound(claim, outcome.bound.times, " and ".join(outcome.bound.acts_on))
-        assert found is not None, claim.id
-        return Finding(claim, *found, parity=outcome.parity)
-    if outcome.comparison is not None and outcome.comparison.verdict == INVALID:
-        return Finding(claim, INCONCLUSIVE, f"a run had no speed: {outcome.comparison.because}", parity=outcome.parity)
-    if outcome.parity is not None and not outcome.parity.holds:
-        return Finding(claim, INCONCLUSIVE, f"the arms do not learn the same: {outcome.parity.because}", parity=outcome.parity)
-    measured = reading(claim, outcome)
-    if measured is None:
-        return Finding(claim, INCONCLUSIVE, "the measurement gave no value", parity=outcome.parity)
-    verdict, because = decide(claim, measured, noise_floor=floor)
-    return Finding(claim, verdict, _with_reason(because, experiment, outcome), measured, outcome.parity)
-
-
-def _with_reason(because: str, experiment: Experiment, outcome: Outcome) -> str:
-    if experiment.kind == "reasoned":
-        return f"{because}. By arithmetic: {experiment.because}"
-    if outcome.bound is None or not math.isfinite(outcome.bound.times):
-        return because
-    return f"{because}; at most {outcome.bound.times:.2f} times by Amdahl"
