@@ -27,7 +27,7 @@ from peer import Peer
 from preparing import measure as measure_preparing
 from starting import measure as measure_starting
 
-from powertrain.cli.surroundings import cache_folder, say
+from powertrain.cli.environment import cache_folder, say
 from powertrain.cost.work import step_work
 from powertrain.diagnosis.machine_watch import MachineWatch
 from powertrain.evidence import studies

@@ -36,7 +36,7 @@ import torch._dynamo.config
 from torch import Tensor
 
 from powertrain import planner
-from powertrain.cli.surroundings import cache_folder, say
+from powertrain.cli.environment import cache_folder, say
 from powertrain.cost.workload import Workload
 from powertrain.data.example import Example
 from powertrain.evidence import studies

@@ -23,7 +23,7 @@ from nanogpt import machine, store
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from powertrain.cli.surroundings import cache_folder
+from powertrain.cli.environment import cache_folder
 from powertrain.data.order import step_examples
 from powertrain.models.saving import save_model
 from powertrain.recipe import resolve

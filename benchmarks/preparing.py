@@ -21,7 +21,7 @@ from typing import Any
 from cases import Materials
 from conditions import marked
 
-from powertrain.cli.surroundings import say
+from powertrain.cli.environment import say
 from powertrain.diagnosis.machine_watch import MachineWatch
 from powertrain.evidence import studies
 from powertrain.evidence.stats import interval

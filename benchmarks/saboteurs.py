@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from powertrain import planner
-from powertrain.cli.surroundings import cache_folder, say
+from powertrain.cli.environment import cache_folder, say
 from powertrain.cost.workload import Workload
 from powertrain.evidence import studies
 from powertrain.evidence.ablation import ablate, subjects_of

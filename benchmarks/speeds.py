@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from powertrain.cli.surroundings import cache_folder
+from powertrain.cli.environment import cache_folder
 from powertrain.cost.roofline import TABLE
 from powertrain.evidence.speeds import fill_table, lies_within, speed_row, with_tables
 from powertrain.evidence.studies import describe, new_folder, save

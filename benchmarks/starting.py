@@ -22,7 +22,7 @@ from cases import CASES, Materials, PeerArm
 from conditions import marked
 from preparing import plain
 
-from powertrain.cli.surroundings import say
+from powertrain.cli.environment import say
 from powertrain.diagnosis.machine_watch import MachineWatch
 from powertrain.evidence import studies
 from powertrain.evidence.stats import interval

@@ -72,9 +72,9 @@ def facts(words: Words = None, json: Json = False,
 
     Each fact is shown with its source.
     """
-    from powertrain.cli import looking
+    from powertrain.cli import training
 
-    looking.show_facts(words or [], as_json=json, measure=measure)
+    training.show_facts(words or [], as_json=json, measure=measure)
 
 
 @app.command()
@@ -171,26 +171,26 @@ def data_prepare(words: Words = None, json: Json = False) -> None:
 def runs_list(folder: Annotated[Path, typer.Argument(help="Folder with the runs.")] = Path("runs"),
               json: Json = False) -> None:
     """List the runs in a folder with their state and result."""
-    from powertrain.cli import looking
+    from powertrain.cli import runs as bodies
 
-    looking.list_runs(folder, as_json=json)
+    bodies.list_runs(folder, as_json=json)
 
 
 @runs.command("show")
 def runs_show(run: Annotated[Path, typer.Argument(help="Folder of the run.")], json: Json = False) -> None:
     """Show one run: recipe, plan, sample, result."""
-    from powertrain.cli import looking
+    from powertrain.cli import runs as bodies
 
-    looking.show_run(run, as_json=json)
+    bodies.show_run(run, as_json=json)
 
 
 @runs.command("compare")
 def runs_compare(a: Annotated[Path, typer.Argument(help="Folder of the first run.")],
                  b: Annotated[Path, typer.Argument(help="Folder of the second run.")], json: Json = False) -> None:
     """Show how two runs differ in recipe, plan, facts and result."""
-    from powertrain.cli import comparing
+    from powertrain.cli import runs as bodies
 
-    comparing.compare_runs(a, b, as_json=json)
+    bodies.compare_runs(a, b, as_json=json)
 
 
 @app.command(context_settings=WORDS)

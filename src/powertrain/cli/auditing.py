@@ -14,7 +14,7 @@ from powertrain.audit.reading import files_in, read_subject
 from powertrain.audit.rules import Circumstances
 from powertrain.audit.subject import Subject
 from powertrain.cli import output
-from powertrain.cli.surroundings import cache_folder, say
+from powertrain.cli.environment import cache_folder, say
 from powertrain.records import WrongUse
 from powertrain.records.findings import Audit, Finding
 from powertrain.report import audit as report

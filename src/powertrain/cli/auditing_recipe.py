@@ -11,8 +11,7 @@ from powertrain.audit.convert import convert
 from powertrain.audit.reading import read_subject
 from powertrain.audit.recipe_text import TITLES, account_json, account_rows, recipe_yaml
 from powertrain.cli import output
-from powertrain.cli.budget import budget_s
-from powertrain.cli.surroundings import cache_folder, say
+from powertrain.cli.environment import budget_s, cache_folder, say
 from powertrain.records import WrongUse, to_plain
 from powertrain.report.figures import memory
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powertrain.cli import output
-from powertrain.cli.budget import budget_s
-from powertrain.cli.surroundings import cache_folder, say
+from powertrain.cli.environment import budget_s, cache_folder, say
 from powertrain.recipe import resolve_words
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from powertrain.cli import output
-from powertrain.cli.surroundings import say
+from powertrain.cli.environment import say
 from powertrain.cli.using import write_pieces
 from powertrain.records import WrongUse
 from powertrain.report.live import printable

@@ -17,8 +17,7 @@ from powertrain.claims.session import ClaimSession, conditions_of
 from powertrain.claims.studies import Known
 from powertrain.claims.verdicts import claimed_range
 from powertrain.cli import output
-from powertrain.cli.budget import budget_s
-from powertrain.cli.surroundings import cache_folder, say
+from powertrain.cli.environment import budget_s, cache_folder, say
 from powertrain.cli.training import train_base
 from powertrain.evidence import studies
 from powertrain.evidence.clock import Arena

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from powertrain.cli import output
-from powertrain.cli.surroundings import cache_folder, say
+from powertrain.cli.environment import cache_folder, say
 from powertrain.recipe import resolve_words
 from powertrain.records import WrongUse, to_plain
 from powertrain.records.examples import Piece

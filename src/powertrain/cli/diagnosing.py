@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.cli import output
-from powertrain.cli.budget import budget_s
-from powertrain.cli.surroundings import cache_folder, say
+from powertrain.cli.environment import budget_s, cache_folder, say
 from powertrain.records import WrongUse, to_plain
 from powertrain.report.diagnosis import diagnosis_rows, finding_rows, summary_row
 

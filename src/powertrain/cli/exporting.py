@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powertrain.cli import output
-from powertrain.cli.surroundings import cache_folder, say
+from powertrain.cli.environment import cache_folder, say
 from powertrain.records import WrongUse, to_plain
 from powertrain.report.figures import memory
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from powertrain import planner
 from powertrain.cli import output
-from powertrain.cli.budget import budget_s
-from powertrain.cli.surroundings import cache_folder, say
+from powertrain.cli.environment import budget_s, cache_folder, say
 from powertrain.cli.training import train_base
 from powertrain.evidence import studies
 from powertrain.evidence.ablation import Subject, subjects_of

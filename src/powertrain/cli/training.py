@@ -1,4 +1,4 @@
-"""`powertrain train` and `powertrain plan`."""
+"""`powertrain train`, `powertrain plan` and `powertrain facts`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain import planner
 from powertrain.cli import output
-from powertrain.cli.surroundings import cache_folder, resident_bytes, say
+from powertrain.cli.environment import cache_folder, resident_bytes, say
 from powertrain.recipe import flat, quoted, resolve_words
 from powertrain.records import RunFailed, WrongUse, to_plain
 from powertrain.records.events import Evaluated, Event, RunWarning, Start, Step, to_line
@@ -38,6 +38,25 @@ BASE_TIME_S = 40             # of training a base that a recipe names and nobody
 
 def show_plan(words: Sequence[str], *, as_json: bool) -> None:
     _print_plan(prepare(resolve_words(words), cache_folder(), say), as_json=as_json)
+
+
+def show_facts(words: Sequence[str], *, as_json: bool, measure: bool) -> None:
+    from powertrain.facts import hardware
+
+    if measure:
+        say("measuring the machine")
+        hardware.measure_again(cache_folder())
+    prepared = prepare(resolve_words(words), cache_folder(), say)
+    if as_json:
+        output.print_json({"event": "facts", **to_plain(prepared.facts), "providers": dict(prepared.material.providers)})
+        return
+    per_token = prepared.plan.estimate
+    rows = plan_report.facts_rows(prepared.facts)
+    rows += [(f"provider {name}", "can compute the model" if why_not is None else "cannot compute the model", why_not or "")
+             for name, why_not in prepared.material.providers.items()]
+    if per_token is not None:
+        rows.append(("FLOPs per token", f"{per_token.flops_per_token:,.0f}", "forward and backward, causal attention exact"))
+    output.print_rows(rows)
 
 
 def train(words: list[str], *, output: Path | None, resume: Path | None, dry_run: bool, as_json: bool,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from powertrain.cli import output
-from powertrain.cli.surroundings import cache_folder, say
+from powertrain.cli.environment import cache_folder, say
 from powertrain.records import WrongUse, to_plain
 
 if TYPE_CHECKING:

@@ -13,7 +13,9 @@ COLOURS = f"""
 :root{{{_LIGHT};color-scheme:light dark}}
 @media (prefers-color-scheme:dark){{:root{{{_DARK}}}}}
 """
-DRAWING = f"""svg text{{font-size:12px;font-family:inherit;paint-order:stroke;stroke:var(--paper);stroke-width:3px;stroke-linejoin:round}}
+DRAWING = f"""
+svg text{{font-size:12px;font-family:inherit;paint-order:stroke;
+ stroke:var(--paper);stroke-width:3px;stroke-linejoin:round}}
 svg .bold{{font-weight:600}}
 {"".join(f".f-{name}{{fill:var(--{name})}}.s-{name}{{stroke:var(--{name});fill:none}}" for name in _NAMES)}
 .grid{{stroke:var(--rule);stroke-width:1;fill:none}}.axis{{stroke:var(--quiet);stroke-width:1;fill:none}}

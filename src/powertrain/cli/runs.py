@@ -1,51 +1,28 @@
-"""`powertrain facts` and `powertrain runs`."""
+"""`powertrain runs`: list, show and compare the runs in a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from powertrain.cli import output
 from powertrain.cli.diagnosing import worst_rows
-from powertrain.cli.surroundings import cache_folder, say
-from powertrain.recipe import resolve_words
 from powertrain.records import WrongUse, to_plain
+from powertrain.report.comparing import RunFiles, comparison_rows, difference, read_recipe, sentences, to_json
 from powertrain.report.figures import count
 from powertrain.report.parts import step_time_row
-from powertrain.report.plan import facts_rows
 from powertrain.report.result import result_rows, sample_rows
-
-
-def show_facts(words: Sequence[str], *, as_json: bool, measure: bool) -> None:
-    from powertrain.facts import hardware
-    from powertrain.run.prepare import prepare
-
-    if measure:
-        say("measuring the machine")
-        hardware.measure_again(cache_folder())
-    prepared = prepare(resolve_words(words), cache_folder(), say)
-    if as_json:
-        output.print_json({"event": "facts", **to_plain(prepared.facts), "providers": dict(prepared.material.providers)})
-        return
-    per_token = prepared.plan.estimate
-    rows = facts_rows(prepared.facts)
-    rows += [(f"provider {name}", "can compute the model" if why_not is None else "cannot compute the model", why_not or "")
-             for name, why_not in prepared.material.providers.items()]
-    if per_token is not None:
-        rows.append(("FLOPs per token", f"{per_token.flops_per_token:,.0f}", "forward and backward, causal attention exact"))
-    output.print_rows(rows)
+from powertrain.run import folder as run_folder
+from powertrain.training.events import read_events
 
 
 def list_runs(folder: Path, *, as_json: bool) -> None:
-    from powertrain.run import folder as run_folder
-
     found = run_folder.list_runs(folder)
     if as_json:
         for run in found:
             output.print_json({"event": "run", **to_plain(run), "folder": str(run.folder)})
         return
     if not found:
-        raise WrongUse(f"there are no runs in {folder}/; `powertrain train` makes one")
+        raise WrongUse(f"there are no runs in {folder}/; `powertrain train` makes a run")
     header = ("folder", "started", "state", "steps", "loss", "bits/byte", "tokens/s")
     output.print_rows([header, *[
         (str(run.folder), run.started, run.state, f"{run.step:,}/{run.total_steps:,}",
@@ -54,9 +31,6 @@ def list_runs(folder: Path, *, as_json: bool) -> None:
 
 
 def show_run(path: Path, *, as_json: bool) -> None:
-    from powertrain.run import folder as run_folder
-    from powertrain.training.events import read_events
-
     folder = run_folder.existing(path)
     events = read_events(folder.events) if folder.events.is_file() else []
     if as_json:
@@ -74,6 +48,32 @@ def show_run(path: Path, *, as_json: bool) -> None:
     else:
         run = run_folder.summarise(folder)
         output.print_rows([("State", f"{run.state}, at step {run.step:,} of {run.total_steps:,}"), step_time_row(events),
-                           ("Go on", f"powertrain train --resume {path}")])
+                           ("Continue", f"powertrain train --resume {path}")])
     if events:
         output.print_rows(worst_rows(path))
+
+
+def compare_runs(a: Path, b: Path, *, as_json: bool) -> None:
+    if a.resolve() == b.resolve():
+        raise WrongUse(f"{a} and {b} are the same run; name two different runs (`powertrain runs list` shows them)")
+    found = difference(read_run(a), read_run(b))
+    if as_json:
+        output.print_json(to_json(found))
+        return
+    output.print_rows(comparison_rows(found), styles=("bold", "cyan"))
+    output.print_rows(sentences(found))
+
+
+def read_run(path: Path) -> RunFiles:
+    """Read a run's folder. Raises WrongUse if the folder holds no run, or a file that cannot be read."""
+    folder = run_folder.existing(path)
+    files = {"facts.json": "its machine, data and model", "plan.json": "its techniques", "events.jsonl": "its steps"}
+    missing = tuple(f"{path} has no {name}, so {what} are unknown" for name, what in files.items()
+                    if not (path / name).is_file())
+    try:
+        recipe = read_recipe(folder.recipe.read_text(encoding="utf-8"))
+        events = read_events(folder.events) if folder.events.is_file() else []
+    except ValueError as error:              # WrongUse is one too, and says which line
+        raise WrongUse(f"{path}: {error}") from None
+    facts, plan = (run_folder.read_json(file) if file.is_file() else {} for file in (folder.facts, folder.plan))
+    return RunFiles(str(path), recipe, facts, plan, events, missing)
