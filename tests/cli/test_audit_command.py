@@ -101,7 +101,7 @@ def test_what_only_changes_the_training_a_little_is_left_to_its_owner(
 
 def test_a_patched_copy_is_not_written_over_a_file(script: Path) -> None:
     run(script, apply=True)
-    with pytest.raises(WrongUse, match="is there already"):
+    with pytest.raises(WrongUse, match="is there already|already exists"):
         run(script, apply=True)
 
 
@@ -135,13 +135,13 @@ def test_what_cannot_be_audited_is_refused_in_one_sentence(name: str, content: b
 
 
 def test_a_report_never_overwrites_what_it_is_about(script: Path) -> None:
-    with pytest.raises(WrongUse, match="audited file itself"):
+    with pytest.raises(WrongUse, match="is the audited file"):
         run(script, markdown=script)
     assert script.read_text() == BAD
 
 
 def test_only_one_report_has_stdout(script: Path) -> None:
-    with pytest.raises(WrongUse, match="only one can have stdout"):
+    with pytest.raises(WrongUse, match="can write to stdout"):
         run(script, markdown=Path("-"), sarif=Path("-"))
 
 

@@ -58,7 +58,7 @@ def test_a_recipe_is_written_once_and_summed_up(beside: Path, cli: Cli) -> None:
     before = (beside / "mine.yaml").read_text()
     code, out, err = cli("audit", "config.yaml", "--convert", "--output", "mine.yaml", folder=beside)
     assert (code, out) == (2, "")
-    assert "mine.yaml is there already" in err
+    assert "mine.yaml already exists" in err
     assert (beside / "mine.yaml").read_text() == before
 
 
@@ -75,9 +75,9 @@ def test_both_arms_run_and_learn_the_same(beside: Path, cli: Cli) -> None:
 
 @pytest.mark.parametrize(("words", "says"), [
     (("config.yaml", "--verify", "--output", "x.yaml"), "--verify writes no file"),
-    (("config.yaml", "--verify", "--convert"), "ask for one at a time"),
-    (("config.yaml", "--convert", "--apply"), "ask for one at a time"),
-    (("config.yaml", "--output", "x.yaml"), "it needs --apply or --convert"),
+    (("config.yaml", "--verify", "--convert"), "use one at a time"),
+    (("config.yaml", "--convert", "--apply"), "use one at a time"),
+    (("config.yaml", "--output", "x.yaml"), "add one of these options"),
     ((".", "--convert"), "is a folder"),
     (("notes.txt", "--convert"), "neither a script"),
     (("other.json", "--verify"), "no config that is known"),

@@ -46,7 +46,8 @@ def test_as_json_it_prints_tables_assertions_and_the_study(cli: Cli, quick: list
     assert any("dropout is off" in note for note in found[-1]["notes"])
 
 
-@pytest.mark.parametrize(("word", "says"), [("--budget=soon", "is no time"), ("learnin_rate=1", "did you mean learning_rate?")])
+@pytest.mark.parametrize(("word", "says"), [
+    ("--budget=soon", "is not a time"), ("learnin_rate=1", "did you mean learning_rate?")])
 def test_wrong_use_is_one_sentence(cli: Cli, quick: list[str], word: str, says: str) -> None:
     code, _, err = cli("bench", *quick, word)
     assert code == 2

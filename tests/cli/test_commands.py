@@ -58,7 +58,7 @@ class TestBadData:
 
 class TestBadRecipe:
     @pytest.mark.parametrize(("word", "says"), [
-        ("learnin_rate=1", "did you mean learning_rate?"), ("learning_rate=fast", "learning_rate='fast'"),
+        ("learnin_rate=1", "did you mean learning_rate?"), ("learning_rate=fast", 'learning_rate is "fast"'),
         ("techniques.bf61=on", "did you mean bf16?"), ("techniques.tf32=on", "cannot be"),
         ("model.heads=5", "heads"), ("model.family=lama", "llama"), ("data.tokenizer=chars", "did you mean char"),
         ("model.context=8", "shorter than data.block"), ("model.vocabulary=3", "smaller than the tokenizer"),
@@ -86,7 +86,7 @@ class TestBadOutput:
     def test_a_folder_with_another_run(self, cli: Cli, tiny: list[str], tmp_path: Path) -> None:
         assert cli("train", *tiny, "max_steps=1", "--output", "run", "--quiet")[0] == 0
         before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-        assert_refused(cli("train", *tiny, "--output", "run"), "holds another run")
+        assert_refused(cli("train", *tiny, "--output", "run"), "already holds a run")
         assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
 
     def test_a_folder_with_other_things(self, cli: Cli, tiny: list[str], tmp_path: Path) -> None:

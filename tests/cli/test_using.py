@@ -168,7 +168,7 @@ class TestEvaluate:
 
     @pytest.mark.parametrize(("words", "says"), [
         (["runs/tuned", "--metric", "bleu"], "there is no metric 'bleu'"),
-        (["runs/base", "--metric", "auto"], "learned text without questions"),
+        (["runs/base", "--metric", "auto"], "trained on text without questions"),
         (["runs/tuned/model"], "--data PATH"), (["runs/tuned/model", "--metric", "f1"], "--data PATH"),
     ])
     def test_what_cannot_be_measured_is_said(self, cli: Cli, runs: Path, words: list[str], says: str) -> None:
@@ -214,7 +214,7 @@ class TestExport:
         assert report["effect"] > 0
 
     @pytest.mark.parametrize(("words", "says"), [
-        (["runs/tuned", "--to", "onnx", "--output", "out"], "--to onnx is no format"),
+        (["runs/tuned", "--to", "onnx", "--output", "out"], "--to onnx is not a format"),
         (["runs/tuned", "--to", "merged", "--output", "runs"], "is not empty"),
         (["runs/tuned", "--to", "merged", "--output", "out", "--dtype", "q8_0"], "use float32, bfloat16, float16"),
         (["runs/tuned", "--to", "adapter", "--output", "out", "--dtype", "bf16"], "leave --dtype out"),

@@ -152,10 +152,10 @@ def test_a_mapped_column_is_read_even_where_ours_exists_too():
 # -------------------------------------------------------------------------------- what is refused
 
 
-def test_columns_that_match_nothing_are_shown_with_the_accepted_shapes():
+def test_columns_that_match_nothing_are_shown_with_the_accepted_formats():
     message = refusal({"foo": "a", "bar": 1, "baz": [1]})
-    assert message.startswith("train.jsonl:1: the columns foo, bar (a number), baz (a list) match no known format; accepted ")
-    assert all(known.shape in message for known in FORMATS)
+    assert message.startswith("train.jsonl:1: the columns foo, bar (a number), baz (a list) match no known format. The ")
+    assert all(known.name in message for known in FORMATS)
 
 
 def test_values_of_the_wrong_kind_match_nothing():

@@ -140,7 +140,7 @@ def test_the_beginning_of_sequence_is_written_once(tmp_path):
 
 def test_a_tokenizer_that_names_no_end_is_refused_until_one_is_named(tmp_path):
     folder = chat_folder(tmp_path / "endless", CHATML, eos_token=None)
-    with pytest.raises(WrongUse, match=r"names no end token.*data\.end_token=.*<\|im_end\|>"):
+    with pytest.raises(WrongUse, match=r"has no end token.*data\.end_token=.*<\|im_end\|>"):
         open_example_tokenizer(folder)
     assert open_example_tokenizer(folder, "<|im_end|>").end_of_text == 2
     with pytest.raises(WrongUse, match=r"data\.end_token=<\|imend\|> is not among.*<\|im_end\|>"):

@@ -70,7 +70,7 @@ def test_half_a_character_in_a_sample_spoils_no_report(tmp_path):
 
 
 @pytest.mark.parametrize(("make", "words"), [
-    (lambda path: None, "is no folder"), (lambda path: path.mkdir(), "holds neither a run"),
+    (lambda path: None, "does not exist"), (lambda path: path.mkdir(), "holds neither a run"),
     (lambda path: (path.mkdir(), (path / "evidence.json").write_text('{"kind": ')), "not whole JSON"),
     (lambda path: (path.mkdir(), (path / "evidence.json").write_text("[]")), "no JSON object"),
     (lambda path: (path.mkdir(), (path / "recipe.yaml").write_text("name: a")), "before its first event")])

@@ -125,7 +125,7 @@ def test_resuming_a_finished_run_changes_nothing(cli: Cli, unbroken: Path, tmp_p
     shutil.copytree(unbroken, tmp_path / "run")
     code, out, err = cli("train", "--resume", "run")
     assert code == 0, err
-    assert "run is finished: nothing is left to be trained" in err
+    assert "run is finished: there is nothing left to train" in err
     assert "finished at step 11" in out
     assert_same(tmp_path / "run", unbroken)
     assert (tmp_path / "run" / "events.jsonl").read_bytes() == (unbroken / "events.jsonl").read_bytes()
@@ -163,8 +163,8 @@ def test_a_changed_recipe_is_refused_with_every_difference(cli: Cli, words: list
     assert cli(*words, fault=("step", 6))[0] == -9
     code, _, err = cli("train", "--resume", "run", "learning_rate=1e-4", "model.layers=3", "logging_steps=5")
     assert code == 2
-    assert "learning_rate: 0.003 -> 0.0001" in err
-    assert "'layers': 2" in err
+    assert "learning_rate=0.0001 (the run has 0.003)" in err
+    assert "model.layers=3 (the run has 2)" in err
     assert "logging_steps" not in err
     assert cli("train", "--resume", "run", "logging_steps=5")[0] == 0
 

@@ -265,7 +265,7 @@ def report(target: Annotated[Path, typer.Argument(help="Folder of a run or a stu
 
 @claims.command("list")
 def claims_list(json: Json = False) -> None:
-    """List the claims with their conditions, and whether this machine can decide them."""
+    """List the claims, and whether this machine can decide them."""
     from powertrain.cli import claiming
 
     claiming.show_list(as_json=json)

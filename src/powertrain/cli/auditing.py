@@ -41,14 +41,14 @@ class Reports:
 def audit(path: Path, reports: Reports, *, apply: bool, destination: Path | None, elsewhere: bool) -> int:
     """The audit of a file, or of each script and config in a folder; the exit code, by severity."""
     if destination is not None and not apply:
-        raise WrongUse("--output says where the patched copy or the recipe goes; it needs --apply or --convert")
+        raise WrongUse("--output names the file of --apply or --convert; add one of these options")
     if [reports.as_json, reports.sarif == STDOUT, reports.markdown == STDOUT].count(True) > 1:
-        raise WrongUse("of --json, --sarif - and --markdown - only one can have stdout; give the others a file")
+        raise WrongUse("only one of --json, --sarif - and --markdown - can write to stdout; give the others a file")
     audits, skipped = _audits(path, _circumstances(elsewhere))
     texts = {file: patches.read(Path(file)) for file in _files(audits)}
     for file in (reports.sarif, reports.markdown):
         if file is not None and file.exists() and file.resolve() in {Path(found.subject).resolve() for found in audits}:
-            raise WrongUse(f"{file} is the audited file itself; give the report another name")
+            raise WrongUse(f"{file} is the audited file; give the report another name")
     _show(audits, skipped, reports)
     if reports.markdown is not None:
         _write(reports.markdown, "\n".join(audit_markdown.write(found, texts) for found in audits))

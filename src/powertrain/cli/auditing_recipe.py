@@ -26,9 +26,9 @@ def refuse_together(*, convert: bool, verify: bool, apply: bool, sarif: Path | N
              "--markdown": markdown is not None}
     names = [name for name, here in given.items() if here]
     if len(names) > 1:
-        raise WrongUse(f"{' and '.join(names)} are different answers; ask for one at a time")
+        raise WrongUse(f"{' and '.join(names)} cannot be combined; use one at a time")
     if verify and output is not None:
-        raise WrongUse("--verify writes no file; --output goes with --convert or --apply")
+        raise WrongUse("--verify writes no file; use --output with --convert or --apply")
 
 
 def convert_to_recipe(path: Path, *, out: Path | None = None, as_json: bool = False) -> None:
@@ -37,7 +37,7 @@ def convert_to_recipe(path: Path, *, out: Path | None = None, as_json: bool = Fa
     text = recipe_yaml(conversion, _recognised(path))
     if out is not None:
         if out.exists():
-            raise WrongUse(f"{out} is there already; name another file, or take it away")
+            raise WrongUse(f"{out} already exists; name another file, or delete it")
         out.write_text(text, encoding="utf-8")
     if as_json:
         output.print_json({"event": "conversion", "path": str(path), "framework": conversion.subject.framework,

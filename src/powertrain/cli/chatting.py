@@ -28,7 +28,7 @@ def chat(path: str, *, base: str | None, provider: str | None, system: str | Non
     sampling = Sampling(tokens, temperature, top_k, top_p, seed)
     opened = open_model(path, base=base, provider=provider, say=say)
     if opened.task == "span":
-        raise WrongUse(f"{path} points at answers within a text and writes none; measure it with `powertrain evaluate {path} "
+        raise WrongUse(f"{path} marks answers within a text and writes no text; measure it with `powertrain evaluate {path} "
                        "--metric auto --data FILE`")
     chatting = Chat(Conversation(opened, sampling, system), show_prompt=show_prompt, as_json=as_json)
     if message is not None:

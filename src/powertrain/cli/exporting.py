@@ -40,12 +40,12 @@ def export(path: str, *, to: str, folder: Path, dtype: str | None, base: str | N
 def check_dtype(to: str, dtype: str | None) -> str | None:
     """Our name for it. Raises WrongUse for a format or a dtype that there is not."""
     if to not in DTYPES:
-        raise WrongUse(f"--to {to} is no format; use {', '.join(DTYPES)}")
+        raise WrongUse(f"--to {to} is not a format; use {', '.join(DTYPES)}")
     spoken = None if dtype is None else SPOKEN.get(dtype, dtype)
     if spoken is not None and not DTYPES[to]:
-        raise WrongUse("an adapter is exported as it was trained; leave --dtype out")
+        raise WrongUse("an adapter keeps the number type in which it was trained; leave --dtype out")
     if spoken is not None and spoken not in DTYPES[to]:
-        raise WrongUse(f"--dtype {dtype} is not one that {to} has; use {', '.join(DTYPES[to])}")
+        raise WrongUse(f"--dtype {dtype} is not possible for {to}; use {', '.join(DTYPES[to])}")
     return spoken
 
 
@@ -97,8 +97,8 @@ def _gguf(path: str, folder: Path, dtype: str | None, base: str | None,
 
     opened = open_model(path, base=base, provider=provider, say=say)
     if not isinstance(opened.model, Decoder):
-        raise WrongUse(f"{path} is computed by {opened.choice.provider}, and GGUF files are made of the native decoder's "
-                       "families only; use --to merged, and llama.cpp's own converter on that")
+        raise WrongUse(f"{path} is computed by {opened.choice.provider}, and GGUF files can be made only from the native "
+                       "decoder's families; use --to merged and llama.cpp's own converter")
     stored, examples = opened.stored_dtype, _real_examples(opened)
     chosen = dtype or ("float16" if stored == "float32" else stored)
     kept = "float32" if chosen == "q8_0" else chosen         # q8_0 rounds the merged weights: they are merged unrounded

@@ -38,14 +38,14 @@ def read_page(target: Path) -> Page:
         return study_page.page(read_json(target / "evidence.json"), str(target), _made())
     if (target / "recipe.yaml").is_file():
         return run_page.page(_run_files(target))
-    there = "holds neither a run (recipe.yaml) nor a study (evidence.json)" if target.is_dir() else "is no folder"
+    there = "holds neither a run (recipe.yaml) nor a study (evidence.json)" if target.is_dir() else "does not exist"
     raise WrongUse(f"{target} {there}; `powertrain runs list` shows the runs, and studies are in studies/")
 
 
 def write_page(page: Page, folder: Path) -> list[Path]:
     """report.html, report.md and report.json in `folder`, each whole or not at all."""
     if folder.exists() and not folder.is_dir():
-        raise WrongUse(f"{folder} is a file; --output names the folder that the report is written to")
+        raise WrongUse(f"{folder} is a file; --output must name a folder for the report")
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"report.html": html.write(page), "report.md": markdown.write(page),
              "report.json": json.dumps(pages.as_json(page), indent=1, ensure_ascii=False, allow_nan=False) + "\n"}

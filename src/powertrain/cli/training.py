@@ -81,18 +81,18 @@ def train(words: list[str], *, output: Path | None, resume: Path | None, dry_run
 
 def _resume(path: Path, words: list[str], *, output: Path | None, dry_run: bool, as_json: bool, quiet: bool) -> int:
     if output is not None:
-        raise WrongUse(f"--resume {path} goes on in its own folder; leave --output out")
+        raise WrongUse(f"--resume {path} continues in the run's own folder; leave --output out")
     folder = existing(path)
     events = read_events(folder.events) if folder.events.is_file() else []     # a damaged line is said before the training
     if words and "=" not in words[0]:
-        raise WrongUse(f"--resume {path} goes on with the run's own recipe; leave {words[0]!r} out")
+        raise WrongUse(f"--resume {path} continues with the run's own recipe; leave {words[0]!r} out")
     prepared = prepare(continued(folder, words), cache_folder(), _quiet if quiet else say)
     prepared = with_stored_plan(prepared, read_json(folder.plan))
     if dry_run:
         _print_plan(prepared, as_json=as_json)
         return 0
     if is_complete(folder, events):
-        (_quiet if quiet else say)(f"{path} is finished: nothing is left to be trained")
+        (_quiet if quiet else say)(f"{path} is finished: there is nothing left to train")
         _print_result(folder.path, prepared, as_json=as_json)
         return 0
     with Watcher(as_json=as_json, quiet=quiet) as watcher:
@@ -103,12 +103,13 @@ def _resume(path: Path, words: list[str], *, output: Path | None, dry_run: bool,
 
 
 def train_base(recipe: str, say: Callable[[str], None]) -> None:
-    """The run that `model.path=recipe:NAME` asks for, in a process of its own: settings hold for a whole process."""
+    """The run that `model.path=recipe:NAME` asks for, in a process of its own, because settings hold for a whole process."""
     say(f"no finished run of the recipe {recipe} is in {RUNS}/: training it first, in about {BASE_TIME_S} s")
     done = subprocess.run([sys.executable, "-m", "powertrain", "train", recipe, f"train_time_s={BASE_TIME_S}", "--quiet"],
                           stdout=sys.stderr, check=False)
     if done.returncode != 0:
-        raise RunFailed(f"the recipe {recipe}, whose model is needed, did not finish; `powertrain train {recipe}` shows why")
+        raise RunFailed(f"the recipe {recipe}, whose model is needed, did not finish; run `powertrain train {recipe}` to see "
+                        "why")
 
 
 def _quiet(text: str) -> None:

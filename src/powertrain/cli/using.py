@@ -30,7 +30,7 @@ def generate_text(path: str, prompt: str, *, tokens: int, temperature: float, to
 
     sampling = Sampling(tokens, temperature, top_k, top_p, seed)
     if system is not None and not template:
-        raise WrongUse("--system is a part of a conversation; add --template, which treats the prompt as a user's message")
+        raise WrongUse("--system belongs to a conversation; add --template to treat the prompt as a user's message")
     opened = open_model(path, base=base, provider=provider, say=say)
     if template:
         asked, pieces = Conversation(opened, sampling, system).ask(prompt)
@@ -128,8 +128,8 @@ def _questions(opened: OpenedModel, data: str | None, limit: int) -> Questions:
         return questions_in(opened, data, most=limit, cache=cache_folder())
     recipe, run = run_recipe(opened)
     if recipe.method == "scratch":
-        raise WrongUse(f"the run {run} learned text without questions; name rows with answers by --data FILE, or leave "
-                       "--metric out for its loss")
+        raise WrongUse(f"the run {run} was trained on text without questions; give rows with answers by --data FILE, "
+                       "or leave out --metric to measure the loss")
     return held_out_questions(opened, held_out_examples(opened, recipe, cache_folder(), say), most=limit)
 
 

@@ -23,6 +23,11 @@ DEFAULT = "default"
 SHORT = {"data": "source", "optimizer": "name"}      # `data=PATH` is short for `data.source=PATH`
 # what YAML reads as the end of a line, as nothing or not at all, where it stands in a text as it is
 UNREAD_BY_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
+CURES: Mapping[str, str] = {                 # pydantic's kind of error -> what to write instead
+    "greater_than": "use a number greater than {gt}", "greater_than_equal": "use {ge} or more",
+    "less_than": "use a number less than {lt}", "less_than_equal": "use {le} or less", "literal_error": "use {expected}",
+    "int_type": "use a whole number", "float_type": "use a number", "bool_type": "use true or false",
+    "string_type": "use text", "list_type": "use a list, such as [a, b]", "finite_number": "use a finite number"}
 LARGEST_FILE_BYTES = 1 << 20  # a recipe is a page of text; YAML aliases can make a larger one explode
 
 
@@ -102,14 +107,16 @@ def find_recipe(name: str) -> tuple[str, str]:
         except (OSError, UnicodeDecodeError) as error:
             raise WrongUse(f"the recipe {name} cannot be read: {error}") from None
         if len(text) > LARGEST_FILE_BYTES:
-            raise WrongUse(f"{name} has {len(text):,} characters; a recipe has at most {LARGEST_FILE_BYTES:,}: is it data?")
+            raise WrongUse(f"{name} has {len(text):,} characters; a recipe has at most {LARGEST_FILE_BYTES:,}. To "
+                           f"train on this file, use data={name}")
         return text, f"file {name}"
     shipped = shipped_recipes()
     if name in shipped:
         return shipped[name], f"recipe {name}"
     near = difflib.get_close_matches(name, shipped, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise WrongUse(f"there is no recipe {name!r}: neither a file nor one that ships ({', '.join(shipped)}){hint}")
+    hint = f"did you mean {near[0]}?" if near else f"write {name}=VALUE to set this key" if name in known_keys() else \
+        f"the recipes that ship are {', '.join(shipped)}"
+    raise WrongUse(f"there is no recipe file {name!r}, and no recipe that ships has this name; {hint}")
 
 
 def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
@@ -173,8 +180,9 @@ def read_yaml(text: str, origin: str) -> dict[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise WrongUse(f"{origin} is not a recipe: it holds a {type(values).__name__}, not keys with values")
-    return {key: {SHORT[key]: value} if key in SHORT and isinstance(value, str) else value for key, value in values.items()}
+        raise WrongUse(f"{origin} is not a recipe: the file holds a {type(values).__name__} instead of keys with values")
+    return {key: {SHORT[key]: value} if key in SHORT and isinstance(value, (str, list)) else value
+            for key, value in values.items()}
 
 
 def _parse_words(words: Sequence[str]) -> dict[str, Any]:
@@ -188,7 +196,7 @@ def _parse_words(words: Sequence[str]) -> dict[str, Any]:
             value = yaml.load(text, _Yaml) if text.strip() else ""
         except (yaml.YAMLError, ValueError, LookupError, RecursionError):
             value = text
-        values[f"{key}.{SHORT[key]}" if key in SHORT and isinstance(value, str) else key] = value
+        values[f"{key}.{SHORT[key]}" if key in SHORT and isinstance(value, (str, list)) else key] = value
     return {name: item for key, value in values.items() for name, item in flat({key: value})}
 
 
@@ -244,7 +252,7 @@ def _check_keys(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
         if key in known or key.startswith(("techniques.", "optimizer.")) or (key in sections and value == {}):
             continue
         if key in sections:
-            raise WrongUse(f"{origins[key]}: {key} is a table, not {value!r}; write {key}.KEY=VALUE, with KEY one of "
+            raise WrongUse(f"{origins[key]}: {key} is a table, not a value; write {key}.KEY=VALUE, where KEY is one of "
                            f"{', '.join(name.partition('.')[2] for name in known if name.startswith(f'{key}.'))}")
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5) or [
             name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
@@ -260,4 +268,5 @@ def _in_one_sentence(error: ValidationError, from_file: Mapping[str, Any], spoke
     message = str(problem["msg"])
     if message.startswith("Value error, "):
         return f"{where}: {key}{': ' if key else ''}{message.removeprefix('Value error, ')}"
-    return f"{where}: {key}={problem['input']!r} cannot be used: it {message.removeprefix('Input ')}"
+    cure = CURES[problem["type"]].format(**problem.get("ctx", {})) if problem["type"] in CURES else message
+    return f"{where}: {key} is {quoted(problem['input'])}; {cure}"

@@ -26,13 +26,13 @@ def _below_home(value: Any) -> Any:
 def _check_source(value: Any) -> Any:
     """`data=$UNSET` in a script would be the path '', which is the whole current folder."""
     if value == "" or (isinstance(value, list) and "" in value):
-        raise ValueError("it names nothing: give a file, a folder (. for this one), a hub id or a corpus")
+        raise ValueError("the value is empty; give a file, a folder (. for this one), a hub id or a corpus")
     return value
 
 
 def _check_interval(value: Any) -> Any:
     if isinstance(value, str) and not EPOCHS.match(value):
-        raise ValueError(f"{value!r} is neither a number of steps nor epochs such as '5 epochs'")
+        raise ValueError(f"{value!r} is not an interval; give a number of steps, or epochs such as '5 epochs'")
     return value
 
 

@@ -19,8 +19,8 @@ OWN_TOKENIZERS = ("bpe", "char", "byte")     # made for training from scratch; a
 def open_recipe_examples(recipe: Recipe, cache: Path, say: Callable[[str], None]) -> ExampleStore:
     """The tokenised examples of a recipe, made if they are not there yet."""
     if recipe.method == "scratch":
-        raise WrongUse("training from scratch reads text, which has no examples to look at; name a pretrained model with "
-                       "model.path=FOLDER")
+        raise WrongUse("`powertrain data` looks at the examples of a pretrained model, and training from scratch has none; "
+                       "name a model with model.path=FOLDER")
     return examples_for(recipe, find_base(recipe, read_software()), cache, say)
 
 

@@ -91,10 +91,10 @@ def check_free(path: Path) -> None:
     """Raises WrongUse where a new run would find a file, another run or something else."""
     folder = RunFolder(path)
     if folder.recipe.exists() or folder.events.exists():
-        raise WrongUse(f"{path} holds another run; go on with it by `powertrain train --resume {path}`, or name another "
-                       "folder with --output")
+        raise WrongUse(f"{path} already holds a run; continue that run with `powertrain train --resume {path}`, or choose "
+                       "another folder with --output")
     if path.exists() and not path.is_dir():
-        raise WrongUse(f"the output folder {path} is a file; name another one with --output")
+        raise WrongUse(f"the output folder {path} is a file; name another folder with --output")
     if path.is_dir() and not _holds_only_beginnings(path):
         raise WrongUse(f"{path} is not empty and holds no run; name another folder with --output")
 
@@ -173,18 +173,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def continued(folder: RunFolder, overrides: list[str]) -> Resolved:
-    """The run's own recipe, with what may change taken from `key=value` words.
+    """Return the run's own recipe with the values of `key=value` words that a continuation may change.
 
-    Raises WrongUse that lists every difference which would make it another run.
+    Raises WrongUse that lists every other difference.
     """
     old = resolve(str(folder.recipe))
     new = resolve(str(folder.recipe), overrides)
-    before, after = old.recipe.model_dump(), new.recipe.model_dump()
-    different = [f"{key}: {before[key]!r} -> {after[key]!r}" for key in before
-                 if before[key] != after[key] and key not in FREE_ON_RESUME]
+    before, after = (dict(flat(resolved.recipe.model_dump())) for resolved in (old, new))
+    different = [f"{key}={after.get(key)} (the run has {before.get(key)})" for key in dict.fromkeys((*before, *after))
+                 if before.get(key) != after.get(key) and key.partition(".")[0] not in FREE_ON_RESUME]
     if different:
-        raise WrongUse(f"{folder.path} was started with another recipe, and a continuation must learn the same: "
-                       f"{'; '.join(different)}. Leave that out, or start a new run with --output")
+        raise WrongUse(f"{folder.path} cannot continue with another recipe: {', '.join(different)}. Leave these values out, or "
+                       "start a new run with --output")
     return new
 
 

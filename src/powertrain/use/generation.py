@@ -216,7 +216,7 @@ def open_feed(model: Model, prompt: Sequence[int], precision: Precision = nullco
         return DecoderFeed(model, precision), list(prompt)
     assert isinstance(model, BridgedModel), type(model)
     if model.task == "span":
-        raise WrongUse("this model points at answers within a text and writes none; measure it with `powertrain evaluate`")
+        raise WrongUse("this model marks answers within a text and writes no text; measure it with `powertrain evaluate`")
     if model.task == "causal":
         return LibraryFeed(model, precision), list(prompt)
     network = model.network

@@ -160,8 +160,8 @@ def _preferences(row: Row) -> WrongUse:
 
 def _nothing_fits(rows: Sequence[Row], columns: Mapping[str, str]) -> WrongUse:
     mapped = f" with {', '.join(f'{ours} in {theirs}' for ours, theirs in columns.items())}" if columns else ""
-    return WrongUse(f"{rows[0].origin}: the columns {_shown(rows)} match no known format{mapped}; accepted are "
-                    f"{', '.join(known.shape for known in FORMATS)}; rename them, or say which is which, such as "
+    return WrongUse(f"{rows[0].origin}: the columns {_shown(rows)} match no known format{mapped}. The formats are "
+                    f"{', '.join(known.name for known in FORMATS)} (docs/fine-tuning.md). Name the format and its columns: "
                     "data.format=question_answer 'data.columns={question: title, answer: body}'")
 
 
