@@ -144,7 +144,7 @@ def export(model: Model,
 
 @data.command("check", context_settings=WORDS)
 def data_check(words: Words = None, json: Json = False) -> None:
-    """Report bad rows, duplicates, cut examples, lengths and padding, with file and line."""
+    """Report bad rows, duplicates, cut examples and padding, by file and line."""
     from powertrain.cli import data as bodies
 
     bodies.check(words or [], as_json=json)
@@ -153,7 +153,7 @@ def data_check(words: Words = None, json: Json = False) -> None:
 @data.command("show", context_settings=WORDS)
 def data_show(words: Words = None, index: Annotated[int, typer.Option(min=0, help="Number of the example, from 0.")] = 0,
               json: Json = False) -> None:
-    """Show one example as the model sees it, with the trained tokens marked."""
+    """Show one example as the model sees it, trained tokens marked."""
     from powertrain.cli import data as bodies
 
     bodies.show(words or [], index=index, as_json=json)
@@ -161,7 +161,7 @@ def data_show(words: Words = None, index: Annotated[int, typer.Option(min=0, hel
 
 @data.command("prepare", context_settings=WORDS)
 def data_prepare(words: Words = None, json: Json = False) -> None:
-    """Tokenise the data into the cache, where training finds the result."""
+    """Tokenise the data once into the cache."""
     from powertrain.cli import data as bodies
 
     bodies.prepare(words or [], as_json=json)
@@ -283,7 +283,7 @@ def claims_run(ids: Annotated[list[str] | None, typer.Argument(metavar="[ID ...]
 
 @claims.command("report")
 def claims_report(json: Json = False) -> None:
-    """Show each claim with the measurement made here and the verdict."""
+    """Show each claim with its measurement and verdict."""
     from powertrain.cli import claiming
 
     claiming.report(as_json=json)
