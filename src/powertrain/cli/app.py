@@ -144,7 +144,7 @@ def export(model: Model,
 
 @data.command("check", context_settings=WORDS)
 def data_check(words: Words = None, json: Json = False) -> None:
-    """Report bad rows, duplicates, cut rows and padding, by file and line."""
+    """Report bad rows, duplicates, cut rows and padding."""
     from powertrain.cli import data as bodies
 
     bodies.check(words or [], as_json=json)
