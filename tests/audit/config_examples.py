@@ -337,6 +337,64 @@ data: {source: data.jsonl, max_length: 64}
 train_batch_size: 8
 techniques: {packing: "on", bf16: off}
 """
+# with the keys of torchtune's recipes and of nanoGPT's config folder
+TORCHTUNE = """\
+output_dir: /tmp/tuned
+model:
+  _component_: torchtune.models.llama3_2.lora_llama3_2_1b
+  lora_attn_modules: ['q_proj', 'output_proj']
+  apply_lora_to_mlp: true
+  lora_rank: 4
+  lora_alpha: 8
+tokenizer:
+  _component_: torchtune.models.llama3.llama3_tokenizer
+  path: base/tokenizer.model
+  max_seq_len: 64
+checkpointer:
+  _component_: torchtune.training.FullModelHFCheckpointer
+  checkpoint_dir: base
+dataset:
+  _component_: torchtune.datasets.alpaca_cleaned_dataset
+  packed: true
+  train_on_input: false
+batch_size: 2
+gradient_accumulation_steps: 3
+epochs: 1
+seed: 5
+shuffle: true
+optimizer:
+  _component_: torch.optim.AdamW
+  fused: true
+  lr: 3e-4
+lr_scheduler:
+  _component_: torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup
+  num_warmup_steps: 7
+loss:
+  _component_: torchtune.modules.loss.LinearCrossEntropyLoss
+clip_grad_norm: null
+dtype: bf16
+enable_activation_checkpointing: false
+"""
+NANOGPT = """\
+out_dir = 'out-shakespeare-char'
+eval_interval = 250
+always_save_checkpoint = False
+wandb_log = False
+dataset = 'shakespeare_char'
+gradient_accumulation_steps = 1
+batch_size = 64
+block_size = 256
+n_layer = 6
+n_head = 6
+n_embd = 384
+dropout = 0.2
+learning_rate = 1e-3
+max_iters = 5000
+lr_decay_iters = 5000
+min_lr = 1e-4
+beta2 = 0.99
+warmup_iters = 100
+"""
 # file name -> (text, framework)
 ALL = {
     "lora.yml": (AXOLOTL_LORA, "axolotl"), "qlora-fsdp.yaml": (AXOLOTL_QLORA_FSDP, "axolotl"),
@@ -346,6 +404,7 @@ ALL = {
     "sft.yaml": (SFT, "trl"), "modelforge.json": (MODELFORGE, "modelforge"), "config.yaml": (LORA_TRAINER, "lora-trainer"),
     "character.yaml": (CHARACTER_TRANSFORMER, "character-transformer"), "training_config.py": (REFOCUSED, "accelerate"),
     "default_config.yaml": (ACCELERATE, "accelerate"), "ds_z3_config.json": (DEEPSPEED, "deepspeed"),
-    "recipe.yaml": (POWERTRAIN, "powertrain"),
+    "recipe.yaml": (POWERTRAIN, "powertrain"), "torchtune.yaml": (TORCHTUNE, "torchtune"),
+    "train_shakespeare_char.py": (NANOGPT, "nanogpt"),
 }
 TRAINABLE = [name for name in ALL if name not in ("default_config.yaml", "ds_z3_config.json")]

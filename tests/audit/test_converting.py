@@ -15,6 +15,7 @@ from example_folders import chat_folder
 from powertrain.audit.configs import read_config
 from powertrain.audit.conversion import FATES, Conversion
 from powertrain.audit.convert import convert
+from powertrain.audit.defaults import has_adapters
 from powertrain.audit.recipe_text import account_json, recipe_yaml
 from powertrain.audit.subject import Setting, Subject
 from powertrain.data.examples.tokenizer import open_example_tokenizer
@@ -29,7 +30,7 @@ Cli = Callable[..., tuple[int, str, str]]
 # what a recipe says by one key, and other trainers by several
 SAID_TOGETHER = {"training.per_device_train_batch_size", "training.gradient_accumulation_steps", "training.evals_per_epoch",
                  "training.saves_per_epoch", "training.eval_strategy", "training.save_strategy", "training.eval_interval",
-                 "training.save_interval", "training.optim"}
+                 "training.save_interval", "training.optim", "training.min_lr"}
 # the same by a recipe's name
 RENAMED = {"constant_with_warmup": "constant", "chat_template": "messages", "text-generation": "causal"}
 
@@ -205,6 +206,59 @@ def test_four_bits_without_adapters_cannot_be() -> None:
     conversion = convert(subject_of("transformers", model__path="m", quantisation__load_in_4bit=True))
     assert conversion.values["method"] == "full"
     assert fate(conversion, "quantisation.load_in_4bit")[0] == "not supported"
+
+
+@pytest.mark.parametrize("adapter", ["adapter:", "adapter: null", "adapter: ''", ""])
+def test_adapter_keys_without_an_adapter_train_all_weights(adapter: str, tmp_path: Path) -> None:
+    (tmp_path / "full.yml").write_text(f"base_model: m\nmicro_batch_size: 2\nlora_r:\nlora_alpha: 16\n{adapter}\n"
+                                       "learning_rate: 1e-5\n")
+    conversion = convert(read_config(tmp_path / "full.yml"))
+    assert conversion.values["method"] == "full"
+    assert not [key for key in conversion.values if key.startswith("lora.")]
+    assert not has_adapters(conversion.subject)
+
+
+def test_axolotl_drops_long_examples_and_evaluates_only_when_asked(tmp_path: Path) -> None:
+    text = "base_model: m\nmicro_batch_size: 2\nlearning_rate: 1e-5\nval_set_size: 0.1\n"
+    (tmp_path / "plain.yml").write_text(text)
+    values = convert(read_config(tmp_path / "plain.yml")).values
+    assert (values["data.long_examples"], values["eval_steps"], values["num_train_epochs"]) == ("drop", 0, 1.0)
+    assert (values["lr_scheduler_type"], values["warmup_ratio"], values["train_batch_size"]) == ("cosine", 0.03, 2)
+    (tmp_path / "plain.yml").write_text(text.replace("learning_rate: 1e-5\n", "excess_length_strategy: truncate\n"))
+    conversion = convert(read_config(tmp_path / "plain.yml"))
+    assert conversion.values["data.long_examples"] == "cut"
+    assert "learning rate" in {one.what for one in conversion.lacks}, "Axolotl has none of its own"
+
+
+def test_torchtune_s_builders_say_how_the_model_is_trained(tmp_path: Path) -> None:
+    values = converted(tmp_path, "torchtune.yaml").values
+    assert (values["method"], values["lora.r"], values["train_batch_size"], values["model.path"]) == ("lora", 4, 6, "base")
+    assert values["lora.target_modules"] == ["q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    assert (values["data.source"], values["data.max_length"]) == ("yahma/alpaca-cleaned", 64)
+    assert values["data.train_on"] == "assistant"
+    assert (values["learning_rate"], values["lr_scheduler_type"], values["warmup_steps"]) == (3e-4, "cosine", 7)
+    assert values["max_grad_norm"] == 0.0, "no clipping unless it is asked for"
+
+
+def test_nanogpt_s_smallest_learning_rate_is_a_share_of_the_largest(tmp_path: Path) -> None:
+    values = converted(tmp_path, "train_shakespeare_char.py").values
+    assert (values["min_lr_rate"], values["max_steps"], values["train_batch_size"]) == (0.1, 5000, 64)
+    assert (values["model.layers"], values["model.width"], values["data.block"]) == (6, 384, 256)
+    assert (values["model.dropout"], values["weight_decay"]) == (0.2, 0.1)
+
+
+def test_the_fields_of_axolotl_s_conversations_are_the_recipe_s_columns(tmp_path: Path) -> None:
+    def of(fields: str) -> dict[str, Any]:
+        (tmp_path / "chat.yml").write_text("base_model: m\nmicro_batch_size: 1\nlearning_rate: 1e-5\ndatasets:\n"
+                                           f"  - path: org/rows\n    type: chat_template\n{fields}")
+        values = convert(read_config(tmp_path / "chat.yml")).values
+        return {key: values.get(key) for key in ("data.format", "data.columns")}
+
+    assert of("") == {"data.format": "messages", "data.columns": None}
+    assert of("    field_messages: talk\n") == {"data.format": "messages", "data.columns": {"messages": "talk"}}
+    assert of("    field_messages: conversations\n    message_property_mappings: {role: from, content: value}\n") == {
+        "data.format": "sharegpt", "data.columns": None}
+    assert of("    message_field_role: who\n") == {"data.format": None, "data.columns": None}
 
 
 # ------------------------------------------------------------------------------------------------ training

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from powertrain.audit.conversion import NO_DATA, Accounted, Missing
+from powertrain.audit.conversion import Accounted, Missing
 from powertrain.audit.subject import Setting, Subject
 from powertrain.data.rows.formats import ALSO_CALLED, BY_NAME
 from powertrain.data.rows.tables import is_hub_id
@@ -45,10 +45,7 @@ def data_of(subject: Subject) -> Found:
         accounts.append(account)
     accounts += [Accounted(key, subject.settings[key], "translated", "it is part of data.format and data.columns")
                  for key in OF_MESSAGES if key in subject.settings and any("data.format" in each.ours for each in accounts)]
-    if any(account.key == "data.source" and account.ours for account in accounts):
-        return accounts, missing
-    nameless = Accounted("data.source", None, "default", "the file does not say; name it", {"data.source": NO_DATA})
-    return [*accounts, nameless], [Missing("data", "the file names no data: write data.source, a file, a folder or a hub id")]
+    return accounts, missing
 
 
 def _part(subject: Subject, key: str, setting: Setting) -> Accounted:

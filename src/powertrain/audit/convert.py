@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from powertrain.audit.conversion import NO_MODEL, Accounted, Conversion, Missing
+from powertrain.audit.conversion import NO_DATA, NO_MODEL, Accounted, Conversion, Missing
 from powertrain.audit.conversion_data import data_of
 from powertrain.audit.defaults import METHODS, OF_FOUR_BITS, OF_LORA, SEMANTIC, has_adapters, in_force, trainer_default
 from powertrain.audit.literal_files import shown
@@ -44,6 +44,9 @@ def convert(subject: Subject) -> Conversion:
     done = {account.key for account in accounts} | set(BATCH)
     accounts += [_one(subject, key, setting, tunes) for key, setting in subject.settings.items() if key not in done]
     accounts += _defaults(subject, tunes, accounts)
+    if not any("data.source" in account.ours for account in accounts):
+        accounts.append(Accounted("data.source", None, "default", "the file does not say; name it", {"data.source": NO_DATA}))
+        lacks.append(Missing("data", "the file names no data: write data.source, a file, a folder or a hub id"))
     accounts += [Accounted(key, setting, "unknown", f"{subject.framework} has no such key, and does nothing with it")
                  for key, setting in subject.unknown.items()]
     accounts += [Accounted(key, setting, "unread", "only running the file would tell; look it up and write it yourself")
@@ -95,8 +98,9 @@ def _method(subject: Subject, tunes: bool) -> list[Accounted]:
     accounts = [Accounted(key, setting, "not supported", refused[key]) if key in refused else
                 Accounted(key, setting, "translated", "", {"method": method}) for key, setting in said.items()]
     if not any(account.ours for account in accounts):
-        accounts.append(Accounted("training.method", None, "default", "adapters are set up" if adapters else
-                                  f"{subject.framework} trains so if nothing is said", {"method": method}))
+        why = "adapters are set up" if adapters and subject.script is not None else \
+            f"{subject.framework} trains so if nothing is said"
+        accounts.append(Accounted("training.method", None, "default", why, {"method": method}))
     return accounts
 
 
@@ -138,7 +142,10 @@ def _one(subject: Subject, key: str, setting: Setting, tunes: bool) -> Accounted
     """What becomes of one key that says something by itself."""
     if setting.value is None:
         return Accounted(key, setting, "no effect", "it sets nothing")
-    aside = ASIDE.get(key) or (_launched if key.split(".")[0] in LAUNCHERS else None)
+    section = key.partition(".")[0]
+    if section == "lora" and not has_adapters(subject):
+        return Accounted(key, setting, "no effect", "no adapters are trained")
+    aside = ASIDE.get(key) or (_launched if section in LAUNCHERS else None)
     account = aside(subject, key, setting) if aside is not None else None
     return _checked(account or _by_vocabulary(key, setting, tunes))
 

@@ -264,7 +264,7 @@ CONVERSIONS: Mapping[str, Conversion] = {
                                     "a 4-bit base is quantised by bitsandbytes"),
     "lora_bias": _if_only("lora_bias", ("none", False), "no bias is trained beside adapters"),
     "init_lora_weights": _if_only("init_lora_weights", (True, "default"), "adapters start at zero"),
-    "packing_strategy": _if_only("packing_strategy", ("bfd",), "packs are filled best-fit and no example is cut for it"),
+    "packing_strategy": _if_only("packing_strategy", ("bfd", "ffd"), "packs are filled best-fit and no example is cut for it"),
     "init_from": _if_only("init_from", ("scratch",), "new random weights are drawn", "name trained weights with model.path"),
     "truncation_mode": _if_only("truncation_mode", ("keep_start",), "of a long example the start is kept"),
     "thinking": _if_only("enable_thinking", (True,), "the chat template writes the messages as they are"),

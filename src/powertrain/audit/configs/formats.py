@@ -118,9 +118,14 @@ class _Recipe(Format):
     """A recipe also takes the keys of other trainers."""
 
     def points(self, found: Marked) -> tuple[int, float]:
-        """A file of foreign keys alone is another trainer's."""
+        """A file of foreign keys alone is another trainer's; a `model:` that names one is said by others too."""
         points, share = super().points(found)
-        return (points, share) if points else (0, 0.0)
+        model = found.inner.get("model")
+        shared = model is not None and not model.inner
+        return (points, share) if points > shared else (0, 0.0)
+
+    def has_top(self, key: str) -> bool:
+        return super().has_top(key) or any(name.startswith(f"{key}.") for name in _OURS)
 
     def has(self, key: str) -> bool:
         return key in _OURS or key.startswith("techniques.") or super().has(key) or spellings.is_known(key)

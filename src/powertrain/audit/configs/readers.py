@@ -68,6 +68,18 @@ def _comma_list(key: str, value: Any) -> list[Told]:
     return [("data.source", parts[0] if isinstance(parts, list) and len(parts) == 1 else parts)]
 
 
+def _dataset_mixer(key: str, value: Any) -> list[Told]:
+    """The alignment handbook's datasets by name, each with the share of its rows that is used."""
+    whole = isinstance(value, dict) and all(share == 1 for share in value.values())
+    names = list(value) if whole else []
+    return [("data.source", names[0] if len(names) == 1 else names) if names else ("training.dataset_mixture", value)]
+
+
+def _stage(key: str, value: Any) -> list[Told]:
+    """LLaMA-Factory's pre-training learns every token."""
+    return [("training.stage", value), *([("training.assistant_only_loss", False)] if value == "pt" else [])]
+
+
 def _answers_only(key: str, value: Any) -> list[Told]:
     return [("training.assistant_only_loss", not value if isinstance(value, bool) else None)]
 
@@ -165,7 +177,7 @@ def _torchtune_model(key: str, value: Any) -> list[Told]:
 def _torchtune_dataset(key: str, value: Any) -> list[Told]:
     name, said = _component(value)
     if name not in TORCHTUNE_DATA and "source" not in said:
-        return [("data.source", None), ("training.dataset", name or value)]
+        return [("data.source", None), ("data.builder", name or value)]
     called = {"packed": "training.packing", "split": "data.split", "max_seq_len": "training.max_length"}
     learns_prompts = said.pop("train_on_input", name in TORCHTUNE_DATA)      # alpaca's builders learn prompts too
     return [("data.source", said.pop("source", None) or TORCHTUNE_DATA[name]),
@@ -209,6 +221,11 @@ def _decay(key: str, value: Any) -> list[Told]:
     return [("training.lr_scheduler_type", "cosine" if value else "constant")]
 
 
+def _torchtune_loss(key: str, value: Any) -> list[Told]:
+    name, _ = _component(value)
+    return [("training.loss" if "crossentropy" in name.lower() else "training.loss_type", name or value)]
+
+
 def _start(key: str, value: Any) -> list[Told]:
     """nanoGPT's `init_from: gpt2-xl` names a pretrained model."""
     return [("model.path" if str(value).startswith("gpt2") else f"training.{key}", value)]
@@ -221,7 +238,7 @@ READERS: Mapping[str, Read] = {
     "attention()": _attention, "attention_switch()": _attention_switch, "no_checkpointing()": _no_checkpointing,
     "whole_dtype()": _whole_dtype, "plugins()": _plugins, "axolotl_datasets()": _axolotl_datasets,
     "enabled_datasets()": _enabled_datasets, "recipe_optimizer()": _recipe_optimizer, "dtype()": _dtype, "decay()": _decay,
-    "start()": _start,
+    "start()": _start, "stage()": _stage, "dataset_mixer()": _dataset_mixer, "torchtune_loss()": _torchtune_loss,
     "torchtune_model()": _torchtune_model, "torchtune_dataset()": _torchtune_dataset,
     "torchtune_tokenizer()": _torchtune_tokenizer, "torchtune_checkpointer()": _torchtune_checkpointer,
     "torchtune_optimizer()": _torchtune_optimizer, "torchtune_schedule()": _torchtune_schedule,
