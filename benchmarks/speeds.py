@@ -22,9 +22,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from efficiencies import fill_table, lies_within, speed_row, with_tables
+
 from powertrain.cli.environment import cache_folder
 from powertrain.cost.roofline import TABLE
-from powertrain.evidence.speeds import fill_table, lies_within, speed_row, with_tables
 from powertrain.evidence.studies import describe, new_folder, save
 from powertrain.models.saving import save_model
 from powertrain.planner import make_plan

@@ -22,8 +22,7 @@ from powertrain.evidence.assertions import (
     memory_is_as_predicted,
     trains,
 )
-from powertrain.evidence.bench import Suite
-from powertrain.evidence.bench_tables import findings
+from powertrain.evidence.bench import Suite, findings
 from powertrain.evidence.clock import Arena, Probe
 from powertrain.evidence.loading import data_side, loader_rates, predicted_bytes
 from powertrain.evidence.notebook import Notebook

@@ -201,7 +201,7 @@ def test_older_studies_have_a_readable_page(path):
 
 
 @pytest.mark.parametrize(("study", "words"), [
-    ({"hello": 1}, "neither its kind nor its arms"), ({"kind": "seance"}, "does not know"),
+    ({"hello": 1}, "neither a kind nor arms"), ({"kind": "seance"}, "does not know"),
     ({"kind": "ablation", "what": "x"}, "KeyError"), ({"arms": {"a": [{"losses": "?"}]}, "what": "x"}, "no study")])
 def test_what_is_no_study_is_refused_in_one_sentence(study, words):
     with pytest.raises(WrongUse, match=words):

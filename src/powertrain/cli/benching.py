@@ -60,7 +60,7 @@ def _prepared(words: Sequence[str]) -> tuple[tuple[str, ...], Prepared]:
 
 def _study(suite: Suite, notebook: Notebook, found: Found, folder: Path, seconds: float) -> Study:
     from powertrain.evidence import studies
-    from powertrain.evidence.bench_tables import findings
+    from powertrain.evidence.bench import findings
     from powertrain.records.evidence import Study
 
     settings = [suite.base, *(setting for table in suite.tables.values() for setting in table)]

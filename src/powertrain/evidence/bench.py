@@ -1,12 +1,13 @@
-"""The performance suite of document 004, done properly: memory by micro-batch, loader, precision, accumulation.
+"""The performance suite of document 004: memory by micro-batch, loader, precision and accumulation.
 
-Each setting runs a few steps in a fresh process, untimed, with its losses and the allocated peak of a step (which so
-begins at zero): what has to hold is asserted of those (assertions.py). Then each is timed against the first of its
-table, in turns over the same steps. Speed is reported with its interval, and fails nothing.
+Each setting runs a few untimed steps in a fresh process, which gives its losses and the allocated peak of a step; assertions.py
+asserts those. Then each setting is timed against the first of its table, in turns over the same steps. Speed is reported with
+its interval, and no assertion depends on it.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,10 +26,10 @@ from powertrain.evidence.assertions import (
 )
 from powertrain.evidence.loading import Rounds, loader_rates, predicted_bytes
 from powertrain.evidence.notebook import Notebook, shares
-from powertrain.evidence.stats import noise_floor
+from powertrain.evidence.stats import interval, noise_floor
 from powertrain.recipe import Recipe
-from powertrain.records import Effect, Plan, Proposal, RunFailed
-from powertrain.records.evidence import Arm, Parity
+from powertrain.records import Effect, Plan, Proposal, RunFailed, to_plain
+from powertrain.records.evidence import NOT_HERE, Arm, ArmRun, Parity
 from powertrain.records.plan import PinError, PinRefused
 from powertrain.run.prepare import Prepared
 
@@ -37,6 +38,10 @@ WORKERS = (0, 1, 2, 4)
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 MOST_SIZES, MOST_PASSES = 5, 8
 STEPS = 4                                    # of a probe; memory is that of the step after them
+LEADING = {"micro-batch": "examples", "loader": "workers", "precision": "precision", "accumulation": "passes"}
+LOADING = ("batches/s", "times as many", "waiting for data %")
+COLUMNS = ("peak MiB", "predicted MiB", "prediction off by %", "loss apart", "tokens/s", "times as fast", "from", "to",
+           "verdict", "why")
 GUESS = Effect((0.5, 2.0), 0, basis="guess: it is what this bench measures")
 CONTROL_WEIGHT = 1.5                         # of the time of a comparison: every verdict rests on it
 
@@ -306,3 +311,70 @@ def _control(arm: Arm, notebook: Notebook, found: Found, jobs: int) -> None:
         found.noise_floor = noise_floor(notebook.comparisons[found.control])
         notebook.margin = max(notebook.margin, found.noise_floor)
         notebook.say(f"equal arms differ by up to {found.noise_floor:.1%} here, so {notebook.margin:.1%} is the least effect")
+
+
+# ------------------------------------------------------------------------------------------------ as a study holds it
+
+
+def findings(suite: Suite, notebook: Notebook, found: Found) -> dict[str, Any]:
+    """Return the findings of a study of kind `bench`: tables with units in their columns, and the assertions."""
+    return {"recipe": list(suite.base.arm.words), "tables": {table: _table(table, suite, notebook, found) for table in TABLES},
+            "assertions": [to_plain(assertion) for assertion in found.assertions], "control": found.control,
+            "notes": [*suite.notes, *_about_memory(suite, found)], "not_reached": list(found.not_reached)}
+
+
+def _about_memory(suite: Suite, found: Found) -> list[str]:
+    """Return why no memory is asserted, where that is so."""
+    ran = [tried for table in found.tried.values() for tried in table if tried.error is None]
+    model, device = suite.base.prepared.facts.model, suite.base.prepared.facts.hardware.device
+    notes = []
+    if ran and all(tried.measured_bytes is None for tried in ran):
+        notes.append(f"memory is not counted on {device}, so no memory is asserted")
+    if ran and all(tried.predicted_bytes is None for tried in ran):
+        notes.append(f"{model.provider} computes the model, and its memory is not predicted, so no prediction is asserted")
+    return notes
+
+
+def _table(table: str, suite: Suite, notebook: Notebook, found: Found) -> dict[str, Any]:
+    """Return a table whose rows are compared with the first; settings that cannot run here come last, with the reason."""
+    more = LOADING if table == "loader" else ()
+    settings = {setting.arm.name: number for number, setting in enumerate(suite.tables[table])}
+    rows = [[tried.amount, *_loading(settings[tried.name], tried, notebook, found)[:len(more)],
+             *_cells(tried, number == 0, notebook, found)] for number, tried in enumerate(found.tried[table])]
+    empty = [None] * (len(more) + len(COLUMNS) - 2)
+    rows += [[name, *empty, NOT_HERE, why] for name, why in suite.not_here[table].items()]
+    return {"columns": [LEADING[table], *more, *COLUMNS], "rows": rows}
+
+
+def _cells(tried: Tried, is_first: bool, notebook: Notebook, found: Found) -> list[Any]:
+    """Return the cells of COLUMNS."""
+    share, parity, run = tried.error_share, found.parities.get(tried.name), run_of(tried.name, notebook)
+    measured = None if tried.measured_bytes is None else round(tried.measured_bytes / MIB, 2)
+    predicted = None if tried.predicted_bytes is None else round(tried.predicted_bytes / MIB, 2)
+    head = [measured, predicted, None if share is None else round(100 * share, 2), None if parity is None else
+            parity.loss_difference, None if run is None else round(statistics.median(w.tokens_per_s for w in run.windows), 1)]
+    index = found.compared.get(tried.name)
+    if index is None:
+        why = tried.error or found.failed.get(tried.name) or ("the baseline of this table" if is_first else
+                                                              "not timed within the budget")
+        return [*head, None, None, None, None, why]
+    comparison = notebook.comparisons[index]
+    speed = [None] * 3 if comparison.speed is None else [round(value, 4) for value in (
+        comparison.speed.median, comparison.speed.low, comparison.speed.high)]
+    return [*head, *speed, comparison.verdict, comparison.because]
+
+
+def run_of(name: str, notebook: Notebook) -> ArmRun | None:
+    """Return the last run of an arm with windows."""
+    return next((run for run in reversed(notebook.runs) if run.arm == name and run.windows), None)
+
+
+def _loading(place: int, tried: Tried, notebook: Notebook, found: Found) -> list[Any]:
+    """Return batches per second, their ratio to no workers, and the share of a step that waits for data."""
+    rates = [rates[place] for rates in found.rates]
+    run = run_of(tried.name, notebook)
+    waits = None if run is None else sum(window.parts.get("data", 0.0) for window in run.windows) / sum(
+        window.seconds for window in run.windows)
+    times = interval([rates[place] / rates[0] for rates in found.rates]).median if rates else None
+    return [round(statistics.median(rates), 1) if rates else None, None if times is None else round(times, 3),
+            None if waits is None else round(100 * waits, 2)]

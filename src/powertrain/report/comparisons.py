@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from powertrain.report.chart import Axis, Band, Level, Line, Plot, Point, Row, Rows
-from powertrain.report.page import Cell, Figure, Missing, Table
+from powertrain.report.page import Cell, Figure, Missing, Number, Section, Table
 from powertrain.report.svg import is_number
 
 Study = Mapping[str, Any]
@@ -20,6 +20,17 @@ TONES = {"faster": "good", "confirmed": "good", "better": "good", "harmful": "ba
 COLOURS = {"good": "green", "bad": "red", "open": "orange", "quiet": "grey"}
 RATIO = "times as fast (B over A; 1 = the same)"
 MOST_CURVES = 6
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The content of a study's page, before its method and its general cautions are added."""
+
+    verdict: str                             # one sentence
+    tone: str                                # "good", "bad" or "open"
+    numbers: tuple[Number, ...]
+    cautions: tuple[str, ...]
+    sections: tuple[Section, ...]
 
 
 @dataclass(frozen=True)

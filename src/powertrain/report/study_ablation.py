@@ -10,6 +10,7 @@ from powertrain.report.chart import Axis, Level, Point, Row, Rows, Segment
 from powertrain.report.comparisons import (
     RATIO,
     Compared,
+    Findings,
     Study,
     colour_of,
     compared,
@@ -25,7 +26,6 @@ from powertrain.report.comparisons import (
 )
 from powertrain.report.figures import count, memory
 from powertrain.report.page import Cell, Figure, Missing, Number, Section, Table
-from powertrain.report.study import Findings
 
 ORDER = ("faster", "no effect", "inconclusive", "harmful", "invalid", "not applicable here")
 CLASS_COLOURS = {"products": "blue", "attention": "sky", "loss": "purple", "elementwise": "yellow", "optimizer": "green",

@@ -7,6 +7,7 @@ from typing import Any
 
 from powertrain.report.chart import Axis, Level, Point, Row, Rows, Segment
 from powertrain.report.comparisons import (
+    Findings,
     Study,
     colour_of,
     compared,
@@ -17,7 +18,6 @@ from powertrain.report.comparisons import (
     tone_of,
 )
 from powertrain.report.page import Block, Cell, Figure, Missing, Number, Section, Table, Text, several
-from powertrain.report.study import Findings
 
 ORDER = ("confirmed", "better", "smaller than claimed", "no effect", "harmful", "inconclusive", "not applicable here")
 CONTRADICTED = ("smaller than claimed", "no effect", "harmful")

@@ -9,6 +9,7 @@ from typing import Any
 from powertrain.records.timeline import quantile
 from powertrain.report.chart import Axis, Level, Point, Row, Rows, Segment
 from powertrain.report.comparisons import (
+    Findings,
     Study,
     compared,
     counted,
@@ -22,7 +23,6 @@ from powertrain.report.comparisons import (
 from powertrain.report.figures import duration, memory
 from powertrain.report.figures_machine import COMPONENT_COLOURS
 from powertrain.report.page import Block, Cell, Figure, Missing, Number, Section, Table, Text
-from powertrain.report.study import Findings
 
 ORDER = ("faster", "no effect", "inconclusive", "harmful", "invalid")
 
@@ -116,8 +116,18 @@ def peers(study: Study) -> Findings:
     apart = Table(("peer", "steps", "first step", "mean", "mean of the distances", "largest"), tuple(
         (one["peer"], one["steps"], one["first"], one["mean"], one["mean_absolute"], one["largest"])
         for one in findings["losses"]), "Our loss less the peer's, step by step")
-    return replace(plain, numbers=(*plain.numbers, share), sections=(
-        *plain.sections, Section("How far apart", (apart,)), Section("Where our step's time goes", (Table(
+    under = findings.get("conditions") or ()
+    columns = ("peer", "tokens/s alone", "tokens/s beside ours", "slower beside ours", "used by others", "not clean")
+    alone: Block = Table(columns, tuple(
+        (one["peer"], one["alone_tokens_per_s"], one["beside_tokens_per_s"], f"{one['slower']:.1%}",
+         f"{one['others_share']:.1%}", "; ".join(one["unclean"])) for one in under),
+        "Every peer alone, over the same steps") if under else \
+        Missing("the peers alone", "The peers were not measured alone, so nothing shows that they were undisturbed.")
+    unclean = tuple(f"Not clean: {why}." for one in under for why in one["unclean"]) if under else \
+        ("The peers were not measured alone, so the ratios may be too large.",)
+    return replace(plain, numbers=(*plain.numbers, share), cautions=(*unclean, *plain.cautions), sections=(
+        *plain.sections, Section("Conditions", (alone,)), Section("How far apart", (apart,)),
+        Section("Where our step's time goes", (Table(
             ("class of work", "ms", "share"),
             tuple((name, 1e3 * seconds, f"{seconds / step_s:.0%}") for name, seconds in parts)),))))
 

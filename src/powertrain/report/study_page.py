@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from powertrain.records import WrongUse
-from powertrain.report import study_ablation, study_cases, study_claims, study_diagnosis, study_kinds, study_older
-from powertrain.report.comparisons import Study, compared
+from powertrain.report import study_ablation, study_cases, study_claims, study_kinds, study_older
+from powertrain.report.comparisons import Findings, Study, compared
 from powertrain.report.figures import duration, memory
 from powertrain.report.page import Block, Code, Page, Section, facts
-from powertrain.report.study import Findings
 
 KINDS: Mapping[str, Callable[[Study], Findings]] = {
     "ablation": study_ablation.read, "claims": study_claims.read, "tuning": study_kinds.tuning,
     "comparison": study_kinds.comparison, "peers": study_kinds.peers, "bench": study_kinds.bench, "speed": study_kinds.speed,
-    "memory": study_kinds.memory_predictions, "diagnosis": study_diagnosis.read,
+    "memory": study_kinds.memory_predictions, "diagnosis": study_cases.diagnosis,
     "prepare": study_cases.prepare, "start": study_cases.start}
 BUSY = 0.5                   # load of the machine above which a measurement is suspect
 MOST_CAUTIONS = 6

@@ -1,4 +1,4 @@
-"""What share of the ideal step's speed runs reach, as a table that plans read: filled from a study, never by hand.
+"""The share of the ideal speed that runs reach, as a table that plans read: filled from a study, never by hand.
 
 A row of the study is one shape of run, measured in fresh processes; benchmarks/speeds.py makes them. The table has one
 entry for each kind of device, dtype of the products and size of the work, as wide as the rows in it are apart, and wider
@@ -24,7 +24,7 @@ MARGIN, LONE_MARGIN = 0.1, 0.2               # beyond the rows to either side, a
 
 
 def speed_row(words: Sequence[str], prepared: Prepared, runs: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """What is expected of a run by facts alone, and the seconds of its steps, one sequence for each process that ran it.
+    """Return the predicted and the measured seconds of a run's steps; `runs` has one sequence for each process.
 
     Raises UnknownFact where the machine's speed is not measured.
     """
@@ -40,7 +40,7 @@ def speed_row(words: Sequence[str], prepared: Prepared, runs: Sequence[Sequence[
 
 
 def fill_table(rows: Sequence[Row], before: Mapping[str, Any], study: str) -> dict[str, Any]:
-    """efficiencies.json with the study's rows in it; what it says of other kinds of devices stays.
+    """Return efficiencies.json with the study's rows in it; its rows of other kinds of devices stay.
 
     The entry for dtype "any" is for those that the study did not measure.
     """
@@ -59,7 +59,7 @@ def fill_table(rows: Sequence[Row], before: Mapping[str, Any], study: str) -> di
 
 
 def told_by(row: Row, table: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Seconds of a step, low and high, that a table expects of the row's work; None where it has no entry for it."""
+    """Return the seconds of a step, low and high, that a table predicts of the row's work; None where it has no entry."""
     found = {(entry["device"], entry["dtype"], entry["size"]): entry for entry in table["rows"]}
     entry = found.get((row["device"], row["dtype"], row["size"])) or found.get((row["device"], "any", row["size"]))
     if entry is None:
@@ -68,7 +68,7 @@ def told_by(row: Row, table: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def with_tables(rows: Sequence[Row], before: Mapping[str, Any], study: str) -> list[dict[str, Any]]:
-    """The rows with what the filled table expects of each, and what one filled from the other rows alone would have."""
+    """Return the rows, each with the prediction of the filled table and of a table filled from the other rows alone."""
     table = fill_table(rows, before, study)
     found = []
     for place, row in enumerate(rows):
