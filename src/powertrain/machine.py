@@ -131,6 +131,19 @@ def _text(path: Path) -> str | None:
         return None
 
 
+# ------------------------------------------------------------------------------------------------ libraries
+
+GPU_DEVICES = tuple(map(Path, ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")))
+VARIABLES = ("OMP_", "MKL_", "KMP_", "GOMP_", "CUDA_", "NVIDIA_")
+
+
+def what_libraries_see() -> tuple[object, ...]:
+    """Return what decides which device and how many threads a library such as torch chooses by itself."""
+    affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    variables = sorted((name, value) for name, value in os.environ.items() if name.startswith(VARIABLES))
+    return os.cpu_count(), affinity, variables, [path.exists() for path in GPU_DEVICES]
+
+
 # ------------------------------------------------------------------------------------------------ compilers
 
 

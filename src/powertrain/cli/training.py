@@ -24,9 +24,7 @@ from powertrain.report.result import result_rows, sample_rows
 from powertrain.run.fits import needed_bytes, room_bytes, savings_of
 from powertrain.run.folder import RUNS, check_free, continued, existing, is_complete, missing_base, read_json
 from powertrain.run.prepare import Prepared, prepare, with_stored_plan
-from powertrain.run.session import resume_run, start_run
 from powertrain.training.events import read_events
-from powertrain.use.sampling import write_sample
 
 if TYPE_CHECKING:
     from rich.live import Live as RichLive
@@ -72,6 +70,9 @@ def train(words: list[str], *, output: Path | None, resume: Path | None, dry_run
     if dry_run:
         _print_plan(prepared, as_json=as_json)
         return 0
+    from powertrain.run.session import start_run  # torch is loaded from here on
+    from powertrain.use.sampling import write_sample
+
     with Watcher(as_json=as_json, quiet=quiet) as watcher:
         watcher.introduce(prepared)
         folder, code = start_run(prepared, watcher.take, write_sample)
@@ -95,6 +96,9 @@ def _resume(path: Path, words: list[str], *, output: Path | None, dry_run: bool,
         (_quiet if quiet else say)(f"{path} is finished: there is nothing left to train")
         _print_result(folder.path, prepared, as_json=as_json)
         return 0
+    from powertrain.run.session import resume_run
+    from powertrain.use.sampling import write_sample
+
     with Watcher(as_json=as_json, quiet=quiet) as watcher:
         watcher.introduce(prepared, stored=folder.recipe.read_text(encoding="utf-8"))
         folder, code = resume_run(folder, prepared, watcher.take, write_sample)

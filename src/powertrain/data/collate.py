@@ -1,23 +1,27 @@
-"""Examples laid end to end as the flat batch that a model reads. The only file of this room that loads torch."""
+"""Examples laid end to end as the flat batch that a model reads. Only functions of this file load torch in this room."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from powertrain.data.example import Example
 from powertrain.records import IGNORE, Batch, Source
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PAD = 0                                      # any token: nothing looks at it, and it trains nothing
 
 
 def collate(examples: Sequence[Example]) -> Batch:
     """One flat batch of at least one example: T = the sum of their lengths, no padding, each a document of its own."""
+    import torch
+
     assert examples, "a batch needs an example"
     lengths = tuple(len(example.inputs) for example in examples)
     targets = np.concatenate([example.targets for example in examples])
@@ -73,6 +77,8 @@ def real_documents(batch: Batch) -> int:
 
 
 def _joined(parts: Sequence[npt.NDArray[np.int64]]) -> Tensor:
+    import torch
+
     return torch.from_numpy(np.concatenate(parts))
 
 

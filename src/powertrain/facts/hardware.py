@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.metadata
 import json
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from powertrain.facts.datasheet import datasheet
 from powertrain.facts.measure import (
@@ -19,6 +20,7 @@ from powertrain.facts.measure import (
     measure_peaks,
 )
 from powertrain.facts.processor import Processor, read_processor
+from powertrain.machine import what_libraries_see
 from powertrain.records import Hardware
 
 
@@ -28,8 +30,9 @@ def read_hardware(cache: Path, *, measure: bool = True) -> Hardware:
     The peaks come from `cache`/hardware/<fingerprint>.json; where that has none, they are measured (a few seconds) and
     kept there, or left absent if not `measure`. A cache that cannot be written is no error: `sources` says so.
     """
-    hardware = _without_peaks(read_processor())
-    hardware = dataclasses.replace(hardware, fingerprint=fingerprint(hardware))
+    seen = _seen_by_torch(cache)
+    hardware = _without_peaks(read_processor(), seen)
+    hardware = dataclasses.replace(hardware, fingerprint=fingerprint(hardware, seen))
     dtypes = measurable_dtypes(hardware.device, hardware.compute_capability)
     file = cache_file(cache, hardware.fingerprint)
     kept = kept_peaks(file, dtypes)
@@ -52,17 +55,58 @@ def measure_again(cache: Path) -> Hardware:
     return read_hardware(cache)
 
 
-def fingerprint(hardware: Hardware) -> str:
+@dataclass(frozen=True)
+class Seen:
+    """What torch says of the machine."""
+
+    device: str
+    torch: str                               # its version
+    cuda: str | None                         # the version that it was built for
+    threads: int                             # that it computes with on a CPU
+
+
+def _seen_by_torch(cache: Path) -> Seen:
+    """Return what torch sees. Where an earlier process saw a machine without a GPU, torch is not loaded for it again.
+
+    The answer is kept in `cache`/hardware/torch-<digest of everything that it depends on>.json.
+    """
+    parts = (importlib.metadata.version("torch"), sys.prefix, *what_libraries_see())
+    file = cache / "hardware" / f"torch-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}.json"
+    was_loaded = "torch" in sys.modules
+    if not was_loaded:
+        try:
+            return Seen(**json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            was_loaded = False               # nothing is kept, or another version kept it: ask torch
+    seen = _ask_torch()
+    if seen.device == "cpu" and not was_loaded:   # a process that trains may have set another number of threads
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(dataclasses.asdict(seen)), encoding="utf-8")
+        except OSError:
+            return seen                      # the next process loads torch again
+    return seen
+
+
+def _ask_torch() -> Seen:
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    return Seen(device, torch.__version__, torch.version.cuda, torch.get_num_threads())
+
+
+def fingerprint(hardware: Hardware, seen: Seen | None = None) -> str:
     """sha256 of what a measurement depends on: machine, torch, CUDA and the number of threads.
 
     Memory counts in whole GiB: what a virtual machine reports varies by some MiB between boots.
     """
+    seen = seen or _ask_torch()
     parts = {
         "name": hardware.name, "device": hardware.device, "cores": hardware.cores,
         "memory_gib": round(hardware.memory_bytes / 2**30),
         # one that came to be known later, and that no peak depends on: what was measured before stays valid
         "instructions": [name for name in hardware.instructions if name != "avx_vnni"],
-        "torch": torch.__version__, "cuda": torch.version.cuda, "threads": torch.get_num_threads(),
+        "torch": seen.torch, "cuda": seen.cuda, "threads": seen.threads,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -76,20 +120,21 @@ def _with_peaks(hardware: Hardware, peaks: Peaks, source: str) -> Hardware:
         host_link_bytes_per_s=peaks.host_link_bytes_per_s, sources=sources)
 
 
-def _without_peaks(processor: Processor) -> Hardware:
-    if torch.cuda.is_available():
-        return _cuda(processor)
-    if torch.backends.mps.is_available():
-        return _mps(processor)
+def _without_peaks(processor: Processor, seen: Seen) -> Hardware:
+    if seen.device != "cpu":
+        return _cuda(processor) if seen.device == "cuda" else _mps(processor)
     return Hardware(
         name=processor.name, device="cpu", cores=processor.cores, memory_bytes=processor.memory_bytes,
         free_memory_bytes=processor.free_memory_bytes, instructions=processor.instructions,
-        default_threads=torch.get_num_threads(),
-        sources={**processor.sources, "device": "torch: neither CUDA nor MPS is available"},
+        default_threads=seen.threads,
+        sources={**processor.sources, "device": "torch: neither CUDA nor MPS is available",
+                 "default_threads": "torch.get_num_threads"},
     )
 
 
 def _cuda(processor: Processor) -> Hardware:
+    import torch
+
     name = torch.cuda.get_device_name(0)
     free_bytes, memory_bytes = torch.cuda.mem_get_info(0)
     row = datasheet(name)
@@ -112,6 +157,8 @@ def _cuda(processor: Processor) -> Hardware:
 
 def _mps(processor: Processor) -> Hardware:
     """An Apple GPU: it has no name of its own, and shares the machine's memory up to a limit that Metal recommends."""
+    import torch
+
     memory_bytes = torch.mps.recommended_max_memory()
     sources = {
         **processor.sources, "device": "torch.backends.mps.is_available",

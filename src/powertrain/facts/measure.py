@@ -16,9 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-TORCH_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TORCH_DTYPES = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # Edge of the square matrices, small to large. The first is so small that even a bf16 GEMM without hardware support
 # (about 1 GFLOP/s) ends in milliseconds; the larger ones are tried as far as the budget reaches.
 GEMM_EDGES = {"cpu": (128, 256, 512, 1024, 2048), "mps": (512, 1024, 2048, 4096),
@@ -64,15 +62,17 @@ def gemm_flops_per_s(device: str, dtype: str, *, budget_s: float = GEMM_BUDGET_S
     A size is tried only if one product of it, at the best rate so far, fits twice in what is left of the budget
     (twice: the warm-up counts too). So a slow machine stays within about the budget and never meets the large sizes.
     """
+    import torch
+
     until = time.perf_counter() + budget_s
-    best = 0.0
+    best, kind = 0.0, getattr(torch, TORCH_DTYPES[dtype])
     with torch.inference_mode(), _fp32_precision("high" if dtype == "tf32" else "highest"):
         for edge in GEMM_EDGES[device]:
             flops = 2.0 * edge**3
             if best and 2 * flops / best > until - time.perf_counter():
                 break
-            rows = torch.randn(edge, edge, device=device).to(TORCH_DTYPES[dtype])
-            weight = torch.randn(edge, edge, device=device).to(TORCH_DTYPES[dtype])
+            rows = torch.randn(edge, edge, device=device).to(kind)
+            weight = torch.randn(edge, edge, device=device).to(kind)
             product = torch.empty_like(rows)
             seconds = _best_s(lambda x=rows, w=weight, y=product: torch.mm(x, w.t(), out=y), device, until)  # type: ignore[misc]
             best = max(best, flops / seconds)
@@ -81,6 +81,8 @@ def gemm_flops_per_s(device: str, dtype: str, *, budget_s: float = GEMM_BUDGET_S
 
 def copy_bytes_per_s(device: str, buffer_bytes: int = COPY_BYTES) -> float:
     """Bytes read plus bytes written per second by a copy between two buffers of `buffer_bytes`."""
+    import torch
+
     source = torch.ones(buffer_bytes // 4, device=device)          # float32
     target = torch.zeros_like(source)
     seconds = _best_s(lambda: target.copy_(source), device, time.perf_counter() + COPY_BUDGET_S)
@@ -89,6 +91,8 @@ def copy_bytes_per_s(device: str, buffer_bytes: int = COPY_BYTES) -> float:
 
 def host_link_bytes_per_s(device: str, buffer_bytes: int = LINK_BYTES) -> float:
     """Bytes per second between a GPU and its host's pinned memory, the slower way. A datasheet does not know the slot."""
+    import torch
+
     there = torch.ones(buffer_bytes, dtype=torch.uint8, device=device)
     here = torch.ones(buffer_bytes, dtype=torch.uint8, pin_memory=device == "cuda")
     ways = [lambda: here.copy_(there, non_blocking=True), lambda: there.copy_(here, non_blocking=True)]
@@ -114,6 +118,10 @@ def _timed_s(work: Callable[[], object], device: str) -> float:
 
 def _wait(device: str) -> None:
     """Until the device has done what it was given; the CPU always has."""
+    if device == "cpu":
+        return
+    import torch
+
     if device == "cuda":
         torch.cuda.synchronize()
     elif device == "mps":
@@ -123,6 +131,8 @@ def _wait(device: str) -> None:
 @contextlib.contextmanager
 def _fp32_precision(precision: str) -> Iterator[None]:
     """fp32 products in full ("highest") or in tf32 ("high"), whatever the process has set; put back afterwards."""
+    import torch
+
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:

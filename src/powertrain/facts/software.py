@@ -9,10 +9,8 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from powertrain.machine import COMPILERS, cpp_compiler
-from powertrain.records import Software
+from powertrain.records import Hardware, Software
 
 Capability = tuple[int, int]
 
@@ -37,10 +35,13 @@ PARTS = (
 )
 
 
-def read_software() -> Software:
-    """The version of each part that is usable here, and for each other part the reason why it is not."""
+def read_software(hardware: Hardware | None = None) -> Software:
+    """Return the version of each part that is usable here, and for each other part the reason why it is not.
+
+    Where `hardware` is known, torch need not be loaded for its GPU.
+    """
     versions, missing = {"powertrain": version_of("powertrain"), "python": platform.python_version()}, {}
-    capability = _gpu_capability()
+    capability = _gpu_capability() if hardware is None else hardware.compute_capability
     for part in PARTS:
         reason = _why_not(part, capability)
         if reason is None:
@@ -66,6 +67,8 @@ def _why_not(part: Part, gpu: Capability | None) -> str | None:
 
 
 def _gpu_capability() -> Capability | None:
+    import torch
+
     return torch.cuda.get_device_capability(0) if torch.cuda.is_available() else None
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from powertrain import planner
 from powertrain.cost.fitting import Change, Saving, largest_micro_batch, own_bytes, total_bytes, ways_to_save
@@ -18,7 +16,9 @@ from powertrain.models.config import make_config
 from powertrain.recipe import Recipe
 from powertrain.records import DataFacts, Facts, ModelFacts, Plan, WrongUse
 from powertrain.run.prepare import Prepared
-from powertrain.training.setup import Setup
+
+if TYPE_CHECKING:
+    from powertrain.training.setup import Setup
 
 NAMED = 3                    # changes that are named, of those that save the most
 LEAST_BLOCK = 64             # tokens: shorter examples are no cure any more
@@ -39,6 +39,8 @@ def needed_bytes(facts: Facts, plan: Plan) -> int:
 
 def workload_of_step(workload: Workload, setup: Setup, step: int) -> Workload:
     """The workload with the documents that optimizer step `step` (from 0) has in its passes, an encoder's tokens included."""
+    import torch
+
     batches = setup.prepare(step)
     documents = tuple(tuple(map(sum, zip(batch.lengths, batch.source.lengths, strict=True))) if batch.source else batch.lengths
                       for batch in batches)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from powertrain.data.example import Example
-from powertrain.models.model import Model, SavedTokenizer
 from powertrain.recipe import Resolved
 from powertrain.records import Batch, DataFacts, ModelFacts
 
+if TYPE_CHECKING:
+    from powertrain.models.model import Model
 
-class TextTokenizer(SavedTokenizer, Protocol):
+
+class TextTokenizer(Protocol):
     """What a run needs of a tokenizer: to write samples, and to save it beside the model."""
 
     @property
     def end_of_text(self) -> int | None: ...
 
     def encode(self, text: str) -> Any: ...
+
+    def save(self, folder: Path) -> Any: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 

@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from powertrain import planner
 from powertrain.facts.hardware import read_hardware
@@ -19,10 +17,11 @@ from powertrain.run.material import Material
 from powertrain.run.scratch import scratch_material
 from powertrain.run.speeds import with_speeds
 from powertrain.run.tuned import read_tuned
-from powertrain.training.loop import apply_plan, new_state, train
 from powertrain.training.optimizers import open_values, optimizer_of
 from powertrain.training.schedule import Schedule
-from powertrain.training.setup import Setup, plain_setup
+
+if TYPE_CHECKING:
+    from powertrain.training.setup import Setup
 
 Say = Callable[[str], None]
 
@@ -56,7 +55,8 @@ class Prepared:
 def prepare(resolved: Resolved, cache: Path, say: Say) -> Prepared:
     """Read machine, data and model, and make the plan. Raises WrongUse for whatever cannot be trained."""
     say("looking at the machine (measured once, then cached)")
-    hardware, software = with_speeds(read_hardware(cache), cache), read_software()
+    hardware = with_speeds(read_hardware(cache), cache)
+    software = read_software(hardware)
     if resolved.recipe.method == "scratch":
         say(f"reading {resolved.recipe.data.source}")
         material = scratch_material(resolved, cache)
@@ -86,6 +86,11 @@ def with_optimizer(resolved: Resolved) -> Resolved:
 
 def build_setup(prepared: Prepared) -> Setup:
     """The model, seeded, and everything around it, with the plan applied and confirmed."""
+    import torch
+
+    from powertrain.training.loop import apply_plan
+    from powertrain.training.setup import plain_setup
+
     recipe, material = prepared.recipe, prepared.material
     torch.manual_seed(recipe.seed)
     model = material.build().to(prepared.facts.hardware.device)
@@ -132,6 +137,10 @@ def _total_steps(recipe: Recipe, facts: Facts) -> int:
 
 def _probe(setup: Setup, prepared: Prepared) -> float:
     """Seconds of a step, the median of a few. The model is left as it was."""
+    import torch
+
+    from powertrain.training.loop import new_state, train
+
     warm_up, most = PROBE_STEPS
     trained = [parameter for parameter in setup.model.parameters() if parameter.requires_grad]
     before = [parameter.detach().clone() for parameter in trained]

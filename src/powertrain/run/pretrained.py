@@ -5,28 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from powertrain.data.collate import collate, collate_padded
 from powertrain.data.examples.store import ExampleStore
 from powertrain.facts.data import example_facts
 from powertrain.facts.model import model_facts
-from powertrain.models.adapters.attached import add_adapters
-from powertrain.models.adapters.files import load_adapter, read_adapter_config
 from powertrain.models.adapters.targets import AdapterConfig
-from powertrain.models.bridge.loading import bridged_facts, load_bridged
 from powertrain.models.huggingface.families import read_config
-from powertrain.models.huggingface.folder import load_folder
 from powertrain.models.huggingface.providers import availability
-from powertrain.models.kernels.quantised import quantise_base
-from powertrain.models.model import Model
 from powertrain.recipe import Recipe, Resolved
 from powertrain.records import ModelFacts, Software, WrongUse
 from powertrain.run.base import Base, find_base
 from powertrain.run.examples import examples_for, max_length
 from powertrain.run.material import Material
+
+if TYPE_CHECKING:
+    from powertrain.models.model import Model
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 SHAPE_KEYS = ("family", "layers", "width", "heads", "kv_heads", "mlp_width", "context", "vocabulary", "activation", "tied_head")
@@ -58,6 +53,8 @@ def _adapters(recipe: Recipe, base: Base) -> AdapterConfig | None:
                            "adapter; merge it first (powertrain export --to merged), or use method=lora")
         return None
     if recipe.model.adapter is not None:
+        from powertrain.models.adapters.files import read_adapter_config
+
         return read_adapter_config(Path(recipe.model.adapter)) if base.is_native else None
     wanted = recipe.lora.model_dump()
     targets = wanted["target_modules"]
@@ -66,6 +63,8 @@ def _adapters(recipe: Recipe, base: Base) -> AdapterConfig | None:
 
 def _model_facts(recipe: Recipe, base: Base, adapters: AdapterConfig | None) -> ModelFacts:
     if not base.is_native:
+        from powertrain.models.bridge.loading import bridged_facts
+
         return bridged_facts(base.folder, adapters=adapters, provider=base.choice.provider, path=base.name,
                              **_bridge_options(recipe, base))
     stored = "fp32" if recipe.method == "full" else DTYPES.get(str(base.config.get("dtype") or base.config.get("torch_dtype")),
@@ -124,9 +123,19 @@ def _is_open(resolved: Resolved, key: str, value: Any) -> bool:
 
 
 def _build(recipe: Recipe, base: Base, adapters: AdapterConfig | None) -> Model:
+    """Load the model that is trained, with its adapters."""
     if not base.is_native:
+        from powertrain.models.bridge.loading import load_bridged
+
         return load_bridged(base.folder, adapters=adapters, provider=base.choice.provider, base=base.name,
                             max_length=max_length(recipe, base), **_bridge_options(recipe, base))
+    import torch
+
+    from powertrain.models.adapters.attached import add_adapters
+    from powertrain.models.adapters.files import load_adapter
+    from powertrain.models.huggingface.folder import load_folder
+    from powertrain.models.kernels.quantised import quantise_base
+
     model = load_folder(base.folder, dropout=recipe.model.dropout, dtype=torch.float32 if recipe.method == "full" else None)
     model.base = base.name
     if recipe.method == "qlora":

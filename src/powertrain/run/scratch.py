@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from powertrain.data.collate import collate
 from powertrain.data.example import Blocks, EvaluationBlocks
@@ -13,10 +13,12 @@ from powertrain.data.store import TokenStore, open_store
 from powertrain.facts.data import data_facts
 from powertrain.facts.model import model_facts
 from powertrain.models.config import ModelConfig, make_config
-from powertrain.models.decoder import Decoder
 from powertrain.recipe import Recipe, Resolved
 from powertrain.records import WrongUse
 from powertrain.run.material import Material
+
+if TYPE_CHECKING:
+    from powertrain.models.decoder import Decoder
 
 PRETRAINED_KEYS = {"path", "revision", "provider", "task", "adapter", "trust_remote_code"}  # of model: say nothing here
 PIPED_KEYS = {"family", "vocabulary", "context"}         # of model: passed to make_config by other names
@@ -35,9 +37,15 @@ def scratch_material(resolved: Resolved, cache: Path) -> Material:
         resolved, model_facts(config),
         data_facts(store, block=block, stride=stride, train_batch_size=recipe.train_batch_size),
         training=Blocks(store.train, block, stride), held_out=EvaluationBlocks(store.validation, block), collate=collate,
-        tokenizer=store.tokenizer, build=partial(Decoder, config),
+        tokenizer=store.tokenizer, build=partial(_build, config),
         tokens_per_byte=len(store.validation) / store.validation_bytes if has_held_out else None,
         gzip_bits_per_byte=8 * store.validation_text_gzip_bytes / store.validation_bytes if has_held_out else None)
+
+
+def _build(config: ModelConfig) -> Decoder:
+    from powertrain.models.decoder import Decoder
+
+    return Decoder(config)
 
 
 def open_recipe_store(recipe: Recipe, cache: Path) -> TokenStore:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib.metadata
+import importlib.util
 import os
 import platform
 import subprocess
 import tempfile
 from pathlib import Path
-
-import torch
 
 from powertrain.machine import COMPILERS, cpp_compiler
 
@@ -19,7 +19,6 @@ SOURCE = Path(__file__).with_name("kernel.cpp")
 X86 = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
 FLAGS = ("-std=c++20", "-O3", "-march=native", *X86, "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 CPU = Path("/proc/cpuinfo")
-TORCH = Path(torch.__file__).parent          # torch.utils.cpp_extension would say the same, and import setuptools for it
 
 
 class CannotBuild(Exception):
@@ -54,21 +53,29 @@ def processor() -> str:
 @functools.cache
 def _library() -> Path:
     """Named by everything that it depends on: a home directory may be shared by machines of different kinds."""
-    told = "\n".join((SOURCE.read_text(encoding="utf-8"), torch.__version__, processor(), *FLAGS))
+    told = "\n".join((SOURCE.read_text(encoding="utf-8"), importlib.metadata.version("torch"), processor(), *FLAGS))
     name = f"ragged-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
     return Path.home() / ".cache" / "powertrain" / "kernels" / name
 
 
+def _torch_folder() -> Path:
+    """Return where torch is installed, without loading torch."""
+    found = importlib.util.find_spec("torch")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent
+
+
 def _compile(path: Path) -> None:
-    compiler = cpp_compiler()
+    compiler, torch = cpp_compiler(), _torch_folder()
     if compiler is None:
         raise CannotBuild(f"none of {', '.join(COMPILERS)} is on the PATH")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
-            told = subprocess.run([compiler, str(SOURCE), *FLAGS, f"-I{TORCH / 'include'}", "-o", str(made),
-                                   f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"], capture_output=True, text=True, check=False)
+            told = subprocess.run([compiler, str(SOURCE), *FLAGS, f"-I{torch / 'include'}", "-o", str(made),
+                                   f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10"], capture_output=True, text=True, check=False)
             if told.returncode:
                 because = next((line for line in told.stderr.splitlines() if "error" in line), "it said nothing")
                 raise CannotBuild(f"{compiler} failed: {because}")

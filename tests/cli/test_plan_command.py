@@ -1,0 +1,77 @@
+"""`powertrain plan` in a process of its own: what it loads, and that asking changes nothing on the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+LOADED = ("torch", "transformers")
+RUN = f"""
+import json, runpy, socket, sys
+
+def refuse(*_, **__):
+    raise OSError("no network in this test")
+
+socket.socket.connect = socket.getaddrinfo = refuse
+try:
+    runpy.run_module("powertrain", run_name="__main__")
+finally:
+    print(json.dumps([name for name in {LOADED} if name in sys.modules]), file=sys.stderr)
+"""
+SMALL = ("model.layers=2", "model.width=32", "model.heads=2", "data.block=64", "train_batch_size=8", "max_steps=5")
+
+
+def plan_in_a_process(words: Sequence[str], folder: Path, **variables: str) -> tuple[str, list[str]]:
+    """Run the command in `folder`, whose caches are its own; return its output and what of LOADED is loaded at its end."""
+    environment = os.environ | {"POWERTRAIN_CACHE": str(folder / "cache"), "HOME": str(folder / "home")} | variables
+    done = subprocess.run([sys.executable, "-c", RUN, "plan", *words], cwd=folder, env=environment, check=False,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(done.stderr.splitlines()[-1])
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    lines = [json.dumps({"prompt": "one two " * (1 + i % 3), "completion": "three " * (1 + i % 5)}) for i in range(60)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return tmp_path / "pairs.jsonl"
+
+
+@pytest.mark.parametrize("kind", ["scratch", "lora"])
+def test_a_prepared_recipe_is_planned_without_torch(kind: str, tmp_path: Path, source: Path, pairs: Path) -> None:
+    words = ["default", f"data={source}", "data.tokenizer=byte", "sample.prompt=", *SMALL]
+    if kind == "lora":
+        base = tmp_path / "base"
+        made = subprocess.run([sys.executable, "-m", "powertrain", "train", *words, "data.tokenizer=bpe", "data.vocabulary=280",
+                               "train_time_s=null", "sample.tokens=0", "save_steps=0", "--output", str(base), "--quiet"],
+                              cwd=tmp_path, env=os.environ | {"POWERTRAIN_CACHE": str(tmp_path / "cache")}, check=False,
+                              capture_output=True, text=True)
+        assert made.returncode == 0, made.stderr
+        words = ["docstrings", f"model.path={base}", f"data={pairs}", "data.long_examples=cut", "max_steps=5"]
+    plan_in_a_process(words, tmp_path)                       # measures the machine and tokenises the data
+    out, loaded = plan_in_a_process(words, tmp_path)
+    assert loaded == []
+    assert "attention_kernel" in out
+
+
+def test_asking_for_a_plan_builds_and_fetches_nothing(tmp_path: Path, source: Path) -> None:
+    """With a compiler that always fails and no network the plan is the same, and says what will be built."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("g++", "clang++", "gcc", "cc", "c++"):
+        (tools / name).write_text("#!/bin/sh\necho called >> \"$(dirname \"$0\")/calls\"\nexit 1\n", encoding="utf-8")
+        (tools / name).chmod(0o755)
+    words = ["default", f"data={source}", "data.tokenizer=byte", "sample.prompt=", "train_time_s=null", "max_steps=1000000",
+             "model.layers=6", "model.width=384", "data.block=128", "techniques.bf16=off"]
+    out, _ = plan_in_a_process(words, tmp_path, PATH=f"{tools}{os.pathsep}{os.environ['PATH']}",
+                               TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"))
+    assert "kernel=ragged" in out
+    assert "will be compiled as the run starts, in about 6 s" in out
+    assert not (tools / "calls").exists()
+    assert not [path for path in tmp_path.rglob("*") if path.suffix in (".so", ".o", ".cpp", ".safetensors")]
