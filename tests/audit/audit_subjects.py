@@ -8,9 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from powertrain.audit.rules.base import Circumstances
 from powertrain.audit.script import Script
-from powertrain.audit.subject import Framework, Setting, Subject
+from powertrain.audit.subject import Circumstances, Framework, Setting, Subject
 from powertrain.facts.model import model_facts
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config

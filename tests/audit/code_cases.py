@@ -48,6 +48,7 @@ PADDED = (TOKENIZER + "tokenizer.add_special_tokens({{'pad_token': '[PAD]'}})\nd
           "    ids = tokenizer(row['text'], padding='max_length', max_length=64)\n    ids['labels'] = {labels}\n"
           "    return ids\n")
 ARGUMENTS = "args = TrainingArguments(output_dir='out')\n"
+MAPPED = "rows = rows.map(lambda row: tokenizer(row['text'], truncation=True))\n"
 COLLATOR = ("collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)\nTrainer(model, args, "
             "data_collator=collator).train()\n")
 ACCELERATED = ("accelerator = Accelerator()\nmodel = nn.Linear(8, 8)\noptimizer = torch.optim.AdamW(model.parameters())\n"
@@ -94,9 +95,11 @@ CASES: dict[str, tuple[str, str]] = {
         loop("with torch.autocast('cuda', dtype=torch.bfloat16):", "    loss = model(batch).mean()", *PLAIN[1:])),
     "labels_shifted_twice": (
         HEAD + HF + "class Tokens(Dataset):\n    def __getitem__(self, i):\n        return {'input_ids': self.x[i][:-1], "
-        "'labels': self.x[i][1:]}\nfor batch in loader:\n    loss = model(**batch).loss\n    loss.backward()\n",
+        "'labels': self.x[i][1:]}\nloader = DataLoader(Tokens())\nfor batch in loader:\n    loss = model(**batch).loss\n"
+        "    loss.backward()\n",
         HEAD + "model = MyModel()\nclass Tokens(Dataset):\n    def __getitem__(self, i):\n        return {'input_ids': "
-        "self.x[i][:-1], 'labels': self.x[i][1:]}\nfor batch in loader:\n    logits = model(batch['input_ids'])\n"
+        "self.x[i][:-1], 'labels': self.x[i][1:]}\nloader = DataLoader(Tokens())\nfor batch in loader:\n"
+        "    logits = model(batch['input_ids'])\n"
         "    F.cross_entropy(logits.flatten(0, 1), batch['labels'].flatten()).backward()\n"),
     "pad_is_end": (HEAD + TOKENIZER + "tokenizer.pad_token = tokenizer.eos_token\n" + COLLATOR,
                    HEAD + TOKENIZER + "tokenizer.pad_token = '<pad>'\n" + COLLATOR),
@@ -150,6 +153,31 @@ CASES: dict[str, tuple[str, str]] = {
     "compiled_names_saved": (loop(*PLAIN, before="model = torch.compile(model)\n",
                                   after="\ntorch.save(model.state_dict(), 'final.pt')\n"),
                              loop(*PLAIN, before="model.compile()\n", after="\ntorch.save(model.state_dict(), 'final.pt')\n")),
+    "labels_not_shifted": (
+        HEAD + HF + "for batch in loader:\n    logits = model(batch['input_ids']).logits\n"
+        "    F.cross_entropy(logits.view(-1, 50257), batch['input_ids'].view(-1)).backward()\n",
+        HEAD + HF + "for batch in loader:\n    logits = model(batch['input_ids']).logits[:, :-1]\n"
+        "    F.cross_entropy(logits.reshape(-1, 50257), batch['input_ids'][:, 1:].reshape(-1)).backward()\n"),
+    "masked_collator": (HEAD + HF + TOKENIZER + ARGUMENTS + COLLATOR.replace(", mlm=False", ""),
+                        HEAD + HF + TOKENIZER + ARGUMENTS + COLLATOR),
+    "labels_missing": (
+        HEAD + HF + TOKENIZER + ARGUMENTS + MAPPED + "Trainer(model=model, args=args, train_dataset=rows).train()\n",
+        HEAD + HF + TOKENIZER + ARGUMENTS + MAPPED + "Trainer(model=model, args=args, train_dataset=rows, "
+        "data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False)).train()\n"),
+    "pad_token_missing": (HEAD + TOKENIZER + "batch = tokenizer(texts, padding=True)\n",
+                          HEAD + TOKENIZER.replace("gpt2", "bert-base-cased") + "batch = tokenizer(texts, padding=True)\n"),
+    "evaluation_without_data": (
+        HEAD + "args = TrainingArguments('out', eval_strategy='epoch')\nTrainer(model, args, train_dataset=rows).train()\n",
+        HEAD + "args = TrainingArguments('out', eval_strategy='epoch')\nTrainer(model, args, train_dataset=rows, "
+        "eval_dataset=held_out).train()\n"),
+    "wrong_arguments": (
+        loop("with torch.cuda.amp.autocast(device_type='cuda', dtype=torch.bfloat16):", f"    {PLAIN[0]}", *PLAIN[1:]),
+        loop("with torch.autocast(device_type='cuda', dtype=torch.bfloat16):", "    loss = model(batch).mean()", *PLAIN[1:])),
+    "removed_imports": (loop(*PLAIN, before="from transformers import AdamW\n"), loop(*PLAIN)),
+    "schedule_in_other_units": (
+        loop(*PLAIN, "scheduler.step()").replace("LambdaLR(optimizer, lambda step: 1.0)", "CosineAnnealingLR(optimizer, 3)"),
+        loop(*PLAIN, "scheduler.step()").replace("LambdaLR(optimizer, lambda step: 1.0)",
+                                                 "CosineAnnealingLR(optimizer, 3 * len(loader))")),
     "saved_by_every_process": (
         loop(*PLAIN, before=PARALLEL, after="\ntorch.save(model.state_dict(), 'final.pt')\n"),
         loop(*PLAIN, before=PARALLEL, after="\nif dist.get_rank() == 0:\n    torch.save(model.state_dict(), 'final.pt')\n")),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from audit_subjects import examples, gpu, here, model, software
 
-from powertrain.audit.rules.base import Circumstances
+from powertrain.audit.subject import Circumstances
 
 TURING = here(gpu("NVIDIA GeForce RTX 2080 Ti", (7, 5), 11))
 ADA = here(gpu("NVIDIA GeForce RTX 4080 SUPER", (8, 9), 16))
@@ -57,9 +57,10 @@ EXPECTED = (
     # F22: fp16 arithmetic is very slow on a GTX 10. X7: passes of one example
     Expected("pascal_001.json", PASCAL, {"micro_batch_small": "low", "fp16_without_tensor_cores": "moderate"}),
     # F9: a compiled 4-bit model. X9 gives way to it. F21: threads in forked workers; 8 threads on 8 cores are right. 4-bit
-    # weights without adapters. 4-bit weights as FP4, multiplied in fp32, scales not quantised. F3
+    # weights without adapters, and examples without labels. 4-bit weights as FP4, multiplied in fp32, scales not quantised. F3
     Expected("preprocess_001.py", ADA, {
-        "compile_quantised": "critical", "quantised_without_adapters": "critical", "four_bit_compute_type": "moderate",
+        "compile_quantised": "critical", "quantised_without_adapters": "critical", "labels_missing": "critical",
+        "four_bit_compute_type": "moderate",
         "four_bit_type": "low", "double_quantisation_off": "low", "tokenizers_parallelism": "low", "tf32_without_effect": "low",
         "workers_start_each_epoch": "low"}, frozenset({"good_precision", "good_batch"})),
     # 1.2, found in the source: device_map="auto" split the model over two GPUs, which the document did not see. F29 does

@@ -12,8 +12,7 @@ from typing import Any
 
 from audit_subjects import UNKNOWN, blocks, config, cpu, examples, gpu, here, model, script, software
 
-from powertrain.audit.rules.base import Circumstances
-from powertrain.audit.subject import Framework, Subject
+from powertrain.audit.subject import Circumstances, Framework, Subject
 
 SCRIPTS = ("trl", "transformers", "pytorch", "accelerate")
 TURING = gpu("NVIDIA GeForce RTX 2080 Ti", (7, 5), 11)

@@ -9,7 +9,8 @@ from code_cases import CASES, HEAD
 
 from powertrain.audit.patch import make_patch
 from powertrain.audit.reading_script import read_script
-from powertrain.audit.rules import RULES, Circumstances
+from powertrain.audit.rules import RULES
+from powertrain.audit.subject import Circumstances
 from powertrain.records.findings import Finding
 
 BY_NAME = {rule.name: rule for rule in RULES}

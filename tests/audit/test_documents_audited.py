@@ -10,7 +10,7 @@ from document_cases import EXPECTED, Expected
 from test_setting_rules import assert_each_cause_once
 
 from powertrain.audit.audit import audit
-from powertrain.audit.rules.base import Circumstances
+from powertrain.audit.subject import Circumstances
 
 DOCUMENTS, CLEAN = Path(__file__).parent / "documents", Path(__file__).parent / "clean"
 PLACES = {"not known": UNKNOWN, "an H100": here(gpu()), "a CPU with bf16": here(cpu(8)),

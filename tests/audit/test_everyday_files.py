@@ -13,8 +13,8 @@ from powertrain.audit.convert import convert
 from powertrain.audit.patch import make_patch
 from powertrain.audit.reading import read_subject
 from powertrain.audit.reading_script import LARGEST_BYTES
-from powertrain.audit.rules import RULES, Circumstances
-from powertrain.audit.subject import Subject
+from powertrain.audit.rules import RULES
+from powertrain.audit.subject import Circumstances, Subject
 from powertrain.records import WrongUse
 from powertrain.records.findings import Finding
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from powertrain.audit.reading import read_subject
-from powertrain.audit.rules import RULES, Circumstances, Rule
-from powertrain.audit.subject import Setting, Subject
-from powertrain.records.findings import SEVERITIES, Audit, Finding
+from powertrain.audit.rules import RULES
+from powertrain.audit.subject import Circumstances, Setting, Subject
+from powertrain.records.findings import Audit, Finding, Rule, worst_first
 
 SHOWN_VERSIONS = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "flash-attn", "deepspeed")
 
@@ -39,7 +40,7 @@ def audit(path: Path, where: Circumstances | None = None) -> Audit:
     return audit_subject(read_subject(path), where or Circumstances())
 
 
-def audit_subject(subject: Subject, where: Circumstances, rules: Sequence[type[Rule]] = RULES) -> Audit:
+def audit_subject(subject: Subject, where: Circumstances, rules: Sequence[Rule[Any]] = RULES) -> Audit:
     found: list[Finding] = []
     depends: dict[str, list[str]] = {}           # unread setting -> the rules that asked for it and found nothing
     for rule in rules:
@@ -48,34 +49,14 @@ def audit_subject(subject: Subject, where: Circumstances, rules: Sequence[type[R
         found += findings
         for key in sorted(asked & set(subject.unread)) if not findings else ():
             depends.setdefault(key, []).append(rule.name)
-    kept = without_explained(found, rules)
-    return Audit(str(subject.path), kind(subject), environment(subject, where), in_order(kept),
+    kept = worst_first(found, rules)
+    return Audit(str(subject.path), kind(subject), environment(subject, where), kept,
                  tuple(undetermined(subject, depends)), {"rules": len(rules), "settings": len(subject.settings),
                                                          "dropped": [finding.rule for finding in found if finding not in kept]})
 
 
 def _watched(subject: Subject, asked: set[str]) -> Subject:
     return replace(subject, settings=_Asked(subject.settings, asked), unread=_Asked(subject.unread, asked))
-
-
-def without_explained(found: Sequence[Finding], rules: Sequence[type[Rule]]) -> list[Finding]:
-    """The findings whose cause no other finding explains already, each once."""
-    fired = {finding.rule for finding in found}
-    gives_way = {rule.name: rule.gives_way_to for rule in rules}
-    kept: list[Finding] = []
-    for finding in found:
-        if not gives_way.get(finding.rule, frozenset()) & fired and finding not in kept:
-            kept.append(finding)
-    return kept
-
-
-def in_order(found: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The worst first; of equals, those that promise the most speed, then as they were found."""
-    def worst_first(finding: Finding) -> tuple[int, float]:
-        speed = finding.expected.speed
-        return SEVERITIES.index(finding.severity), -(speed[1] if speed is not None else 0.0)
-
-    return tuple(sorted(found, key=worst_first))
 
 
 def kind(subject: Subject) -> str:

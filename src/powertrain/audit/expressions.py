@@ -137,7 +137,7 @@ class Expressions:
         return self._applied(node, type(node.op).__name__, left, right)
 
     def _applied(self, node: ast.AST, operator: str, left: Any, right: Any) -> Any:
-        if not (is_known(left) and is_known(right)):
+        if not (is_known(left) and is_known(right)) or isinstance(left, Reference) != isinstance(right, Reference):
             return self.unread(node)
         try:
             return apply_operator(operator, left, right)

@@ -40,6 +40,7 @@ class Written:
     name: str
     setting: Setting
     node: ast.Assign | ast.AnnAssign | ast.AugAssign
+    doubts: tuple[str, ...] = ()             # the conditions, not known to hold, under which it is written
 
 
 @dataclass(eq=False)
@@ -52,6 +53,7 @@ class Followed:
     items: list[Written] = field(default_factory=list)       # `os.environ["X"] = …`
     variables: dict[str, list[Made]] = field(default_factory=dict)       # by name, all that it ever was, in any scope
     before: dict[ast.AST, list[Scope]] = field(default_factory=dict)     # what was known where a loop began, each time it did
+    doubts: dict[ast.AST, tuple[str, ...]] = field(default_factory=dict)         # of each loop, as of calls
 
 
 def follow(script: Script) -> Followed:
@@ -73,7 +75,7 @@ class _Follower:
         self.defined: dict[ast.AST, FunctionValue] = {}      # functions in functions, with the names that they see
         self.stack: list[ast.AST] = []
         self.returns: list[list[Any]] = []
-        self.instances: set[str] = set()
+        self.doubts: list[str] = []
         self.left = MOST_STATEMENTS
 
     def module(self) -> None:
@@ -151,7 +153,7 @@ class _Follower:
                 owner.entries[key] = setting
             elif isinstance(owner, Table):
                 owner.open = self.script.words(target)
-            self.followed.items.append(Written(owner, key if isinstance(key, str) else "", setting, statement))
+            self.followed.items.append(Written(owner, key if isinstance(key, str) else "", setting, statement, (*self.doubts,)))
 
     def _remember(self, name: str, value: Any) -> None:
         if isinstance(value, Made):
@@ -165,28 +167,35 @@ class _Follower:
             if owner.name.endswith(("Config", "Arguments")) or target.attr in owner.named:
                 owner.named[target.attr] = setting
         self._remember(target.attr, value)
-        self.followed.written.append(Written(owner, target.attr, setting, statement))
+        self.followed.written.append(Written(owner, target.attr, setting, statement, (*self.doubts,)))
 
     # -------------------------------------------------------------------------------------------- branches and loops
 
     def _if(self, statement: ast.If, scope: Scope) -> None:
         known = truth(self.expressions.value(statement.test, scope))
-        if known is not None:
+        if known is not None and not (known and self._ends_the_run(statement.body[-1])):
             if self.block(statement.body if known else statement.orelse, scope):
                 raise _Returned
             return
         before = dict(scope.names)
+        self.doubts.append(self.script.words(statement.test))
         left_body = self.block(statement.body, scope)
         after_body = dict(scope.names)
         scope.names.clear()
         scope.names.update(before)
         left_else = self.block(statement.orelse, scope)
+        self.doubts.pop()
         if left_body and left_else:
             raise _Returned
         if left_else:
             scope.names.update(after_body)
         elif not left_body:
             self._join(scope, after_body, before, self.script.words(statement.test))
+
+    def _ends_the_run(self, statement: ast.stmt) -> bool:
+        """Whether a statement refuses the defaults, as `raise` and `sys.exit()` do: a run that trains has other values."""
+        called = self.script.name(statement.value) if isinstance(statement, ast.Expr) else ""
+        return isinstance(statement, ast.Raise) or called in ("sys.exit", "exit", "quit") or called.endswith("parser.error")
 
     def _join(self, scope: Scope, other: dict[str, Any], before: dict[str, Any], spelled: str) -> None:
         for name in {*scope.names, *other}:
@@ -197,6 +206,7 @@ class _Follower:
 
     def _loop(self, statement: ast.For | ast.While | ast.AsyncFor, scope: Scope) -> None:
         spelled = "a loop"
+        self.followed.doubts[statement] = (*self.doubts,)
         self.followed.before.setdefault(statement, []).append(Scope(dict(scope.names), scope.outer))
         if not isinstance(statement, ast.While):
             self.expressions.value(statement.iter, scope)
@@ -272,7 +282,7 @@ class _Follower:
             return self.instance(called, node, arguments)
         name = called.name if isinstance(called, Reference) else f"{called.name}()" if isinstance(called, Made) else (
             self._method_name(owner, node))
-        made = Made(name, node, arguments.positional, arguments.named, owner=owner, open=arguments.open)
+        made = Made(name, node, arguments.positional, arguments.named, owner=owner, open=arguments.open, doubts=(*self.doubts,))
         self.followed.calls.append(made)
         self._run_what_is_launched(made)
         value = known_calls.result(made, self.script)
@@ -337,7 +347,8 @@ class _Follower:
     def instance(self, kind: ClassValue, node: ast.AST, arguments: Arguments) -> Made:
         """An instance of the script's own class: fields with their defaults, then what was passed, then `__init__`."""
         foreign = known_calls.foreign_base(kind)
-        made = Made(foreign or kind.node.name, node, arguments.positional, {}, local=kind, open=arguments.open)
+        made = Made(foreign or kind.node.name, node, arguments.positional, {}, local=kind, open=arguments.open,
+                    doubts=(*self.doubts,))
         made.named.update(known_calls.all_fields(kind))
         made.named.update(arguments.named)
         made.attributes.update(made.named)

@@ -11,7 +11,7 @@ from typing import Any
 
 from powertrain.audit.expressions import Expressions, attribute
 from powertrain.audit.literal_files import read_literal
-from powertrain.audit.script import Script
+from powertrain.audit.script import WRAPPED, Script
 from powertrain.audit.subject import Setting
 from powertrain.audit.values import ClassValue, FunctionValue, Made, Reference, Scope, Table, Unread, is_known
 from powertrain.records.findings import Place
@@ -21,8 +21,6 @@ LAUNCHERS = {"accelerate.notebook_launcher": 0, "accelerate.launchers.notebook_l
              "torch.multiprocessing.spawn": 1, "typer.run": 0}       # name -> arguments that the launcher itself puts first
 READERS = ("yaml.safe_load", "yaml.load", "yaml.full_load", "json.load", "json.loads", "omegaconf.OmegaConf.load")
 SAME_OBJECT = ("to", "cuda", "cpu", "train", "eval", "half", "bfloat16", "requires_grad_")   # methods that give their object
-WRAPPERS = ("compile", "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "get_peft_model",
-            "prepare_model_for_kbit_training")
 MAIN_METHODS = ("parse_args", "parse_known_args", "parse_args_into_dataclasses")
 
 
@@ -69,7 +67,7 @@ def result(made: Made, script: Script) -> Any:
 def origins(made: Made) -> frozenset[str]:
     """The dotted names of the call that made an object, and of what it wraps: of a compiled model, the model's too."""
     found = {made.name}
-    inner = made.positional[0] if made.positional and made.name.rpartition(".")[2] in WRAPPERS else None
+    inner = made.positional[0] if made.positional and made.name.rpartition(".")[2] in WRAPPED else None
     return frozenset(found | (origins(inner) if isinstance(inner, Made) else set()))
 
 

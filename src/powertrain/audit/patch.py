@@ -7,7 +7,6 @@ count, so that two arguments of one call can both be mended. The original is nev
 
 from __future__ import annotations
 
-import ast
 import difflib
 import io
 import json
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import yaml
 
+from powertrain.audit.script import parsed
 from powertrain.records import WrongUse
 from powertrain.records.findings import Edit, Finding
 
@@ -151,8 +151,7 @@ def parses(text: str, file: str) -> bool:
         if file.endswith(".py"):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                ast.parse(text)
-                compile(text, file, "exec", dont_inherit=True)       # also finds an argument that is given twice
+                compile(parsed(text), file, "exec", dont_inherit=True)       # also finds an argument that is given twice
         elif file.endswith(".json"):
             json.loads(text)
         else:

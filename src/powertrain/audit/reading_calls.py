@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from powertrain.audit.following import Followed, Written
+from powertrain.audit.script import WRAPPED
 from powertrain.audit.subject import Setting
 from powertrain.audit.values import Made, Reference, Unread
+from powertrain.recipe.vocabulary import find
 from powertrain.records.findings import Place
 
 Found = tuple[str, Setting]
@@ -21,6 +23,9 @@ SCHEDULERS = {"get_cosine_schedule_with_warmup": "cosine", "get_linear_schedule_
 IN_FEW_BITS = ("load_in_4bit", "load_in_8bit")
 HELD_OUT_BY_DEFAULT = 0.25                   # of train_test_split, where neither size is given
 OTHER_TOKENS = ("unk_token", "unk_token_id", "bos_token", "bos_token_id", "mask_token", "sep_token")
+WITHOUT_PADDING = ("gpt2", "distilgpt2", "openai-community/gpt2", "EleutherAI/gpt-", "EleutherAI/pythia", "meta-llama/",
+                   "huggyllama/", "mistralai/Mistral-7B", "tiiuae/falcon")       # published tokenizers without a padding token
+TRAINERS = ("transformers.", "trl.", "unsloth.", "peft.", "optimum.", "sentence_transformers.")
 HELD_OUT = ("val", "eval", "test", "dev", "valid")
 OF_THE_CONFIG = ("packing", "max_seq_length", "dataset_text_field", "dataset_num_proc", "neftune_noise_alpha", "eval_packing")
 FP32_PRECISION = {"torch.backends.cuda.matmul.allow_tf32": "training.tf32",
@@ -28,13 +33,19 @@ FP32_PRECISION = {"torch.backends.cuda.matmul.allow_tf32": "training.tf32",
                   "torch.backends.cudnn.deterministic": "training.cudnn_deterministic"}
 
 
+def is_of_a_library(made: Made) -> bool:
+    """Whether a call is of a training library, and not of the script's own package or of a class of its own."""
+    return made.name.startswith(TRAINERS) or ("." not in made.name and made.local is None)
+
+
 def section_of(made: Made) -> str:
     """The section of the vocabulary that a call's arguments belong to; "" for a call that configures nothing."""
     last = made.name.rpartition(".")[2]
     owner = made.name.rpartition(".")[0].rpartition(".")[2]
-    if last.endswith("TrainingArguments") or (last.endswith("Config") and made.name.startswith(("trl.", "unsloth."))):
+    if (last.endswith("TrainingArguments") and is_of_a_library(made)) or (
+            last.endswith("Config") and made.name.startswith(("trl.", "unsloth."))):
         return "training" if last != "ModelConfig" else ""
-    if last in ADAPTERS or (last == "get_peft_model" and owner == "FastLanguageModel"):
+    if (last in ADAPTERS and is_of_a_library(made)) or (last == "get_peft_model" and owner == "FastLanguageModel"):
         return "lora"
     if last == "BitsAndBytesConfig":
         return "quantisation"
@@ -61,10 +72,55 @@ def sections(followed: Followed) -> dict[str, Made]:
         section = section_of(made)
         if section and not (section == "loader" and is_held_out(made, followed)):
             found.setdefault(section, made)
-    chosen = trained_with(followed)
-    if chosen is not None:
-        found["training"] = chosen
-    return found
+    chosen, model = trained_with(followed), trained_model(followed)
+    trainer = next((made for made in followed.calls if is_trainer(made) and is_plain_trainer(made)), None)
+    picked = {"training": chosen, "model": model, "trainer": trainer}
+    return found | {name: made for name, made in picked.items() if made is not None}
+
+
+def trained_model(followed: Followed) -> Made | None:
+    """Return the loading of the model that a Trainer or an optimizer is given; None where that is not known."""
+    given = [made.argument(0, "model") for made in followed.calls if is_trainer(made)]
+    weights = [made.argument(0, "params") for made in followed.calls if section_of(made) == "optimizer"]
+    given = given or [made.owner for made in weights if isinstance(made, Made) and made.name.endswith(".parameters")]
+    loaded = []
+    for made in given:
+        while isinstance(made, Made) and made.name.rpartition(".")[2] in WRAPPED and made.positional:
+            made = made.positional[0]
+        loaded.append(made)
+    first = loaded[0] if loaded else None
+    known = isinstance(first, Made) and section_of(first) == "model" and all(made is first for made in loaded)
+    return first if known else None
+
+
+def is_unused(made: Made, section: str, model: Made | None) -> bool:
+    """Whether a call loads or quantises another model than the one that is trained."""
+    if model is None or section not in ("model", "quantisation"):
+        return False
+    config = model.named.get("quantization_config")
+    if section == "model" or config is None:
+        return made is not model and not (section == "quantisation" and model.open)
+    return isinstance(config.value, Made) and config.value is not made
+
+
+def is_plain_trainer(made: Made) -> bool:
+    """Whether a Trainer takes the library's own arguments."""
+    return made.local is None or ("__init__" not in made.local.methods and any(
+        isinstance(base, Reference) and base.name.startswith(TRAINERS) for base in made.local.bases))
+
+
+def settled(followed: Followed) -> set[str]:
+    """Return the conditions under which the script trains at all; whatever else stands under them is not in doubt."""
+    trainers = [made.doubts for made in followed.calls if is_trainer(made)]
+    loops = [followed.doubts.get(loop, ()) for loop in followed.script.training_loops]
+    return {doubt for doubts in (*trainers, *loops) for doubt in doubts}
+
+
+def in_doubt(doubts: tuple[str, ...], found: Iterable[Found], followed: Followed) -> Iterator[Found]:
+    """Yield settings as they are where training has them for certain, else as unread, with the condition."""
+    open_ = [doubt for doubt in doubts if doubt not in settled(followed)]
+    for key, setting in found:
+        yield key, Setting(Unread(f"only if {open_[-1]}", setting.value), setting.place, setting.spelled) if open_ else setting
 
 
 def trained_with(followed: Followed) -> Made | None:
@@ -80,6 +136,16 @@ def trained_with(followed: Followed) -> Made | None:
 def is_trainer(made: Made) -> bool:
     last = made.name.rpartition(".")[2]
     return last.endswith("Trainer") and (made.name.startswith(("transformers.", "trl.", "unsloth.")) or made.local is not None)
+
+
+def unknown_arguments(followed: Followed) -> Iterator[Found]:
+    """Yield the arguments that TrainingArguments and SFTConfig do not have in any version."""
+    for made in followed.calls:
+        kind = made.name.rpartition(".")[2]
+        ours = made.local is not None or not made.name.startswith(("transformers.", "trl."))
+        if kind in ("TrainingArguments", "SFTConfig") and not ours:
+            yield from ((f"training.{name}", setting) for name, setting in made.named.items()
+                        if find(name, "trl" if kind == "SFTConfig" else "transformers") is None)
 
 
 def is_tokenising(made: Made) -> bool:
@@ -100,13 +166,14 @@ def is_held_out(made: Made, followed: Followed) -> bool:
 def settings_of_call(made: Made, followed: Followed) -> Iterator[Found]:
     section = section_of(made)
     chosen = trained_with(followed)
-    if section == "training" and chosen is not None and made is not chosen:
+    if not followed.script.is_reached(made.node) or (section == "training" and chosen is not None and made is not chosen):
         return
-    if section == "loader" and is_held_out(made, followed):
+    if (section == "loader" and is_held_out(made, followed)) or is_unused(made, section, trained_model(followed)):
         return
+    certain = section in ("training", "data", "tokenizer", "loader", "optimizer", "accelerate")
     if section:
-        yield from _arguments(section, made, followed)
-    yield from _special(made, followed)
+        yield from in_doubt(() if certain else made.doubts, _arguments(section, made, followed), followed)
+    yield from in_doubt(() if certain or is_trainer(made) else made.doubts, _special(made, followed), followed)
 
 
 def _arguments(section: str, made: Made, followed: Followed) -> Iterator[Found]:
@@ -238,7 +305,9 @@ def _accelerator(made: Made) -> Iterator[Found]:
 def settings_written(followed: Followed) -> Iterator[Found]:
     """Settings that are assigned: `tokenizer.pad_token = tokenizer.eos_token`, `os.environ["X"] = "1"`."""
     for written in followed.written:
-        yield from _attribute_written(written, followed)
+        if followed.script.is_reached(written.node):
+            doubts = () if _is_without_padding(written) else written.doubts
+            yield from in_doubt(doubts, _attribute_written(written, followed), followed)
     for written in followed.items:
         if isinstance(written.owner, Reference) and written.owner.name == "os.environ" and written.name:
             yield f"environment.{written.name}", written.setting
@@ -260,6 +329,13 @@ def _attribute_written(written: Written, followed: Followed) -> Iterator[Found]:
         key = FP32_PRECISION.get(f"{written.owner.name}.{written.name}")
         if key is not None:
             yield key, setting
+
+
+def _is_without_padding(written: Written) -> bool:
+    """Whether `if tokenizer.pad_token is None:` is known to hold: this published tokenizer has no padding token."""
+    path = written.owner.argument(0, "pretrained_model_name_or_path") if isinstance(written.owner, Made) else None
+    guard = written.doubts[0] if len(written.doubts) == 1 else ""
+    return isinstance(path, str) and path.startswith(WITHOUT_PADDING) and "pad_token" in guard
 
 
 def _is_of_a_config(node: ast.AST, followed: Followed) -> bool:

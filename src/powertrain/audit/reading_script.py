@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from powertrain.audit import known_calls, reading_calls, reading_loops
 from powertrain.audit.following import Followed, follow
-from powertrain.audit.script import Script, imports
+from powertrain.audit.script import Script, imports, parsed
 from powertrain.audit.spellings import vocabulary
 from powertrain.audit.subject import Framework, Setting, Subject
 from powertrain.audit.values import Unread, is_known, plain
@@ -37,9 +36,12 @@ def read_script(path: Path) -> Subject:
                                                     if isinstance(made.node, ast.Call)})
     settings: dict[str, Setting] = {}
     unread: dict[str, Setting] = {}
-    for key, setting in found_settings(followed):
-        put(settings, unread, key, setting)
-    return Subject(path, framework(followed), settings, unread, script=script)
+    unknown = dict(reading_calls.unknown_arguments(followed))
+    # what is in doubt comes last: it says nothing where the same is certain
+    for key, setting in sorted(found_settings(followed), key=lambda found: isinstance(found[1].value, Unread)):
+        if key not in unknown:
+            put(settings, unread, key, setting)
+    return Subject(path, framework(followed), settings, unread, unknown, script)
 
 
 def parse(path: Path) -> Script:
@@ -47,9 +49,7 @@ def parse(path: Path) -> Script:
         raise WrongUse(f"{path} has {path.stat().st_size:,} bytes; a script has at most {LARGEST_BYTES:,}: is it data?")
     try:
         text = path.read_text(encoding="utf-8-sig")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")              # of the script's own escapes
-            tree = ast.parse(text)
+        tree = parsed(text)
     except UnicodeDecodeError as error:
         raise WrongUse(f"{path} is not UTF-8 text (byte {error.start}); an audit reads scripts and configs") from None
     except (MemoryError, RecursionError):                 # of the parser, which has a limit of its own
@@ -65,6 +65,11 @@ def parse(path: Path) -> Script:
 
 def put(settings: dict[str, Setting], unread: dict[str, Setting], key: str, setting: Setting) -> None:
     """Keeps a setting under its name of the vocabulary; one that contradicts an earlier one makes both unread."""
+    perhaps = setting.value.perhaps if isinstance(setting.value, Unread) else None
+    if perhaps is not None and is_known(perhaps):
+        key, value = vocabulary(key, plain(perhaps))
+        if key in settings and settings[key].value == value:
+            return                                       # as it is set for certain elsewhere
     if not is_known(setting.value):
         because = setting.value.because if isinstance(setting.value, Unread) else setting.spelled
         spelled = setting.spelled if because in setting.spelled else f"{setting.spelled} ({because})"

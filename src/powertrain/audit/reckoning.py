@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from powertrain.audit.resolved import examples_per_pass, examples_per_step, is_on, number, products_dtype
-from powertrain.audit.rules.base import Circumstances
-from powertrain.audit.subject import Subject
+from powertrain.audit.subject import Circumstances, Subject
 from powertrain.cost.fitting import own_bytes, planned_room_bytes, total_bytes
 from powertrain.cost.work import forward_flops, recomputed_flops, training_flops
 from powertrain.cost.workload import Workload

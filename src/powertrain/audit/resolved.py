@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from powertrain.audit.defaults import METHODS, default_of, has_adapters
-from powertrain.audit.rules.base import Circumstances
-from powertrain.audit.subject import Setting, Subject
+from powertrain.audit.subject import Circumstances, Setting, Subject
 from powertrain.records.findings import Evidence, Place
 
 TRAINERS = ("trl", "transformers")           # frameworks whose arguments are those of transformers' Trainer

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import io
+import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +20,10 @@ from powertrain.records.findings import Evidence, Place
 Loop = ast.For | ast.While | ast.AsyncFor
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
+MAGIC = re.compile(r"^([ \t]*)[!%][^\n]*$", re.MULTILINE)            # a notebook's `!pip install`, `%matplotlib inline`
 DEEPEST_HELPER = 3                           # functions called from a loop, and from those: as deep as scripts go
+WRAPPED = ("compile", "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "get_peft_model",
+           "prepare_model_for_kbit_training", "prepare_model_for_int8_training")     # calls that give back their model
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ class Script:
 
     def calls(self, *names: str, within: ast.AST | None = None) -> Iterator[ast.Call]:
         """Calls of any of these resolved dotted names; a name that begins with a dot is a method of anything: ".backward"."""
-        for node in ast.walk(within if within is not None else self.tree):
+        for node in ast.walk(within) if within is not None else self.nodes:
             if isinstance(node, ast.Call) and is_called(self.name(node.func), names):
                 yield node
 
@@ -95,6 +100,99 @@ class Script:
     def variables(self, *endings: str) -> list[str]:
         """The variables that come from such calls."""
         return [name for name, kinds in self.kinds.items() if any(kind.endswith(endings) for kind in kinds)]
+
+    # -------------------------------------------------------------------------------------------- what training reaches
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """The syntax that a training run reaches, without docstrings: the only code that is evidence."""
+        texts = {id(node.value) for node in ast.walk(self.tree) if isinstance(node, ast.Expr) and isinstance(node.value,
+                                                                                                             ast.Constant)}
+        return tuple(node for node in ast.walk(self.tree) if id(node) not in texts and self.is_reached(node))
+
+    def is_reached(self, node: ast.AST) -> bool:
+        """Whether a node belongs to the module itself or to a function that a training run may call."""
+        function = node if isinstance(node, FunctionNode) else self.function(node)
+        return self._reachable is None or function is None or function in self._reachable
+
+    @cached_property
+    def _reachable(self) -> frozenset[FunctionNode] | None:
+        """Return the functions around the training, those that lead to it, and all that these name; None without training."""
+        named = {function: self._names_in(function) for function in self._all_functions}
+        reach = {function: self._named_functions(names) for function, names in named.items()}
+        training = {function for function in named if any(_trains(node) for node in inside(function))}
+        if not training and not any(_trains(node) for node in inside(self.tree)):
+            return None
+        grown = 0
+        while len(training) > grown:                     # the callers of what trains
+            grown = len(training)
+            training |= {function for function, called in reach.items() if called & training}
+        waiting, found = [*training, *self._named_functions(self._names_in(self.tree))], set()
+        while waiting:
+            function = waiting.pop()
+            if function not in found:
+                found.add(function)
+                waiting += reach[function]
+        return frozenset(found)
+
+    @cached_property
+    def _all_functions(self) -> tuple[FunctionNode, ...]:
+        return tuple(node for node in ast.walk(self.tree) if isinstance(node, FunctionNode))
+
+    def _names_in(self, node: ast.AST) -> set[str]:
+        """Every name and attribute in a node's own code; of classes, those of their bodies outside of methods."""
+        found = {str(getattr(item, "id", getattr(item, "attr", ""))) for item in inside(node)}
+        return found | {item.name for item in ast.walk(node) if isinstance(item, ast.FunctionDef) and item.decorator_list}
+
+    def _named_functions(self, names: set[str]) -> set[FunctionNode]:
+        """The functions of these names, and all methods of classes of these names."""
+        return {function for function in self._all_functions if function.name in names
+                or (isinstance(parent := self.parents[function], ast.ClassDef) and parent.name in names)}
+
+    @cached_property
+    def _said(self) -> str:
+        """Every name and text of the code that training reaches, for `says`."""
+        words: list[str] = []
+        for node in self.nodes:
+            words += [str(found) for name in ("id", "attr", "arg", "name", "value", "module") if isinstance(
+                found := getattr(node, name, None), str)]
+        return "\n".join(words)
+
+    def says(self, *words: str) -> bool:
+        """Whether a name or a text of the code contains one of these words; comments and docstrings say nothing."""
+        return any(word in self._said for word in words)
+
+    def behind(self, *nodes: ast.AST) -> list[ast.AST]:
+        """The nodes that a value comes from: an expression's own, and those of all that was assigned to its names."""
+        found: list[ast.AST] = []
+        waiting, seen = list(nodes), set[str]()
+        while waiting:
+            for node in ast.walk(waiting.pop()):
+                found.append(node)
+                name = self._dotted(node)
+                if name and name not in seen:
+                    seen.add(name)
+                    waiting += self._assigned.get(name, [])
+        return found
+
+    def assigned(self, node: ast.AST) -> list[ast.expr]:
+        """Return the values that are assigned to a name or attribute anywhere."""
+        return self._assigned.get(self._dotted(node), [])
+
+    def _dotted(self, node: ast.AST) -> str:
+        """`steps` and `args.steps` as they stand; "" for anything else."""
+        return ast.unparse(node) if isinstance(node, ast.Name) or (
+            isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)) else ""
+
+    @cached_property
+    def _assigned(self) -> Mapping[str, list[ast.expr]]:
+        """Name -> the values that are assigned to it anywhere."""
+        found: dict[str, list[ast.expr]] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and node.value is not None:
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    found.setdefault(self._dotted(target), []).append(node.value)
+        return found
 
     # -------------------------------------------------------------------------------------------- where a node stands
 
@@ -176,10 +274,7 @@ class Script:
 
     def _takes_steps(self, loop: Loop) -> bool:
         """Whether a backward pass is reached from this loop without a further loop between."""
-        for node in self._reached_without_loops(loop, 0):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
-                return True
-        return False
+        return any(is_backward(node) for node in self._reached_without_loops(loop, 0))
 
     def _reached_without_loops(self, top: ast.AST, depth: int) -> Iterator[ast.AST]:
         for child in ast.iter_child_nodes(top):
@@ -190,6 +285,27 @@ class Script:
             if function is not None and depth < DEEPEST_HELPER:
                 yield from self._reached_without_loops(function, depth + 1)
             yield from self._reached_without_loops(child, depth)
+
+
+def parsed(text: str) -> ast.Module:
+    """Return the syntax of a script, in which a notebook's magics (`!pip install`) do nothing. Raises SyntaxError."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")                  # of the script's own escapes
+        try:
+            return ast.parse(text)
+        except SyntaxError:
+            return ast.parse(MAGIC.sub(r"\1pass", text))
+
+
+def is_backward(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
+
+
+def _trains(node: ast.AST) -> bool:
+    """Whether a node is a backward pass, or makes a Trainer or its arguments."""
+    called = node.func if isinstance(node, ast.Call) else None
+    last = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+    return is_backward(node) or last.endswith(("Trainer", "TrainingArguments", "SFTConfig"))
 
 
 def is_called(name: str, names: tuple[str, ...]) -> bool:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from powertrain.audit.script import DEEPEST_HELPER, DEFINITIONS, Loop, Script, is_called
+from powertrain.audit.script import DEEPEST_HELPER, DEFINITIONS, Loop, Script, is_backward, is_called
 
 # of calls that make one, the ends of their dotted names
 OPTIMIZERS = ("optim.AdamW", "optim.Adam", "optim.SGD", "optim.Adagrad", "optim.RMSprop", "optim.NAdam", "optim.RAdam",
@@ -30,11 +30,17 @@ class StepCall:
     node: ast.Call
     conditions: tuple[ast.If, ...]           # all under which it happens, those of the functions between included
     order: int                               # among the calls of the step, as they happen
-    inner_loop: bool                         # in a further loop within the step
+    inner_loop: bool                         # in a further loop within the step, such as an evaluation
+    micro: bool                              # in a loop over the micro-batches of the step
     context: tuple[ast.With, ...]            # `with` blocks around it
 
     @property
     def every_step(self) -> bool:
+        return self.each_pass and not self.micro
+
+    @property
+    def each_pass(self) -> bool:
+        """Whether the call happens at least once for every optimizer step."""
         return not self.conditions and not self.inner_loop
 
     @property
@@ -44,6 +50,19 @@ class StepCall:
     @property
     def owner(self) -> ast.expr | None:
         return self.node.func.value if isinstance(self.node.func, ast.Attribute) else None
+
+
+@dataclass(frozen=True)
+class Accumulation:
+    """One optimizer step for several backward passes."""
+
+    step: StepCall
+    every: ast.expr                          # N of `if (i + 1) % N == 0:`, or of a loop over `range(N)` micro-batches
+    by_loop: bool
+
+    def at_each_pass(self, call: StepCall) -> bool:
+        """Whether a call happens with every micro-batch, and so more often than the optimizer steps."""
+        return call.each_pass and (call.micro or not self.by_loop)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,13 +116,19 @@ class Step:
         return word in last.lower() or any(kind.endswith(made_by) for kind in self.script.kinds.get(last, ()))
 
     @property
-    def accumulation(self) -> tuple[StepCall, ast.expr] | None:
-        """The optimizer step that happens every so many passes only, and that number: `if (i + 1) % 4 == 0:` gives 4."""
+    def accumulation(self) -> Accumulation | None:
+        """The optimizer step that several passes share: after every N-th of them, or after a loop over N."""
         for call in self.optimizer_steps:
             for condition in call.conditions:
                 every = interval(condition.test)
                 if every is not None:
-                    return call, every
+                    return Accumulation(call, every, by_loop=False)
+        micro = next((loop for call in self.backward if call.micro for loop in self.script.loops(call.node)
+                      if loop is not self.node), None)
+        counted = micro.iter if isinstance(micro, ast.For) else None
+        alone = next((call for call in self.optimizer_steps if not call.micro), None)
+        if alone is not None and isinstance(counted, ast.Call) and self.script.name(counted) in ("range", "tqdm.trange"):
+            return Accumulation(alone, counted.args[-1], by_loop=True) if len(counted.args) == 1 else None
         return None
 
     @property
@@ -111,6 +136,16 @@ class Step:
         """Inside `with accelerator.accumulate(model)`, where prepared optimizers and schedulers skip by themselves."""
         return any(self.script.name(item.context_expr).endswith(".accumulate") for call in self.backward
                    for block in call.context for item in block.items)
+
+
+@dataclass(frozen=True)
+class _Around:
+    """What a call of a step stands in."""
+
+    conditions: tuple[ast.If, ...] = ()
+    inner_loop: bool = False
+    micro: bool = False
+    context: tuple[ast.With, ...] = ()
 
 
 class _Walk:
@@ -121,31 +156,31 @@ class _Walk:
 
     def walk(self, body: list[ast.stmt]) -> Iterator[StepCall]:
         for statement in body:
-            yield from self.visit(statement, (), False, ())
+            yield from self.visit(statement, _Around())
 
-    def visit(self, node: ast.AST, conditions: tuple[ast.If, ...], inner: bool,
-              context: tuple[ast.With, ...]) -> Iterator[StepCall]:
+    def visit(self, node: ast.AST, around: _Around) -> Iterator[StepCall]:
         if isinstance(node, DEFINITIONS):
             return
         if isinstance(node, ast.If):
-            yield from self.visit(node.test, conditions, inner, context)
+            yield from self.visit(node.test, around)
             for statement in (*node.body, *node.orelse):
-                yield from self.visit(statement, (*conditions, node), inner, context)
+                yield from self.visit(statement, replace(around, conditions=(*around.conditions, node)))
             return
         if isinstance(node, Loop):
-            inner = True
+            passes = any(is_backward(inner) for inner in self.script.reached(node))
+            around = replace(around, micro=True) if passes else replace(around, inner_loop=True)
         if isinstance(node, ast.With):
-            context = (*context, node)
+            around = replace(around, context=(*around.context, node))
         for child in ast.iter_child_nodes(node):
-            yield from self.visit(child, conditions, inner, context)
+            yield from self.visit(child, around)
         if isinstance(node, ast.Call):
             self.order += 1
-            yield StepCall(node, conditions, self.order, inner, context)
+            yield StepCall(node, around.conditions, self.order, around.inner_loop, around.micro, around.context)
             function = self.script.called(node)
             if function is not None and function not in self.entered and len(self.entered) < DEEPEST_HELPER:
                 self.entered.append(function)
                 for statement in function.body:
-                    yield from self.visit(statement, conditions, inner, context)
+                    yield from self.visit(statement, around)
                 self.entered.pop()
 
 
@@ -157,15 +192,24 @@ def interval(test: ast.expr) -> ast.expr | None:
     return None
 
 
-def training_steps(script: Script) -> list[Step]:
-    """The steps of the script's own loops."""
-    return [Step(script, loop) for loop in script.training_loops]
+def training_steps(script: Script | None) -> list[Step]:
+    """Return the steps of the script's own loops: of each the innermost loop with a backward pass and the optimizer's step."""
+    found: dict[ast.AST, Step] = {}
+    for loop in script.training_loops if script is not None else ():
+        assert script is not None
+        around = [Step(script, outer) for outer in (loop, *script.loops(loop))]
+        step = next((step for step in around if any(not call.micro and not call.inner_loop for call in step.optimizer_steps)),
+                    around[0])
+        found.setdefault(step.node, step)
+    return list(found.values())
 
 
-def step_code(script: Script) -> list[Step]:
+def step_code(script: Script | None) -> list[Step]:
     """The steps of its loops, and the hooks that a trainer calls at every step."""
-    hooks = [node for node in ast.walk(script.tree)
-             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name in STEP_HOOKS]
+    if script is None:
+        return []
+    hooks = [node for node in script.nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+             and node.name in STEP_HOOKS]
     return [*training_steps(script), *(Step(script, hook) for hook in hooks)]
 
 

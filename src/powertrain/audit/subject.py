@@ -1,4 +1,4 @@
-"""What an audit knows of a script or config: its settings under one vocabulary, each with its place, and its code.
+"""What an audit knows of a script or config, its settings and its code, and of where it would run.
 
 Keys are those of transformers 5 and TRL, in sections, whatever the file itself calls them:
 
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from powertrain.audit.script import Script
+from powertrain.records import DataFacts, Facts, Hardware, ModelFacts, Software
 from powertrain.records.findings import Evidence, Place
 
 Framework = Literal["trl", "transformers", "accelerate", "pytorch", "powertrain", "axolotl", "llama-factory", "modelforge",
@@ -65,3 +66,35 @@ class Subject:
     def on(self, key: str) -> bool:
         """Whether `key` is set to something that switches it on."""
         return self.value(key) not in (None, False, 0, "", "no", "none", "off", "false", "False")
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """Where the subject would run: this machine and, where its files lie here, its data and model."""
+
+    facts: Facts | None = None               # None: its data and model are not known
+    machine: Hardware | None = None          # where only that is known
+    installed: Software | None = None
+    not_looked_at: str = ""                  # why its data and model are not known
+
+    @property
+    def hardware(self) -> Hardware | None:
+        return self.facts.hardware if self.facts else self.machine
+
+    @property
+    def software(self) -> Software | None:
+        return self.facts.software if self.facts else self.installed
+
+    @property
+    def model(self) -> ModelFacts | None:
+        return self.facts.model if self.facts else None
+
+    @property
+    def data(self) -> DataFacts | None:
+        return self.facts.data if self.facts else None
+
+    def version(self, part: str) -> tuple[int, ...] | None:
+        """Of an installed part, as numbers; None where it is not known or not installed."""
+        text = self.software.versions.get(part) if self.software else None
+        numbers = (text or "").split("+")[0].split(".")
+        return tuple(int(number) for number in numbers if number.isdigit()) or None

@@ -19,6 +19,7 @@ class Unread:
     """Not to be known without running the script."""
 
     because: str                             # "int(os.environ['WORLD_SIZE'])"
+    perhaps: Any = None                      # its value, if the condition in `because` holds
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Made:
     owner: Any = None                        # of a method's result: whose method it was
     local: ClassValue | None = None          # of an instance of the script's own class
     open: str = ""                           # `**kwargs` that cannot be read, as spelled
+    doubts: tuple[str, ...] = ()             # the conditions, not known to hold, under which it is called
 
     def argument(self, position: int, name: str) -> Any:
         """An argument by place or name; None where it was not given."""
@@ -93,13 +95,18 @@ class Scope:
         return Unread(name)
 
 
+LIBRARIES = frozenset({"torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "datasets", "unsloth", "numpy"})
+
+
 def is_known(value: Any) -> bool:
-    """Whether a value is one of Python's own, through and through."""
+    """Whether a value is one of Python's own, through and through, or a name of a library that has one meaning."""
+    if isinstance(value, Reference):
+        return value.name.partition(".")[0] in LIBRARIES
     if isinstance(value, (list, tuple)):
         return all(is_known(item) for item in value)
     if isinstance(value, Table):
         return not value.open and all(is_known(entry.value) for entry in value.entries.values())
-    return value is None or isinstance(value, (bool, int, float, str, bytes, Reference))
+    return value is None or isinstance(value, (bool, int, float, str, bytes))
 
 
 def plain(value: Any) -> Any:

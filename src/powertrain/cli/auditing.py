@@ -11,8 +11,7 @@ from powertrain import __version__
 from powertrain.audit import patch as patches
 from powertrain.audit.audit import audit_subject
 from powertrain.audit.reading import files_in, read_subject
-from powertrain.audit.rules import Circumstances
-from powertrain.audit.subject import Subject
+from powertrain.audit.subject import Circumstances, Subject
 from powertrain.cli import output
 from powertrain.cli.environment import cache_folder, say
 from powertrain.records import WrongUse

@@ -150,11 +150,11 @@ def finding(severity: Severity, title: str, why: str, *seen: Seen | Evidence | s
 
 
 def worst_first(found: Iterable[Finding], rules: Iterable[Rule[Any]] = ()) -> tuple[Finding, ...]:
-    """Return the findings by severity, each once, without those whose cause a finding of another rule explains."""
+    """Return the findings by severity, then by the speed they promise, each once, without causes that another rule explains."""
     found = list(found)
     there, gives_way = {one.rule for one in found}, {one.name: one.gives_way_to for one in rules}
     kept = [one for at, one in enumerate(found) if not gives_way.get(one.rule, frozenset()) & there and one not in found[:at]]
-    return tuple(sorted(kept, key=lambda one: SEVERITIES.index(one.severity)))
+    return tuple(sorted(kept, key=lambda one: (SEVERITIES.index(one.severity), -(one.expected.speed or (0.0, 0.0))[1])))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,164 @@
+"""Rules on names that the installed libraries do not have: arguments, keys and imports."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+
+from powertrain.audit.editing import BY_LENGTH, removed, renamed, set_to
+from powertrain.audit.resolved import TRAINERS
+from powertrain.audit.rules.base import Findings, found
+from powertrain.audit.rules.memory import OFFLOAD
+from powertrain.audit.script import Script
+from powertrain.audit.subject import Circumstances, Setting, Subject
+from powertrain.records.findings import UNMEASURED, Edit, Evidence, Expected, Severity, rule
+
+SINCE = (5,)                 # transformers; and TRL 1 with it
+STRICT = (*TRAINERS, "powertrain")           # trainers that raise on what they do not know
+REPORTING = "training.report_to"
+# old name -> new one, "" where there is none. Source: TrainingArguments and Trainer of transformers 5.23, TRL 1.16's SFTConfig
+REMOVED: Mapping[str, str] = {
+    "warmup_ratio": "warmup_steps", "evaluation_strategy": "eval_strategy", "max_seq_length": "max_length",
+    "group_by_length": "train_sampling_strategy", "logging_dir": "", "save_safetensors": "", "overwrite_output_dir": "",
+    "no_cuda": "use_cpu", "per_gpu_train_batch_size": "per_device_train_batch_size", "fp16_opt_level": "",
+    "tokenizer": "processing_class",
+    "fp16_backend": "", "half_precision_backend": "", "use_mps_device": "", "past_index": "", "jit_mode_eval": "",
+}
+MOVED = ("packing", "dataset_text_field", "dataset_num_proc", "neftune_noise_alpha", "eval_packing",
+         "max_seq_length")     # to SFTConfig
+# import -> what replaces it. Source: transformers 5.23, peft 0.21, TRL 1
+GONE: Mapping[str, str] = {
+    "transformers.AdamW": "torch.optim.AdamW", "transformers.optimization.AdamW": "torch.optim.AdamW",
+    "transformers.AutoModelWithLMHead": "AutoModelForCausalLM", "transformers.TextDataset": "datasets.load_dataset",
+    "transformers.LineByLineTextDataset": "datasets.load_dataset",
+    "peft.prepare_model_for_int8_training": "peft.prepare_model_for_kbit_training",
+    "datasets.load_metric": "evaluate.load", "trl.trainer.ConstantLengthDataset": "packing=True of SFTConfig",
+    "trl.DataCollatorForCompletionOnlyLM": "completion_only_loss=True of SFTConfig",
+    "trl.setup_chat_format": "chat_template_path of SFTConfig",
+}
+
+
+def since(where: Circumstances) -> Severity:
+    """Return how bad a name is that transformers 5 does not have: critical only if version 5 is known to be installed."""
+    version = where.version("transformers")
+    return "moderate" if version is None else "critical" if version >= SINCE else "low"
+
+
+@rule("features: 4.3; documentation: TrainingArguments (transformers 5.23), SFTConfig (TRL 1.16)")
+def removed_names(subject: Subject, where: Circumstances) -> Findings:
+    """Arguments have names that the trainer no longer has."""
+    if subject.framework not in TRAINERS:
+        return
+    script = subject.script
+    everything = {**subject.settings, **subject.unread, **subject.unknown}
+    names = {key: (setting, name) for key, setting in everything.items() if (name := _name(setting)) in REMOVED
+             and key.startswith(("training.", "trainer.")) and _is_passed(script, setting, name)}
+    says = [f"{name} (now {REMOVED[name]})" if REMOVED[name] else f"{name} (gone)" for _, name in names.values()]
+    moved = [item for item in _trainer_arguments(script, "trl.SFTTrainer") if item.arg in MOVED
+             and item.arg not in [name for _, name in names.values()]]
+    says += [f"{item.arg} (now of SFTConfig)" for item in moved]
+    if says:
+        edits = tuple(edit for key, (_, name) in names.items() for edit in _edits(subject, key, name))
+        seen: list[Setting | Evidence] = [setting for setting, _ in names.values()]
+        seen += [script.evidence(item) for item in moved if script is not None]
+        yield found(since(where), "arguments that transformers 5 and TRL 1 no longer have",
+                    f"{', '.join(says)}: they end the script with a TypeError before anything is loaded", *seen,
+                    expected=Expected("the script starts", "none"), cure="Use the new names", edits=edits if not moved else ())
+
+
+def _name(setting: Setting) -> str:
+    matched = re.match(r"[\"']?([A-Za-z_]\w*)[\"']?\s*[=:]", setting.spelled)
+    return matched[1] if matched else ""
+
+
+def _is_passed(script: Script | None, setting: Setting, name: str) -> bool:
+    """Whether a name is an argument: a field that the script's own subclass adds to TrainingArguments is none."""
+    return script is None or not any(
+        isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name
+        and isinstance(script.parents[node], ast.ClassDef) and node.lineno == setting.place.line for node in script.nodes)
+
+
+def _trainer_arguments(script: Script | None, *names: str) -> list[ast.keyword]:
+    trainer = script.sections.get("trainer") if script is not None else None
+    return trainer.keywords if script is not None and trainer is not None and script.name(trainer) in names else []
+
+
+def _edits(subject: Subject, key: str, name: str) -> tuple[Edit, ...]:
+    """Return a rename where the value means the same under the new name; a name that is gone is removed."""
+    if name == "group_by_length":
+        grouped = subject.value(key) == BY_LENGTH
+        return renamed(subject, key, REMOVED[name], BY_LENGTH) if grouped else removed(subject, key)
+    if not REMOVED[name]:
+        return removed(subject, key)
+    return () if name == "no_cuda" else renamed(subject, key, REMOVED[name])
+
+
+@rule("features: section 5, weakness 1 (a knob that is accepted and ignored)")
+def unknown_keys(subject: Subject, where: Circumstances) -> Findings:
+    """The trainer does not have these keys, so they do nothing or end the run."""
+    said_elsewhere = {OFFLOAD, *(REMOVED if subject.framework in TRAINERS else ())}
+    keys = {key: setting for key, setting in subject.unknown.items() if key.rpartition(".")[2] not in said_elsewhere
+            and not (setting.value is None and subject.script is None and subject.framework not in STRICT)}
+    raises = subject.framework in STRICT
+    if keys:
+        does = ("the trainer raises on an argument that it does not know" if raises else
+                "nothing reads them, so the run differs from the file")
+        yield found("critical" if raises else "moderate", "keys that the trainer does not have",
+                    f"{', '.join(key.removeprefix('training.') for key in keys)}: {does}", *keys.values(),
+                    expected=Expected("what was meant, once it is spelled as the trainer knows it", "none"),
+                    cure="Remove them, or use the trainer's own name for what is meant")
+
+
+@rule("documentation: release notes of transformers 5, peft 0.10, datasets 3 and TRL 1 (these names are gone)")
+def removed_imports(subject: Subject, where: Circumstances) -> Findings:
+    """The script imports names that the libraries no longer have."""
+    script = subject.script
+    gone = [(node, name) for node in (script.tree.body if script is not None else ()) if isinstance(node, ast.ImportFrom)
+            for item in node.names if (name := f"{node.module}.{item.name}") in GONE]
+    if script is not None and gone:
+        yield found(since(where), "imports that no longer exist",
+                    ", ".join(f"{name} (now {GONE[name]})" for _, name in gone) + ": the import ends the script",
+                    *dict.fromkeys(script.evidence(node) for node, _ in gone), expected=Expected("the script starts", "none"),
+                    cure="Import the new names")
+
+
+@rule("documentation: torch.cuda.amp.autocast (enabled, dtype, cache_enabled); torch.amp.autocast has device_type")
+def wrong_arguments(subject: Subject, where: Circumstances) -> Findings:
+    """A call has an argument that its function does not take."""
+    script = subject.script
+    for call in script.calls("torch.cuda.amp.autocast") if script is not None else ():
+        wrong = next((item for item in call.keywords if item.arg == "device_type"), None)
+        if script is not None and wrong is not None:
+            yield found("critical", "torch.cuda.amp.autocast has no device_type",
+                        "torch.cuda.amp.autocast takes enabled, dtype and cache_enabled: the first step ends in a TypeError",
+                        script.evidence(wrong), expected=Expected("the first step runs", "none"),
+                        cure="Use torch.autocast, which has device_type")
+            return
+
+
+@rule("documentation: Trainer.__init__ (raises where eval_strategy is set and eval_dataset is not)")
+def evaluation_without_data(subject: Subject, where: Circumstances) -> Findings:
+    """The trainer shall evaluate, but gets no evaluation data."""
+    script, asked = subject.script, subject.settings.get("training.eval_strategy")
+    trainer = script.sections.get("trainer") if script is not None else None
+    if script is None or trainer is None or asked is None or asked.value in (None, False,
+                                                                             "no") or subject.framework not in TRAINERS:
+        return
+    if len(trainer.args) < 5 and not any(item.arg in ("eval_dataset", None) for item in trainer.keywords) and not any(
+            isinstance(item, ast.Starred) for item in trainer.args):
+        yield found("critical", "an evaluation without data",
+                    f"eval_strategy is {asked.value!r}, and the trainer gets no eval_dataset: it raises before the first "
+                    "step", asked, Evidence(script.words(trainer.func), script.place(trainer)),
+                    expected=Expected("the run starts", "none"), cure='Pass eval_dataset, or set eval_strategy="no"',
+                    edits=set_to(subject, "training.eval_strategy", "no"))
+
+
+@rule("documentation: TrainingArguments.report_to (its default was \"all\" before transformers 5)")
+def reporting_everywhere(subject: Subject, where: Circumstances) -> Findings:
+    """The run reports to every tracker that is installed."""
+    if subject.value(REPORTING) in ("all", ["all"]):
+        yield found("low", "reported to every tracker that is installed",
+                    "The trainer starts each tracker that it finds; some ask for a login or the network before the first "
+                    "step", subject.settings[REPORTING], expected=UNMEASURED, cure="Name the tracker that you look at",
+                    edits=set_to(subject, REPORTING, "none"))
