@@ -19,7 +19,7 @@ of the first of them.
 Checked against torch's FlopCounterMode: equal for every family and method, attention by the rule above. Not counted
 because they are no products: norms, activations, softmax, DoRA's row lengths themselves, an adapter's Fourier function.
 
-Source: shared reference on performance, section 3.1; PaLM (arXiv 2204.02311, appendix B) counts the full l*l instead.
+PaLM (arXiv 2204.02311, appendix B) counts the full l*l instead.
 """
 
 from __future__ import annotations

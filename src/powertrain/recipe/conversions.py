@@ -121,7 +121,7 @@ def _steps(ours: str) -> Conversion:
 
 
 def _in_epochs(ours: str) -> Conversion:
-    """Document 003 counts these intervals in epochs."""
+    """Some trainers' files count these intervals in epochs."""
     return lambda value: ({ours: f"{value} epochs" if isinstance(value, (int, float)) and value else value}, "")
 
 

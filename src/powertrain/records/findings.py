@@ -55,7 +55,7 @@ NO_SPEED = Expected("not about speed", "none")
 
 @dataclass(frozen=True)
 class Risk:
-    """What the cure may cost, as document 002 asks it."""
+    """What the cure may cost: quality, time, work."""
 
     breaking: Degree = "none"
     accuracy: Degree = "none"
@@ -92,7 +92,7 @@ class Finding:
     severity: Severity
     title: str
     why: str                                 # why it matters here, with the numbers
-    rests_on: str                            # "technique: packing", "fact: ...", "documentation: ...", "features: F16"
+    rests_on: str                            # "technique: packing", "fact: ...", "documentation: ..."
     evidence: tuple[Evidence, ...]
     expected: Expected
     cure: Cure
@@ -106,7 +106,7 @@ class Rule(Generic[P]):
     """One question, asked by a function that yields findings; the answers carry its name and what it rests on."""
 
     name: str                                # the function's
-    rests_on: str                            # "technique: packing", "fact: ...", "documentation: ...", "features: F16"
+    rests_on: str                            # "technique: packing", "fact: ...", "documentation: ..."
     ask: Callable[P, Iterable[Finding]]
     gives_way_to: frozenset[str] = frozenset()   # names of rules: where one of them finds something, it explains this too
 

@@ -1,4 +1,4 @@
-"""An audit as document 002 wrote one by hand: environment, findings by rank, a plan in phases with how to test each, what
+"""An audit as a document: environment, findings by rank, a plan in phases with how to test each, what
 could not be told, and a conclusion with the next action."""
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class CudaGraph(Technique):
     asked_first = True                       # packing makes passes of one size for it
     exactness = Exactness.ROUNDING
     touches = frozenset({"lay_out", "run_pass"})
-    source = "CUDA programming guide, graphs; torch.cuda.graph; performance.md section 6 (a) 2"
+    source = "CUDA programming guide, graphs; torch.cuda.graph"
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Refusal:

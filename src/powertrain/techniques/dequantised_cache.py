@@ -37,7 +37,7 @@ class DequantisedCache(Technique):
     exactness = Exactness.BITWISE
     touches = frozenset({"runtime"})
     acts_on = frozenset({"products", "elementwise"})
-    source = "performance.md sections 3.3 and 6b; Dettmers et al. 2023, arXiv:2305.14314 (QLoRA)"
+    source = "Dettmers et al. 2023, arXiv:2305.14314 (QLoRA)"
 
     def __post_init__(self) -> None:
         if self.blocks < 1:

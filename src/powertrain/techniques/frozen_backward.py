@@ -58,7 +58,7 @@ class FrozenBackward(Technique):
     exactness = Exactness.BITWISE
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "attention", "elementwise"})
-    source = "performance.md section 2.5; PyTorch notes on autograd, locally disabling gradient computation"
+    source = "PyTorch notes on autograd, locally disabling gradient computation"
 
     def __post_init__(self) -> None:
         if self.first < 0:

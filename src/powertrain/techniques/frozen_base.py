@@ -44,7 +44,7 @@ class FrozenBase(Technique):
     touches = frozenset({"runtime"})
     acts_on = frozenset({"products", "elementwise"})
     slots = frozenset({"base"})
-    source = "performance.md section 2.5: frozen weights need no fp32 master copy (Micikevicius et al. 2018)"
+    source = "frozen weights need no fp32 master copy (Micikevicius et al. 2018)"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -70,7 +70,7 @@ class FusedBlocks(Technique):
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "attention", "elementwise"})
     slots = frozenset({"blocks", "recomputing"})
-    source = "performance.md sections 2.5, 3.2 and 8; regions compiled by Inductor (Ansel et al. 2024, ASPLOS)"
+    source = "regions compiled by Inductor (Ansel et al. 2024, ASPLOS)"
 
     def __post_init__(self) -> None:
         if self.kernels not in KERNELS:

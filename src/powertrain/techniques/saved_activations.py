@@ -50,7 +50,7 @@ class SavedActivations(Technique):
     exactness = Exactness.ROUNDING
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "elementwise", "copy"})
-    source = "performance.md 3.2; Korthikanti et al. 2022, arXiv:2205.05198 (what to compute again)"
+    source = "Korthikanti et al. 2022, arXiv:2205.05198 (what to compute again)"
 
     def __post_init__(self) -> None:
         for kind in KINDS:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from powertrain.diagnosis.situation import Situation
 from powertrain.records.findings import Expected, Finding, Risk, finding, rule
 
-FEW_EXAMPLES = 10            # document 001's own limit for a data set
+FEW_EXAMPLES = 10            # fewer than these are an example of the format rather than a data set
 MANY_EPOCHS = 10
 FEW_CUT, MANY_CUT = 0.01, 0.1                # shares of the examples
 FEW_HELD_OUT_TOKENS = 1000   # a loss over fewer tokens is mostly chance

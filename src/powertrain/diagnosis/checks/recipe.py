@@ -25,7 +25,7 @@ DAY_S = 86400.0
 GIB = 2**30
 
 
-@rule("documentation: 000, where 3 x 3 is said to keep a batch of 8; features X5, X7, F12")
+@rule("documentation: passes times accumulation must give the batch that was asked for")
 def batch(where: Situation) -> Iterator[Finding]:
     """A step divides into uneven passes, an epoch into uneven steps, or the run has very few steps."""
     prepared, data = where.prepared, where.prepared.facts.data
@@ -89,7 +89,7 @@ def stability(where: Situation) -> Iterator[Finding]:
                       f"max_grad_norm={recipe.max_grad_norm:g}")
 
 
-@rule("technique: bf16; features X6, F18, F22")
+@rule("technique: bf16")
 def precision(where: Situation) -> Iterator[Finding]:
     """The dtype of the matrix products is not the fastest that this device computes."""
     hardware = where.prepared.facts.hardware
@@ -120,7 +120,7 @@ def _times_as_fast(gain: float | None) -> Expected:
                     (1.0, gain))
 
 
-@rule("features: X10; technique: four_bit_base")
+@rule("technique: four_bit_base")
 def quantisation(where: Situation) -> Iterator[Finding]:
     """The base model is quantised to 4 bits although the unquantised base fits the memory."""
     facts, plan = where.prepared.facts, where.prepared.plan
@@ -138,7 +138,7 @@ def quantisation(where: Situation) -> Iterator[Finding]:
                       expected=Expected("faster, and nearer to the base", "none"))
 
 
-@rule("features: X11; documentation: 000, 003, 004, intervals by guess")
+@rule("documentation: intervals of evaluation and saving are often guessed")
 def intervals(where: Situation) -> Iterator[Finding]:
     """An interval in steps is longer than the run, or so short that it takes more than 2 % of the run."""
     recipe, steps = where.prepared.recipe, where.prepared.total_steps
@@ -161,7 +161,7 @@ def intervals(where: Situation) -> Iterator[Finding]:
                                             (1.0, cause.bound)))
 
 
-@rule("features: section 5, the silent nothing")
+@rule("documentation: a setting without effect must be said")
 def no_effect(where: Situation) -> Iterator[Finding]:
     """Keys of the recipe have no effect on this run."""
     for key, why in idle_keys(where.prepared):
