@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # room -> rooms it may import, besides itse
     "planner": {"records", "recipe", "cost", "techniques"},
     "export": {"records", "data", "models"},
     "report": {"records"},
-    "run": {"records", "recipe", "facts", "cost", "planner", "training", "data", "models"},
+    "run": {"records", "shapes", "recipe", "facts", "cost", "planner", "training", "data", "models"},
     "use": {"records", "recipe", "facts", "planner", "training", "run", "data", "models"},
     "evidence": {"records", "recipe", "facts", "cost", "planner", "training", "run", "data", "models"},
     "claims": {"records", "shapes", "recipe", "facts", "cost", "planner", "training", "run", "use", "evidence", "data",

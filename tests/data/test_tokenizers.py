@@ -333,7 +333,7 @@ def test_a_damaged_or_unknown_marker_is_refused(opened, tmp_path):
     with pytest.raises(WrongUse, match="asks for the tokenizer 'syllable', which this version does not know"):
         load_tokenizer(folder)
     (folder / "powertrain_tokenizer.json").write_text("{")
-    with pytest.raises(WrongUse, match=r"powertrain_tokenizer.json is not JSON"):
+    with pytest.raises(WrongUse, match=r"powertrain_tokenizer.json is not whole JSON"):
         load_tokenizer(folder)
 
 

@@ -193,7 +193,7 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path, tiny_model: MakeMod
     with pytest.raises(WrongUse, match="pickled"):
         load_folder(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(WrongUse, match="not JSON"):
+    with pytest.raises(WrongUse, match="not whole JSON"):
         load_folder(tmp_path)
 
 

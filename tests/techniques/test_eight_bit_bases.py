@@ -12,9 +12,8 @@ import torch
 from kinds_of_runs import LORA, make_ragged, ragged_facts
 
 from not_compiled import NotCompiled
-from powertrain.cost.gradients import linears
 from powertrain.cost.memory import replay
-from powertrain.cost.weights import as_held, eight_bit_saving, is_scaled
+from powertrain.cost.weights import as_held, eight_bit_saving, is_scaled, linears
 from powertrain.cost.workload import Workload
 from powertrain.evidence.parity import compare_losses
 from powertrain.models.adapters.targets import AdapterConfig

@@ -68,8 +68,7 @@ def _adapter(path: str, folder: Path, base: str | None) -> tuple[list[Row], dict
 
 def _merged(path: str, folder: Path, dtype: str | None, base: str | None,
             provider: str | None) -> tuple[list[Row], dict[str, Any]]:
-    from powertrain.export.merged import export_merged
-    from powertrain.export.merged_bridge import export_merged_bridge
+    from powertrain.export.merged import export_merged, export_merged_bridge
     from powertrain.models.bridge.model import BridgedModel
     from powertrain.models.decoder import Decoder
     from powertrain.use.opening import open_model

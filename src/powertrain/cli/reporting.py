@@ -12,11 +12,11 @@ from powertrain import __version__
 from powertrain.cli import output as screen
 from powertrain.recipe import read_yaml
 from powertrain.records import WrongUse
+from powertrain.records.json_files import read_json
 from powertrain.report import html, markdown, run_page, study_page
 from powertrain.report import page as pages
 from powertrain.report.page import Page
 from powertrain.report.run_page import RunFiles
-from powertrain.run.folder import read_json
 from powertrain.training.events import read_all_events, read_events
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from powertrain.cli import output
 from powertrain.cli.diagnosing import worst_rows
 from powertrain.records import WrongUse, to_plain
+from powertrain.records.json_files import read_json
 from powertrain.report.comparing import RunFiles, comparison_rows, difference, read_recipe, sentences, to_json
 from powertrain.report.figures import count
 from powertrain.report.parts import step_time_row
@@ -38,7 +39,7 @@ def show_run(path: Path, *, as_json: bool) -> None:
         return
     output.print_rows([("Recipe", line) for line in folder.recipe.read_text(encoding="utf-8").splitlines()
                        if "# default" not in line])
-    plan = run_folder.read_json(folder.plan)
+    plan = read_json(folder.plan)
     output.print_rows([("Plan", "on", step["technique"], step["because"]) for step in plan["steps"]] +
                       [("Plan", "off", refusal["technique"], refusal["because"]) for refusal in plan["refused"]])
     output.print_rows(sample_rows(events))
@@ -75,5 +76,5 @@ def read_run(path: Path) -> RunFiles:
         events = read_events(folder.events) if folder.events.is_file() else []
     except ValueError as error:              # WrongUse is one too, and says which line
         raise WrongUse(f"{path}: {error}") from None
-    facts, plan = (run_folder.read_json(file) if file.is_file() else {} for file in (folder.facts, folder.plan))
+    facts, plan = (read_json(file) if file.is_file() else {} for file in (folder.facts, folder.plan))
     return RunFiles(str(path), recipe, facts, plan, events, missing)

@@ -14,6 +14,7 @@ from powertrain.cli.environment import cache_folder, resident_bytes, say
 from powertrain.recipe import flat, quoted, resolve_words
 from powertrain.records import RunFailed, WrongUse, to_plain
 from powertrain.records.events import Evaluated, Event, RunWarning, Start, Step, to_line
+from powertrain.records.json_files import read_json
 from powertrain.records.timeline import last_of
 from powertrain.report import plan as plan_report
 from powertrain.report.comparing import read_recipe
@@ -22,7 +23,7 @@ from powertrain.report.live import Live, Pace, said
 from powertrain.report.overview import overview_rows
 from powertrain.report.result import result_rows, sample_rows
 from powertrain.run.fits import needed_bytes, room_bytes, savings_of
-from powertrain.run.folder import RUNS, check_free, continued, existing, is_complete, missing_base, read_json
+from powertrain.run.folder import RUNS, check_free, continued, existing, is_complete, missing_base
 from powertrain.run.prepare import Prepared, prepare, with_stored_plan
 from powertrain.training.events import read_events
 

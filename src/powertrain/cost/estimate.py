@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from powertrain.cost.fitting import largest_pass
-from powertrain.cost.gradients import lowest_layer
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.roofline import Efficiency, efficiency, expected_step_s, size_class, step_floor
 from powertrain.cost.saving import link_of, waited_s
-from powertrain.cost.traffic import made_again_flops
-from powertrain.cost.weights import as_decoder, as_held
+from powertrain.cost.traffic import recompute_flops
+from powertrain.cost.weights import as_decoder, as_held, lowest_layer
 from powertrain.cost.work import Work, step_work, training_flops
 from powertrain.cost.workload import Workload, length_at
 from powertrain.records import Estimate, Facts, Hardware, ModelFacts, UnknownFact
@@ -109,7 +108,7 @@ def workload_work(model: ModelFacts, workload: Workload) -> Work:
     work = step_work(model, slots, workload.dtype, checkpoint_every=workload.checkpoint_every,
                      checkpoint_keeps_attention=keeps_attention, head_share=reaching, optimizer=workload.optimizer)
     needed = training_flops(model, real, workload.head_share, passes=len(slots))
-    again = made_again_flops(model, sum(map(sum, slots)), workload.saved, workload.saved_blocks)
+    again = recompute_flops(model, sum(map(sum, slots)), workload.saved, workload.saved_blocks)
     work = dataclasses.replace(work, tokens=workload.tokens, flops=needed, padding_flops=max(0.0, work.flops - needed),
                                recompute_flops=work.recompute_flops + again)
     return _compiled(work) if workload.compiled or workload.fused_blocks else work

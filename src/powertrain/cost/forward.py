@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from powertrain.cost.gradients import Adapter, Linear, adapter_dropout, has_frozen_base, linears
 from powertrain.cost.kernels import KERNELS, Shape
 from powertrain.cost.operators import (
-    FP32,
     add,
     cast_weight,
     convert,
@@ -23,16 +21,25 @@ from powertrain.cost.operators import (
     multiply,
     rms_norm,
     rotate,
+    scaled_linear,
     split,
     take,
     unary,
 )
 from powertrain.cost.replay import COPIES, Block, Gradients, Leaf, Saved, Tape, Value
-from powertrain.cost.scaled import ScaledSizes
-from powertrain.cost.weights import is_scaled, matrix_bytes, other_bytes
+from powertrain.cost.weights import (
+    Adapter,
+    Linear,
+    adapter_dropout,
+    has_frozen_base,
+    is_scaled,
+    linears,
+    matrix_bytes,
+    other_bytes,
+)
 from powertrain.cost.workload import Workload
 from powertrain.records import ModelFacts
-from powertrain.shapes import DTYPE_BYTES, EIGHT_BIT, FOUR_BIT
+from powertrain.shapes import DTYPE_BYTES, EIGHT_BIT, FOUR_BIT, FP32
 
 Tables = tuple[Value, Value]
 
@@ -137,7 +144,7 @@ def _frozen_linear(tape: Tape, facts: StepFacts, part: Linear, x: Value) -> Valu
     """Its weight is made in the type of the product on every use, and saved only where it is stored in it."""
     item = facts.item if facts.is_autocast else x.item
     if is_scaled(facts.model, part.name, facts.workload.device):
-        return ScaledSizes(tape, part, facts.model.frozen_dtype, item).project(x)
+        return scaled_linear(tape, x, (part.outputs, part.inputs), facts.model.frozen_dtype, item)
     weight = Value(None, part.weights, item)
     if facts.model.frozen_dtype in EIGHT_BIT or matrix_bytes(facts.model) == item:
         return linear(tape, convert(tape, x, item), weight, None, part.inputs)

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from powertrain.cost.forward import StepFacts, Tables, Weights
-from powertrain.cost.gradients import Linear, has_frozen_base, linears
 from powertrain.cost.kernels import KERNELS, Shape
-from powertrain.cost.operators import FP32
 from powertrain.cost.replay import COPIES, WORKSPACE, Block, Gradients, Leaf, Saved, Tape, Value
-from powertrain.cost.weights import is_scaled
+from powertrain.cost.weights import Linear, has_frozen_base, is_scaled, linears
+from powertrain.shapes import FP32
 
 Blocks = tuple[Block, ...]
 NOTHING: Mapping[str, str] = {}
@@ -161,13 +160,13 @@ class Light:
             action = self.saving.get(kind)
             if action == "offload":
                 self.coming.append(self.sizes.tape.new(block.away))
-            made = self._made_again(kind) if action == "recompute" else None
+            made = self._recomputed(kind) if action == "recompute" else None
             if kind == "inner":
                 made = None                  # it is what is kept from here on, and not copied
             block.bring_back()
             del made
 
-    def _made_again(self, kind: str) -> Block:
+    def _recomputed(self, kind: str) -> Block:
         """A kind of tensor, made again; what comes by in between is let go."""
         sizes = self.sizes
         h = sizes.new(sizes.facts.model.width)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from powertrain.cost.operators import (
-    FP32,
     batched,
     convert,
     copied,
@@ -21,7 +20,7 @@ from powertrain.cost.operators import (
     unary,
 )
 from powertrain.cost.replay import Block, Gradients, Saved, Tape, Value
-from powertrain.shapes import Chunk, Tile, plan_chunks
+from powertrain.shapes import FP32, Chunk, Tile, plan_chunks
 
 KEYS_AT_ONCE = 512                           # of torch's flash attention on a CPU, and by the length: the rows at once
 ROWS_AT_ONCE = ((768, 256), (192, 64), (0, 32))

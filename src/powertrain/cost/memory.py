@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from powertrain.cost.forward import StepFacts
-from powertrain.cost.gradients import has_frozen_base
 from powertrain.cost.optimizer import state_bytes
 from powertrain.cost.replay import COPIES, Memory
 from powertrain.cost.step import Step, Unit, kinds_of, units_of
-from powertrain.cost.weights import as_decoder, as_held, frozen_bytes, left_wide_bytes
+from powertrain.cost.weights import as_decoder, as_held, frozen_bytes, has_frozen_base, left_wide_bytes
 from powertrain.cost.workload import Workload
 from powertrain.records import ModelFacts
 from powertrain.shapes import DTYPE_BYTES, FOUR_BIT, FP32

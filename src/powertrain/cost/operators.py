@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from powertrain.cost.replay import COPIES, Block, Gradients, Saved, Tape, Value
+from powertrain.shapes import FP8, FP32
 
-FP32 = 4
 BOOL = 1
+INT32 = 4
 
 
 def unary(tape: Tape, x: Value, *, saves_input: bool = False, saves_result: bool = False) -> Value:
@@ -240,3 +241,43 @@ def rotate(tape: Tape, x: Value, tables: tuple[Value, Value], heads: int, head_w
     del by_cosines, by_sines
     out = convert(tape, out, x.item)
     return out if whole else join(tape, (out, take(tape, x, x.count - out.count)))
+
+# ------------------------------------------------------------------------------------------------ 8 bits
+
+
+def scaled_linear(tape: Tape, x: Value, shape: tuple[int, int], stored: str, item: int) -> Value:
+    """x (rows, in) times a matrix of `shape` (out, in) held as `stored`, as models/kernels/scaled.py does."""
+    (outputs, inputs), rows, given = shape, x.count // shape[1], x.item
+
+    def back(saved: Saved, gradients: Gradients) -> Gradients:
+        scaled = tape.new(rows * outputs * FP32)
+        codes = _codes(tape, rows * outputs, FP32)
+        del scaled
+        return [_scaled_product(tape, rows * inputs, codes, stored, given, turned=outputs * inputs)]
+
+    node = tape.node((x,), (), back)
+    codes = _codes(tape, x.count, given)
+    return Value(_scaled_product(tape, rows * outputs, codes, stored, item), rows * outputs, item, node)
+
+
+def _codes(tape: Tape, count: int, item: int) -> Block:
+    """Round `count` numbers of `item` bytes to codes."""
+    magnitudes = tape.new(count * item)
+    del magnitudes
+    wide = tape.new(count * FP32)
+    codes = tape.new(count)
+    del wide
+    return codes
+
+
+def _scaled_product(tape: Tape, count: int, codes: Block, stored: str, item: int, *, turned: int = 0) -> Block:
+    """Return `count` sums of products of `codes`, as numbers of `item` bytes. `turned`: the size of a matrix copied first."""
+    if stored == FP8:
+        matrix = tape.new(turned) if turned else None
+        sums = tape.new(count * 2)
+        del matrix, codes
+        return sums if item == 2 else tape.new(count * item)
+    whole = tape.new(count * INT32)
+    sums = tape.new(count * FP32)
+    del whole, codes
+    return sums if item == FP32 else tape.new(count * item)

@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from powertrain.cost.gradients import has_frozen_base
+from powertrain.cost.weights import has_frozen_base
 from powertrain.records import ModelFacts, OptimizerFacts
+from powertrain.shapes import FP32
 
-FP32 = 4
 WEIGHT_PASSES = 3                            # fp32 read: weight, gradient; written: weight; its state is read and written
 CLIP_PASSES = 3                              # the gradient: read for its norm, read and written to scale it
 

@@ -24,8 +24,8 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from powertrain.cost.gradients import linears, lowest_layer
 from powertrain.cost.memory import peak_memory
+from powertrain.cost.weights import linears, lowest_layer
 from powertrain.cost.work import forward_flops, training_flops
 from powertrain.cost.workload import Workload
 from powertrain.records import Hardware, ModelFacts

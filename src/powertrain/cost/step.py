@@ -12,11 +12,12 @@ from functools import partial
 
 from powertrain.cost.forward import StepFacts, Tables, Weights, embed, is_rms, norm, rotary_tables, run_block
 from powertrain.cost.fused import run_fused_block
-from powertrain.cost.gradients import has_frozen_base, lowest_layer
 from powertrain.cost.kernels import Shape
-from powertrain.cost.operators import FP32, cast_weight, convert, linear, unary
+from powertrain.cost.operators import cast_weight, convert, linear, unary
 from powertrain.cost.replay import LOSS, WORKSPACE, Block, Gradients, Memory, Saved, Tape, Value
+from powertrain.cost.weights import has_frozen_base, lowest_layer
 from powertrain.records import ModelFacts
+from powertrain.shapes import FP32
 
 ENDS = 2                                     # the first and the last of a row of equal units
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from powertrain.cost.gradients import (
+from powertrain.cost.weights import (
     Linear,
     adapter_dropout,
     adapter_tensors,
@@ -25,8 +25,9 @@ from powertrain.cost.gradients import (
     has_frozen_base,
     linears,
     lowest_layer,
+    matrix_bytes,
+    other_bytes,
 )
-from powertrain.cost.weights import matrix_bytes, other_bytes
 from powertrain.records import ModelFacts
 from powertrain.shapes import DTYPE_BYTES, EIGHT_BIT, FOUR_BIT, FP32
 
@@ -51,8 +52,8 @@ def recomputed_of(model: ModelFacts, every: int, dtype: str) -> tuple[Recomputed
     return tuple(_of_layer(model, layer, dtype) for layer in layers)
 
 
-def made_again_flops(model: ModelFacts, tokens: int, saved: Mapping[str, str], blocks: int) -> float:
-    """FLOPs of what blocks written by hand do not keep (models/kernels/fused/saving.py) and make again: the products alone."""
+def recompute_flops(model: ModelFacts, tokens: int, saved: Mapping[str, str], blocks: int) -> float:
+    """Return the FLOPs of the products that fused blocks do not keep (models/kernels/fused/saving.py) and compute again."""
     again = {"inner": "mlp_in", "heads": "qkv"}
     names = {again[kind] for kind, action in saved.items() if action == "recompute"}
     blocks = min(blocks, model.layers - lowest_layer(model))
@@ -92,7 +93,6 @@ class Traffic:
     dtype: str
     checkpoint_every: int = 0
     head_share: float = 1.0
-    backward: bool = True                    # False: an evaluation
 
     @property
     def item(self) -> int:
@@ -123,8 +123,6 @@ class Traffic:
         return rows * (inputs + outputs) + self.passes * inputs * outputs
 
     def _head_rounds(self) -> int:
-        if not self.backward:
-            return 1
         return 2 if has_frozen_base(self.model) else 1 + BACKWARD_SHARE
 
     def _rounds(self) -> Iterator[tuple[Linear, int, int]]:
@@ -134,11 +132,9 @@ class Traffic:
             backward = backward_of(self.model, layer)
             for linear in linears(self.model):
                 second = layer in again and linear.name not in again[layer].left_out
-                rounds = 1 + second
-                if self.backward:
-                    rounds += (linear.name in backward.needed) + (not has_frozen_base(self.model))
+                rounds = 1 + second + (linear.name in backward.needed) + (not has_frozen_base(self.model))
                 adapted = bool(linear.adapters) and layer in self.model.adapted_layers
-                yield linear, rounds, (1 + (layer in again) + BACKWARD_SHARE * self.backward) * adapted
+                yield linear, rounds, (1 + (layer in again) + BACKWARD_SHARE) * adapted
 
     # -------------------------------------------------------------------------------------------- between products
 
@@ -147,12 +143,12 @@ class Traffic:
 
         Gradients of weights accumulate in fp32 across passes: read, read, written once a pass.
         """
-        share = BACKWARD_SHARE * self._share_with_backward() if self.backward else 0.0
+        share = BACKWARD_SHARE * self._share_with_backward()
         blocks = self._block_bytes() * (self.model.layers * (1 + share) + len(self.recomputed))
         again = sum(block.adapted for block in self.recomputed)
         adapted = self._adapter_bytes() * (len(self.model.adapted_layers) * (1 + share) + again)
         loss = self.head_share * (self.item + 2 * FP32) * self.model.vocabulary * (1 + share)
-        accumulated = 3.0 * FP32 * self.passes * self.model.trainable if self.backward else 0.0
+        accumulated = 3.0 * FP32 * self.passes * self.model.trainable
         return self.tokens * (blocks + adapted + loss) + accumulated + self.passes * self.conversion_bytes()
 
     def _block_bytes(self) -> float:
@@ -191,13 +187,13 @@ class Traffic:
             each += 2 * item if model.frozen_dtype in FOUR_BIT and linear.name == "qkv" else 0
             total += rounds * linear.weights * each
             if linear.name in dora and adapter_rounds:
-                made = adapter_rounds - BACKWARD_SHARE * self.backward
+                made = adapter_rounds - BACKWARD_SHARE
                 wide = stored + FP32 if stored != FP32 else 0.0
                 total += made * linear.weights * (wide + DORA_PASSES * FP32)
         return total
 
     def _trained_conversion_bytes(self) -> float:
-        model, both_ways = self.model, 1 + self.backward
+        model, both_ways = self.model, 2
         again = len(self.recomputed) / model.layers
         return (FP32 + self.item) * (model.matmul_parameters * (both_ways + again) + model.head_parameters * both_ways)
 
@@ -210,12 +206,12 @@ class Traffic:
         """Backward starts about twice as many as forward."""
         model = self.model
         casts = CAST_OPERATORS if matrix_bytes(model) != self.item else 0
-        share = BACKWARD_SHARE * self._share_with_backward() if self.backward else 0.0
+        share = BACKWARD_SHARE * self._share_with_backward()
         rounds = 1 + len(self.recomputed) / model.layers + share
         adapters = len(model.adapted_layers) * ADAPTER_OPERATORS * sum(len(linear.adapters) for linear in linears(model))
-        head = HEAD_OPERATORS * (1 + BACKWARD_SHARE * self.backward)
+        head = HEAD_OPERATORS * (1 + BACKWARD_SHARE)
         passes = self.passes * round((model.layers * (FORWARD_OPERATORS + casts) + adapters) * rounds + head)
-        return passes + (OPTIMIZER_OPERATORS * self._weights() if self.backward else 0)
+        return passes + OPTIMIZER_OPERATORS * self._weights()
 
     def _weights(self) -> int:
         """How many weight tensors the optimizer updates, about: those of one block in each, and those outside."""

@@ -28,15 +28,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from powertrain.cost import traffic
-from powertrain.cost.gradients import (
+from powertrain.cost.optimizer import moved_bytes, update_flops
+from powertrain.cost.traffic import Recomputed, recomputed_of
+from powertrain.cost.weights import (
     Linear,
     adapter_dropout,
     backward_of,
     has_frozen_base,
     linears,
 )
-from powertrain.cost.optimizer import moved_bytes, update_flops
-from powertrain.cost.traffic import Recomputed, recomputed_of
 from powertrain.records import ADAMW, ModelFacts, OptimizerFacts
 
 BACKWARD_SHARE = 2                           # backward over forward: two products for each one of the forward pass

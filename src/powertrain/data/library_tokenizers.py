@@ -16,8 +16,9 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from powertrain.data.documents import in_batches
-from powertrain.data.table_tokenizers import END_OF_TEXT, read_json, save_library_tokenizer, utf8, write_marker
+from powertrain.data.table_tokenizers import END_OF_TEXT, save_library_tokenizer, utf8, write_marker
 from powertrain.records import WrongUse
+from powertrain.records.json_files import read_json
 
 PIECE_CHARS = 50_000                         # of one document, so that all cores work on it
 

@@ -11,6 +11,7 @@ import glob
 import itertools
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,6 +102,15 @@ def similar(path: Path) -> str:
 
 def text_files(folder: Path) -> list[Path]:
     """The text files in `folder`, recursively, sorted by relative path; links to folders are not followed."""
+    files = [path for path in visible_files(folder) if looks_like_text(path)]
+    if not files:
+        raise WrongUse(f"data.source={folder} has no text files: all are hidden, empty or binary; "
+                       "give a folder with text")
+    return files
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """Return the files in `folder` that are not hidden, recursively, sorted by relative path. Raises WrongUse."""
     def refuse(error: OSError) -> None:
         raise WrongUse(f"{error.filename} cannot be read: {error.strerror}; "
                        f"change its permissions or name the files with a glob, such as '{folder}/*.txt'")
@@ -108,17 +118,13 @@ def text_files(folder: Path) -> list[Path]:
     files = []
     for parent, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        paths = (Path(parent, name) for name in names if not name.startswith("."))
-        files += [path for path in paths if path.is_file() and looks_like_text(path)]
-    if not files:
-        raise WrongUse(f"data.source={folder} has no text files: all are hidden, empty or binary; "
-                       "give a folder with text")
-    return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
+        files += [Path(parent, name) for name in names if not name.startswith(".")]
+    return sorted(filter(Path.is_file, files), key=lambda path: path.relative_to(folder).as_posix())
 
 
 def looks_like_text(path: Path) -> bool:
     """By git's rule. An empty file is none."""
-    with _readable(path):
+    with readable(path):
         return path.stat().st_size > 0 and b"\0" not in _head(path)
 
 
@@ -128,17 +134,18 @@ def _head(path: Path) -> bytes:
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turns a file that cannot be read into WrongUse with its name."""
+def readable(path: Path) -> Iterator[None]:
+    """Turn a file that cannot be opened, read or unpacked into WrongUse with its name."""
     try:
         yield
-    except OSError as error:
-        raise WrongUse(f"{path} cannot be read: {error.strerror}; change its permissions or leave it out") from error
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise WrongUse(f"{path} cannot be read: {reason}; change its permissions, mend it or leave it out") from error
 
 
 def _read_text(path: Path) -> str:
     """The text of a UTF-8 file, without its byte-order mark. Raises WrongUse with the offset of what is not text."""
-    with _readable(path):
+    with readable(path):
         content = path.read_bytes()
     if (offset := content.find(b"\0")) >= 0:
         raise WrongUse(f"{path} is not text: NUL byte at offset {offset} of {len(content)}; "

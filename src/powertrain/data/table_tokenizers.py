@@ -7,7 +7,6 @@ and a byte-level BPE without merges. A marker beside the files says which tokeni
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +19,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from powertrain.records import WrongUse
+from powertrain.records.json_files import read_json, write_json
 
 END_OF_TEXT = "<|endoftext|>"
 MARKER = "powertrain_tokenizer.json"
@@ -27,7 +27,7 @@ MARKER = "powertrain_tokenizer.json"
 
 def write_marker(folder: Path, kind: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / MARKER, {"kind": kind})
+    write_json(folder / MARKER, {"kind": kind})
 
 
 def marked_kind(folder: Path) -> str | None:
@@ -48,24 +48,7 @@ def save_library_tokenizer(tokenizer: LibraryTokenizer, folder: Path, kind: str,
     if end_of_text is not None:
         config["eos_token"] = end_of_text
     tokenizer.save(str(folder / "tokenizer.json"))
-    _write_json(folder / "tokenizer_config.json", config)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in the JSON file `path`. Raises WrongUse if it cannot be read or holds something else."""
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise WrongUse(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise WrongUse(f"{path} is not JSON: {error}; the file is damaged: save the tokenizer again") from error
-    if not isinstance(content, dict):
-        raise WrongUse(f"{path} holds no JSON object; the file is damaged: save the tokenizer again")
-    return content
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(folder / "tokenizer_config.json", config)
 
 
 # ------------------------------------------------------------------------------------------------ tables

@@ -14,8 +14,9 @@ from typing import Any
 from powertrain.recipe import Recipe, resolve
 from powertrain.records import WrongUse
 from powertrain.records.events import Step
+from powertrain.records.json_files import read_json
 from powertrain.records.timeline import History, estimate_of, read, steady
-from powertrain.run.folder import existing, is_being_written, read_json
+from powertrain.run.folder import existing, is_being_written
 from powertrain.training.events import counted, read_all_events
 
 

@@ -1,4 +1,4 @@
-"""The performance suite of document 004: memory by micro-batch, loader, precision and accumulation.
+"""A performance suite: memory by micro-batch, loader, precision and accumulation.
 
 Each setting runs a few untimed steps in a fresh process, which gives its losses and the allocated peak of a step; assertions.py
 asserts those. Then each setting is timed against the first of its table, in turns over the same steps. Speed is reported with

@@ -10,16 +10,16 @@ from typing import Any
 from powertrain.records.errors import WrongUse
 
 
-def read_json(path: Path, cure: str = "copy or download it again") -> dict[str, Any]:
+def read_json(path: Path, cure: str = "it was cut off or changed by hand: restore a copy of it") -> dict[str, Any]:
     """Return the object in a JSON file. Raises WrongUse, with the cure, for a file that cannot be read or holds no object."""
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise WrongUse(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise WrongUse(f"{path} is not JSON ({error}); {cure}") from error
+        raise WrongUse(f"{path} is not whole JSON ({error}); {cure}") from error
     if not isinstance(value, dict):
-        raise WrongUse(f"{path} holds a {type(value).__name__} where a JSON object belongs; {cure}")
+        raise WrongUse(f"{path} holds no JSON object but a {type(value).__name__}; {cure}")
     return value
 
 

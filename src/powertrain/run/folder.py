@@ -161,17 +161,6 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds. Raises WrongUse where it was cut off or changed by hand."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise WrongUse(f"{path} is not whole JSON ({error}); it was cut off or changed by hand") from None
-    if not isinstance(found, dict):
-        raise WrongUse(f"{path} holds no JSON object, so it is not what powertrain wrote there")
-    return found
-
-
 def continued(folder: RunFolder, overrides: list[str]) -> Resolved:
     """Return the run's own recipe with the values of `key=value` words that a continuation may change.
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powertrain import planner
-from powertrain.cost.optimizer import FP32, state_bytes
+from powertrain.cost.optimizer import state_bytes
 from powertrain.data.publishing import sync
 from powertrain.models.saving import save_model
 from powertrain.records import NotDurable, RunFailed
 from powertrain.records.events import CheckpointFailed, CheckpointNotDeleted, LittleDisk, ModelSaved, Saved, disk_cure
+from powertrain.shapes import FP32
 from powertrain.training.checkpoint import disk_is_full, keep_only, save_checkpoint
 
 if TYPE_CHECKING:

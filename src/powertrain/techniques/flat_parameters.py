@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from powertrain.cost.gradients import adapter_tensors, has_frozen_base
+from powertrain.cost.weights import adapter_tensors, has_frozen_base
 from powertrain.records import Facts, ModelFacts, Proposal, Refusal, WrongUse
 from powertrain.records.plan import Why
 from powertrain.techniques.base import Exactness, NotApplied, Technique

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from powertrain.cost.fitting import longest_example, planned_room_bytes
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.saving import Link, added_s, hidden_bytes, lightest_that_fits, link_of, sent_bytes
-from powertrain.cost.traffic import made_again_flops
+from powertrain.cost.traffic import recompute_flops
 from powertrain.cost.work import training_flops
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, Facts, ModelFacts, Proposal, Refusal
@@ -88,7 +88,7 @@ class SavedActivations(Technique):
                               "activation_checkpointing needs less memory", cls(),
                               cure=("techniques.activation_checkpointing=on",), numbers=numbers)
         kept: dict[str, Any] = dict.fromkeys(KINDS, "keep") | dict(light.saved)
-        longer = made_again_flops(model, tokens, light.saved, light.saved_blocks) / training_flops(model, [tokens])
+        longer = recompute_flops(model, tokens, light.saved, light.saved_blocks) / training_flops(model, [tokens])
         done = f"recomputing {' and '.join(light.saved)} of {light.saved_blocks} blocks is enough"
         if isinstance(link, Link):
             longer = (added_s(model, light.saved, tokens, link) * light.saved_blocks * link.flops_per_s

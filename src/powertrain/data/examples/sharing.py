@@ -22,7 +22,7 @@ from typing import Any
 
 from powertrain.data.examples.part import PartWriter, Progress, Say
 from powertrain.data.examples.work import TOLD, Stretch, Work
-from powertrain.data.rows.files import readable
+from powertrain.data.reading import readable
 from powertrain.machine import usable_cpus
 
 STRETCH_BYTES = 1 << 19

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Protocol
 from powertrain.data.examples.shapes import Layout, find_layout, plainly_rendered, writes_contents_only
 from powertrain.data.examples.tokenizer import CONFIG, TEMPLATE_FILE, ExampleTokenizer, Place, open_example_tokenizer
 from powertrain.data.rows.row import BadRow, Message
-from powertrain.data.table_tokenizers import read_json
 from powertrain.records import WrongUse
+from powertrain.records.json_files import read_json
 
 MOST_LAYOUTS = 1000          # orders of roles that are remembered
 GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")

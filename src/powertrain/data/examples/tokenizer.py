@@ -24,8 +24,8 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from powertrain.data.examples.words import Words, words_of
 from powertrain.data.library_tokenizers import FolderTokenizer
-from powertrain.data.table_tokenizers import read_json
 from powertrain.records import WrongUse
+from powertrain.records.json_files import read_json
 
 CONFIG, LEGACY_CONFIG, TEMPLATE_FILE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -25,7 +25,8 @@ from powertrain.data.examples.encoding import Encoder, Limit, TrainOn, make_enco
 from powertrain.data.examples.part import PartWriter, write_rows
 from powertrain.data.examples.templates import ChatTemplate
 from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
-from powertrain.data.rows.files import json_lines, readable
+from powertrain.data.reading import readable
+from powertrain.data.rows.files import json_lines
 from powertrain.data.rows.folders import LINES, data_suffix
 from powertrain.data.rows.reading import local_files
 from powertrain.data.rows.row import Rejected, Row

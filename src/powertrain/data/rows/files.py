@@ -12,13 +12,11 @@ import gzip
 import itertools
 import json
 import re
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from powertrain.data.reading import SNIFFED_BYTES, parse_line
+from powertrain.data.reading import SNIFFED_BYTES, parse_line, readable
 from powertrain.data.rows.row import Rejected, Row, fault
 from powertrain.records import WrongUse
 
@@ -31,16 +29,6 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SUSPECT = re.compile(rb"\\u(0000|d[89a-f])", re.IGNORECASE)
 DELIMITERS = ",;\t"                          # of CSV, tried on the header in this order
 READABLE = "JSONL, JSON, CSV, TSV, Parquet, Arrow and UTF-8 text"
-
-
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Turns a file that cannot be opened, read or unpacked into WrongUse with its name."""
-    try:
-        yield
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise WrongUse(f"{path} cannot be read: {reason}; change its permissions, mend it or leave it out") from error
 
 
 def opened(path: Path) -> IO[bytes]:

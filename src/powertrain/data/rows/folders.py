@@ -8,15 +8,13 @@ twice. So is a mixture of rows and texts, except for the files that describe a d
 from __future__ import annotations
 
 import difflib
-import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 
-from powertrain.data.reading import looks_like_text, text_files
-from powertrain.data.rows.files import readable
+from powertrain.data.reading import looks_like_text, text_files, visible_files
 from powertrain.records import WrongUse
+from powertrain.records.json_files import read_json
 
 TRAIN = "train"
 # a word in a file's or folder's name -> the part it holds, as the hub's own loader reads them
@@ -52,6 +50,7 @@ def named_split(path: PurePath) -> str | None:
 # ------------------------------------------------------------------------------------------------ folders
 
 LINES, SHEETS, OBJECTS, TABLES = (".jsonl", ".ndjson"), (".csv", ".tsv"), (".json",), (".parquet", ".arrow", ".feather")
+SAVE_AGAIN = "save the dataset again"
 PACKED = ".gz"
 DESCRIPTIONS = ("readme", "license", "licence", "citation", "changelog", "notice", "copying", "datasheet")
 METADATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "croissant.json", "metadata.json")
@@ -69,7 +68,7 @@ def data_suffix(path: Path) -> str | None:
 def folder_files(folder: Path, split: str | None) -> list[Path]:
     """The files to read, in order. Raises WrongUse if there is none, or it is not clear which."""
     if (folder / "dataset_dict.json").is_file():
-        parts = _json(folder / "dataset_dict.json").get("splits")
+        parts = read_json(folder / "dataset_dict.json", SAVE_AGAIN).get("splits")
         if not isinstance(parts, list) or not parts:
             raise WrongUse(f"{folder} is a saved dataset, and its dataset_dict.json lists no splits; save it again")
         return _saved_files(folder / choose_split(str(folder), [str(part) for part in parts], split))
@@ -78,19 +77,9 @@ def folder_files(folder: Path, split: str | None) -> list[Path]:
     return _found_files(folder, split)
 
 
-def _json(path: Path) -> dict[str, object]:
-    with readable(path):
-        content = path.read_bytes()
-    try:
-        value = json.loads(content)
-    except ValueError as error:
-        raise WrongUse(f"{path} is not JSON: {error}; save the dataset again") from error
-    return value if isinstance(value, dict) else {}
-
-
 def _saved_files(folder: Path) -> list[Path]:
     """The Arrow files of one part that `datasets` saved."""
-    listed = _json(folder / "state.json").get("_data_files")
+    listed = read_json(folder / "state.json", SAVE_AGAIN).get("_data_files")
     names = [str(entry.get("filename")) for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
     missing = [name for name in names if not (folder / name).is_file()]
     if missing or not names:
@@ -100,7 +89,7 @@ def _saved_files(folder: Path) -> list[Path]:
 
 
 def _found_files(folder: Path, split: str | None) -> list[Path]:
-    files = _visible_files(folder)
+    files = [path for path in visible_files(folder) if path.stat().st_size]
     rows = [path for path in files if data_suffix(path) and path.name.lower() not in METADATA]
     others = [path for path in files if not data_suffix(path) and path.stem.lower() not in DESCRIPTIONS]
     texts = [path for path in others if looks_like_text(path)]
@@ -115,19 +104,6 @@ def _found_files(folder: Path, split: str | None) -> list[Path]:
     if len(kinds) > 1:
         raise WrongUse(f"{folder} holds rows as {' and '.join(kinds)}, which may be the same rows twice; {cure}")
     return _of_split(folder, rows, split)
-
-
-def _visible_files(folder: Path) -> list[Path]:
-    def refuse(error: OSError) -> None:
-        raise WrongUse(f"{error.filename} cannot be read: {error.strerror}; "
-                       f"change its permissions or name the files with a glob, such as '{folder}/*.jsonl'")
-
-    files = []
-    for parent, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        files += [Path(parent, name) for name in names if not name.startswith(".")]
-    return sorted((path for path in files if path.is_file() and path.stat().st_size),
-                  key=lambda path: path.relative_to(folder).as_posix())
 
 
 def _of_split(folder: Path, files: Sequence[Path], split: str | None) -> list[Path]:

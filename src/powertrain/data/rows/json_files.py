@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from powertrain.data.reading import FIELDS_NAMED, json_kind
-from powertrain.data.rows.files import is_json_lines, json_lines, opened, readable, utf8_fault
+from powertrain.data.reading import FIELDS_NAMED, json_kind, readable
+from powertrain.data.rows.files import is_json_lines, json_lines, opened, utf8_fault
 from powertrain.data.rows.folders import choose_split
 from powertrain.data.rows.row import Rejected, Row, fault
 from powertrain.records import WrongUse

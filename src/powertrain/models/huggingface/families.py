@@ -311,7 +311,7 @@ def read_config(folder: Path, dropout: float = 0.0) -> ModelConfig:
 def read_model_json(file: Path) -> Json:
     """Return the JSON object in a file of a model's folder. Raises WrongUse if the file is missing or holds none."""
     if file.exists():
-        return read_json(file)
+        return read_json(file, "copy or download it again")
     if file.name == CONFIG and (file.parent / "adapter_config.json").exists():
         raise WrongUse(f"{file.parent} holds an adapter, not a model; give it as model.adapter, and its base as model.path")
     raise WrongUse(f"there is no {file}; a model's folder holds {CONFIG} and {WEIGHTS}")
