@@ -169,7 +169,7 @@ def test_what_a_run_on_one_machine_does_not_need_says_so(key: str, tmp_path: Pat
     ("batch_size: auto", "leaves the batch open"),
     ("adapter: qlora\nload_in_4bit: false", "contradict"), ("strategy: dpo", "preferences"), ("strategy: rlhf", "preferences"),
     ("stage: ppo", "preferences"), ("rl: dpo", "preferences"), ("modules_to_save: [lm_head]", "method: lora or method: full"),
-    ("train_on_inputs: true\ncompletion_only_loss: true", "data.train_on"), ("neftune_noise_alpha: 5", "leave it out"),
+    ("train_on_inputs: true\ncompletion_only_loss: true", "data.train_on"), ("use_galore: true", "leave it out"),
     ("load_best_model_at_end: true", "best checkpoint"), ("eval_steps: 0.1", "'0.5 epochs'"),
     ("val_size: 500", "a share below 1"),
     ("packing_strategy: wrapped", "no example is cut"), ("datasets: [{path: a, field_messages: m}]", "data.columns"),

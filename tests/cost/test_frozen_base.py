@@ -24,7 +24,7 @@ from powertrain.models.kernels.attention import math_attention, sdpa_attention
 from powertrain.models.kernels.quantised import QuantisedLinear, quantise_base
 from powertrain.records import Batch, OptimizerFacts
 from powertrain.shapes import FOUR_BIT_BYTES
-from powertrain.training.setup import token_loss
+from powertrain.training.losses import token_loss
 
 DOCUMENTS, LENGTH, VOCABULARY, LAYERS = 3, 40, 300, 3
 KERNELS = {"math": math_attention, "sdpa": sdpa_attention}

@@ -29,7 +29,7 @@ from powertrain.records import IGNORE, Batch, ModelFacts
 from powertrain.shapes import FOUR_BIT_BYTES
 from powertrain.techniques.activation_checkpointing import CheckpointedBlocks
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
-from powertrain.training.setup import token_loss
+from powertrain.training.losses import token_loss
 
 SMALL = {"gpt2": {}, "llama": {"kv_heads": 2}, "qwen3": {"kv_heads": 1, "head_width": 24}, "gpt_neox": {}}
 LENGTHS = (1, 5, 17)

@@ -26,7 +26,8 @@ from powertrain.techniques.base import EVERYTHING, Exactness, NotApplied
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.four_bit_base import FourBitBase
 from powertrain.techniques.frozen_base import FrozenBase
-from powertrain.training.setup import Setup, token_loss
+from powertrain.training.losses import token_loss
+from powertrain.training.setup import Setup
 
 OFF = ["allocator", "bf16", "torch_compile", "fused_blocks", "activation_checkpointing", "loader", "chunked_cross_entropy"]
 

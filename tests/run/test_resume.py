@@ -306,3 +306,20 @@ def test_the_list_tells_a_run_that_trains_from_one_that_was_killed_and_one_that_
     with locked(RunFolder(tmp_path / "running")):
         found = {run.name if run.state == "damaged" else run.folder.name: run.state for run in list_runs(tmp_path)}
     assert found == {name: name for name in ("finished", "killed", "running", "damaged")}
+
+
+@pytest.mark.parametrize("settings", [("optimizer=muon",), ("optimizer=adafactor", "objective.embedding_noise=5"),
+                                      ("optimizer=lion", "learning_rate=1e-3", "objective.z_loss=1e-4"),
+                                      ("optimizer=sgd", "optimizer.nesterov=true", "objective.label_smoothing=0.1")],
+                         ids=["muon", "adafactor with noise", "lion with a z-loss", "sgd with smoothing"])
+def test_any_optimizer_and_objective_killed_and_resumed(cli: Cli, words: list[str], tmp_path: Path,
+                                                        settings: tuple[str, ...]) -> None:
+    code, _, err = cli(*[word if word != "run" else "whole" for word in words], *settings)
+    assert code == 0, err
+    assert cli(*words, *settings, fault=("step", 7))[0] == -9
+    code, _, err = cli("train", "--resume", "run")
+    assert code == 0, err
+    assert_same(tmp_path / "run", tmp_path / "whole")
+    steps = [event for event in read_events(tmp_path / "run" / "events.jsonl") if isinstance(event, Step)]
+    names = {"objective.z_loss=1e-4": {"cross_entropy", "z_loss"}, "objective.label_smoothing=0.1": {"cross_entropy"}}
+    assert all(set(step.metrics) == names.get(settings[-1], set()) for step in steps)

@@ -31,7 +31,7 @@ from powertrain.training.loop import backward, new_state, train
 from powertrain.training.replayed_passes import ReplayedPass
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
-from powertrain.training.static_passes import PassShape, lay_out, shape_of, static_loss
+from powertrain.training.static_passes import PassShape, lay_out, shape_of, static_sums
 
 PACKED = Packing(tokens=120, multiple=120)
 WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "index by a mask"}   # a GPU has to be read
@@ -90,7 +90,7 @@ def test_a_pass_of_constant_shape_has_the_same_loss_and_gradients(family: str, a
     static = replayed(make_ragged(adapters, family=family, **heads), *others)
     for ours, theirs in zip(static.prepare(0), plain.prepare(0), strict=True):
         assert len(ours.tokens) == 120 != len(theirs.tokens)
-        found, expected = static_loss(static, ours, static.run_pass.shape), plain.batch_loss(theirs)
+        found, expected = static_sums(static, ours, static.run_pass.shape)["loss"], plain.batch_loss(theirs)
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
         for gradient, wanted in zip(gradients_of(static, found), gradients_of(plain, expected), strict=True):
             torch.testing.assert_close(gradient, wanted, rtol=1e-6, atol=1e-6 * float(wanted.abs().max()))
@@ -110,7 +110,7 @@ def test_empty_documents_and_rows_without_a_target_change_nothing() -> None:
     batch, shape = setup.prepare(0)[0], setup.run_pass.shape
     tight = replace(shape, documents=len(batch.lengths), rows=batch.trained_tokens)
     wide = replace(shape, documents=50, rows=shape.tokens)
-    losses = [static_loss(setup, lay_out(replace(batch, layout=None), wanted), wanted) for wanted in (tight, wide)]
+    losses = [static_sums(setup, lay_out(replace(batch, layout=None), wanted), wanted)["loss"] for wanted in (tight, wide)]
     gradients = [gradients_of(setup, loss) for loss in losses]
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-6, atol=0)
     for found, expected in zip(*gradients, strict=True):
@@ -131,7 +131,7 @@ def test_all_passes_are_the_same_operators_on_the_same_shapes_and_none_waits() -
     assert len({batch.lengths for batch in batches}) == len(batches) > 6
     for batch in batches:
         with Operators() as operators:
-            static_loss(setup, replace(batch, lengths=batches[0].lengths), setup.run_pass.shape).backward()
+            static_sums(setup, replace(batch, lengths=batches[0].lengths), setup.run_pass.shape)["loss"].backward()
         setup.model.zero_grad(set_to_none=True)
         kinds.append(operators.seen)
     assert all(seen == kinds[0] for seen in kinds)
@@ -177,10 +177,10 @@ def test_a_pass_that_does_not_fit_runs_eagerly_into_the_same_gradients(first: bo
     tokens = sum(batch.trained_tokens for batch in batches)
     for _ in range(2):                                               # the second step finds the buffers of the first
         setup.model.zero_grad(set_to_none=True)
-        loss = backward(setup, scaler, batches, tokens)
+        loss = backward(setup, scaler, batches, tokens)["loss"]
         found = [parameter.grad.clone() for parameter in setup.model.parameters() if parameter.requires_grad]
         plain = make_ragged(LORA)
-        expected_loss = backward(plain, scaler, plain.prepare(0), tokens)
+        expected_loss = backward(plain, scaler, plain.prepare(0), tokens)["loss"]
         torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=0)
         expected = [parameter.grad for parameter in plain.model.parameters() if parameter.requires_grad]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
@@ -228,7 +228,7 @@ def test_weights_that_change_in_place_are_seen_and_those_that_move_are_recorded_
     batch, scaler = setup.prepare(0)[0], torch.amp.GradScaler("cpu", enabled=False)
 
     def loss() -> float:
-        return float(backward(setup, scaler, [batch], batch.trained_tokens))
+        return float(backward(setup, scaler, [batch], batch.trained_tokens)["loss"])
 
     before = loss()
     weight = next(parameter for parameter in setup.model.parameters() if parameter.requires_grad)

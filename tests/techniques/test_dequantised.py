@@ -53,7 +53,8 @@ def step_of(setup: Setup) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The loss of a step in one pass, and its gradients."""
     torch.manual_seed(5)
     micro_batches = setup.prepare(0)
-    loss = backward(setup, new_state(setup, 0.1).scaler, micro_batches, sum(batch.trained_tokens for batch in micro_batches))
+    tokens = sum(batch.trained_tokens for batch in micro_batches)
+    loss = backward(setup, new_state(setup, 0.1).scaler, micro_batches, tokens)["loss"]
     gradients = [parameter.grad for parameter in setup.model.parameters() if parameter.grad is not None]
     setup.model.zero_grad(set_to_none=True)
     return loss, gradients

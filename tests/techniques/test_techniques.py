@@ -26,8 +26,9 @@ from powertrain.techniques.tf32 import Tf32
 from powertrain.techniques.threads import Threads
 from powertrain.techniques.torch_compile import TorchCompile
 from powertrain.training.loop import new_state, train
+from powertrain.training.losses import token_loss
 from powertrain.training.schedule import Schedule
-from powertrain.training.setup import Setup, token_loss
+from powertrain.training.setup import Setup
 
 MakeSetup = Callable[..., Setup]
 RECIPE = Recipe()

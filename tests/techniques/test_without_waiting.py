@@ -16,7 +16,7 @@ from powertrain.techniques.fused_adamw import FusedAdamW
 from powertrain.training.loop import new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
-from powertrain.training.static_passes import static_loss
+from powertrain.training.static_passes import static_sums
 
 
 def waits_of(setup: Setup, steps: int) -> list[str]:
@@ -47,7 +47,7 @@ def test_blocks_by_hand_have_the_plain_gradients_in_a_pass_of_one_shape(family: 
 
     plain, static = PACKED.apply(make()), run_by_hand(replayed(make(), ChunkedCrossEntropy(rows=13)))
     for ours, theirs in zip(static.prepare(0), plain.prepare(0), strict=True):
-        found, expected = static_loss(static, ours, static.run_pass.shape), plain.batch_loss(theirs)
+        found, expected = static_sums(static, ours, static.run_pass.shape)["loss"], plain.batch_loss(theirs)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
         for gradient, wanted in zip(gradients_of(static, found), gradients_of(plain, expected), strict=True):
             assert float((gradient - wanted).norm() / wanted.norm()) < 1e-5

@@ -142,7 +142,7 @@ def test_tensors_numbers_and_decisions_are_those_of_all_processes(processes: lis
 def test_a_run_of_one_process_exchanges_nothing(make_setup: MakeSetup) -> None:
     assert joined() is ALONE is make_setup().ranks
     loss = torch.tensor(2.0)
-    ALONE.sum_step(make_setup().model.parameters(), loss)
+    ALONE.sum_step(make_setup().model.parameters(), [loss])
     assert (float(loss), ALONE.total(3, 4), ALONE.agree("x"), ALONE.any(False)) == (2.0, (3, 4), "x", False)
     assert ALONE.is_writer
     assert ALONE.share([1, 2, 3], [5, 9, 1]) == [1, 2, 3]

@@ -141,6 +141,10 @@ class Decoder(Model):
         self.initialise()
 
     @property
+    def input_embedding(self) -> nn.Module:
+        return self.embedding
+
+    @property
     def head_weight(self) -> Tensor:
         """(V, width): the head's matrix, or the embedding where they are tied."""
         return self.embedding.weight if self.head is None else self.head.weight

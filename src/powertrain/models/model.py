@@ -64,6 +64,11 @@ class Model(nn.Module):
         """(R, width) -> (R, classes)."""
         raise NotImplementedError
 
+    @property
+    def input_embedding(self) -> nn.Module:
+        """Return the module that turns token ids into vectors."""
+        raise NotImplementedError
+
     def penalty(self) -> Tensor | None:
         """Return the () sum of what regularised adapters add to the loss of an optimizer step, or None."""
         penalties = [penalty for part in self._reporting() for penalty in part.penalties()]

@@ -20,7 +20,7 @@ from powertrain.recipe.schema import METHOD_DEFAULTS, Recipe
 from powertrain.records import WrongUse
 
 DEFAULT = "default"
-SHORT = {"data": "source", "optimizer": "name"}      # `data=PATH` is short for `data.source=PATH`
+SHORT = {"data": "source", "optimizer": "name", "objective": "name"}      # `data=PATH` is short for `data.source=PATH`
 # what YAML reads as the end of a line, as nothing or not at all, where it stands in a text as it is
 UNREAD_BY_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 CURES: Mapping[str, str] = {                 # pydantic's kind of error -> what to write instead
@@ -249,7 +249,7 @@ def _check_keys(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     known = known_keys()
     sections = {key.partition(".")[0] for key in known if "." in key}
     for key, value in values.items():
-        if key in known or key.startswith(("techniques.", "optimizer.")) or (key in sections and value == {}):
+        if key in known or key.startswith(("techniques.", "optimizer.", "objective.")) or (key in sections and value == {}):
             continue
         if key in sections:
             raise WrongUse(f"{origins[key]}: {key} is a table, not a value; write {key}.KEY=VALUE, where KEY is one of "

@@ -151,6 +151,12 @@ class OptimizerRecipe(Chosen):
     name: str = "adamw"
 
 
+class ObjectiveRecipe(Chosen):
+    """What is minimised: see training/objective.py. `objective=NAME` is short for `objective.name=NAME`."""
+
+    name: str = "next_token"                     # settings: label_smoothing, z_loss, embedding_noise
+
+
 class Recipe(Strict):
     """One training run. `train_batch_size` is examples per optimizer step, however they are split."""
 
@@ -169,6 +175,7 @@ class Recipe(Strict):
     max_steps: Positive | None = None            # overrides num_train_epochs
     train_time_s: Annotated[float, Field(gt=0)] | None = None  # as many steps as fit, by a short probe; sets max_steps
 
+    objective: ObjectiveRecipe = ObjectiveRecipe()
     optimizer: OptimizerRecipe = OptimizerRecipe()
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     lr_scheduler_type: Literal["cosine", "linear", "constant"] = "cosine"

@@ -95,6 +95,7 @@ class Step(Event):
     grad_norm: float                         # before clipping
     parts: Mapping[str, float] = field(default_factory=dict)     # data, copy, forward, backward, optimizer: sum to `seconds`
     padding_tokens: int | None = None        # None in runs of before steps recorded it
+    metrics: Mapping[str, float] = field(default_factory=dict)   # of the objective: cross_entropy and z_loss where they are on
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from powertrain.run.material import Material
 from powertrain.run.scratch import scratch_material
 from powertrain.run.speeds import with_speeds
 from powertrain.run.tuned import read_tuned
+from powertrain.training.objective import objective_of
 from powertrain.training.optimizers import open_values, optimizer_of
 from powertrain.training.schedule import Schedule
 
@@ -69,6 +70,8 @@ def prepare(resolved: Resolved, cache: Path, say: Say) -> Prepared:
     row = optimizer_of(recipe).row
     if (why := row.why_not(hardware, software)) is not None:
         raise WrongUse(f"optimizer={row.name} cannot be used: {why}", keys=("optimizer.name",), cure=("optimizer=adamw",))
+    if (why := objective_of(recipe).why_not(material.model)) is not None:
+        raise WrongUse(f"objective={recipe.objective.name} cannot be used: {why}", keys=("objective.name",))
     facts = Facts(hardware, software, material.model, material.data, row.facts)
     total_steps = _total_steps(recipe, facts)
     tuned = read_tuned(cache, facts, recipe)
@@ -95,7 +98,7 @@ def build_setup(prepared: Prepared) -> Setup:
     torch.manual_seed(recipe.seed)
     model = material.build().to(prepared.facts.hardware.device)
     setup = plain_setup(model, material.training, material.collate, train_batch_size=recipe.train_batch_size,
-                        seed=recipe.seed, optimizer=optimizer_of(recipe))
+                        seed=recipe.seed, optimizer=optimizer_of(recipe), objective=objective_of(recipe))
     if prepared.cache is not None:
         setup = replace(setup, code=prepared.cache / "code")
     with torch.random.fork_rng():            # a confirmation may run the model, and dropout draws

@@ -121,7 +121,9 @@ class Session:
             return
         losses = torch.stack([result.loss for result in self.pending]).tolist()
         norms = torch.stack([result.grad_norm for result in self.pending]).tolist()
-        for result, loss, norm in zip(self.pending, losses, norms, strict=True):
+        metrics = {name: torch.stack([result.metrics[name] for result in self.pending]).tolist()
+                   for name in self.pending[0].metrics}
+        for place, (result, loss, norm) in enumerate(zip(self.pending, losses, norms, strict=True)):
             if not math.isfinite(loss):
                 raise LossNotFinite(result.step, loss)
             parts = result.laps.parts()
@@ -129,7 +131,8 @@ class Session:
             self.emit(Step(step=result.step, loss=loss, tokens=result.trained_tokens, real_tokens=result.real_tokens,
                            seconds=sum(parts.values()), learning_rate=result.learning_rate, grad_norm=norm,
                            parts={name: round(seconds, 6) for name, seconds in parts.items()},
-                           padding_tokens=result.padding_tokens))
+                           padding_tokens=result.padding_tokens,
+                           metrics={name: values[place] for name, values in metrics.items()}))
         self.pending.clear()
         if time.perf_counter() - self.flushed_at > EVENTS_EVERY_S:
             self.flush(durable=False)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from powertrain.cost.workload import Workload
+    from powertrain.models.kernels.chunked_loss import Terms
     from powertrain.models.model import Model
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
@@ -88,24 +89,28 @@ class ChunkedCrossEntropy(Technique):
         return replace(setup, loss=self.loss)
 
     def confirm(self, setup: Setup) -> None:
+        if not setup.objective.uses_loss:
+            raise NotApplied(f"chunked_cross_entropy: the objective {setup.objective.name} computes a loss of its own")
         if getattr(setup.loss, "__self__", None) != self:
             raise NotApplied(f"chunked_cross_entropy: the loss is computed by {setup.loss!r}")
 
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, loss_chunk_rows=self.rows)
 
-    def loss(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None) -> Tensor:
-        """See `setup.Loss`: cross-entropy in nats."""
+    def loss(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None,
+             terms: Terms | None = None) -> Tensor:
+        """Return the loss of the rows that have a target. See losses.Loss."""
         import torch
 
         from powertrain.models.kernels.chunked_loss import chunked_loss
 
         counts = targets != IGNORE
         places = counts.nonzero() if trained is None else torch.nonzero_static(counts, size=trained)
-        return chunked_loss(model, hidden, targets, self.rows, places.squeeze(1))
+        return chunked_loss(model, hidden, targets, self.rows, places.squeeze(1), terms)
 
-    def loss_of_all(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None) -> Tensor:
+    def loss_of_all(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None,
+                    terms: Terms | None = None) -> Tensor:
         """Return the same loss with every row sent to the head, so that no shape depends on the targets."""
         from powertrain.models.kernels.chunked_loss import chunked_loss
 
-        return chunked_loss(model, hidden, targets, self.rows, None)
+        return chunked_loss(model, hidden, targets, self.rows, None, terms)

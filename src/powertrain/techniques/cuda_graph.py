@@ -10,6 +10,7 @@ from powertrain.cost.fitting import longest_example
 from powertrain.records import Batch, Facts, ModelFacts, Refusal
 from powertrain.records.plan import Why
 from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.training.objective import objective_of
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +46,9 @@ class CudaGraph(Technique):
         hardware, model, data = facts.hardware, facts.model, facts.data
         if hardware.device != "cuda":
             return cls.refuse(Why.HARDWARE_LACKS, f"this needs a CUDA GPU, and the run computes on {hardware.device!r}")
+        if objective_of(recipe).is_random:
+            return cls.refuse(Why.CONFLICT, f"the objective {recipe.objective.name} is random here, so a replayed pass cannot "
+                                            "be compared with an eager one; use objective.embedding_noise=0")
         if (reason := _cannot_be_recorded(model)) is not None:
             return cls.refuse(Why.DOES_NOT_APPLY, reason)
         size = f"documents of {data.block} tokens on average and {longest_example(data):,} at most, in passes filled up to " \
@@ -117,7 +121,7 @@ def _taken_by(setup: Setup, run_pass: object, batch: Batch) -> tuple[float, torc
     assert callable(run_pass)
     scaler = torch.amp.GradScaler(setup.device.type, enabled=False)
     setup.model.zero_grad(set_to_none=True)
-    losses = [float(run_pass(setup, batch, batch.trained_tokens, scaler, no_lap)) for _ in range(2)]
+    losses = [float(run_pass(setup, batch, batch.trained_tokens, scaler, no_lap)["loss"]) for _ in range(2)]
     gradients = torch.cat([parameter.grad.detach().float().flatten() for parameter in setup.model.parameters()
                            if parameter.grad is not None])
     setup.model.zero_grad(set_to_none=True)

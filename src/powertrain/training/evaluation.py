@@ -21,19 +21,19 @@ def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: floa
     """
     started = time.perf_counter()
     losses: list[torch.Tensor] = []          # on the device, so that nothing waits for it batch by batch
-    tokens = 0
+    units = 0
     with evaluating(setup.model), torch.no_grad():
         for first in range(0, len(examples), setup.train_batch_size):
             last = min(first + setup.train_batch_size, len(examples))
             for passed in setup.own_passes([examples[i] for i in range(first, last)]):
                 batch = passed.to(setup.device)
-                losses.append(setup.batch_loss(batch))
-                tokens += batch.trained_tokens
+                losses.append(setup.held_out_loss(batch))
+                units += setup.objective.units(batch)
     (total,) = setup.ranks.total(float(torch.stack(losses).cpu().double().sum()) if losses else 0.0)
-    (tokens,) = setup.ranks.total(tokens)
-    loss = total / tokens
+    (units,) = setup.ranks.total(units)
+    loss = total / units
     bits_per_byte = None if tokens_per_byte is None else loss * tokens_per_byte / math.log(2)
-    return Evaluation(loss, tokens, bits_per_byte, time.perf_counter() - started)
+    return Evaluation(loss, units, bits_per_byte, time.perf_counter() - started)
 
 
 def spread(examples: Sequence[Example], most: int | None) -> Sequence[Example]:

@@ -16,7 +16,7 @@ from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 from powertrain.models.kernels.quantised import QuantisedLinear
-from powertrain.training.loop import State, take_step
+from powertrain.training.loop import State, counts_of, take_step
 from powertrain.training.setup import Setup
 
 ALLOCATION = "memory_alloc"                  # what torch's profiler calls one; freeing is one of negative size
@@ -94,5 +94,7 @@ def standing_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
 
 def _take_step(setup: Setup, state: State, max_grad_norm: float) -> None:
     micro_batches = [batch.to(setup.device) for batch in setup.prepare(state.step)]
-    (trained_tokens,) = setup.ranks.total(sum(batch.trained_tokens for batch in micro_batches))
-    take_step(setup, state, micro_batches, trained_tokens, max_grad_norm)
+    units, trained, *_ = setup.ranks.total(*counts_of(setup, micro_batches))
+    take_step(setup, state, micro_batches, units, max_grad_norm)
+    state.step += 1
+    state.trained_tokens += trained

@@ -1,7 +1,7 @@
 """The training loop. It knows no technique by name.
 
-The loss is summed over trained tokens and divided by the trained tokens of the whole optimizer step, so every split
-into micro-batches gives the same update. Nothing in here waits for the device: losses and norms are yielded as tensors,
+The loss is summed over the objective's units (trained tokens) and divided by the units of the whole optimizer step, so every
+split into micro-batches gives the same update. Nothing in here waits for the device: losses and norms are yielded as tensors,
 and whoever wants the numbers reads them when it has to.
 """
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from powertrain.training.laps import Lap, Laps, no_lap
+from powertrain.training.objective import Sums
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import MicroBatches, Setup, changed_fields
 from powertrain.training.updates import RunOptimizer
@@ -59,13 +60,14 @@ class StepResult:
     """One optimizer step, with its figures still on the device."""
 
     step: int                                # from 1
-    loss: Tensor                             # () fp32, mean over trained tokens
+    loss: Tensor                             # () fp32, mean over the step's units: trained tokens
     grad_norm: Tensor                        # () fp32, before clipping
     trained_tokens: int
     real_tokens: int
     padding_tokens: int
     learning_rate: float
     laps: Laps                               # what the step's time went into
+    metrics: Sums                            # of the objective, each () fp32, mean over the step's units
 
 
 def new_state(setup: Setup, weight_decay: float) -> State:
@@ -86,39 +88,45 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
         learning_rate = schedule.at(state.step)
         for group in state.optimizer.param_groups:
             group["lr"] = learning_rate
-        trained, real, padding = setup.ranks.total(
-            sum(batch.trained_tokens for batch in micro_batches), sum(batch.real_tokens for batch in micro_batches),
-            sum(batch.padding_tokens for batch in micro_batches))
-        loss, grad_norm = take_step(setup, state, micro_batches, trained, max_grad_norm, laps.lap)
-        yield StepResult(state.step, loss, grad_norm, trained, real, padding, learning_rate, laps)
+        units, trained, real, padding = setup.ranks.total(*counts_of(setup, micro_batches))
+        means, grad_norm = take_step(setup, state, micro_batches, units, max_grad_norm, laps.lap)
+        state.step += 1
+        state.trained_tokens += trained
+        loss = means.pop("loss")
+        yield StepResult(state.step, loss, grad_norm, trained, real, padding, learning_rate, laps, means)
         laps = Laps(setup.device)
 
 
-def take_step(setup: Setup, state: State, micro_batches: MicroBatches, trained_tokens: int, max_grad_norm: float,
-              lap: Lap = no_lap) -> tuple[Tensor, Tensor]:
-    """Take one optimizer step of `trained_tokens`; return its loss and the gradient's norm before clipping, () each.
+def counts_of(setup: Setup, micro_batches: MicroBatches) -> tuple[int, int, int, int]:
+    """Return the objective's units and the trained, real and padding tokens of this process's part of a step."""
+    return (sum(setup.objective.units(batch) for batch in micro_batches), sum(batch.trained_tokens for batch in micro_batches),
+            sum(batch.real_tokens for batch in micro_batches), sum(batch.padding_tokens for batch in micro_batches))
 
-    `micro_batches` are this process's passes. Between backward and update, gradients and loss become those of all processes.
+
+def take_step(setup: Setup, state: State, micro_batches: MicroBatches, units: int, max_grad_norm: float,
+              lap: Lap = no_lap) -> tuple[Sums, Tensor]:
+    """Update the weights once; return the step's mean loss and metrics, and the gradient's norm before clipping, () each.
+
+    `micro_batches` are this process's passes, `units` those of the whole step. Between backward and update, gradients and
+    means become those of all processes.
     """
-    loss = backward(setup, state.scaler, micro_batches, trained_tokens, lap)
-    setup.ranks.sum_step(setup.model.parameters(), loss)
+    means = backward(setup, state.scaler, micro_batches, units, lap)
+    setup.ranks.sum_step(setup.model.parameters(), means.values())
     grad_norm = update(state, max_grad_norm)
     lap("optimizer")
-    state.step += 1
-    state.trained_tokens += trained_tokens
-    return loss, grad_norm
+    return means, grad_norm
 
 
-def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBatches, trained_tokens: int,
-             lap: Lap = no_lap) -> Tensor:
-    """Add the gradients of the step's mean loss, and of the model's penalty, to `.grad`; return the loss, () fp32.
+def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBatches, units: int, lap: Lap = no_lap) -> Sums:
+    """Add the gradients of the step's mean loss, and of the model's penalty, to `.grad`; return its mean loss and metrics.
 
-    `trained_tokens` are those of the whole step. Where several processes share the step, these are this process's terms of
-    the sums that `Ranks.sum_step` makes; the penalty is a term of the first process alone.
+    Where several processes share the step, these are this process's terms of the sums that `Ranks.sum_step` makes; the
+    penalty is a term of the first process alone.
     """
-    total = torch.zeros((), device=setup.device)
+    total = {name: torch.zeros((), device=setup.device) for name in ("loss", *setup.objective.metrics)}
     for batch in micro_batches:
-        total += setup.run_pass(setup, batch, trained_tokens, scaler, lap)
+        for name, value in setup.run_pass(setup, batch, units, scaler, lap).items():
+            total[name] += value
     if setup.ranks.is_writer and (penalty := setup.model.penalty()) is not None:
         scaler.scale(penalty).backward()  # type: ignore[no-untyped-call]
         lap("backward")

@@ -65,8 +65,8 @@ class Ranks:
     def barrier(self) -> None:
         """Return when all processes have come here."""
 
-    def sum_step(self, parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
-        """Replace the gradients and the loss of a step, () fp32, by their sums over all processes."""
+    def sum_step(self, parameters: Iterable[nn.Parameter], means: Iterable[Tensor]) -> None:
+        """Replace the gradients, and the loss and metrics of a step, by their sums over all processes."""
 
 
 ALONE = Ranks()
@@ -100,7 +100,7 @@ class GroupRanks(Ranks):
     def barrier(self) -> None:
         torch.distributed.barrier(group=self.hosts)
 
-    def sum_step(self, parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
+    def sum_step(self, parameters: Iterable[nn.Parameter], means: Iterable[Tensor]) -> None:
         """A weight without a gradient on any process stays without: the optimizer passes over it.
 
         A weight that has a gradient on some processes only counts as one with zeros on the others.
@@ -111,7 +111,7 @@ class GroupRanks(Ranks):
         for parameter in summed:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        self.sum([loss, *(parameter.grad for parameter in summed if parameter.grad is not None)])
+        self.sum([*means, *(parameter.grad for parameter in summed if parameter.grad is not None)])
 
 
 def joined() -> Ranks:

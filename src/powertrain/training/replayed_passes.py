@@ -2,7 +2,7 @@
 
 A GPU that waits for Python between kernels is idle most of a small model's step. A CUDA graph is the list of kernels with
 their arguments; replaying it costs one call. What it asks for: constant shapes (static_passes.py), and tensors that stay
-where they are. So a batch is copied into the recording's own, the step's trained tokens are a number on the device, and
+where they are. So a batch is copied into the recording's own, the step's units are a number on the device, and
 gradients are added to buffers that outlive the step.
 
 Weights stay where they are too: the optimizer and a checkpoint's loading change them in place, and the next replay reads
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from powertrain.records import Batch, Layout
 from powertrain.training.laps import Lap
+from powertrain.training.objective import Sums
 from powertrain.training.setup import RunPass, Setup, run_eagerly
-from powertrain.training.static_passes import PassShape, static_loss
+from powertrain.training.static_passes import PassShape, static_sums
 
 WARM_UPS = 3                 # torch's advice for what libraries set up at their first calls
 
@@ -62,8 +63,8 @@ class Recording:
 
     replay: Callable[[], object]
     batch: Batch                             # its own copy
-    tokens: Tensor                           # () fp32, the step's trained tokens
-    loss: Tensor                             # () fp32
+    units: Tensor                            # () fp32, of the step
+    means: Sums                              # loss and metrics, () fp32 each
     parameters: list[nn.Parameter]           # those that get a gradient
     gradients: list[Tensor]                  # one for each, fp32
     places: tuple[int, ...]                  # where the weights lay
@@ -80,8 +81,8 @@ class Recording:
         if fresh:
             torch._foreach_zero_(fresh)
 
-    def run(self, batch: Batch, trained_tokens: int) -> Tensor:
-        """Adds the gradients of the batch's loss over `trained_tokens`; returns that loss."""
+    def run(self, batch: Batch, units: int) -> Sums:
+        """Add the gradients of the batch's loss over `units`; return that loss and the metrics."""
         assert batch.layout is not None
         assert self.batch.layout is not None
         self.attach()
@@ -89,9 +90,9 @@ class Recording:
                            (self.batch.positions, batch.positions), (self.batch.layout.ends, batch.layout.ends),
                            (self.batch.layout.rows, batch.layout.rows)):
             own.copy_(given, non_blocking=True)
-        self.tokens.fill_(trained_tokens)
+        self.units.fill_(units)
         self.replay()
-        return self.loss.clone()
+        return {name: value.clone() for name, value in self.means.items()}
 
 
 @dataclass
@@ -104,29 +105,31 @@ class ReplayedPass:
     counts: dict[str, int] = field(default_factory=lambda: {"recorded": 0, "replayed": 0, "eager": 0})
     _recording: Recording | None = None
 
-    def __call__(self, setup: Setup, batch: Batch, trained_tokens: int, scaler: torch.amp.GradScaler, lap: Lap) -> Tensor:
+    def __call__(self, setup: Setup, batch: Batch, units: int, scaler: torch.amp.GradScaler, lap: Lap) -> Sums:
         if batch.layout is None:
             self.counts["eager"] += 1
-            return self.eager(setup, batch, trained_tokens, scaler, lap)
+            return self.eager(setup, batch, units, scaler, lap)
         if self._recording is None or self._recording.places != _places(setup):
             self._recording = None           # its memory goes back before more is taken
             self._recording = record(setup, batch, self.shape, scaler, self.make_recorder())
             self.counts["recorded"] += 1
-        loss = self._recording.run(batch, trained_tokens)
+        means = self._recording.run(batch, units)
         self.counts["replayed"] += 1
         lap("backward")                      # and forward: the device does not say where one ends
-        return loss
+        return means
 
 
 def record(setup: Setup, batch: Batch, shape: PassShape, scaler: torch.amp.GradScaler, recorder: Recorder) -> Recording:
     """A recording of the pass; gradients are left as they were."""
     own, trained = _copy(batch), [parameter for parameter in setup.model.parameters() if parameter.requires_grad]
-    tokens, loss = torch.ones((), device=setup.device), torch.zeros((), device=setup.device)
+    units = torch.ones((), device=setup.device)
+    means = {name: torch.zeros((), device=setup.device) for name in ("loss", *setup.objective.metrics)}
 
     def work() -> None:
-        found = static_loss(setup, own, shape) / tokens
-        scaler.scale(found).backward()  # type: ignore[no-untyped-call]
-        loss.copy_(found.detach())
+        found = {name: value / units for name, value in static_sums(setup, own, shape).items()}
+        scaler.scale(found["loss"]).backward()  # type: ignore[no-untyped-call]
+        for name, value in found.items():
+            means[name].copy_(value.detach())
 
     before = [parameter.grad for parameter in trained]
     for parameter in trained:
@@ -142,7 +145,7 @@ def record(setup: Setup, batch: Batch, shape: PassShape, scaler: torch.amp.GradS
     replay = recorder.record(work)
     for parameter, gradient in zip(trained, before, strict=True):
         parameter.grad = gradient
-    return Recording(replay, own, tokens, loss, with_gradient, gradients, _places(setup))
+    return Recording(replay, own, units, means, with_gradient, gradients, _places(setup))
 
 
 def _copy(batch: Batch) -> Batch:

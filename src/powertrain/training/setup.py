@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,23 +17,17 @@ from powertrain.data.order import step_examples
 from powertrain.models.decoder import run_plainly
 from powertrain.models.kernels.attention import Attention, math_attention
 from powertrain.models.model import Model, RunBlock
-from powertrain.records import IGNORE, Batch
+from powertrain.records import Batch
 from powertrain.training.laps import Lap
+from powertrain.training.losses import Loss, token_loss
+from powertrain.training.objective import NEXT_TOKEN, Objective, Sums
 from powertrain.training.optimizers import Optimizer
 from powertrain.training.ranks import ALONE, Ranks
 
 MicroBatches = list[Batch]                   # one optimizer step's batch, split
 Prepare = Callable[[int], MicroBatches]      # optimizer step (from 0) -> its batch, on the host
 Arrange = Callable[[Sequence[Example], int], list[list[Example]]]    # (a step's examples, micro_batch) -> its passes
-RunPass = Callable[["Setup", Batch, int, torch.amp.GradScaler, Lap], Tensor]     # see run_eagerly
-
-
-class Loss(Protocol):
-    def __call__(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None) -> Tensor:
-        """() fp32: the sum over the targets (R,) that are not IGNORE, from hidden (R, width).
-
-        `trained` is how many those are, as the host knows; without it a loss may have to ask the device.
-        """
+RunPass = Callable[["Setup", Batch, int, torch.amp.GradScaler, Lap], Sums]       # see run_eagerly
 
 
 @dataclass(frozen=True)
@@ -68,13 +62,13 @@ def as_collated(batch: Batch) -> Batch:
     return batch
 
 
-def run_eagerly(setup: Setup, batch: Batch, trained_tokens: int, scaler: torch.amp.GradScaler, lap: Lap) -> Tensor:
-    """One pass: adds the gradients of its loss over the step's `trained_tokens` to `.grad`, and returns that loss, () fp32."""
-    loss = setup.batch_loss(batch) / trained_tokens
+def run_eagerly(setup: Setup, batch: Batch, units: int, scaler: torch.amp.GradScaler, lap: Lap) -> Sums:
+    """Add the gradients of one pass's loss to `.grad`; return its loss and metrics. All are divided by the step's `units`."""
+    means = {name: value / units for name, value in setup.sums(batch).items()}
     lap("forward")
-    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    scaler.scale(means["loss"]).backward()  # type: ignore[no-untyped-call]
     lap("backward")
-    return loss.detach()
+    return {name: value.detach() for name, value in means.items()}
 
 
 @dataclass(frozen=True)
@@ -90,9 +84,10 @@ class Setup:
     loader: Callable[[Prepare, range, torch.device], Iterator[MicroBatches]]
     attention: Attention
     run_block: RunBlock
-    loss: Loss
+    loss: Loss                               # how the objective's loss of rows is computed
     precision: Precision
     optimizer: Optimizer
+    objective: Objective = NEXT_TOKEN
     runtime: Runtime = Runtime()
     lay_out: Callable[[Batch], Batch] = as_collated      # adds what `run_pass` wants to know of a batch, on the host
     run_pass: RunPass = run_eagerly
@@ -111,11 +106,15 @@ class Setup:
         """Return this process's share of the forward passes that these examples take."""
         parts = self.arrange(examples, self.micro_batch)
         shared = self.ranks.share(parts, [sum(example.tokens for example in part) for part in parts])
-        return [self.lay_out(self.collate(part)) for part in shared]
+        return [self.lay_out(self.batch_of(part)) for part in shared]
 
     def passes(self, examples: Sequence[Example]) -> MicroBatches:
         """Return the batches of all forward passes that these examples take."""
-        return [self.lay_out(self.collate(part)) for part in self.arrange(examples, self.micro_batch)]
+        return [self.lay_out(self.batch_of(part)) for part in self.arrange(examples, self.micro_batch)]
+
+    def batch_of(self, examples: Sequence[Example]) -> Batch:
+        """Return one batch of these examples' documents."""
+        return self.collate([document for example in examples for document in self.objective.documents(example)])
 
     def few_tokens(self, at_least: int) -> Batch:
         """A pass of the first step's shortest examples, two or more, for whoever has to see a pass and not what it comes to."""
@@ -135,7 +134,7 @@ class Setup:
             if sum(example.tokens for example in few) >= tokens:
                 break
         with torch.no_grad(), self.precision.context(self.device):
-            self.model.hidden(self.collate(few).to(self.device))
+            self.model.hidden(self.batch_of(few).to(self.device))
 
     def product_dtype(self) -> torch.dtype:
         """The dtype that the model's matrix products come out in, tried on one row.
@@ -148,15 +147,27 @@ class Setup:
             product: Tensor = linear(torch.zeros(1, linear.in_features, device=self.device))
         return product.dtype
 
-    def batch_loss(self, batch: Batch) -> Tensor:
-        """() fp32: the loss summed over the batch's trained tokens, computed in the setup's precision."""
+    def sums(self, batch: Batch) -> Sums:
+        """Return the objective's loss and metrics, summed over the batch's units, computed in the setup's precision."""
         with self.precision.context(self.device):
-            hidden = self.model.hidden(batch, attention=self.attention, run_block=self.run_block)
-            return self.loss(self.model, hidden, batch.targets, batch.trained_tokens)
+            return self.objective.sums(self.model, batch, self.hidden, self.loss)
+
+    def batch_loss(self, batch: Batch) -> Tensor:
+        """Return the loss that training minimises, () fp32, summed over the batch's units."""
+        return self.sums(batch)["loss"]
+
+    def held_out_loss(self, batch: Batch) -> Tensor:
+        """Return the loss that evaluation reports, () fp32, summed over the batch's units."""
+        with self.precision.context(self.device):
+            return self.objective.held_out(self.model, batch, self.hidden, self.loss)
+
+    def hidden(self, model: Model, batch: Batch) -> Tensor:
+        """Return what the head of `model` reads, (R, width), by the setup's kernels."""
+        return model.hidden(batch, attention=self.attention, run_block=self.run_block)
 
 
 def plain_setup(model: Model, examples: Sequence[Example], collate: Callable[[Sequence[Example]], Batch], *,
-                train_batch_size: int, seed: int, optimizer: Optimizer) -> Setup:
+                train_batch_size: int, seed: int, optimizer: Optimizer, objective: Objective = NEXT_TOKEN) -> Setup:
     """The setup with no technique in force: fp32, one micro-batch, eager, batches made when they are needed.
 
     `collate` is the plain one for the data: collate_padded where a causal model's examples differ in length.
@@ -165,7 +176,7 @@ def plain_setup(model: Model, examples: Sequence[Example], collate: Callable[[Se
                  train_batch_size=train_batch_size, seed=seed, micro_batch=train_batch_size, arrange=in_order,
                  collate=collate,
                  loader=load_when_needed, attention=math_attention, run_block=run_plainly, loss=token_loss,
-                 precision=Precision(), optimizer=optimizer)
+                 precision=Precision(), optimizer=optimizer, objective=objective)
 
 
 def in_order(examples: Sequence[Example], micro_batch: int) -> list[list[Example]]:
@@ -177,12 +188,6 @@ def load_when_needed(prepare: Prepare, steps: range, device: torch.device) -> It
     """On the host: the loop copies what is not on the device yet."""
     for step in steps:
         yield prepare(step)
-
-
-def token_loss(model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None) -> Tensor:
-    """See `Loss`: cross-entropy in nats."""
-    logits = model.logits(hidden).float()    # (T, V)
-    return nn.functional.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
 
 
 def changed_fields(before: Setup, after: Setup) -> set[str]:

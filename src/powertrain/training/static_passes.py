@@ -16,9 +16,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from powertrain.models.kernels.chunked_loss import Terms
 from powertrain.models.kernels.static_attention import OverEnds, kernel_over_ends
+from powertrain.models.model import Model
 from powertrain.records import IGNORE, Batch, Layout
-from powertrain.training.setup import Loss, Setup, token_loss
+from powertrain.training.losses import loss_of_all_rows
+from powertrain.training.objective import Sums
+from powertrain.training.setup import Setup
 
 ROOM = 1.2                   # over what the passes looked at need of documents, of their length, and of rows
 MULTIPLE = 64                # of rows and of lengths: what kernels work in
@@ -70,29 +74,18 @@ def lay_out(batch: Batch, shape: PassShape) -> Batch:
     return replace(batch, layout=Layout(ends, rows))
 
 
-def static_loss(setup: Setup, batch: Batch, shape: PassShape) -> Tensor:
-    """As `Setup.batch_loss`, from a batch that has a layout: no shape and no number in it depends on what the batch holds.
+def static_sums(setup: Setup, batch: Batch, shape: PassShape) -> Sums:
+    """As `Setup.sums`, from a batch that has a layout: no shape and no number in it depends on what the batch holds.
 
     The batch's `lengths` are read by nothing that makes numbers; they may be those of another pass.
     """
     assert batch.layout is not None
-    attention = setup.attention
+    attention, rows, all_rows = setup.attention, batch.layout.rows, loss_of_all_rows(setup.loss)
     if shape.lengths is None:
         attention = OverEnds(kernel_over_ends(attention), batch.layout.ends, shape.longest)
-    loss, rows = loss_of_all_rows(setup.loss), batch.layout.rows
-    with setup.precision.context(setup.device):
-        hidden = setup.model.hidden(batch, attention=attention, run_block=setup.run_block)
-        return loss(setup.model, hidden.index_select(0, rows), batch.targets.index_select(0, rows))
 
+    def loss(model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None, terms: Terms | None = None) -> Tensor:
+        more = () if terms is None else (None, terms)
+        return all_rows(model, hidden.index_select(0, rows), targets.index_select(0, rows), *more)
 
-def loss_of_all_rows(loss: Loss) -> Loss:
-    """The same loss, leaving no row out: how many have a target is not known to who issues the work.
-
-    A loss that leaves rows out says by `loss_of_all` how it is computed without.
-    """
-    if loss is token_loss:
-        return loss
-    found: Loss | None = getattr(getattr(loss, "__self__", None), "loss_of_all", None)
-    if found is None:
-        raise ValueError(f"{loss!r} does not say how it is computed over a constant number of rows")
-    return found
+    return replace(setup, attention=attention, loss=loss).sums(batch)

@@ -75,6 +75,11 @@ class BridgedModel(Model):
         return self.library.get_base_model() if self.has_adapters else self.library  # type: ignore[operator]
 
     @property
+    def input_embedding(self) -> nn.Module:
+        found: nn.Module = self.network.get_input_embeddings()
+        return found
+
+    @property
     def has_adapters(self) -> bool:
         return hasattr(self.library, "peft_config")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,10 +12,20 @@ from powertrain.models.model import Model
 from powertrain.records import IGNORE
 
 
-def chunked_loss(model: Model, hidden: Tensor, targets: Tensor, rows: int, places: Tensor | None) -> Tensor:
-    """Return the summed cross-entropy in nats, `rows` rows at a time.
+class Terms(NamedTuple):
+    """What is added to plain cross-entropy; see training/losses.py."""
+
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+
+
+def chunked_loss(model: Model, hidden: Tensor, targets: Tensor, rows: int, places: Tensor | None,
+                 terms: Terms | None = None) -> Tensor:
+    """Return the summed cross-entropy in nats, () fp32, `rows` rows at a time.
 
     `places` (N,) of the targets that train; None = every row goes to the head, so that no shape depends on the targets.
+    With `terms` the result is (3,): the loss with its terms, cross-entropy, and the sum of squared normalisers. Only the
+    first of the three has a gradient.
     """
     assert isinstance(model, Decoder)                # no other model has a head of its own
     device = hidden.device.type
@@ -23,45 +33,49 @@ def chunked_loss(model: Model, hidden: Tensor, targets: Tensor, rows: int, place
     weight = model.head_weight                       # (V, width), in the dtype that it is stored in
     if not torch.is_grad_enabled():                  # a Function would still be asked for the gradients of weights
         hidden, weight = hidden.detach(), weight.detach()
-    loss: Tensor = _ChunkedLoss.apply(hidden, weight, targets, rows, dtype, places)  # type: ignore[no-untyped-call]
+    loss: Tensor = _ChunkedLoss.apply(hidden, weight, targets, rows, dtype, places, terms)  # type: ignore[no-untyped-call]
     return loss
 
 
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype,
-                places: Tensor | None) -> Tensor:
+                places: Tensor | None, terms: Terms | None) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            return _forward(ctx, hidden, weight, targets, rows, dtype, places)
+            return _forward(ctx, hidden, weight, targets, rows, dtype, places, terms)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
-        (scale,) = gradients
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
+        scale = gradients[0] if gradients[0].dim() == 0 else gradients[0][0]
         hidden_gradient, weight_gradient = ctx.saved_tensors
         ctx.maybe_clear_saved_tensors()
         return (None if hidden_gradient is None else hidden_gradient * scale.to(hidden_gradient.dtype),
-                None if weight_gradient is None else weight_gradient.mul_(scale), None, None, None, None)
+                None if weight_gradient is None else weight_gradient.mul_(scale), None, None, None, None, None)
 
 
 def _forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype,
-             places: Tensor | None) -> Tensor:
+             places: Tensor | None, terms: Terms | None) -> Tensor:
     """`places` (N,) of the targets that train; None = every row goes to the head, and those that do not train weigh nothing."""
     wants_hidden, wants_weight = ctx.needs_input_grad[:2]
     head = weight.to(dtype)                              # (V, width)
     hidden_gradient = torch.zeros_like(hidden) if wants_hidden else None
     weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
-    total = torch.zeros((), device=hidden.device)
+    total = torch.zeros(() if terms is None else (3,), device=hidden.device)
     counts = targets != IGNORE
     for chunk in torch.split(torch.arange(len(targets), device=targets.device) if places is None else places, rows):
         x, target = hidden[chunk].to(dtype), targets[chunk].clamp(min=0)
         logits = (x @ head.T).float()                    # (rows, V)
         normaliser = logits.logsumexp(-1, keepdim=True)  # (rows, 1)
         losses = normaliser.squeeze(1) - logits.gather(1, target[:, None]).squeeze(1)
-        total += (losses * counts[chunk] if places is None else losses).sum()
+        if terms is not None:
+            losses = _with_terms(losses, logits, normaliser.squeeze(1), terms)           # (3, rows)
+        total += (losses * counts[chunk] if places is None else losses).sum(-1)
         if not (wants_hidden or wants_weight):
             continue
         gradient = logits.sub_(normaliser).exp_()        # softmax
-        gradient[torch.arange(len(target), device=target.device), target] -= 1
+        if terms is not None:
+            gradient.mul_(1 + 2 * terms.z_loss * normaliser).sub_(terms.label_smoothing / gradient.shape[1])
+        gradient[torch.arange(len(target), device=target.device), target] -= 1 if terms is None else 1 - terms.label_smoothing
         if places is None:
             gradient *= counts[chunk][:, None]
         small = gradient.to(dtype)
@@ -71,3 +85,11 @@ def _forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: in
             weight_gradient += small.T @ x
     ctx.save_for_backward(hidden_gradient, weight_gradient)
     return total
+
+
+def _with_terms(plain: Tensor, logits: Tensor, normaliser: Tensor, terms: Terms) -> Tensor:
+    """Return (3, rows): the loss with its terms, cross-entropy, and the squared normaliser. See training/losses.py."""
+    rows = (1 - terms.label_smoothing) * plain + terms.z_loss * normaliser.square()
+    if terms.label_smoothing:
+        rows += terms.label_smoothing * (normaliser - logits.mean(-1))
+    return torch.stack((rows, plain, normaliser.square()))
