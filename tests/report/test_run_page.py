@@ -192,12 +192,12 @@ def test_the_page_is_for_light_dark_paper_and_narrow_screens():
 def test_a_fact_that_is_guessed_and_what_the_run_did_not_meet_are_cautions():
     slow = run_page.page(files(whole_run(step_s=0.9)))
     assert any("outside the interval" in caution for caution in slow.cautions)
-    assert any("rest on guesses" in caution for caution in run_page.page(files(whole_run())).cautions)
+    assert any("have a guessed gain" in caution for caution in run_page.page(files(whole_run())).cautions)
 
 
 def test_the_prediction_of_memory_stands_beside_what_was_allocated():
     memory = next(figure for figure in figures(run_page.page(files(whole_run()))) if figure.key == "memory")
     assert [row.label for row in memory.drawings[0].rows] == ["predicted", "measured, allocated", "process peak"]
     assert "3.0% too low" in memory.title
-    assert "of step 2 and its passes" in memory.caption
+    assert "for step 2, whose memory was measured" in memory.caption
     assert "as full as they may come: 96 MiB" in memory.caption

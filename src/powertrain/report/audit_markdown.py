@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from powertrain.records.findings import NO_SPEED, SEVERITIES, Audit, Edit, Finding
 from powertrain.report.audit import PHASES, counted, expected, phase, places, says_something
-from powertrain.report.markdown import escaped
+from powertrain.report.markdown import escaped, prose
 
 HEADINGS = {"critical": "Critical findings", "moderate": "Moderate findings", "low": "Low findings", "good": "Good as it is"}
 NUMBERED = tuple[int, Finding]
@@ -160,8 +160,3 @@ def code(text: str) -> str:
     """Text as it is, in a code span that none of its own backticks ends."""
     ticks = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{ticks} {text} {ticks}" if text[:1] == "`" or text[-1:] == "`" else f"{ticks}{text}{ticks}"
-
-
-def prose(text: str) -> str:
-    """Text of which only what stands in backticks is code."""
-    return "".join(part if part[:1] == "`" else escaped(part) for part in re.split(r"(`[^`\n]+`)", text))

@@ -1,4 +1,4 @@
-"""What a reader should distrust in a run, by rules and with the numbers; the weightiest first."""
+"""What a reader should distrust in a run, with the numbers; the most important first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _unfinished(history: History) -> Iterator[str]:
         done = history.steps[-1].step if history.steps else 0
         why = history.state or "no end was written: the run is still going, or was killed"
         yield (f"The run is not finished: {done:,} of {history.start.total_steps:,} steps; {why}. "
-               "The learning rate's schedule was not run to its end either.")
+               "The learning-rate schedule is not finished either.")
 
 
 def _not_finite(history: History) -> Iterator[str]:
@@ -48,11 +48,11 @@ def _not_finite(history: History) -> Iterator[str]:
 
 def _lost(history: History) -> Iterator[str]:
     if history.repeated_steps:
-        yield (f"{several(history.repeated_steps, 'step')} ({duration(history.repeated_s)}) were done, lost when the run "
-               "was killed, and done again from its checkpoint; times and curves here count them once.")
+        yield (f"{several(history.repeated_steps, 'step')} ({duration(history.repeated_s)}) were lost when the run was "
+               "killed, and repeated from the checkpoint; times and curves here count them once.")
     if len(history.sessions) > 1:
-        yield (f"The run was continued {several(len(history.sessions) - 1, 'time')}; the clock "
-               "here stands still in between, and start-up is not in it.")
+        yield (f"The run was continued {several(len(history.sessions) - 1, 'time')}; times "
+               "here do not include the pauses and the start-up.")
 
 
 def _time(history: History) -> Iterator[str]:
@@ -60,15 +60,15 @@ def _time(history: History) -> Iterator[str]:
     if not wall_s:
         return
     if parts.get(OTHER, 0.0) > LARGE_SHARE * wall_s:
-        yield f"{parts[OTHER] / wall_s:.0%} of the wall time is claimed by no part of a step (other)."
+        yield f"{parts[OTHER] / wall_s:.0%} of the wall time belongs to no part of a step (other)."
     if parts.get("data wait", 0.0) > LARGE_SHARE * wall_s:
         yield f"{parts['data wait'] / wall_s:.0%} of the wall time went into waiting for data."
     beside = sum(parts.get(part, 0.0) for part in ("evaluation", "samples", "checkpoint"))
     if beside > LARGE_SHARE * wall_s:
-        yield (f"{beside / wall_s:.0%} of the wall time went into evaluating, sampling and saving; tokens/s here are of the "
-               "steps alone, without that.")
+        yield (f"{beside / wall_s:.0%} of the wall time went into evaluating, sampling and saving; tokens/s count "
+               "the steps only.")
     if history.overrun_s > 0.01 * wall_s:
-        yield (f"The parts exceed the wall time that the run measured by {duration(history.overrun_s)}; the wall time shown is "
+        yield (f"The parts add up to {duration(history.overrun_s)} more than the measured wall time; the report shows "
                "their sum.")
 
 
@@ -76,21 +76,21 @@ def _learning(history: History) -> Iterator[str]:
     if (trend := still_falling(history)) is not None:
         yield trend
     if history.steps and not history.of(Evaluated):
-        yield "Nothing held out was evaluated, so nothing here says how well the model does on text it has not seen."
+        yield "No held-out text was evaluated, so the report cannot say how well the model does on new text."
 
 
 def _speed(history: History, plan: Mapping[str, Any]) -> Iterator[str]:
     places = steady(history)
     if len(places) < 10:
-        yield f"Only {several(len(places), 'step')} could be timed: no speed can be read off so few."
+        yield f"Only {several(len(places), 'step')} could be timed: too few to give a speed."
         return
     found = [history.speeds[place] or 0.0 for place in places]
     low, middle, high = (quantile(found, share) for share in (0.1, 0.5, 0.9))
     even = len({history.steps[place].real_tokens for place in places}) == 1
     if (high - low) / middle > UNSTEADY:
-        why = "the machine was not quiet, or its clock changed" if even else \
-            "steps have different numbers of tokens, and the machine may not have been quiet"
-        yield f"The speed varied: eight steps in ten lie between {count(low)} and {count(high)} tokens/s ({why})."
+        why = "other processes were busy, or the clock rate changed" if even else \
+            "steps have different numbers of tokens, and other processes may have been busy"
+        yield f"The speed varied: 80% of the steps lie between {count(low)} and {count(high)} tokens/s ({why})."
     estimate = estimate_of(history, plan)
     if estimate and not estimate["step_s"][0] <= quantile([history.steps[place].seconds for place in places], 0.5) \
             <= estimate["step_s"][1]:
@@ -107,7 +107,7 @@ def _always(plan: Mapping[str, Any]) -> Iterator[str]:
     steps = plan.get("steps") or []
     guessed = [step["technique"] for step in steps if step["claim"]["basis"].startswith("guess")]
     if guessed:
-        yield (f"{len(guessed)} of the {len(steps)} techniques in force rest on guesses of their gain ({', '.join(guessed)}); "
-               "`powertrain ablate` measures them here.")
-    yield "One run with one seed: the losses have no interval, and another seed gives other ones."
-    yield "A speed is of that time on that machine."
+        yield (f"{len(guessed)} of the {len(steps)} techniques have a guessed gain ({', '.join(guessed)}); `powertrain ablate` "
+               "measures their gain.")
+    yield "This is one run with one seed; another seed gives other losses."
+    yield "Speed was measured once, on this machine; compare only runs from the same machine."

@@ -93,8 +93,8 @@ def noise_band(study: Study) -> tuple[Band, ...]:
 
 def noise_words(study: Study) -> str:
     floor = study.get("noise_floor")
-    return (f"Grey band: what this machine cannot tell apart, from an arm measured against itself (up to {floor:.1%}). "
-            if floor else "There is no A/A control in this study, so what this machine cannot tell apart is not known. ")
+    return (f"Grey band: the noise of this machine, from an arm measured against itself (up to {floor:.1%}). "
+            if floor else "This study has no A/A control, so the noise of this machine is unknown. ")
 
 
 def intervals(study: Study, found: Sequence[Compared], key: str, title: str) -> Figure | Missing:
@@ -142,9 +142,8 @@ def paired_windows(study: Study, found: Sequence[Compared]) -> Figure | Missing:
                         for one in shown if one.a and one.b
                         for number, (a, b) in enumerate(zip(one.a["windows"], one.b["windows"], strict=False))), "windows")
     return Figure("windows", title, (Rows(Axis(RATIO, log=True), rows, (Level("the same speed", 1.0),), noise_band(study)),),
-                  "Ring: one pair of windows, one of each arm over the same optimizer steps, taken in the order A B B A while "
-                  "the other arm slept. Point and whisker: median and its interval, as above. Warm-up is left out; the device "
-                  "was waited for at the windows' ends only.", title, (table,))
+                  "Ring: one pair of windows, one of each arm over the same optimizer steps, in the order A B B A. Point "
+                  "and whisker: median and interval, as above. Warm-up is left out.", title, (table,))
 
 
 def loss_difference(found: Sequence[Compared]) -> Figure | Missing:
@@ -167,8 +166,8 @@ def loss_difference(found: Sequence[Compared]) -> Figure | Missing:
     title = f"The losses of the arms differ by at most {largest:.2g} of their value at any step"
     return Figure("parity", title, (plot,),
                   "Loss of the same step, on the same examples, with B and with A, as a share of A's. Equal losses are drawn "
-                  f"at the foot ({floor:.1g}). Where only rounding differs the curve grows slowly from about the precision of "
-                  "the numbers; where other mathematics is at work it does not start small.", title,
+                  f"at the bottom ({floor:.1g}). If only rounding differs, the curve starts near the precision of the numbers "
+                  "and grows slowly; if the mathematics differs, the curve starts higher.", title,
                   (_difference_table(curves),))
 
 

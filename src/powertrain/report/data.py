@@ -1,4 +1,4 @@
-"""What `powertrain data check` and `show` say, as text."""
+"""The text of `powertrain data check` and `powertrain data show`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ BAR_CHARS = 40
 
 # kind of problem -> what is wrong with these rows
 FINDINGS = {
-    "bad": "bad rows, left out", "untrained": "rows with no trained token, left out", "dropped": "rows too long, left out",
-    "cut": "rows too long, cut", "only_last": "conversations of which only the last turn is trained",
-    "boundary": "prompts with other tokens alone than before their answer", "duplicate": "rows that repeat an earlier one",
-    "shared": "prompts that both train and validate"}
+    "bad": "bad rows, left out", "untrained": "rows without a trained token, left out", "dropped": "rows too long, left out",
+    "cut": "rows too long, cut", "only_last": "conversations in which only the last turn is trained",
+    "boundary": "prompts whose tokens change when their answer follows", "duplicate": "rows that repeat an earlier one",
+    "shared": "prompts that are in training and in validation"}
 
 
 def check_rows(check: ExampleCheck) -> list[tuple[str, str]]:
@@ -52,7 +52,7 @@ def _row_lines(check: ExampleCheck) -> list[str]:
         if total > len(named):
             lines.append(f"    and {total - len(named):,} more")
     if check.counts.get("untrained_end"):
-        lines.append(f"{check.counts['untrained_end']:,} tokens behind the last trained one are left out: nothing learns there")
+        lines.append(f"{check.counts['untrained_end']:,} tokens after the last trained token are left out: they train nothing")
     return lines
 
 

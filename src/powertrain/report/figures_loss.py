@@ -40,11 +40,11 @@ def loss(history: History) -> Figure | Missing:
                             for one, (seen, at, value) in zip(evaluations, held_out, strict=True)), "held-out loss")
     return Figure(
         "loss", _loss_title(mean, held_out, tokens[-1]), plots,
-        f"Faint: the loss of each step, a mean over its trained tokens, in nats. Line: the mean of the {over} steps "
-        "around it. Points: the loss on text that is never trained on"
-        + ("; the last one is over all of it, those before over a part of it (max_eval_samples)"
+        f"Faint line: the loss of each step, in nats per trained token. Line: the mean of {over} neighbouring steps. Points: "
+        "the loss on held-out text, which is never trained on"
+        + (". The last point covers all held-out text, the earlier points cover max_eval_samples of it"
            if len(held_out) > 1 and evaluations[-1].event.final else "")
-        + ". Time counts everything: evaluations, checkpoints and what lies between.",
+        + ". Time includes evaluations and checkpoints.",
         _loss_title(mean, held_out, tokens[-1]), (table, evaluated) if held_out else (table,), beside=True)
 
 
@@ -61,7 +61,7 @@ def _loss_title(mean: list[float | None], held_out: list[tuple[int, float, float
 def _loss_plot(title: str, axis: str, xs: list[float] | list[int], raw: list[float], mean: list[float | None],
                evaluated: Sequence[tuple[float, float]], over: int) -> Plot:
     marks = (Line("each step", tuple(zip(xs, raw, strict=True)), "blue", faint=True),
-             Line(f"mean of {over} steps around", tuple(zip(xs, mean, strict=True)), "blue"),
+             Line(f"mean of {over} steps", tuple(zip(xs, mean, strict=True)), "blue"),
              *((Dots("held out", tuple(evaluated), "red"),) if evaluated else ()),
              *_gaps(xs, raw))
     return Plot(Axis(axis, low=0.0), Axis("loss, nats a token"), marks, title)
@@ -100,8 +100,8 @@ def signals(history: History, recipe: Mapping[str, Any]) -> Figure | Missing:
     table = Table(("step", "gradient norm", "learning rate"),
                   tuple((step.step, step.grad_norm, step.learning_rate) for step in steps))
     return Figure("signals", title, (norm_plot, rate_plot),
-                  "The norm of all gradients together, as the optimizer met them before they were clipped, and the learning "
-                  "rate of each step." + (" The norm's axis is logarithmic." if log else ""), title, (table,), beside=True)
+                  "The norm of all gradients before clipping, and the learning rate, of each step."
+                  + (" The axis of the norm is logarithmic." if log else ""), title, (table,), beside=True)
 
 
 def evaluations_say(history: History) -> str:
@@ -117,8 +117,8 @@ def still_falling(history: History) -> str | None:
     (best_step, best), (before_step, before), (last_step, last) = found.best, found.all[-2], found.all[-1]
     if found.trend == "risen":
         return (f"The held-out loss was lowest at step {best_step:,} ({best:.4f}) and rose to {last:.4f}: "
-                "longer training made it worse.")
+                "longer training made the model worse.")
     if found.trend == "falling":
         return (f"The held-out loss was still falling when the run ended ({before:.3f} at step {before_step:,}, "
-                f"{last:.3f} at step {last_step:,}): this is what the given steps made of it, not what the model can learn.")
+                f"{last:.3f} at step {last_step:,}): with more steps the model would learn more.")
     return None

@@ -53,13 +53,12 @@ def roofline(history: History, estimate: Mapping[str, Any] | None, hardware: Map
     return Figure(
         "roofline", title, (Plot(Axis("arithmetic intensity, FLOP per byte moved", log=True),
                                  Axis("FLOP per second", log=True), tuple(marks)),),
-        f"Lines: the limits of this machine, measured here: matrix products, and a copy ({bandwidth / 1e9:.3g} GB/s, the "
-        "slope). Dashed: the vendor's datasheet, where it is known. The run's FLOPs are those that the mathematics needs (2 "
-        "for each multiplication and addition, causal attention counted exactly, recomputation left out), over the time of its "
-        "steps. "
-        + ("Its bytes are operands and results of the matrix products and the optimizer's state, each moved once."
-           if known else "Ring: its bytes are not recorded; the plan found compute to be the wall, so its intensity is the "
-                         "ridge drawn here or more, and only the height is measured."),
+        f"Lines: the measured limits of this machine, for matrix products and for a copy ({bandwidth / 1e9:.3g} GB/s, "
+        "the slope). Dashed lines: the vendor's datasheet. The run's speed is the FLOPs that the mathematics needs (causal "
+        "attention counted exactly, recomputation not counted) per second of its steps. "
+        + ("The bytes are the operands and results of the matrix products and the optimizer's state, each moved once."
+           if known else "Ring: the bytes were not recorded. The plan expected compute to be the limit, so the true point lies "
+                         "here or further right; only its height is measured."),
         title, (Table(("", "FLOP/s", "FLOP per byte (of a limit: its ridge)"), tuple(rows)),))
 
 
@@ -84,7 +83,7 @@ def memory_by_component(history: History, estimate: Mapping[str, Any] | None, de
     resident = history.ends.peak_memory_bytes if history.ends else None
     if not predicted and not allocated and not resident:
         return Missing("memory", "Neither a prediction nor a measurement was recorded.")
-    process = "allocated by torch, at the run's end" if device == "cuda" else "resident: the whole process with its libraries"
+    process = "allocated by torch, at the run's end" if device == "cuda" else "resident memory of the whole process"
     rows = [Row("predicted", _stacked(predicted), says=memory(sum(predicted.values())))] if predicted else []
     rows += [Row("measured, allocated", (Segment(0.0, allocated / GIB, "grey", "allocated"),), says=memory(allocated))
              ] if allocated else []
@@ -93,13 +92,13 @@ def memory_by_component(history: History, estimate: Mapping[str, Any] | None, de
     return Figure(
         "memory", _memory_title(sum(predicted.values()), allocated, resident),
         (Rows(Axis("GiB", low=0.0), tuple(rows)),),
-        "Predicted: what is allocated at the fullest moment of a step, by formula"
-        + (f"; here of step {event.step:,} and its passes, the one that was watched. "
-           f"Passes as full as they may come: {memory(event.fullest_bytes)}. "
+        "Predicted: the memory that is allocated at the peak of a step, by formula"
+        + (f", for step {event.step:,}, whose memory was measured. "
+           f"The fullest possible passes take {memory(event.fullest_bytes)}. "
            if event.fullest_bytes else ", before the run. ")
-        + ("Allocated: the most that torch held within a step after the first, by its ledger. " if allocated else
-           "What was allocated was not measured in this run, so the prediction stands alone here. ")
-        + (f"Process peak: {process}; it is another quantity than allocated bytes." if resident else ""),
+        + ("Allocated: the most that torch held during that step. " if allocated else
+           "The allocated memory was not measured in this run. ")
+        + (f"Process peak: {process}." if resident else ""),
         _memory_title(sum(predicted.values()), allocated, resident),
         (_memory_table(predicted, event, resident, process),))
 

@@ -50,13 +50,12 @@ def breakdown(history: History) -> Figure | Missing:
              f"{largest} ({parts[largest] / wall_s:.0%})")
     return Figure(
         "step-time", title, (bar, area),
-        "The parts sum to the wall time from the first step's beginning to the end of the last event. data wait: until the "
-        "examples of a step were there; copy: to the device; forward, backward, optimizer: "
-        + ("time between two events on the device's stream, so what the host does meanwhile is not in them"
-           if history.start.device == "cuda" else "the host's time, which on a CPU is the work itself")
-        + "; checkpoint: with the final model; other: what nothing claims (logging, freeing memory, waiting). "
-          "Below: the same over the run, in "
-          f"{len(over_run.rows)} groups of steps, each with what came between its steps.",
+        "The parts add up to the wall time, from the start of the first step to the last event. data wait: waiting for the "
+        "examples of a step; copy: copying them to the device; forward, backward, optimizer: "
+        + ("time between two events on the device's stream, without the work that the host does meanwhile"
+           if history.start.device == "cuda" else "time of the computation on the CPU")
+        + "; checkpoint: saving, with the final model; other: everything else (logging, freeing memory, waiting). "
+          f"Below: the same over the run, in {len(over_run.rows)} groups of steps.",
         f"A stacked bar and stacked areas of the wall time by part. {title}.", (table, over_run))
 
 
@@ -92,7 +91,7 @@ def throughput(history: History) -> Figure | Missing:
         Band("10 to 90% of the steps", low, high, "blue"),
         *(Span("warm-up", xs[places[0]] - 0.5, xs[places[-1]] + 0.5) for places in warm),
         Line("each step", tuple(zip(xs, speeds, strict=True)), "blue", faint=True),
-        Line(f"median of {over} steps around", tuple(zip(xs, rolling_median(speeds, over), strict=True)), "blue"),
+        Line(f"median of {over} steps", tuple(zip(xs, rolling_median(speeds, over), strict=True)), "blue"),
         Level(f"median {count(middle)}", middle),
         *(Moments(kind, at, colour) for kind, colour, at in happened if at))
     plot = Plot(Axis("step"), Axis("real tokens per second", low=0.0), marks)
@@ -111,7 +110,7 @@ def throughput(history: History) -> Figure | Missing:
                    "what happened beside the steps")
     return Figure(
         "throughput", title, (plot,),
-        "Tokens that are read and are not padding, over the seconds of their step; evaluations and checkpoints are not in it. "
+        "Real tokens (no padding) per second of each step, without evaluations and checkpoints. "
         + (f"Warm-up ({several(warm_count, 'step')}: the first of a session until one reaches 80% of the "
            "median speed) is drawn, and is not in the median or the band" if warm_count else "No step was left out as warm-up")
         + ". Upright marks: what happened after that step.", f"Tokens per second over the steps. {title}.", (table, events))
@@ -144,9 +143,9 @@ def tokens(history: History) -> Figure | Missing:
                         for name, number, _ in shares), "tokens of all steps")
     return Figure("tokens", title, (Rows(Axis("% of the computed tokens", low=0.0, high=100.0),
                                          (Row("all steps", tuple(segments)),)),),
-                  "Counted on the host for each step, not estimated. Trained: a target that the loss counts. Read, not "
-                  "trained: prompts and templates. Padding: computed for nothing, to make documents equally long. Tokens per "
-                  "second elsewhere in this report are the first two together.", title, (table,))
+                  "Counted in each step. Trained: tokens that count in the loss. Read, not trained: prompts and templates. "
+                  "Padding: empty slots that make documents equally long. Tokens per second count trained and read tokens.",
+                  title, (table,))
 
 
 def prediction(history: History, estimate: Mapping[str, Any] | None) -> Figure | Missing:

@@ -121,7 +121,7 @@ def _folded(table: Table, title: str) -> Iterator[str]:
 def _table(table: Table, *, titled: bool = True) -> Iterator[str]:
     yield '<div class="scroll" tabindex="0"><table>'
     if titled and table.title:
-        yield f"<caption>{_text(table.title)}</caption>"
+        yield f"<caption>{_prose(table.title)}</caption>"
     if any(table.columns):
         yield "<thead><tr>" + "".join(f'<th scope="col">{_text(column)}</th>' for column in table.columns) + "</tr></thead>"
     yield "<tbody>"

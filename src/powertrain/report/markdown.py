@@ -23,7 +23,7 @@ def _lines(page: Page) -> Iterator[str]:
                 f"- {escaped(number.label)}: **{escaped(number.value)}**" for number in page.numbers)
     if page.cautions:
         yield from ("", "Read with care:", "")
-        yield from (f"- {escaped(caution)}" for caution in page.cautions)
+        yield from (f"- {prose(caution)}" for caution in page.cautions)
     for section in page.sections:
         yield from ("", f"## {escaped(section.title)}")
         for block in section.blocks:
@@ -34,30 +34,30 @@ def _lines(page: Page) -> Iterator[str]:
 
 def _block(block: Block) -> Iterator[str]:
     if isinstance(block, Figure):
-        yield from (f"### {escaped(block.title)}", "", escaped(block.caption))
+        yield from (f"### {escaped(block.title)}", "", prose(block.caption))
         for table in block.tables:
             yield ""
             yield from _table(table)
     elif isinstance(block, Table):
         yield from _table(block)
     elif isinstance(block, Missing):
-        yield f"*Left out: {escaped(block.what)}. {escaped(block.because)}*"
+        yield f"*Left out: {escaped(block.what)}. {prose(block.because)}*"
     elif isinstance(block, Code):
         if block.title:
             yield from (escaped(block.title), "")
         fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", block.words)), default=0))
         yield from (fence, block.words, fence)
     else:
-        yield escaped(block.words)
+        yield prose(block.words)
 
 
 def _table(table: Table) -> Iterator[str]:
     if table.title:
-        yield from (f"*{escaped(table.title)}*", "")
+        yield from (f"*{prose(table.title)}*", "")
     yield "| " + " | ".join(escaped(column) for column in table.columns) + " |"
     yield "|" + "|".join("---:" if _is_numeric(table, i) else "---" for i in range(len(table.columns))) + "|"
     for row in shown(table, MOST_ROWS):
-        yield "| " + " | ".join(escaped(said(cell)).replace("\n", "<br>") for cell in row) + " |"
+        yield "| " + " | ".join(prose(said(cell), "\\|").replace("\n", "<br>") for cell in row) + " |"
     if len(table.rows) > MOST_ROWS:
         yield from ("", f"{MOST_ROWS} of {len(table.rows):,} rows, evenly spread; report.json has all.")
 
@@ -78,3 +78,8 @@ def _is_numeric(table: Table, column: int) -> bool:
 def escaped(words: str) -> str:
     """Text that means nothing to Markdown or HTML, on one line."""
     return _SPECIAL.sub(r"\\\1", " ".join(words.split("\n"))).replace("\\<", "&lt;").replace("\\>", "&gt;")
+
+
+def prose(text: str, bar: str = "|") -> str:
+    """Return the text escaped, except for code in backticks. `bar` replaces a | in code: a table needs `\\|`."""
+    return "".join(part.replace("|", bar) if part[:1] == "`" else escaped(part) for part in re.split(r"(`[^`\n]+`)", text))

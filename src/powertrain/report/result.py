@@ -15,7 +15,7 @@ FULLER = 1.1                 # times the memory of the watched step: the fullest
 
 
 def result_rows(events: Sequence[Event], folder: str, gzip_bits_per_byte: float | None) -> list[Row]:
-    """From the run's events: (title, text) rows. Speed is of training alone, without evaluation and saving."""
+    """Return (title, text) rows from a run's events. The speed is that of the steps, without evaluation and saving."""
     start, end = last_of(Start, events) or Start(), last_of(End, events)
     if end is None:
         return []
@@ -88,7 +88,7 @@ def _memory_rows(measured: Memory | None, peak_bytes: int | None) -> list[Row]:
     text = f"{memory(allocated)} of tensors at the peak of step {measured.step:,}; the plan expected {memory(predicted)}"
     text += f" ({predicted / allocated - 1:+.1%})" if allocated else ""
     if measured.fullest_bytes > FULLER * predicted:
-        text += f", and {memory(measured.fullest_bytes)} for passes as full as they may come"
+        text += f", and {memory(measured.fullest_bytes)} for the fullest possible passes"
     if measured.reserved_bytes:
         text += f"; {memory(measured.reserved_bytes)} reserved"
     return [("Memory", f"{text}; {process}" if process else text)]
@@ -96,7 +96,7 @@ def _memory_rows(measured: Memory | None, peak_bytes: int | None) -> list[Row]:
 
 def _next_rows(reason: str, folder: str, start: Start) -> list[Row]:
     if reason != "finished":
-        return [("Go on", f"powertrain train --resume {folder}")]
+        return [("Continue", f"powertrain train --resume {folder}")]
     has_adapter, task = start.method in ("lora", "qlora"), start.task
     what, opens = ("Adapter", start.opens_in) if has_adapter else ("Model", "transformers")
     use = {"causal": f"powertrain generate {folder} --prompt TEXT" if start.method == "scratch"

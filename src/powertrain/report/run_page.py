@@ -38,10 +38,10 @@ class RunFiles:
 
 
 def page(files: RunFiles) -> Page:
-    """Raises WrongUse for a folder without a single event: there is nothing to report."""
+    """Return the page of a run. Raises WrongUse for a run without a single event."""
     if not files.events:
-        raise WrongUse(f"{files.folder} holds a run that was ended before its first event, so there is nothing to report; "
-                       f"`powertrain train --resume {files.folder}` goes on with it")
+        raise WrongUse(f"{files.folder} holds a run that ended before its first event, so there is nothing to report; "
+                       f"`powertrain train --resume {files.folder}` continues the run")
     history = timeline.read(files.events, files.all_events)
     estimate = timeline.estimate_of(history, files.plan)
     hardware = files.facts.get("hardware") or {}
@@ -92,12 +92,12 @@ def _numbers(history: History, device: str) -> Iterator[Number]:
                      f"{count(evaluated[-1].event.tokens)} tokens; one run, one seed"
                      + (f"; {bits:.3f} bits per byte" if bits is not None else ""))
     elif history.steps:
-        yield Number(f"{history.steps[-1].loss:.4f}", "training loss of the last step", "nothing held out was evaluated")
+        yield Number(f"{history.steps[-1].loss:.4f}", "training loss of the last step", "no held-out text was evaluated")
     if places := steady(history):
         found = [history.speeds[place] or 0.0 for place in places]
         together = sum(step.real_tokens for step in history.steps) / sum(step.seconds for step in history.steps)
         yield Number(f"{count(quantile(found, 0.5))} tokens/s", "speed of the median step",
-                     f"{count(quantile(found, 0.1))} to {count(quantile(found, 0.9))} in eight of ten, n = {len(found):,}; "
+                     f"{count(quantile(found, 0.1))} to {count(quantile(found, 0.9))} in 80% of the steps, n = {len(found):,}; "
                      f"{count(together)} over all steps together")
     memory_events = history.of(Memory)
     if memory_events and memory_events[-1].event.allocated_bytes:
@@ -111,7 +111,7 @@ def _numbers(history: History, device: str) -> Iterator[Number]:
 
 def _plan(plan: Mapping[str, Any]) -> Iterator[Block]:
     if not plan:
-        yield Text("plan.json is not there.")
+        yield Text("plan.json is missing.")
         return
     rows: list[tuple[Cell, ...]] = []
     for step in plan["steps"]:
@@ -120,16 +120,15 @@ def _plan(plan: Mapping[str, Any]) -> Iterator[Block]:
         rows.append(("on", step["technique"] + (f" ({settings})" if settings else ""), step.get("exactness", "").lower(),
                      step["because"], claim(effect)))
     rows += [("off", refusal["technique"], "", refusal["because"], "") for refusal in plan["refused"]]
-    yield Text(f"{several(len(plan['steps']), 'technique')} in force, each confirmed before the first step; "
-               f"{len(plan['refused'])} not, for the reasons given. Every claim says what it rests on; "
-               "`powertrain ablate` measures it here.")
+    yield Text(f"{several(len(plan['steps']), 'technique')} on, each confirmed before the first step; "
+               f"{len(plan['refused'])} off. Each claim names its basis; `powertrain ablate` measures the gain here.")
     yield Table(("", "technique", "exactness", "because", "claimed"), tuple(rows), "Every technique, and why")
 
 
 def _symptoms(files: RunFiles) -> Iterator[Section]:
-    """What a diagnosis of the events found; no section where that is nothing."""
+    """Yield a section with the findings of a diagnosis of the events, if there are any."""
     if files.not_diagnosed:
-        yield Section(SYMPTOMS, (Text(f"They were not diagnosed: {files.not_diagnosed}."),))
+        yield Section(SYMPTOMS, (Text(f"The events could not be diagnosed: {files.not_diagnosed}."),))
     elif files.symptoms:
         rows = [(finding.severity, f"{finding.title}: {'; '.join(seen.what for seen in finding.evidence)}", finding.why,
                  " ".join([finding.cure.says, *(f"`{words}`" for words in finding.cure.words)]))
@@ -142,8 +141,8 @@ def _predictions(history: History, estimate: Mapping[str, Any] | None) -> Block:
     """Time, speed and memory: what was expected and what came."""
     places = steady(history)
     if not estimate or not places:
-        return Text("The plan predicted nothing, because a fact that it needs was unknown; nothing can be compared."
-                    if not estimate else "No step has a time; nothing can be compared.")
+        return Text("The plan predicted nothing, because a fact was unknown; there is nothing to compare."
+                    if not estimate else "No step has a time; there is nothing to compare.")
     seconds = [history.steps[place].seconds for place in places]
     low_s, high_s = estimate["step_s"]
     number, total_s = len(history.steps), sum(step.seconds for step in history.steps)
@@ -151,7 +150,7 @@ def _predictions(history: History, estimate: Mapping[str, Any] | None) -> Block:
         ("a step", interval(duration(low_s), duration(high_s)), duration(quantile(seconds, 0.5)),
          _within(quantile(seconds, 0.5), low_s, high_s)),
         (f"all {number:,} steps", interval(duration(low_s * number), duration(high_s * number)),
-         f"{duration(total_s)} in steps, {duration(history.wall_s)} with all else",
+         f"{duration(total_s)} in steps, {duration(history.wall_s)} in all",
          _within(total_s, low_s * number, high_s * number))]
     slow, fast = (estimate["tokens_per_step"] / one for one in (high_s, low_s))
     middle = quantile([history.speeds[place] or 0.0 for place in places], 0.5)
@@ -177,7 +176,7 @@ def _samples(history: History) -> Iterator[Block]:
     if not samples:
         yield Text("No sample was written in this run.")
         return
-    yield Text("Drawn with the recipe's sample settings, not chosen; the last ones of the run.")
+    yield Text("The last samples of the run, with the recipe's sample settings.")
     for one in samples[-MOST_SAMPLES:]:
         yield Code(one.event.text, f"After step {one.after_step:,}")
 
@@ -200,10 +199,10 @@ def _environment(files: RunFiles, history: History) -> Iterator[Block]:
         ("data", f"{data.get('source')}, sha256 {data.get('digest', '')[:16]}, {count(data.get('examples', 0))} examples"
          if data else ""),
         ("batch", f"{history.start.train_batch_size} examples a step"),
-        ("statistics", "medians and 10 to 90% of the steps after warm-up, of one run with one seed; no interval over runs")))
+        ("statistics", "medians, and 10% to 90% of the steps after warm-up; one run with one seed")))
     yield facts("Versions", software.get("versions") or {})
     yield Code(f"powertrain train {files.folder}/recipe.yaml --output NEW-FOLDER",
-               "The same run again, on the same version of powertrain (the recipe holds every value, with its origin)")
+               "To repeat the run with the same version of powertrain:")
     lines = [line for line in files.recipe_text.splitlines() if "# default" not in line and "# planner" not in line]
     if lines:
-        yield Code("\n".join(lines), "The recipe: what is not a default (recipe.yaml has all)")
+        yield Code("\n".join(lines), "The values of the recipe that are not defaults (recipe.yaml has all values)")
