@@ -19,7 +19,7 @@ from powertrain.report.comparing import (
     read_recipe,
     sentences,
 )
-from powertrain.report.parts import step_time_row
+from powertrain.report.result import step_time_row
 
 FACTS: dict[str, Any] = {
     "hardware": {"name": "A CPU", "device": "cpu", "cores": 2, "memory_bytes": 1 << 34, "free_memory_bytes": 5,

@@ -17,7 +17,7 @@ from powertrain.cli.environment import cache_folder, say
 from powertrain.records import WrongUse
 from powertrain.records.findings import Audit, Finding
 from powertrain.report import audit as report
-from powertrain.report import audit_markdown, audit_sarif
+from powertrain.report import audit_sarif
 
 STDOUT = Path("-")
 Where = Callable[[Subject], Circumstances]
@@ -50,7 +50,7 @@ def audit(path: Path, reports: Reports, *, apply: bool, destination: Path | None
             raise WrongUse(f"{file} is the audited file; give the report another name")
     _show(audits, skipped, reports)
     if reports.markdown is not None:
-        _write(reports.markdown, "\n".join(audit_markdown.write(found, texts) for found in audits))
+        _write(reports.markdown, "\n".join(report.markdown(found, texts) for found in audits))
     if reports.sarif is not None:
         log = audit_sarif.write(audits, __version__, texts, Path.cwd())
         _write(reports.sarif, json.dumps(log, indent=1, ensure_ascii=False) + "\n")

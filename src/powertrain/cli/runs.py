@@ -10,8 +10,7 @@ from powertrain.records import WrongUse, to_plain
 from powertrain.records.json_files import read_json
 from powertrain.report.comparing import RunFiles, comparison_rows, difference, read_recipe, sentences, to_json
 from powertrain.report.figures import count
-from powertrain.report.parts import step_time_row
-from powertrain.report.result import result_rows, sample_rows
+from powertrain.report.result import result_rows, sample_rows, step_time_row
 from powertrain.run import folder as run_folder
 from powertrain.training.events import read_events
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from powertrain.records import timeline
 from powertrain.records.events import Adapters, End, Evaluated, Event, Memory, Sample, Start, Step
 from powertrain.records.timeline import last_of
 from powertrain.report.cautions import BUSY
@@ -12,6 +13,7 @@ from powertrain.report.live import printable
 from powertrain.report.plan import Row
 
 FULLER = 1.1                 # times the memory of the watched step: the fullest step's is named beside it
+BETWEEN = ("evaluation", "samples", "checkpoint", timeline.OTHER)        # parts that lie between the steps
 
 
 def result_rows(events: Sequence[Event], folder: str, gzip_bits_per_byte: float | None) -> list[Row]:
@@ -106,3 +108,14 @@ def _next_rows(reason: str, folder: str, start: Start) -> list[Row]:
     commands += [f"powertrain export {folder} --to merged --output FOLDER"] if has_adapter and opens else []
     return [(what, f"{folder}/model opens in powertrain" + (f" and {opens}" if opens else "")),
             *[("Next" if number == 0 else "", command) for number, command in enumerate(commands)]]
+
+
+def step_time_row(events: Sequence[Event]) -> tuple[str, str]:
+    """Return the row with each part's share of the steps' time."""
+    parts = {name: seconds for name, seconds in timeline.read(events).parts.items() if name not in BETWEEN}
+    total_s = sum(parts.values())
+    if not total_s:
+        return "Step time", "no step was recorded"
+    if timeline.NOT_SPLIT in parts:
+        return "Step time", "not recorded by the older version that made this run"
+    return "Step time", ", ".join(f"{name} {seconds / total_s:.1%}" for name, seconds in parts.items())
