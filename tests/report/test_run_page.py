@@ -200,4 +200,4 @@ def test_the_prediction_of_memory_stands_beside_what_was_allocated():
     assert [row.label for row in memory.drawings[0].rows] == ["predicted", "measured, allocated", "process peak"]
     assert "3.0% too low" in memory.title
     assert "for step 2, whose memory was measured" in memory.caption
-    assert "as full as they may come: 96 MiB" in memory.caption
+    assert "The fullest possible passes take 96 MiB" in memory.caption
