@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from powertrain.audit.configs.formats import FORMATS
-from powertrain.audit.configs.readers import READERS
+from powertrain.audit.config_values import READERS
+from powertrain.audit.configs import FORMATS
 from powertrain.planner import BY_NAME
 from powertrain.recipe.conversions import CONVERSIONS
 from powertrain.recipe.groups import GROUPS

@@ -23,7 +23,8 @@ from powertrain.records import WrongUse
 T = TypeVar("T")
 ODD: list[Any] = [
     None, True, False, 0, -1, 3, 1e-4, 0.5, 1e300, float("nan"), float("inf"), "", " ", "auto", "no", "epoch", "qlora",
-    "x" * 5000, "a,b", "a\nb", "~nobody/x", "\0", [], [1], ["a", "b"], [[1, [2]]], [{"path": "a"}], {"a": 1}, {}, {"a": {"b": [1]}}, [None],
+    "x" * 5000, "a,b", "a\nb", "~nobody/x", "\0", [], [1], ["a", "b"], [[1, [2]]], [{"path": "a"}], {"a": 1}, {}, [None],
+    {"a": {"b": [1]}},
     10**30, {"_component_": 3}, "freeze", "$HOME", "${batch_size}"]
 TEXTS = [
     "", "---\n", "- 1\n", "3", "{}", "a: &x 1\nb: *x", "a: *y", "? [1, 2]\n: 3\n", "<<: 3\na: 1", "bf16: !!bool maybe\n",
@@ -33,7 +34,8 @@ TEXTS = [
 SCRIPTS = [
     "", "import torch\n", "x = 1\n", "class A: pass\n", "bf16 = '\\ud83d'\nfp16 = True\nlearning_rate = [1]\n",
     "from trl import ModelConfig, ScriptArguments, SFTConfig, SFTTrainer, TrlParser\n"
-    "parser = TrlParser((ScriptArguments, SFTConfig))\nscript, args = parser.parse_args_and_config()\nSFTTrainer(args.model, args=args).train()\n",
+    "parser = TrlParser((ScriptArguments, SFTConfig))\nscript, args = parser.parse_args_and_config()\n"
+    "SFTTrainer(args.model, args=args).train()\n",
     "from transformers import TrainingArguments\nTrainingArguments('o', per_device_train_batch_size=0, optim={}, bf16='x')\n"]
 
 

@@ -13,9 +13,9 @@ from audit_subjects import cpu, examples, gpu, here, model, script
 from setting_cases import SETTING_CASES, Case
 
 from powertrain.audit.audit import audit_subject
+from powertrain.audit.config_values import vocabulary
 from powertrain.audit.rules import RULES
 from powertrain.audit.script import Script
-from powertrain.audit.spellings import vocabulary
 from powertrain.audit.subject import Circumstances, Framework, Setting, Subject
 from powertrain.recipe.resolve import resolve
 from powertrain.records.findings import Edit, Finding, Place, Rule

@@ -1,16 +1,31 @@
-"""What became of a subject's keys in a recipe: typed values, from which texts are made elsewhere."""
+"""What became of a subject's keys in a recipe, as typed values; and where its data lie.
+
+Data are local files relative to the config, datasets of the hub, and LLaMA-Factory's names for both.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from powertrain.audit.subject import Setting, Subject
+from powertrain.data.rows.formats import ALSO_CALLED, BY_NAME
+from powertrain.data.rows.tables import is_hub_id
 
 Fate = Literal["translated", "planned", "no effect", "not supported", "unknown", "unread", "default"]
 FATES: tuple[Fate, ...] = ("translated", "default", "planned", "no effect", "not supported", "unknown", "unread")
 NO_MODEL, NO_DATA = "NAME-THE-MODEL", "NAME-THE-DATA"       # neither exists, so a run says so before it does anything
+BUILDERS = ("json", "csv", "parquet", "text", "arrow")           # load_dataset's, of files that data_files names
+NAMES_FILE = "dataset_info.json"
+# LLaMA-Factory's names for the columns of its alpaca format -> a recipe's
+COLUMNS = {"prompt": "instruction", "query": "input", "response": "output", "system": "system", "messages": "conversations"}
+FORMATS = {"chat_template": "messages", "chat_template.default": "messages", "sharegpt": "sharegpt", "completion": "text",
+           "pretrain": "text", "alpaca": "alpaca"}
+# how Axolotl names the fields of a conversation
+OF_MESSAGES = ("data.field_messages", "data.message_field_role", "data.message_field_content", "data.message_property_mappings")
 
 
 @dataclass(frozen=True)
@@ -52,3 +67,128 @@ class Conversion:
     def pins(self) -> dict[str, Any]:
         """Return the pins that would keep what is left to the plan as the original has it."""
         return {key: value for account in self.accounts for key, value in account.pins.items()}
+
+
+def data_of(subject: Subject) -> tuple[list[Accounted], list[Missing]]:
+    """Return what becomes of the keys that name data, and what of the data is missing."""
+    files, source = subject.settings.get("data.data_files"), subject.settings.get("data.source")
+    if files is not None and isinstance(files.value, (str, list)) and (source is None or source.value in BUILDERS):
+        said = {key: one for key, one in subject.settings.items() if key != "data.data_files"}
+        said["data.source"] = replace(source or files, value=files.value)
+        accounts, missing = data_of(replace(subject, settings=said))
+        return [*accounts, Accounted("data.data_files", files, "translated", "these files are the source",
+                                     next(one.ours for one in accounts if one.key == "data.source"))], missing
+    accounts, missing = [], []
+    for key in ("data.source", "data.validation_source", "data.format", "data.config", "data.split"):
+        setting = subject.settings.get(key)
+        if setting is None or setting.value is None:
+            continue
+        if key in ("data.source", "data.validation_source"):
+            account, absent = _sources(subject, key, setting)
+            missing += absent
+        else:
+            account = _part(subject, key, setting)
+        accounts.append(account)
+    accounts += [Accounted(key, subject.settings[key], "translated", "it is part of data.format and data.columns")
+                 for key in OF_MESSAGES if key in subject.settings and any("data.format" in each.ours for each in accounts)]
+    return accounts, missing
+
+
+def _part(subject: Subject, key: str, setting: Setting) -> Accounted:
+    """Return what becomes of the format, the configuration or the split of the source."""
+    value, source = setting.value, subject.value("data.source")
+    if key == "data.config" and isinstance(source, str) and not is_hub_id(source):
+        return Accounted(key, setting, "not supported", f"a dataset of the hub is named with its owner: write data.source="
+                         f"OWNER/{source}:{value}")
+    if key == "data.config":
+        return Accounted(key, setting, "translated", "it is part of the source's name")
+    if key == "data.split":
+        if isinstance(value, str):
+            return Accounted(key, setting, "translated", "", {"data.split": value})
+        return Accounted(key, setting, "not supported", "one data.split serves all sources; name the files of each split")
+    if isinstance(value, dict):
+        return Accounted(key, setting, "not supported", "a prompt of its own is a data.chat_template or rows written anew")
+    name = FORMATS.get(str(value), ALSO_CALLED.get(str(value), str(value)))
+    if name == "messages" and any(subject.value(one) is not None for one in OF_MESSAGES):
+        return _of_messages(subject, key, setting)
+    if isinstance(value, str) and name in BY_NAME:
+        words = "of the rows; the words around them are the tokenizer's chat template's, and Axolotl has words of its own" \
+            if subject.framework == "axolotl" and name == "alpaca" else ""
+        return Accounted(key, setting, "translated", words, {"data.format": name})
+    return Accounted(key, setting, "no effect", "the format is found by looking at the rows; name it with data.format")
+
+
+def _of_messages(subject: Subject, key: str, setting: Setting) -> Accounted:
+    """Return the format of conversations whose fields Axolotl's config names."""
+    field, said = subject.value("data.field_messages"), subject.value("data.message_property_mappings")
+    mappings = said if isinstance(said, dict) else {}
+    names = tuple(subject.value(f"data.message_field_{part}") or mappings.get(part, part) for part in ("role", "content"))
+    known = {("role", "content"): ("messages", "messages"), ("from", "value"): ("sharegpt", "conversations")}
+    if names not in known or not isinstance(field, str | None):
+        return Accounted(key, setting, "no effect", "the format is found by looking at the rows; name it with data.format")
+    form, column = known[names]
+    columns = {"data.columns": {column: field}} if field not in (None, column) else {}
+    return Accounted(key, setting, "translated", "", {"data.format": form} | columns)
+
+
+def _sources(subject: Subject, key: str, setting: Setting) -> tuple[Accounted, list[Missing]]:
+    names = [str(name) for name in (setting.value if isinstance(setting.value, list) else [setting.value]) if str(name).strip()]
+    config, entries = subject.value("data.config"), _named_sets(subject)
+    ours: dict[str, Any] = {}
+    found, absent = [], []
+    for name in names:
+        entry = entries.get(name)
+        source = _entry_source(subject, entry) if entry is not None else _local(subject, name)
+        if entry is not None:
+            ours |= _entry_format(entry)
+        found.append(f"{source}:{config}" if isinstance(config, str) and is_hub_id(source) else source)
+        if subject.framework == "llama-factory" and entry is None and not Path(source).exists() and not is_hub_id(source):
+            absent.append(name)
+    if not found or (key == "data.validation_source" and len(found) > 1):
+        return Accounted(key, setting, "not supported", "held-out examples come from one source; join the files" if found else
+                         "it names no data"), []
+    ours[key] = found[0] if len(found) == 1 else found
+    missing = [Missing("data", f"not here: {', '.join(absent)} are names in {NAMES_FILE}, which is not at "
+                       f"{_names_file(subject)}; write their files as {key}")] if absent else []
+    return Accounted(key, setting, "translated", missing[0].says if missing else "", ours), missing
+
+
+def _local(subject: Subject, name: str) -> str:
+    """Return a path as it is found from here: as it stands, or beside the config; anything else stays as it stands."""
+    try:
+        path, beside = Path(name).expanduser(), subject.path.parent / name
+        return str(beside) if not path.is_absolute() and not path.exists() and beside.exists() else name
+    except (OSError, ValueError, RuntimeError):              # too long a name, a null character, an unknown user's home
+        return name
+
+
+def _names_file(subject: Subject) -> Path:
+    folder = Path(str(subject.value("data.dataset_dir") or "data"))
+    return next((file for file in (folder / NAMES_FILE, subject.path.parent / folder / NAMES_FILE) if file.is_file()),
+                folder / NAMES_FILE)
+
+
+def _named_sets(subject: Subject) -> dict[str, dict[str, Any]]:
+    """Return LLaMA-Factory's table of data sets by name; empty if it is not here."""
+    if subject.framework != "llama-factory":
+        return {}
+    try:
+        table = json.loads(_names_file(subject).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {name: entry for name, entry in table.items() if isinstance(entry, dict)} if isinstance(table, dict) else {}
+
+
+def _entry_source(subject: Subject, entry: dict[str, Any]) -> str:
+    for key in ("hf_hub_url", "ms_hub_url"):
+        if isinstance(entry.get(key), str):
+            return f"{entry[key]}:{entry['subset']}" if entry.get("subset") else str(entry[key])
+    return str(_names_file(subject).parent / str(entry.get("file_name", "")))
+
+
+def _entry_format(entry: dict[str, Any]) -> dict[str, Any]:
+    named = entry.get("columns")
+    columns = {COLUMNS[key]: theirs for key, theirs in (named.items() if isinstance(named, dict) else ())
+               if key in COLUMNS and COLUMNS[key] != theirs}
+    name = "sharegpt" if entry.get("formatting", "alpaca") == "sharegpt" else "alpaca"
+    return {"data.format": name} | ({"data.columns": columns} if columns else {})

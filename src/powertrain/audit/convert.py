@@ -13,8 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from powertrain.audit.conversion import NO_DATA, NO_MODEL, Accounted, Conversion, Missing
-from powertrain.audit.conversion_data import data_of
+from powertrain.audit.conversion import NO_DATA, NO_MODEL, Accounted, Conversion, Missing, data_of
 from powertrain.audit.defaults import METHODS, OF_FOUR_BITS, OF_LORA, SEMANTIC, has_adapters, in_force, trainer_default
 from powertrain.audit.literal_files import shown
 from powertrain.audit.subject import Setting, Subject

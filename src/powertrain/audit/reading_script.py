@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from powertrain.audit import known_calls, reading_calls, reading_loops
+from powertrain.audit.config_values import vocabulary
 from powertrain.audit.following import Followed, follow
 from powertrain.audit.script import Script, imports, parsed
-from powertrain.audit.spellings import vocabulary
 from powertrain.audit.subject import Framework, Setting, Subject
 from powertrain.audit.values import Unread, is_known, plain
 from powertrain.records import WrongUse

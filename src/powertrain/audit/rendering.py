@@ -1,12 +1,12 @@
-"""A subject's own way of carrying out a step, as pins of techniques: the plain arm that a converted recipe is held against.
+"""A subject's own way of computing a step, as pins of techniques: the plain arm that a converted recipe is compared with.
 
-Same model, data and batch; its own passes, precision, checkpointing, padding, optimizer step and kernels, as the file says or
-its trainer does by itself. What has no technique here, or cannot be on this machine, is said and left out.
+Model, data and batch are the same. Passes, precision, checkpointing, optimizer step and kernels are those of the file, or the
+defaults of its trainer. What has no technique here, or does not work on this machine, is left out and named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +14,18 @@ from powertrain import planner
 from powertrain.audit.defaults import in_force
 from powertrain.audit.subject import Subject
 from powertrain.recipe import Recipe
+from powertrain.recipe.conversions import OPTIMIZERS
 from powertrain.records import Facts, Plan, WrongUse
 
 Pin = Any                                    # "on", "off", or settings
 # kernels of attention that lie behind Hugging Face's names; eager is what runs without the technique
 ATTENTION = {"sdpa": "sdpa", "flash_attention_2": "varlen", "flash_attention_3": "varlen", "flex_attention": "sdpa",
              "xformers": "sdpa", "eager": None, None: "sdpa"}
-FUSED = ("adamw_torch_fused", "adamw_apex_fused")
-EIGHT_BITS = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw8bit")
-PAGED = ("paged_adamw", "paged_adamw_32bit")
 
 
 @dataclass(frozen=True)
 class Rendering:
-    """The original's way as a plan."""
+    """The original's settings as a plan."""
 
     plan: Plan
     pins: Mapping[str, Pin]                  # that are in force
@@ -35,7 +33,7 @@ class Rendering:
 
 
 def render(subject: Subject, facts: Facts, recipe: Recipe, total_steps: int) -> Rendering:
-    """The plan that does what the subject does. Raises WrongUse where not even that without any pin can be."""
+    """Return the plan that does what the subject does. Raises WrongUse if not even the plan without any pin works."""
     pins: dict[str, Pin] = {}
     left_out: list[str] = []
     for name, pin in original_pins(subject, facts).items():
@@ -50,7 +48,7 @@ def render(subject: Subject, facts: Facts, recipe: Recipe, total_steps: int) -> 
 
 
 def original_pins(subject: Subject, facts: Facts) -> dict[str, Pin]:
-    """Technique -> its pin, for everything that the subject or its trainer switches on."""
+    """Return technique -> its pin, for everything that the subject or its trainer switches on."""
     pins: dict[str, Pin] = {}
     for of_technique in (_precision, _optimizer, _passes, _checkpointing, _kernels, _loader):
         pins |= of_technique(subject, facts)
@@ -58,16 +56,17 @@ def original_pins(subject: Subject, facts: Facts) -> dict[str, Pin]:
 
 
 def differences(subject: Subject) -> list[str]:
-    """What of the original has no technique here, so that its arm is faster or slower than it would be."""
-    found: list[tuple[Callable[[Subject], bool], str]] = [
-        (lambda s: s.value("data.padding") == "max_length", "padding to max_length: the arm pads to a pass's longest example"),
-        (lambda s: s.on("training.torch_empty_cache_steps"), "emptying the allocator's cache: the arm does not"),
-        (lambda s: any(key.startswith(("deepspeed.", "fsdp.")) or key in ("training.fsdp", "training.deepspeed")
-                       for key in s.settings if s.settings[key].value), "spreading over devices: the arm is one process"),
-        (lambda s: s.value("quantisation.load_in_8bit") is True, "a base of 8 bits: the arm has it as the files do"),
-        (lambda s: s.on("training.activation_offloading"), "offloading activations: the arm keeps them on the device"),
-    ]
-    return [text for holds, text in found if holds(subject)]
+    """Return in what the original's arm differs from the original, because no technique does the same."""
+    spread = any(key.startswith(("deepspeed.", "fsdp.")) or key in ("training.fsdp", "training.deepspeed")
+                 for key, setting in subject.settings.items() if setting.value)
+    found = {
+        "padding to max_length: the arm pads to a pass's longest example": subject.value("data.padding") == "max_length",
+        "emptying the allocator's cache: the arm does not": subject.on("training.torch_empty_cache_steps"),
+        "spreading over devices: the arm is one process": spread,
+        "a base of 8 bits: the arm has the base as its files do": subject.value("quantisation.load_in_8bit") is True,
+        "offloading activations: the arm keeps them on the device": subject.on("training.activation_offloading"),
+    }
+    return [text for text, holds in found.items() if holds]
 
 
 def _with(recipe: Recipe, pins: Mapping[str, Pin]) -> Recipe:
@@ -94,12 +93,9 @@ def _precision(subject: Subject, facts: Facts) -> dict[str, Pin]:
 
 
 def _optimizer(subject: Subject, facts: Facts) -> dict[str, Pin]:
-    name = str(subject.value("optimizer.name") or in_force(subject, "training.optim") or "").lower()
-    if name in EIGHT_BITS:
-        return {"eight_bit_adamw": "on"}
-    if name in PAGED:
-        return {"paged_adamw": "on"}
-    return {"fused_adamw": "on"} if name in FUSED or subject.value("optimizer.fused") is True else {}
+    name = str(subject.value("optimizer.name") or in_force(subject, "training.optim") or "").lower().rpartition(".")[2]
+    pins = {key.removeprefix("techniques."): "on" for key, value in OPTIMIZERS.get(name, {}).items() if value == "on"}
+    return pins or ({"fused_adamw": "on"} if subject.value("optimizer.fused") is True else {})
 
 
 def _passes(subject: Subject, facts: Facts) -> dict[str, Pin]:

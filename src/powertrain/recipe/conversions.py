@@ -40,7 +40,6 @@ TASKS = {
     **dict.fromkeys(("extractive-question-answering", "question-answering", "question_ans", "span"), "span"),
 }
 TEMPLATES = ("plain", "chatml", "raw")           # the chat templates that ship
-_ANY_ORDER = "every epoch visits each example once, in an order drawn from the seed"
 
 
 class NotSupported(WrongUse):
@@ -240,15 +239,6 @@ def _model(value: Any) -> Answer:
     return {"model.path" if isinstance(value, str) else "model": value}, ""
 
 
-def _if_only(key: str, allowed: tuple[Any, ...], why: str, otherwise: str = "") -> Conversion:
-    """Return the conversion of a key that has no effect if its value is `allowed`, and is not supported otherwise."""
-    def convert(value: Any) -> Answer:
-        if value is None or any(value == one and isinstance(value, type(one)) for one in allowed):
-            return {}, why
-        raise NotSupported(key, value, otherwise or f"{why}; leave it out")
-    return convert
-
-
 CONVERSIONS: Mapping[str, Conversion] = {
     "eval_epochs": _in_epochs("eval_steps"), "save_epochs": _in_epochs("save_steps"), "eval_steps": _steps("eval_steps"),
     "save_steps": _steps("save_steps"), "logging_steps": _steps("logging_steps"), "max_steps": _max_steps, "warmup": _warmup,
@@ -257,21 +247,4 @@ CONVERSIONS: Mapping[str, Conversion] = {
     "mixed_precision": _mixed_precision, "no_checkpointing": _no_checkpointing, "model": _model, "provider": _provider,
     "unsloth": _unsloth, "task": _task, "targets": _targets, "all_linear": _all_linear, "source": _source,
     "held_out": _held_out, "template": _template, "long_examples": _long_examples, "roles": _roles, "plugins": _plugins,
-    "stage": _if_only("stage", ("sft", "pt"), "the data decide what is learned: conversations, pairs or text",
-                      "training on preferences or rewards is not available; train on the chosen answers"),
-    "train_on_eos": _if_only("train_on_eos", ("turn", "all"), "the token that ends a learned turn is always learned"),
-    "quantization_method": _if_only("quantization_method", ("bitsandbytes", "bnb", "bnb_4bit"),
-                                    "a 4-bit base is quantised by bitsandbytes"),
-    "lora_bias": _if_only("lora_bias", ("none", False), "no bias is trained beside adapters"),
-    "init_lora_weights": _if_only("init_lora_weights", (True, "default"), "adapters start at zero"),
-    "packing_strategy": _if_only("packing_strategy", ("bfd", "ffd"), "packs are filled best-fit and no example is cut for it"),
-    "init_from": _if_only("init_from", ("scratch",), "new random weights are drawn", "name trained weights with model.path"),
-    "truncation_mode": _if_only("truncation_mode", ("keep_start",), "of a long example the start is kept"),
-    "thinking": _if_only("enable_thinking", (True,), "the chat template writes the messages as they are"),
-    "shuffle": _if_only("shuffle", (True,), _ANY_ORDER),
-    "truncation": _if_only("truncation", (True, "longest_first", "only_first"), "examples longer than data.max_length are cut",
-                           "examples longer than data.max_length are cut; set it to the longest example's length"),
-    "held_out_shuffle": _if_only("shuffle", (True,), "held-out examples are drawn from the seed",
-                                 "held-out examples are drawn from the seed; write the last rows into a file of their own and "
-                                 "name it with data.validation_source"),
 }

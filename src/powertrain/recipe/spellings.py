@@ -61,7 +61,7 @@ def translate(values: Mapping[str, Any], tunes: bool | None = None) -> tuple[Ren
 def translate_one(key: str, value: Any) -> Translated:
     """Return what becomes of one key that says something by itself. Raises NotSupported."""
     row = find(key) or (None if is_ours(key) else find(_plain(key)))
-    if row is not None and row.fate == "converted" and (row.key == key or not is_ours(key)):
+    if row is not None and row.fate in ("converted", "only") and (row.key == key or not is_ours(key)):
         return translate_row(row, value, tunes=True)
     if is_ours(key):
         return Translated({key: value})
@@ -78,6 +78,10 @@ def translate_row(row: Row, value: Any, tunes: bool) -> Translated:
     if row.fate == "converted":
         ours, why = CONVERSIONS[row.here](value)
         return Translated(ours, "converted", why)
+    if row.fate == "only":
+        if value is not None and str(value) not in row.here.split(", "):
+            raise NotSupported(row.key, value, f"{row.why}; leave it out")
+        return Translated({}, "converted", row.why)
     return _by_row(row, row.key, value)
 
 

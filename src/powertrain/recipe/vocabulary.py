@@ -7,7 +7,7 @@ from functools import cache
 from importlib import resources
 from typing import Literal, cast
 
-Fate = Literal["same", "renamed", "converted", "together", "planned", "ignored", "refused"]
+Fate = Literal["same", "renamed", "converted", "only", "together", "planned", "ignored", "refused"]
 # spellings of files that are no recipes: an audit's names, our own keys under them, and what launches a training
 NOT_IN_RECIPES = frozenset({"powertrain", "torch", "deepspeed", "accelerate"})
 LAST = frozenset({"torchtune", "nanogpt", "character-transformer"})  # their short words mean other things elsewhere

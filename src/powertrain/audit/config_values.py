@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from powertrain.recipe.conversions import listed
+from powertrain.recipe.vocabulary import find
 
 Told = tuple[str, Any]                       # (key of the audit, value)
 Read = Callable[[str, Any], list[Told]]      # of the file's key and its value
@@ -243,3 +244,17 @@ READERS: Mapping[str, Read] = {
     "torchtune_tokenizer()": _torchtune_tokenizer, "torchtune_checkpointer()": _torchtune_checkpointer,
     "torchtune_optimizer()": _torchtune_optimizer, "torchtune_schedule()": _torchtune_schedule,
 }
+
+
+def vocabulary(key: str, value: Any) -> tuple[str, Any]:
+    """Return the key of subject.py and its value, for an argument as a script spells it: `training.group_by_length`."""
+    section, _, leaf = key.partition(".")
+    if leaf == "pretrained_model_name_or_path":
+        return f"{section}.path", value
+    if key == "model.use_flash_attention_2":
+        return "model.attn_implementation", "flash_attention_2" if value else "sdpa"
+    row = find(leaf, "trl") if section in ("training", "model") else None
+    if row is None:
+        return key, value
+    name, said = READERS[row.audit](leaf, value)[0] if row.audit in READERS else (row.audit, value)
+    return (name, said) if name.startswith(f"{section}.") else (key, value)
