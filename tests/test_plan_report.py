@@ -130,7 +130,7 @@ def test_a_result_shows_what_was_expected_beside_what_was_measured() -> None:
     assert slow.endswith("; the machine was not idle: its load was 3.2 when the run began")
     assert dict(result_rows([busy, step, step, end], "run", None))["Speed"] == rows["Speed"]
     fuller = dict(result_rows([start, step, {**measured, "fullest_bytes": 7 << 30}, step, end], "run", None)[:4])
-    assert "the plan expected 3 GiB (+0.0%), and 7 GiB for passes as full as they may come; the process" in fuller["Memory"]
+    assert "the plan expected 3 GiB (+0.0%), and 7 GiB for the fullest possible passes; the process" in fuller["Memory"]
     assert dict(result_rows([start, step, {**measured, "fullest_bytes": 3 << 30}, step, end], "run", None)[:4]) == rows
     without = dict(result_rows([start, step, end], "run", None)[:4])
     assert without["Memory"] == "the process: 4 GiB at the peak"

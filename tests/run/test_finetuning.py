@@ -156,7 +156,7 @@ def test_the_watched_step_is_held_against_what_its_own_passes_take(cli: Cli, bas
     assert memory.allocated_bytes == pytest.approx(expected, rel=0.1)
     (start,) = [event for event in read_events(tmp_path / "run" / "events.jsonl") if isinstance(event, Start)]
     assert memory.fullest_bytes == sum((start.estimate or {})["memory_bytes"].values()) > 1.5 * expected
-    assert "for passes as full as they may come" in out
+    assert "for the fullest possible passes" in out
 
 
 def test_the_memory_of_a_step_counts_what_an_encoder_reads(cache: Path, tmp_path: Path) -> None:
