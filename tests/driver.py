@@ -78,12 +78,11 @@ def _child(words: list[str], cache: str, folder: str, out: str, err: str, fault:
 
 
 def _plant(place: str, number: int) -> None:
-    from powertrain.models.decoder import Decoder
-    from powertrain.run import session
+    from powertrain.run import part, storing
     from powertrain.training import checkpoint, events
 
     if place in ("step", "signal"):
-        original = session.train
+        original = part.train
 
         def train(*arguments: Any) -> Any:
             for result in original(*arguments):
@@ -91,11 +90,11 @@ def _plant(place: str, number: int) -> None:
                     os.kill(os.getpid(), signal.SIGKILL if place == "step" else signal.SIGTERM)
                 yield result
 
-        session.train = train
+        part.train = train
     elif place == "cores":
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:number])
     elif place == "memory":
-        session.train = _in_little_memory(session.train, number << 20)
+        part.train = _in_little_memory(part.train, number << 20)
     elif place == "save":
         count = itertools.count(1)
 
@@ -120,7 +119,7 @@ def _plant(place: str, number: int) -> None:
     elif place == "events":
         events.os = SimpleNamespace(**{**vars(os), "fsync": _refused(os.fsync, from_call=number)})  # type: ignore[assignment]
     elif place == "model":
-        Decoder.save = _on_a_full_disk(Decoder.save, from_call=1)  # type: ignore[method-assign]
+        storing.save_model = _on_a_full_disk(storing.save_model, from_call=1)
     elif place == "full":
         checkpoint.save_tensors = _on_a_full_disk(checkpoint.save_tensors, from_call=number)
 

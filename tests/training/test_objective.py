@@ -32,7 +32,7 @@ from powertrain.training.checkpoint import load_checkpoint, save_checkpoint
 from powertrain.training.evaluation import evaluate
 from powertrain.training.loop import State, StepResult, new_state, train
 from powertrain.training.losses import Loss, token_loss
-from powertrain.training.objective import NEXT_TOKEN, Forward, NextToken, Objective, Sums, embedding_noise, objective_of
+from powertrain.training.objective import NEXT_TOKEN, Kernels, NextToken, Objective, Sums, embedding_noise, objective_of
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
 from powertrain.training.static_passes import lay_out, shape_of, static_sums
@@ -277,18 +277,18 @@ class Preference(Objective):
     def units(self, batch: Batch) -> int:
         return len(batch.lengths) // 2
 
-    def sums(self, model: Model, batch: Batch, forward: Forward, loss: Loss) -> Sums:
+    def sums(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Sums:
         with torch.no_grad():
-            reference = document_scores(self.reference, batch, forward)
-        chosen, rejected = (document_scores(model, batch, forward) - reference).view(-1, 2).unbind(1)
+            reference = document_scores(self.reference, batch, kernels)
+        chosen, rejected = (document_scores(model, batch, kernels) - reference).view(-1, 2).unbind(1)
         margin = self.beta * (chosen - rejected)
         return {"loss": -nn.functional.logsigmoid(margin).sum(), "accuracy": (margin > 0).float().sum().detach(),
                 "margin": margin.sum().detach()}
 
 
-def document_scores(model: Model, batch: Batch, forward: Forward) -> Tensor:
+def document_scores(model: Model, batch: Batch, kernels: Kernels) -> Tensor:
     """(documents,) the log-probability of each document's targets."""
-    rows = -nn.functional.cross_entropy(model.logits(forward(model, batch)).float(), batch.targets, ignore_index=IGNORE,
+    rows = -nn.functional.cross_entropy(model.logits(model.hidden(batch, **kernels)).float(), batch.targets, ignore_index=IGNORE,
                                         reduction="none")
     return torch.stack([part.sum() for part in rows.split(batch.lengths)])
 

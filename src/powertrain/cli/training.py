@@ -23,7 +23,7 @@ from powertrain.report.live import Live, Pace, said
 from powertrain.report.overview import overview_rows
 from powertrain.report.result import result_rows, sample_rows
 from powertrain.run.fits import needed_bytes, room_bytes, savings_of
-from powertrain.run.folder import RUNS, check_free, continued, existing, is_complete, missing_base
+from powertrain.run.folder import RUNS, RunFolder, check_free, continued, existing, is_complete, missing_base
 from powertrain.run.prepare import Prepared, prepare, with_stored_plan
 from powertrain.training.events import read_events
 
@@ -60,51 +60,55 @@ def show_facts(words: Sequence[str], *, as_json: bool, measure: bool) -> None:
 
 def train(words: list[str], *, output: Path | None, resume: Path | None, dry_run: bool, as_json: bool,
           quiet: bool) -> int:
-    if resume is not None:
-        return _resume(resume, words, output=output, dry_run=dry_run, as_json=as_json, quiet=quiet)
-    resolved = resolve_words([*words, *([f"output_dir={quoted(str(output))}"] if output else [])])
-    if not dry_run and resolved.recipe.output_dir:
-        check_free(Path(resolved.recipe.output_dir))         # now, and not behind an hour of reading
-    if not dry_run and (base := missing_base(resolved.recipe)) is not None:
-        train_base(base, _quiet if quiet else say)
-    prepared = prepare(resolved, cache_folder(), _quiet if quiet else say)
+    """Train a run, new or continued, and print its result; return the exit code."""
+    tell = _quiet if quiet else say
+    folder = None if resume is None else _existing(resume, words, output)
+    prepared = _prepared(words, output, dry_run=dry_run, say=tell) if folder is None else _continued(folder, words, tell)
     if dry_run:
         _print_plan(prepared, as_json=as_json)
         return 0
-    from powertrain.run.session import start_run  # torch is loaded from here on
-    from powertrain.use.sampling import write_sample
-
-    with Watcher(as_json=as_json, quiet=quiet) as watcher:
-        watcher.introduce(prepared)
-        folder, code = start_run(prepared, watcher.take, write_sample)
-    _print_result(folder.path, prepared, as_json=as_json)
-    return code
-
-
-def _resume(path: Path, words: list[str], *, output: Path | None, dry_run: bool, as_json: bool, quiet: bool) -> int:
-    if output is not None:
-        raise WrongUse(f"--resume {path} continues in the run's own folder; leave --output out")
-    folder = existing(path)
-    events = read_events(folder.events) if folder.events.is_file() else []     # a damaged line is said before the training
-    if words and "=" not in words[0]:
-        raise WrongUse(f"--resume {path} continues with the run's own recipe; leave {words[0]!r} out")
-    prepared = prepare(continued(folder, words), cache_folder(), _quiet if quiet else say)
-    prepared = with_stored_plan(prepared, read_json(folder.plan))
-    if dry_run:
-        _print_plan(prepared, as_json=as_json)
-        return 0
-    if is_complete(folder, events):
-        (_quiet if quiet else say)(f"{path} is finished: there is nothing left to train")
+    if folder is not None and is_complete(folder, read_events(folder.events) if folder.events.is_file() else []):
+        tell(f"{folder.path} is finished: there is nothing left to train")
         _print_result(folder.path, prepared, as_json=as_json)
         return 0
-    from powertrain.run.session import resume_run
+    from powertrain.run.part import continued_run, new_run  # torch is loaded from here on
+    from powertrain.run.session import exit_code, run
     from powertrain.use.sampling import write_sample
 
     with Watcher(as_json=as_json, quiet=quiet) as watcher:
-        watcher.introduce(prepared, stored=folder.recipe.read_text(encoding="utf-8"))
-        folder, code = resume_run(folder, prepared, watcher.take, write_sample)
-    _print_result(folder.path, prepared, as_json=as_json)
+        watcher.introduce(prepared, stored=folder.recipe.read_text(encoding="utf-8") if folder else None)
+        with (new_run(prepared, watcher.take, write_sample) if folder is None else
+              continued_run(folder, prepared, watcher.take, write_sample)) as part:
+            run(part)
+        code = exit_code(part)
+    _print_result(part.folder.path, prepared, as_json=as_json)
     return code
+
+
+def _prepared(words: list[str], output: Path | None, *, dry_run: bool, say: Callable[[str], None]) -> Prepared:
+    """Prepare a new run; before that, train the base that it names and nobody has trained."""
+    resolved = resolve_words([*words, *([f"output_dir={quoted(str(output))}"] if output else [])])
+    if not dry_run and resolved.recipe.output_dir:
+        check_free(Path(resolved.recipe.output_dir))         # now, and not after an hour of reading
+    if not dry_run and (base := missing_base(resolved.recipe)) is not None:
+        train_base(base, say)
+    return prepare(resolved, cache_folder(), say)
+
+
+def _existing(path: Path, words: list[str], output: Path | None) -> RunFolder:
+    """Return the folder of a run to continue. Raises WrongUse where the command asks for another run."""
+    if output is not None:
+        raise WrongUse(f"--resume {path} continues in the run's own folder; leave --output out")
+    if words and "=" not in words[0]:
+        raise WrongUse(f"--resume {path} continues with the run's own recipe; leave {words[0]!r} out")
+    return existing(path)
+
+
+def _continued(folder: RunFolder, words: list[str], say: Callable[[str], None]) -> Prepared:
+    """Prepare the continuation of a run, by the run's own recipe and plan."""
+    if folder.events.is_file():
+        read_events(folder.events)           # a damaged line is refused before the training
+    return with_stored_plan(prepare(continued(folder, words), cache_folder(), say), read_json(folder.plan))
 
 
 def train_base(recipe: str, say: Callable[[str], None]) -> None:

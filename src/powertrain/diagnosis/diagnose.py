@@ -20,7 +20,7 @@ from powertrain.recipe import Resolved
 from powertrain.records import RunFailed, WrongUse
 from powertrain.records.findings import SEVERITIES, Finding, Severity, worst_first
 from powertrain.records.plan import PinError, PinRefused, PinsClash
-from powertrain.run.out_of_memory import is_out_of_memory, said_by
+from powertrain.training.out_of_memory import is_out_of_memory, said_by
 from powertrain.run.prepare import Prepared, prepare
 
 Say = Callable[[str], None]

@@ -25,7 +25,7 @@ from powertrain.evidence.worker import wait_for
 from powertrain.records import Batch, RunFailed
 from powertrain.run.fits import needed_bytes, room_bytes
 from powertrain.run.prepare import Prepared, build_setup, schedule_of
-from powertrain.run.session import peak_memory_bytes
+from powertrain.training.ledger import peak_memory_bytes
 from powertrain.training.loop import State, StepResult, new_state, train
 from powertrain.training.setup import Setup
 

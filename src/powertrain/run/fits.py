@@ -44,7 +44,7 @@ def workload_of_step(workload: Workload, setup: Setup, step: int) -> Workload:
     batches = setup.prepare(step)
     documents = tuple(tuple(map(sum, zip(batch.lengths, batch.source.lengths, strict=True))) if batch.source else batch.lengths
                       for batch in batches)
-    share = sum(batch.trained_tokens for batch in batches) / sum(map(sum, documents))
+    share = sum(batch.trained_tokens for batch in batches) / max(1, sum(map(sum, documents)))
     return replace(workload, documents=documents, trained_share=share, threads=torch.get_num_threads())
 
 

@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import errno
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,8 @@ def _holds_only_beginnings(path: Path) -> bool:
     """True for an empty folder, and for what a run leaves that ended before its recipe was written."""
     names = {entry.name for entry in path.iterdir()}
     checkpoints = path / "checkpoints"
-    return names <= {".lock", "checkpoints", "facts.json", "plan.json"} and not (
+    return names <= {".lock", "checkpoints", "facts.json", "plan.json", ".facts.json.draft", ".plan.json.draft",
+                     ".recipe.yaml.draft"} and not (
         checkpoints.is_dir() and any(checkpoints.iterdir()))
 
 
@@ -158,7 +160,19 @@ def _lock(file: TextIO, path: Path) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Write a JSON file whole or not at all: a kill leaves the one before."""
+    _write(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_recipe(folder: RunFolder, resolved: Resolved) -> None:
+    """Write recipe.yaml whole or not at all."""
+    _write(folder.recipe, resolved.to_yaml())
+
+
+def _write(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)
 
 
 def continued(folder: RunFolder, overrides: list[str]) -> Resolved:

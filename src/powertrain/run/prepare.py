@@ -112,7 +112,7 @@ def with_measured_length(prepared: Prepared, setup: Setup, tell: Callable[[float
         return prepared
     tell(seconds)
     step_s = _probe(setup, prepared)
-    steps = max(1, round(seconds / step_s))
+    steps = setup.ranks.agree(max(1, round(seconds / step_s)))
     resolved = prepared.resolved.with_planned({
         "train_time_s": (None, f"{seconds:g} s became max_steps"),
         "max_steps": (steps, f"{seconds:g} s at {step_s:.3g} s a step, timed here")})

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from powertrain import planner
 from powertrain.cost.optimizer import state_bytes
@@ -14,12 +13,10 @@ from powertrain.data.publishing import sync
 from powertrain.models.saving import save_model
 from powertrain.records import NotDurable, RunFailed
 from powertrain.records.events import CheckpointFailed, CheckpointNotDeleted, LittleDisk, ModelSaved, Saved, disk_cure
+from powertrain.run.part import Part
+from powertrain.run.prepare import Prepared
 from powertrain.shapes import FP32
 from powertrain.training.checkpoint import disk_is_full, keep_only, save_checkpoint
-
-if TYPE_CHECKING:
-    from powertrain.run.prepare import Prepared
-    from powertrain.run.session import Session
 
 
 def checkpoint_bytes(prepared: Prepared) -> int:
@@ -28,71 +25,80 @@ def checkpoint_bytes(prepared: Prepared) -> int:
     return FP32 * model.trainable + state_bytes(model, workload.optimizer)
 
 
-def check_disk(session: Session) -> None:
+def check_disk(part: Part) -> None:
     """Warn before the training, not at its last checkpoint. One more than is kept exists while a new one is written."""
-    recipe = session.prepared.recipe
-    needed_bytes = (recipe.save_total_limit + 2) * checkpoint_bytes(session.prepared)
-    free_bytes = shutil.disk_usage(session.folder.path).free
-    if free_bytes < needed_bytes:
-        session.emit(LittleDisk(free_bytes=free_bytes, needed_bytes=needed_bytes, checkpoints=recipe.save_total_limit))
+    kept = part.prepared.recipe.save_total_limit
+    needed_bytes = (kept + 2) * checkpoint_bytes(part.prepared)
+    free_bytes = shutil.disk_usage(part.folder.path).free
+    if free_bytes < needed_bytes and part.state.step == 0:
+        part.emit(LittleDisk(free_bytes=free_bytes, needed_bytes=needed_bytes, checkpoints=kept))
 
 
-def save(session: Session, *, required: bool) -> None:
-    """A checkpoint. A disk that refuses stops nothing but a run that has to end now: the next save tries again."""
-    began, recipe, state = time.perf_counter(), session.prepared.recipe, session.state
-    session.flush(durable=True)              # before: a resumed run must find the events of the steps it does not repeat
-    try:
-        saved = save_checkpoint(session.folder.checkpoints, state)
-    except OSError as error:
-        why = f"step {state.step:,} could not be saved: {error.strerror or error}"
-        if required:
-            raise RunFailed(f"{why}; the checkpoints before it are whole. {disk_cure(**_room(error, session))}") from None
-        session.checkpoint_failed = why
-        session.emit(CheckpointFailed(step=state.step, why=error.strerror or str(error), **_room(error, session),
-                                      last=state.step == session.prepared.total_steps))
+def save(part: Part, *, required: bool) -> None:
+    """Write a checkpoint. A disk that refuses stops only a run that has to end now: the next save tries again."""
+    refused = part.ranks.agree(_save(part) if part.ranks.is_writer else None)
+    part.checkpoint_failed = None
+    if refused is None:
         return
-    session.checkpoint_failed = None
+    part.checkpoint_failed = f"step {part.state.step:,} could not be saved: {refused['why']}"
+    if required:
+        room = {key: value for key, value in refused.items() if key != "why"}
+        raise RunFailed(f"{part.checkpoint_failed}; the checkpoints before it are whole. {disk_cure(**room)}")
+    part.emit(CheckpointFailed(step=part.state.step, **refused, last=part.state.step == part.prepared.total_steps))
+
+
+def _save(part: Part) -> dict[str, Any] | None:
+    """Save on the writer; return why the disk refused it, as fields of CheckpointFailed, or None."""
+    began, state, checkpoints = time.perf_counter(), part.state, part.folder.checkpoints
+    # before the checkpoint: a resumed run must find the events of the steps that it does not repeat
+    part.record.flush(durable=True, step=state.step)
     try:
-        keep_only(session.folder.checkpoints, newest=recipe.save_total_limit, evaluations=state.evaluations)
+        saved = save_checkpoint(checkpoints, state)
     except OSError as error:
-        session.emit(CheckpointNotDeleted(step=state.step, why=error.strerror or str(error),
-                                          folder=str(session.folder.checkpoints)))
+        return {"why": error.strerror or str(error), **_room(error, part)}
+    try:
+        keep_only(checkpoints, newest=part.prepared.recipe.save_total_limit, evaluations=state.evaluations)
+    except OSError as error:
+        part.emit(CheckpointNotDeleted(step=state.step, why=error.strerror or str(error), folder=str(checkpoints)))
     size_bytes = sum(file.stat().st_size for file in saved.folder.iterdir())
-    session.emit(Saved(step=saved.step, path=str(saved.folder), bytes=size_bytes, seconds=time.perf_counter() - began),
-                 durable=True)
+    part.emit(Saved(step=saved.step, path=str(saved.folder), bytes=size_bytes, seconds=time.perf_counter() - began),
+              durable=True)
+    return None
 
 
-def _room(error: OSError, session: Session) -> dict[str, Any]:
+def _room(error: OSError, part: Part) -> dict[str, Any]:
     """Return the folder that a disk refused and, where the disk is full, what is free and what a checkpoint needs."""
     full = disk_is_full(error)
-    return {"folder": str(session.folder.checkpoints),
-            "free_bytes": shutil.disk_usage(session.folder.path).free if full else None,
-            "needed_bytes": checkpoint_bytes(session.prepared) if full else None}
+    return {"folder": str(part.folder.checkpoints),
+            "free_bytes": shutil.disk_usage(part.folder.path).free if full else None,
+            "needed_bytes": checkpoint_bytes(part.prepared) if full else None}
 
 
-def write_model(session: Session) -> None:
-    """The final model, published whole: written beside and renamed."""
-    model_folder = session.folder.model
+def write_model(part: Part) -> None:
+    """Publish the final model whole: it is written beside its place and renamed. Raises NotDurable."""
+    refused = part.ranks.agree(_write_model(part) if part.ranks.is_writer else None)
+    if refused is not None:
+        raise NotDurable(refused)
+
+
+def _write_model(part: Part) -> str | None:
+    """Write the model on the writer; return why that failed, or None."""
+    model_folder, began = part.folder.model, time.perf_counter()
     if model_folder.exists():
-        return
-    unfinished, began = model_folder.with_name(".model-unfinished"), time.perf_counter()
+        return None
+    unfinished = model_folder.with_name(".model-unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         unfinished.mkdir()
-        save_model(session.setup.model, unfinished, session.prepared.material.tokenizer)
+        save_model(part.setup.model, unfinished, part.prepared.material.tokenizer)
         for file in unfinished.iterdir():
             sync(file)
         os.rename(unfinished, model_folder)
-        sync(session.folder.path)
+        sync(part.folder.path)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise NotDurable(f"the model is trained and could not be written to {model_folder}: {error.strerror or error}. "
-                        f"{disk_cure(**_room(error, session))}, then `powertrain train --resume "
-                        f"{session.folder.path}` writes it"
-                        + ("" if session.checkpoint_failed is None else f" ({session.checkpoint_failed})")) from None
-    session.emit(ModelSaved(path=str(model_folder), step=session.state.step, seconds=time.perf_counter() - began))
-
-
-def set_aside(path: Path) -> None:
-    """A checkpoint that does not verify makes room for the one that this continuation will write."""
-    path.rename(path.with_name(f"rejected-{path.name}-{time.time_ns()}"))
+        besides = "" if part.checkpoint_failed is None else f" ({part.checkpoint_failed})"
+        return (f"the model is trained, but could not be written to {model_folder}: {error.strerror or error}. "
+                f"{disk_cure(**_room(error, part))}, then `powertrain train --resume {part.folder.path}` writes it{besides}")
+    part.emit(ModelSaved(path=str(model_folder), step=part.state.step, seconds=time.perf_counter() - began))
+    return None

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +132,11 @@ def clear_leftovers(folder: Path) -> None:
     """Remove the temporary folders of saves that were killed."""
     for path in folder.glob(".tmp-*"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def set_aside(path: Path) -> None:
+    """Rename a checkpoint that does not verify: the continuation will write one in its place."""
+    path.rename(path.with_name(f"rejected-{path.name}-{time.time_ns()}"))
 
 
 def disk_is_full(error: OSError) -> bool:

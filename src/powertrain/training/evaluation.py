@@ -11,6 +11,7 @@ import torch
 from powertrain.data.example import Example
 from powertrain.models.model import evaluating
 from powertrain.records import Evaluation
+from powertrain.training.out_of_memory import passes
 from powertrain.training.setup import Setup
 
 
@@ -22,7 +23,7 @@ def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: floa
     started = time.perf_counter()
     losses: list[torch.Tensor] = []          # on the device, so that nothing waits for it batch by batch
     units = 0
-    with evaluating(setup.model), torch.no_grad():
+    with evaluating(setup.model), torch.no_grad(), passes(setup.ranks):
         for first in range(0, len(examples), setup.train_batch_size):
             last = min(first + setup.train_batch_size, len(examples))
             for passed in setup.own_passes([examples[i] for i in range(first, last)]):

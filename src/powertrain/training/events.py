@@ -33,7 +33,7 @@ class EventLog:
         self._waiting: list[Any] = [None]
         self._lock = threading.RLock()
         self._flushing = False
-        cut_torn_line(path)
+        self._whole = False                  # the file ends with a line end, as this log has seen
 
     def write(self, event: Event) -> None:
         self._waiting.append((json.dumps(to_line(event)) + "\n").encode())
@@ -56,6 +56,9 @@ class EventLog:
                 self._flushing = False
 
     def _append(self, durable: bool) -> None:
+        if not self._whole:
+            cut_torn_line(self.path)
+            self._whole = True
         waiting = self._waiting[:]
         file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
@@ -75,7 +78,7 @@ class EventLog:
 
 def cut_torn_line(path: Path) -> None:
     """Drop the last line where a kill left it without its end."""
-    if not path.exists():
+    if not path.is_file():
         return
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1

@@ -7,7 +7,9 @@ Memory that a library takes without torch's allocator is in neither.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -16,8 +18,9 @@ from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 from powertrain.models.kernels.quantised import QuantisedLinear
-from powertrain.training.loop import State, counts_of, take_step
-from powertrain.training.setup import Setup
+from powertrain.training.loop import State, train
+from powertrain.training.schedule import Schedule
+from powertrain.training.setup import Setup, load_when_needed
 
 ALLOCATION = "memory_alloc"                  # what torch's profiler calls one; freeing is one of negative size
 
@@ -72,12 +75,13 @@ def measured_step_bytes(setup: Setup, state: State, max_grad_norm: float = 1.0) 
 
     It takes that step, and a first one where the optimizer has no state yet, so `state` moves on by one or two steps.
     """
-    setup.model.train()
+    rate = state.optimizer.param_groups[0]["lr"]
+    steps = train(replace(setup, loader=load_when_needed), state, Schedule("constant", rate, state.step + 2), max_grad_norm)
     if not state.optimizer.state:
-        _take_step(setup, state, max_grad_norm)
+        next(steps)
     standing = None if setup.device.type == "cuda" else standing_bytes(setup.model, state.optimizer)
     with MemoryLedger(setup.device, standing) as ledger:
-        _take_step(setup, state, max_grad_norm)
+        next(steps)
     allocated = {"allocated": ledger.peak_bytes}
     return allocated | {"reserved": ledger.reserved_bytes} if setup.device.type == "cuda" else allocated
 
@@ -92,9 +96,11 @@ def standing_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     return sum(storages.values()) + packed
 
 
-def _take_step(setup: Setup, state: State, max_grad_norm: float) -> None:
-    micro_batches = [batch.to(setup.device) for batch in setup.prepare(state.step)]
-    units, trained, *_ = setup.ranks.total(*counts_of(setup, micro_batches))
-    take_step(setup, state, micro_batches, units, max_grad_norm)
-    state.step += 1
-    state.trained_tokens += trained
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory in use so far: allocated on a GPU, resident on a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    import resource
+
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from powertrain.training.laps import Lap, Laps, no_lap
 from powertrain.training.objective import Sums
+from powertrain.training.out_of_memory import passes
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import MicroBatches, Setup, changed_fields
 from powertrain.training.updates import RunOptimizer
@@ -78,18 +79,29 @@ def new_state(setup: Setup, weight_decay: float) -> State:
 
 
 def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) -> Iterator[StepResult]:
-    """Go on from `state` to the schedule's last step, yielding after each optimizer step."""
+    """Go on from `state` to the schedule's last step, yielding after each optimizer step.
+
+    Between the passes and the update there is one place where gradients, loss and metrics become those of all processes. Where
+    memory runs out in a pass, of any process, PassTooLarge is raised in all of them; weights and optimizer are untouched then.
+    """
     setup.model.train()
     laps = Laps(setup.device)
     for loaded in setup.loader(setup.prepare, range(state.step, schedule.total_steps), setup.device):
         laps.lap("data")
-        micro_batches = [batch.to(setup.device) for batch in loaded]     # those that are there already stay
-        laps.lap("copy")
         learning_rate = schedule.at(state.step)
         for group in state.optimizer.param_groups:
             group["lr"] = learning_rate
-        units, trained, real, padding = setup.ranks.total(*counts_of(setup, micro_batches))
-        means, grad_norm = take_step(setup, state, micro_batches, units, max_grad_norm, laps.lap)
+        units, trained, real, padding = setup.ranks.total(*counts_of(setup, loaded))
+        means = zero_means(setup)
+        with passes(setup.ranks):
+            micro_batches = [batch.to(setup.device) for batch in loaded]     # those that are there already stay
+            laps.lap("copy")
+            for batch in micro_batches:
+                add(means, setup.run_pass(setup, batch, units, state.scaler, laps.lap))
+            add_penalty(setup, state.scaler, laps.lap)
+        setup.ranks.sum_step(setup.model.parameters(), means.values())
+        grad_norm = update(state, max_grad_norm)
+        laps.lap("optimizer")
         state.step += 1
         state.trained_tokens += trained
         loss = means.pop("loss")
@@ -103,34 +115,34 @@ def counts_of(setup: Setup, micro_batches: MicroBatches) -> tuple[int, int, int,
             sum(batch.real_tokens for batch in micro_batches), sum(batch.padding_tokens for batch in micro_batches))
 
 
-def take_step(setup: Setup, state: State, micro_batches: MicroBatches, units: int, max_grad_norm: float,
-              lap: Lap = no_lap) -> tuple[Sums, Tensor]:
-    """Update the weights once; return the step's mean loss and metrics, and the gradient's norm before clipping, () each.
-
-    `micro_batches` are this process's passes, `units` those of the whole step. Between backward and update, gradients and
-    means become those of all processes.
-    """
-    means = backward(setup, state.scaler, micro_batches, units, lap)
-    setup.ranks.sum_step(setup.model.parameters(), means.values())
-    grad_norm = update(state, max_grad_norm)
-    lap("optimizer")
-    return means, grad_norm
+def zero_means(setup: Setup) -> Sums:
+    """Return the loss and metrics of a step before its first pass."""
+    return {name: torch.zeros((), device=setup.device) for name in ("loss", *setup.objective.metrics)}
 
 
-def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBatches, units: int, lap: Lap = no_lap) -> Sums:
-    """Add the gradients of the step's mean loss, and of the model's penalty, to `.grad`; return its mean loss and metrics.
+def add(means: Sums, of_pass: Sums) -> None:
+    """Add the terms of one pass."""
+    for name, value in of_pass.items():
+        means[name] += value
 
-    Where several processes share the step, these are this process's terms of the sums that `Ranks.sum_step` makes; the
-    penalty is a term of the first process alone.
-    """
-    total = {name: torch.zeros((), device=setup.device) for name in ("loss", *setup.objective.metrics)}
-    for batch in micro_batches:
-        for name, value in setup.run_pass(setup, batch, units, scaler, lap).items():
-            total[name] += value
+
+def add_penalty(setup: Setup, scaler: torch.amp.GradScaler, lap: Lap) -> None:
+    """Add the gradients of the model's penalty, if it has one, to `.grad`. It is a term of the first process alone."""
     if setup.ranks.is_writer and (penalty := setup.model.penalty()) is not None:
         scaler.scale(penalty).backward()  # type: ignore[no-untyped-call]
         lap("backward")
-    return total
+
+
+def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBatches, units: int) -> Sums:
+    """Compute the gradients of a step without its update, into `.grad`; return this process's terms of loss and metrics.
+
+    `units` are those of the whole step.
+    """
+    means = zero_means(setup)
+    for batch in micro_batches:
+        add(means, setup.run_pass(setup, batch, units, scaler, no_lap))
+    add_penalty(setup, scaler, no_lap)
+    return means
 
 
 def update(state: State, max_grad_norm: float) -> Tensor:

@@ -8,7 +8,7 @@ This module loads no torch.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from powertrain.recipe import Recipe
     from powertrain.training.losses import Loss
 
-Forward = Callable[["Model", Batch], "Tensor"]           # what the head of a model reads: (R, width)
+Kernels = Mapping[str, Any]                  # keywords of Model.hidden: attention and run_block, by the setup
 Sums = dict[str, "Tensor"]                   # name -> () fp32, a sum over units; "loss" is minimised, the others are metrics
 
 
@@ -57,13 +57,13 @@ class Objective:
         """Return the units of a batch; the loss of a step is divided by all units of the step."""
         return batch.trained_tokens
 
-    def sums(self, model: Model, batch: Batch, forward: Forward, loss: Loss) -> Sums:
-        """Return the loss to minimise and the metrics, each summed over the batch's units. `forward` runs any model."""
+    def sums(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Sums:
+        """Return the loss to minimise and the metrics, each summed over the batch's units."""
         raise NotImplementedError
 
-    def held_out(self, model: Model, batch: Batch, forward: Forward, loss: Loss) -> Tensor:
+    def held_out(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Tensor:
         """Return what evaluation reports of the batch, () fp32, summed over its units."""
-        return self.sums(model, batch, forward, loss)["loss"]
+        return self.sums(model, batch, kernels, loss)["loss"]
 
 
 @dataclass(frozen=True)
@@ -91,20 +91,20 @@ class NextToken(Objective):
             return "label smoothing spreads a target over all classes, and a span's classes are the places of its own document"
         return None
 
-    def sums(self, model: Model, batch: Batch, forward: Forward, loss: Loss) -> Sums:
+    def sums(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Sums:
         noise = embedding_noise(model, batch, self.embedding_noise) if self.embedding_noise and model.training \
             else contextlib.nullcontext()
         with noise:
-            hidden = forward(model, batch)
+            hidden = model.hidden(batch, **kernels)
         if not self.metrics:
             return {"loss": loss(model, hidden, batch.targets, batch.trained_tokens)}
         total, plain, squared = loss(model, hidden, batch.targets, batch.trained_tokens, self._terms()).unbind()
         found = {"loss": total, "cross_entropy": plain, "z_loss": self.z_loss * squared}
         return {name: found[name] for name in ("loss", *self.metrics)}
 
-    def held_out(self, model: Model, batch: Batch, forward: Forward, loss: Loss) -> Tensor:
+    def held_out(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Tensor:
         """Return plain cross-entropy, which runs with any settings can be compared by."""
-        return loss(model, forward(model, batch), batch.targets, batch.trained_tokens)
+        return loss(model, model.hidden(batch, **kernels), batch.targets, batch.trained_tokens)
 
     def _terms(self) -> Terms:
         from powertrain.models.kernels.chunked_loss import Terms

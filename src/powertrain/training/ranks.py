@@ -62,6 +62,10 @@ class Ranks:
         """Return the writer's value on every process."""
         return value
 
+    def first(self, value: T | None) -> T | None:
+        """Return on every process the first value that is not None, in the order of ranks; None where there is none."""
+        return value
+
     def barrier(self) -> None:
         """Return when all processes have come here."""
 
@@ -96,6 +100,13 @@ class GroupRanks(Ranks):
         values = [value]
         torch.distributed.broadcast_object_list(values, src=0, group=self.hosts)
         return values[0]
+
+    def first(self, value: T | None) -> T | None:
+        if not self.any(value is not None):
+            return None
+        values: list[T | None] = [None] * self.world
+        torch.distributed.all_gather_object(values, value, group=self.hosts)
+        return next(found for found in values if found is not None)
 
     def barrier(self) -> None:
         torch.distributed.barrier(group=self.hosts)

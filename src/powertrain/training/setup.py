@@ -20,7 +20,7 @@ from powertrain.models.model import Model, RunBlock
 from powertrain.records import Batch
 from powertrain.training.laps import Lap
 from powertrain.training.losses import Loss, token_loss
-from powertrain.training.objective import NEXT_TOKEN, Objective, Sums
+from powertrain.training.objective import NEXT_TOKEN, Kernels, Objective, Sums
 from powertrain.training.optimizers import Optimizer
 from powertrain.training.ranks import ALONE, Ranks
 
@@ -64,7 +64,9 @@ def as_collated(batch: Batch) -> Batch:
 
 def run_eagerly(setup: Setup, batch: Batch, units: int, scaler: torch.amp.GradScaler, lap: Lap) -> Sums:
     """Add the gradients of one pass's loss to `.grad`; return its loss and metrics. All are divided by the step's `units`."""
-    means = {name: value / units for name, value in setup.sums(batch).items()}
+    with setup.precision.context(setup.device):
+        sums = setup.objective.sums(setup.model, batch, setup.kernels, setup.loss)
+    means = {name: value / units for name, value in sums.items()}
     lap("forward")
     scaler.scale(means["loss"]).backward()  # type: ignore[no-untyped-call]
     lap("backward")
@@ -150,7 +152,7 @@ class Setup:
     def sums(self, batch: Batch) -> Sums:
         """Return the objective's loss and metrics, summed over the batch's units, computed in the setup's precision."""
         with self.precision.context(self.device):
-            return self.objective.sums(self.model, batch, self.hidden, self.loss)
+            return self.objective.sums(self.model, batch, self.kernels, self.loss)
 
     def batch_loss(self, batch: Batch) -> Tensor:
         """Return the loss that training minimises, () fp32, summed over the batch's units."""
@@ -159,11 +161,12 @@ class Setup:
     def held_out_loss(self, batch: Batch) -> Tensor:
         """Return the loss that evaluation reports, () fp32, summed over the batch's units."""
         with self.precision.context(self.device):
-            return self.objective.held_out(self.model, batch, self.hidden, self.loss)
+            return self.objective.held_out(self.model, batch, self.kernels, self.loss)
 
-    def hidden(self, model: Model, batch: Batch) -> Tensor:
-        """Return what the head of `model` reads, (R, width), by the setup's kernels."""
-        return model.hidden(batch, attention=self.attention, run_block=self.run_block)
+    @property
+    def kernels(self) -> Kernels:
+        """Return how the model's hidden states are computed: the keywords of Model.hidden."""
+        return {"attention": self.attention, "run_block": self.run_block}
 
 
 def plain_setup(model: Model, examples: Sequence[Example], collate: Callable[[Sequence[Example]], Batch], *,

@@ -30,7 +30,7 @@ from powertrain.data.order import epoch_order
 from powertrain.evidence.stats import interval
 from powertrain.evidence.worker import wait_for
 from powertrain.records import WrongUse
-from powertrain.run.session import peak_memory_bytes
+from powertrain.training.ledger import peak_memory_bytes
 from powertrain.training.loop import backward
 
 # ------------------------------------------------------------------------------------------------ loop_habit

@@ -1,0 +1,281 @@
+"""This process's part of a run: what its steps share, its events, and its folder from the lock to the last event.
+
+A run of several processes has one folder: the first process writes events, checkpoints and the model, and all of them agree on
+the end, on smaller passes and on a save that failed. A run of one process is the plainest case of that (training/ranks.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from powertrain import planner
+from powertrain.cost.memory import peak_memory
+from powertrain.records import RunFailed, UserError, to_plain
+from powertrain.records.errors import LossNotFinite
+from powertrain.records.events import (
+    VERSION,
+    CheckpointRejected,
+    End,
+    Event,
+    EventsWaiting,
+    Folder,
+    ListenerFailed,
+    Memory,
+    Resume,
+    Start,
+    Step,
+    TechniqueNote,
+    TimingSteps,
+)
+from powertrain.run import folder as run_folder
+from powertrain.run.fits import refuse_what_does_not_fit, workload_of_step
+from powertrain.run.folder import RunFolder
+from powertrain.run.prepare import Prepared, build_setup, schedule_of, with_measured_length
+from powertrain.training.checkpoint import clear_leftovers, load_checkpoint, newest_checkpoint, set_aside
+from powertrain.training.events import EVENTS_EVERY_S, EventLog
+from powertrain.training.interrupt import Interrupt, listen
+from powertrain.training.ledger import MemoryLedger, peak_memory_bytes, standing_bytes
+from powertrain.training.loop import State, StepResult, new_state, train
+from powertrain.training.out_of_memory import UpdateWatch
+from powertrain.training.ranks import ALONE, Ranks
+from powertrain.training.setup import Setup
+
+Listener = Callable[[Event], None]
+WriteSample = Callable[[Prepared, Setup, int], str]  # at most so many tokens after the recipe's prompt; see use/sampling.py
+
+WATCHED, WATCHED_RUN = 2, 20 # the step whose memory is watched, and steps of a run on a CPU from which that is worth its time
+
+
+class Record:
+    """The events of a run: written to its log and shown to a listener, by the writer among the run's processes."""
+
+    def __init__(self, log: EventLog, listener: Listener, ranks: Ranks):
+        self.log = log
+        self._listener = listener if ranks.is_writer else _ignore
+        self._writes = ranks.is_writer
+        self._listener_failed = False        # at the last event
+        self._flushed_at = time.perf_counter()
+
+    def emit(self, event: Event, *, durable: bool = False) -> None:
+        """Write an event and show it. A step waits in memory; everything else goes to the disk at once."""
+        if self._writes:
+            self.log.write(event)
+            self.show(event)
+            if not isinstance(event, Step):
+                self.flush(durable=durable, step=event.step)
+
+    def show(self, event: Event) -> None:
+        """Give the event to the listener. One that raises ends no run: the first of its errors in a row becomes an event."""
+        try:
+            self._listener(event)
+        except Exception as error:
+            if not self._listener_failed:
+                self.log.write(ListenerFailed(step=event.step, why=f"{type(error).__name__}: {error}"))
+            self._listener_failed = True
+        else:
+            self._listener_failed = False
+
+    def flush(self, *, durable: bool = False, step: int = 0) -> None:
+        """Bring the events that wait to the disk; the first flush that fails is an event."""
+        was_failing = self.log.failure
+        self.log.flush(durable=durable)
+        if self.log.failure and not was_failing:
+            waiting = EventsWaiting(step=step, why=self.log.failure)
+            self.log.write(waiting)
+            self.show(waiting)
+        self._flushed_at = time.perf_counter()
+
+    def flush_now_and_then(self) -> None:
+        """Bring the steps that wait to the disk where the last flush is some seconds ago."""
+        if self._writes and time.perf_counter() - self._flushed_at > EVENTS_EVERY_S:
+            self.flush()
+
+
+def _ignore(event: Event) -> None:
+    """Show nothing: only the writer among a run's processes shows its events."""
+
+
+@dataclass
+class Part:
+    """What the steps of a run share in this process."""
+
+    prepared: Prepared
+    setup: Setup
+    state: State
+    folder: RunFolder
+    record: Record
+    write_sample: WriteSample
+    interrupt: Interrupt
+    pending: list[StepResult] = field(default_factory=list)
+    stopped_by: str | None = None            # the signal that ended the run early
+    checkpoint_failed: str | None = None     # why the last checkpoint is not on the disk
+    step_s: list[float] = field(default_factory=list)    # of the steps that the plan in force has made
+    taken: int = 0                           # steps that the plan in force has begun in this process
+    began_s: float = field(default_factory=time.perf_counter)    # before its first event, from which its report counts
+    watch: UpdateWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watch = UpdateWatch(self.state.optimizer)
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.setup.ranks
+
+    def steps(self) -> Iterator[StepResult]:
+        """Return the steps that are left, by the setup in force."""
+        return train(self.setup, self.state, schedule_of(self.prepared.recipe, self.prepared.total_steps),
+                     self.prepared.recipe.max_grad_norm)
+
+    def emit(self, event: Event, *, durable: bool = False) -> None:
+        """Write an event and show it; see Record."""
+        self.record.emit(event, durable=durable)
+
+    def read_steps(self) -> None:
+        """Wait for the device, and write the steps since the last reading. Raises LossNotFinite."""
+        if not self.pending:
+            return
+        losses = torch.stack([result.loss for result in self.pending]).tolist()
+        norms = torch.stack([result.grad_norm for result in self.pending]).tolist()
+        metrics = {name: torch.stack([result.metrics[name] for result in self.pending]).tolist()
+                   for name in self.pending[0].metrics}
+        for place, (result, loss, norm) in enumerate(zip(self.pending, losses, norms, strict=True)):
+            if not math.isfinite(loss):
+                raise LossNotFinite(result.step, loss)
+            parts = result.laps.parts()
+            self.step_s.append(sum(parts.values()))
+            self.emit(Step(step=result.step, loss=loss, tokens=result.trained_tokens, real_tokens=result.real_tokens,
+                           seconds=self.step_s[-1], learning_rate=result.learning_rate, grad_norm=norm,
+                           parts={name: round(seconds, 6) for name, seconds in parts.items()},
+                           padding_tokens=result.padding_tokens,
+                           metrics={name: values[place] for name, values in metrics.items()}))
+        self.pending.clear()
+        self.record.flush_now_and_then()
+
+    # ---------------------------------------------------------------------------------------- memory
+
+    def ledger(self) -> contextlib.AbstractContextManager[MemoryLedger | None]:
+        """Return the watch over the memory of the next step: of the second one of a run that is long enough, else none."""
+        device = self.setup.device
+        self.taken += 1
+        if self.taken != WATCHED or (device.type != "cuda" and self.prepared.total_steps < WATCHED_RUN):
+            return contextlib.nullcontext()
+        return MemoryLedger(device, None if device.type == "cuda" else standing_bytes(self.setup.model, self.state.optimizer))
+
+    def emit_memory(self, ledger: MemoryLedger) -> None:
+        """Write what the watched step, the last one, allocated."""
+        facts, step = self.prepared.facts, self.state.step
+        workload = planner.workload_of(facts, self.prepared.plan)
+        self.emit(Memory(step=step, allocated_bytes=ledger.peak_bytes, reserved_bytes=ledger.reserved_bytes,
+                         predicted=peak_memory(facts.model, workload_of_step(workload, self.setup, step - 1)),
+                         fullest_bytes=sum(peak_memory(facts.model, workload).values())))
+
+
+# ---------------------------------------------------------------------------------------- from the lock to the last event
+
+
+@contextlib.contextmanager
+def new_run(prepared: Prepared, listener: Listener, write_sample: WriteSample, ranks: Ranks = ALONE) -> Iterator[Part]:
+    """Open a new run: its folder, locked, and a setup with the plan in force. Writes the first and the last event."""
+    refuse_what_does_not_fit(prepared)
+    with _in_folder(ranks, lambda: run_folder.create(prepared.recipe)) as folder, listen() as interrupt:
+        record = Record(EventLog(folder.events), listener, ranks)
+        record.show(Folder(path=str(folder.path)))
+        plan, failed = planner.with_built_code(prepared.plan)
+        prepared = replace(prepared, plan=plan)
+        setup = replace(build_setup(prepared), ranks=ranks)
+        prepared = with_measured_length(prepared, setup, lambda seconds: record.show(TimingSteps(seconds=seconds)))
+        if ranks.is_writer:
+            run_folder.write_json(folder.facts, to_plain(prepared.facts))
+            run_folder.write_json(folder.plan, planner.to_json(prepared.plan))
+            run_folder.write_recipe(folder, prepared.resolved)       # last: with it the folder holds a run
+        state = new_state(setup, prepared.recipe.weight_decay)
+        part = Part(prepared, setup, state, folder, record, write_sample, interrupt)
+        with _until_the_end(part):
+            part.emit(Start(**_start_fields(part)), durable=True)
+            _emit_notes(part, failed)
+            yield part
+
+
+@contextlib.contextmanager
+def continued_run(folder: RunFolder, prepared: Prepared, listener: Listener, write_sample: WriteSample,
+                  ranks: Ranks = ALONE) -> Iterator[Part]:
+    """Open a run at its newest whole checkpoint, with its own plan."""
+    with _in_folder(ranks, lambda: folder), listen() as interrupt:
+        setup = replace(build_setup(prepared), ranks=ranks)
+        part = Part(prepared, setup, new_state(setup, prepared.recipe.weight_decay), folder,
+                    Record(EventLog(folder.events), listener, ranks), write_sample, interrupt)
+        if ranks.is_writer:
+            clear_leftovers(folder.checkpoints)
+        ranks.barrier()
+        checkpoint, rejected = newest_checkpoint(folder.checkpoints)
+        if checkpoint is None and rejected:
+            damaged = "; ".join(f"{name}: {why}" for name, why in rejected)
+            raise RunFailed(f"no checkpoint in {folder.checkpoints} is whole: {damaged}. Start a new run with another "
+                            "--output; this folder was not changed")
+        if checkpoint is not None:
+            load_checkpoint(checkpoint, part.state)
+        ranks.barrier()                      # all have read before the writer moves anything
+        with _until_the_end(part):
+            part.emit(Resume(step=part.state.step, rejected=tuple(f"{name}: {why}" for name, why in rejected),
+                             **_start_fields(part)), durable=True)
+            _emit_notes(part, {})
+            for name, why in rejected if ranks.is_writer else ():
+                part.emit(CheckpointRejected(step=part.state.step, name=name, why=why))
+                set_aside(folder.checkpoints / name)
+            yield part
+
+
+@contextlib.contextmanager
+def _in_folder(ranks: Ranks, find: Callable[[], RunFolder]) -> Iterator[RunFolder]:
+    """Enter the run's folder: the writer finds it and locks it, and all processes use that one."""
+    with contextlib.ExitStack() as held:
+        path = ""
+        if ranks.is_writer:
+            found = find()
+            held.enter_context(run_folder.locked(found))
+            path = str(found.path)
+        yield RunFolder(Path(ranks.agree(path)))
+
+
+@contextlib.contextmanager
+def _until_the_end(part: Part) -> Iterator[None]:
+    """Write the last event of the session, whatever ends it."""
+    try:
+        yield
+    except BaseException as error:
+        fields = error.fields() if isinstance(error, UserError) else {"kind": type(error).__name__}
+        part.emit(End(reason="failed", step=part.state.step, seconds=time.perf_counter() - part.began_s, message=str(error),
+                      error=to_plain(fields)), durable=True)
+        raise
+    part.emit(End(reason="finished" if part.stopped_by is None else "stopped", signal=part.stopped_by, step=part.state.step,
+                  seconds=time.perf_counter() - part.began_s, clipped_steps=int(part.state.clipped_steps),
+                  passes=getattr(part.setup.run_pass, "counts", {}), not_saved=part.checkpoint_failed,
+                  peak_memory_bytes=peak_memory_bytes(part.setup.device)), durable=True)
+
+
+def _emit_notes(part: Part, failed: Mapping[str, str]) -> None:
+    """Write what the techniques in force found in this model, and which of them could not compile their code."""
+    found = {step.technique.name: step.technique.found(part.setup) for step in part.prepared.plan.steps}
+    for name, text in (*failed.items(), *found.items()):
+        if text is not None:
+            part.emit(TechniqueNote(step=part.state.step, technique=name, message=text))
+
+
+def _start_fields(part: Part) -> Mapping[str, Any]:
+    prepared = part.prepared
+    recipe, data, model = prepared.recipe, prepared.facts.data, prepared.facts.model
+    return {"version": VERSION, "name": recipe.name, "method": recipe.method, "task": model.task, "provider": model.provider,
+            "opens_in": None if recipe.lora.kind == "lslora" else "peft", "total_steps": prepared.total_steps,
+            "train_batch_size": recipe.train_batch_size, "block": data.block, "parameters": model.parameters,
+            "device": prepared.facts.hardware.device, "processes": part.ranks.world,
+            "techniques": tuple(step.technique.name for step in prepared.plan.steps),
+            "estimate": to_plain(prepared.plan.estimate), "load": psutil.getloadavg()[0]}
