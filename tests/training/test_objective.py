@@ -288,8 +288,8 @@ class Preference(Objective):
 
 def document_scores(model: Model, batch: Batch, kernels: Kernels) -> Tensor:
     """(documents,) the log-probability of each document's targets."""
-    rows = -nn.functional.cross_entropy(model.logits(model.hidden(batch, **kernels)).float(), batch.targets, ignore_index=IGNORE,
-                                        reduction="none")
+    logits = model.logits(model.hidden(batch, **kernels)).float()
+    rows = -nn.functional.cross_entropy(logits, batch.targets, ignore_index=IGNORE, reduction="none")
     return torch.stack([part.sum() for part in rows.split(batch.lengths)])
 
 
