@@ -93,6 +93,7 @@ def check_metric(metric: str | None) -> None:
 
 
 def _show_loss(opened: OpenedModel, data: str | None, *, as_json: bool) -> None:
+    from powertrain.records.events import Evaluated
     from powertrain.report.figures import perplexity
     from powertrain.report.result import quality
     from powertrain.use.scoring import score, score_source
@@ -102,7 +103,8 @@ def _show_loss(opened: OpenedModel, data: str | None, *, as_json: bool) -> None:
         output.print_json({"event": "evaluation", "gzip_bits_per_byte": gzip_bits, "perplexity": perplexity(found.loss),
                            **to_plain(found)})
     else:
-        output.print_rows([("Held-out" if data is None else "Data", quality(to_plain(found), gzip_bits))])
+        evaluated = Evaluated(loss=found.loss, tokens=found.tokens, bits_per_byte=found.bits_per_byte)
+        output.print_rows([("Held-out" if data is None else "Data", quality(evaluated, gzip_bits))])
 
 
 def _show_answers(opened: OpenedModel, data: str | None, metric: str, *, limit: int, tokens: int, as_json: bool) -> None:
