@@ -7,10 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from powertrain.audit.patch import make_patch
 from powertrain.audit.reading import read_subject
+from powertrain.audit.reading_script import read_script
 from powertrain.audit.rules import RULES
 from powertrain.audit.subject import Circumstances, Setting, Subject
-from powertrain.records.findings import Audit, Finding, Rule, worst_first
+from powertrain.records import WrongUse
+from powertrain.records.findings import SEVERITIES, Audit, Finding, Rule, worst_first
 
 SHOWN_VERSIONS = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "flash-attn", "deepspeed")
 
@@ -41,18 +44,50 @@ def audit(path: Path, where: Circumstances | None = None) -> Audit:
 
 
 def audit_subject(subject: Subject, where: Circumstances, rules: Sequence[Rule[Any]] = RULES) -> Audit:
+    """Return the audit of what was read. Raises WrongUse where a script nests too deep to be followed."""
+    try:
+        found, depends = _ask(subject, where, rules)
+        kept = with_good_patches(subject, where, worst_first(found, rules))
+        return Audit(str(subject.path), kind(subject), environment(subject, where), kept, tuple(undetermined(subject, depends)),
+                     {"rules": len(rules), "settings": len(subject.settings),
+                      "dropped": [one.rule for one in found if one.rule not in {other.rule for other in kept}]})
+    except RecursionError:
+        raise WrongUse(f"{subject.path} nests brackets or operators too deep to follow; is it a program's output?") from None
+
+
+def _ask(subject: Subject, where: Circumstances, rules: Sequence[Rule[Any]]) -> tuple[list[Finding], dict[str, list[str]]]:
+    """Return the findings, and for each unread setting the rules that asked for it and found nothing."""
     found: list[Finding] = []
-    depends: dict[str, list[str]] = {}           # unread setting -> the rules that asked for it and found nothing
+    depends: dict[str, list[str]] = {}
     for rule in rules:
         asked: set[str] = set()
         findings = list(rule.find(_watched(subject, asked), where))
         found += findings
         for key in sorted(asked & set(subject.unread)) if not findings else ():
             depends.setdefault(key, []).append(rule.name)
-    kept = worst_first(found, rules)
-    return Audit(str(subject.path), kind(subject), environment(subject, where), kept,
-                 tuple(undetermined(subject, depends)), {"rules": len(rules), "settings": len(subject.settings),
-                                                         "dropped": [finding.rule for finding in found if finding not in kept]})
+    return found, depends
+
+
+def with_good_patches(subject: Subject, where: Circumstances, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Return the findings without the patches after which the script would be no better: the patched text is audited again."""
+    fixes = [finding for finding in findings if finding.cure.edits]
+    if subject.script is None or not fixes or _is_better(subject, where, findings, fixes):
+        return findings
+    bad = [finding for finding in fixes if not _is_better(subject, where, findings, [finding])]
+    return tuple(replace(finding, cure=replace(finding.cure, edits=())) if finding in bad else finding for finding in findings)
+
+
+def _is_better(subject: Subject, where: Circumstances, before: Sequence[Finding], fixes: Sequence[Finding]) -> bool:
+    """Whether fewer findings, or less severe ones, are left after these fixes, which all have to fit together."""
+    patch = make_patch(fixes)
+    try:
+        after = read_script(subject.path, patch.after[str(subject.path)])
+    except (WrongUse, SyntaxError, KeyError):
+        return False
+    left = worst_first(_ask(after, where, RULES)[0], RULES)
+    severe = [[*(sum(finding.severity == severity for finding in findings) for severity in SEVERITIES[:-1]),
+               sum(len(finding.evidence) for finding in findings if finding.severity != "good")] for findings in (before, left)]
+    return bool(patch.applied) and severe[1] < severe[0]
 
 
 def _watched(subject: Subject, asked: set[str]) -> Subject:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from powertrain.audit.following import Followed, Written
@@ -65,72 +67,83 @@ def section_of(made: Made) -> str:
     return "data" if last in ("load_dataset", "load_from_disk") else ""
 
 
-def sections(followed: Followed) -> dict[str, Made]:
-    """For each section the call that sets it: of several trainings' arguments the one that a Trainer is given."""
-    found: dict[str, Made] = {}
-    for made in followed.calls:
-        section = section_of(made)
-        if section and not (section == "loader" and is_held_out(made, followed)):
-            found.setdefault(section, made)
-    chosen, model = trained_with(followed), trained_model(followed)
-    trainer = next((made for made in followed.calls if is_trainer(made) and is_plain_trainer(made)), None)
-    picked = {"training": chosen, "model": model, "trainer": trainer}
-    return found | {name: made for name, made in picked.items() if made is not None}
+@dataclass(frozen=True, eq=False)
+class Training:
+    """What a script trains with: its trainers, the arguments and the model that they are given, and under which conditions."""
+
+    followed: Followed
+
+    @cached_property
+    def trainers(self) -> list[Made]:
+        return [made for made in self.followed.calls if is_trainer(made)]
+
+    @cached_property
+    def arguments(self) -> Made | None:
+        """The arguments that the Trainer is given; None where there is no such trainer, or two."""
+        given = [args for trainer in self.trainers if isinstance(args := trainer.argument(1, "args"), Made)]
+        return given[0] if given and all(args is given[0] for args in given) else None
+
+    @cached_property
+    def model(self) -> Made | None:
+        """The loading of the model that a Trainer or an optimizer is given; None where that is not known."""
+        given = [trainer.argument(0, "model") for trainer in self.trainers]
+        weights = [made.argument(0, "params") for made in self.followed.calls if section_of(made) == "optimizer"]
+        given = given or [made.owner for made in weights if isinstance(made, Made) and made.name.endswith(".parameters")]
+        loaded = [_unwrapped(made) for made in given]
+        first = loaded[0] if loaded else None
+        known = isinstance(first, Made) and section_of(first) == "model" and all(made is first for made in loaded)
+        return first if known else None
+
+    @cached_property
+    def conditions(self) -> frozenset[str]:
+        """The conditions under which the script trains at all; whatever else stands under them is not in doubt."""
+        loops = [self.followed.doubts.get(loop, ()) for loop in self.followed.script.training_loops]
+        return frozenset(doubt for doubts in (*(made.doubts for made in self.trainers), *loops) for doubt in doubts)
+
+    @cached_property
+    def sections(self) -> dict[str, Made]:
+        """For each section the call that sets it: of several the one that a Trainer is given."""
+        found: dict[str, Made] = {}
+        for made in self.followed.calls:
+            section = section_of(made)
+            if section and not (section == "loader" and is_held_out(made, self.followed)):
+                found.setdefault(section, made)
+        trainer = next((made for made in self.trainers if is_plain_trainer(made)), None)
+        picked = {"training": self.arguments, "model": self.model, "trainer": trainer}
+        return found | {name: made for name, made in picked.items() if made is not None}
+
+    def leaves_out(self, made: Made, section: str) -> bool:
+        """Whether a call sets up something else than what is trained: another model, other arguments, or held-out data."""
+        if section == "training":
+            return self.arguments is not None and made is not self.arguments
+        if section == "loader":
+            return is_held_out(made, self.followed)
+        if self.model is None or section not in ("model", "quantisation"):
+            return False
+        config = self.model.named.get("quantization_config")
+        if section == "model" or config is None:
+            return made is not self.model and not (section == "quantisation" and self.model.open)
+        return isinstance(config.value, Made) and config.value is not made
+
+    def in_doubt(self, doubts: tuple[str, ...], found: Iterable[Found]) -> Iterator[Found]:
+        """Yield settings as they are where training has them for certain, else as unread, with the condition."""
+        open_ = [doubt for doubt in doubts if doubt not in self.conditions]
+        for key, setting in found:
+            perhaps = Unread(f"only if {open_[-1]}", setting.value) if open_ else setting.value
+            yield key, Setting(perhaps, setting.place, setting.spelled)
 
 
-def trained_model(followed: Followed) -> Made | None:
-    """Return the loading of the model that a Trainer or an optimizer is given; None where that is not known."""
-    given = [made.argument(0, "model") for made in followed.calls if is_trainer(made)]
-    weights = [made.argument(0, "params") for made in followed.calls if section_of(made) == "optimizer"]
-    given = given or [made.owner for made in weights if isinstance(made, Made) and made.name.endswith(".parameters")]
-    loaded = []
-    for made in given:
-        while isinstance(made, Made) and made.name.rpartition(".")[2] in WRAPPED and made.positional:
-            made = made.positional[0]
-        loaded.append(made)
-    first = loaded[0] if loaded else None
-    known = isinstance(first, Made) and section_of(first) == "model" and all(made is first for made in loaded)
-    return first if known else None
-
-
-def is_unused(made: Made, section: str, model: Made | None) -> bool:
-    """Whether a call loads or quantises another model than the one that is trained."""
-    if model is None or section not in ("model", "quantisation"):
-        return False
-    config = model.named.get("quantization_config")
-    if section == "model" or config is None:
-        return made is not model and not (section == "quantisation" and model.open)
-    return isinstance(config.value, Made) and config.value is not made
+def _unwrapped(made: Any) -> Any:
+    """Return the model in calls that give back their model, such as get_peft_model and torch.compile."""
+    while isinstance(made, Made) and made.name.rpartition(".")[2] in WRAPPED and made.positional:
+        made = made.positional[0]
+    return made
 
 
 def is_plain_trainer(made: Made) -> bool:
     """Whether a Trainer takes the library's own arguments."""
     return made.local is None or ("__init__" not in made.local.methods and any(
         isinstance(base, Reference) and base.name.startswith(TRAINERS) for base in made.local.bases))
-
-
-def settled(followed: Followed) -> set[str]:
-    """Return the conditions under which the script trains at all; whatever else stands under them is not in doubt."""
-    trainers = [made.doubts for made in followed.calls if is_trainer(made)]
-    loops = [followed.doubts.get(loop, ()) for loop in followed.script.training_loops]
-    return {doubt for doubts in (*trainers, *loops) for doubt in doubts}
-
-
-def in_doubt(doubts: tuple[str, ...], found: Iterable[Found], followed: Followed) -> Iterator[Found]:
-    """Yield settings as they are where training has them for certain, else as unread, with the condition."""
-    open_ = [doubt for doubt in doubts if doubt not in settled(followed)]
-    for key, setting in found:
-        yield key, Setting(Unread(f"only if {open_[-1]}", setting.value), setting.place, setting.spelled) if open_ else setting
-
-
-def trained_with(followed: Followed) -> Made | None:
-    """What the Trainer whose `args=` is known was given; None where there is no such trainer, or two."""
-    given = []
-    for made in followed.calls:
-        if is_trainer(made):
-            args = made.named["args"].value if "args" in made.named else made.argument(1, "args")
-            given += [args] if isinstance(args, Made) else []
-    return given[0] if given and all(args is given[0] for args in given) else None
 
 
 def is_trainer(made: Made) -> bool:
@@ -163,17 +176,14 @@ def is_held_out(made: Made, followed: Followed) -> bool:
     return any(word.lower().startswith(HELD_OUT) or any(f"_{part}" in word.lower() for part in HELD_OUT) for word in words)
 
 
-def settings_of_call(made: Made, followed: Followed) -> Iterator[Found]:
-    section = section_of(made)
-    chosen = trained_with(followed)
-    if not followed.script.is_reached(made.node) or (section == "training" and chosen is not None and made is not chosen):
-        return
-    if (section == "loader" and is_held_out(made, followed)) or is_unused(made, section, trained_model(followed)):
+def settings_of_call(made: Made, training: Training) -> Iterator[Found]:
+    section, followed = section_of(made), training.followed
+    if not followed.script.is_reached(made.node) or training.leaves_out(made, section):
         return
     certain = section in ("training", "data", "tokenizer", "loader", "optimizer", "accelerate")
     if section:
-        yield from in_doubt(() if certain else made.doubts, _arguments(section, made, followed), followed)
-    yield from in_doubt(() if certain or is_trainer(made) else made.doubts, _special(made, followed), followed)
+        yield from training.in_doubt(() if certain else made.doubts, _arguments(section, made, followed))
+    yield from training.in_doubt(() if certain or is_trainer(made) else made.doubts, _special(made, followed))
 
 
 def _arguments(section: str, made: Made, followed: Followed) -> Iterator[Found]:
@@ -181,7 +191,7 @@ def _arguments(section: str, made: Made, followed: Followed) -> Iterator[Found]:
         if isinstance(setting.value, Made) and section in ("model", "tokenizer"):
             continue                                     # quantization_config=…: its own section
         yield f"{section}.{name}", setting
-    if made.open and section in ("training", "model", "lora"):
+    if made.open and section in ("training", "model", "lora", "optimizer", "loader"):
         yield f"{section}.*", Setting(Unread(made.open), _place(made, followed), f"**{made.open.lstrip('*')}")
     node = made.node
     if made.positional and section in ("model", "tokenizer", "data"):
@@ -302,12 +312,13 @@ def _accelerator(made: Made) -> Iterator[Found]:
         yield "training.gradient_accumulation_steps", steps
 
 
-def settings_written(followed: Followed) -> Iterator[Found]:
+def settings_written(training: Training) -> Iterator[Found]:
     """Settings that are assigned: `tokenizer.pad_token = tokenizer.eos_token`, `os.environ["X"] = "1"`."""
+    followed = training.followed
     for written in followed.written:
         if followed.script.is_reached(written.node):
             doubts = () if _is_without_padding(written) else written.doubts
-            yield from in_doubt(doubts, _attribute_written(written, followed), followed)
+            yield from training.in_doubt(doubts, _attribute_written(written, followed))
     for written in followed.items:
         if isinstance(written.owner, Reference) and written.owner.name == "os.environ" and written.name:
             yield f"environment.{written.name}", written.setting

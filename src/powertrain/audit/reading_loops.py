@@ -8,7 +8,7 @@ from typing import Any
 
 from powertrain.audit.following import Followed
 from powertrain.audit.loop_ends import alternatives, counted_steps, names, stepping_loop, stored, value_throughout
-from powertrain.audit.reading_calls import trained_with
+from powertrain.audit.reading_calls import Training
 from powertrain.audit.script import Loop, Script
 from powertrain.audit.steps import Step, outermost
 from powertrain.audit.subject import Setting
@@ -18,9 +18,10 @@ READING = (".item", ".tolist", "float")       # what copies a number from the de
 COUNTING = ("range", "trange")               # `for epoch in range(3)`, `in trange(3)`, `in tqdm(range(3))`
 
 
-def settings_of_loops(followed: Followed) -> Iterator[tuple[str, Setting]]:
+def settings_of_loops(training: Training) -> Iterator[tuple[str, Setting]]:
     """The epochs of the loop around the one over batches, or the steps of one that draws them, unless a Trainer counts them."""
-    if trained_with(followed) is not None:
+    followed = training.followed
+    if training.arguments is not None:
         return
     for loop in followed.script.training_loops:
         around, own = outermost(followed.script, loop), counting(loop, followed)

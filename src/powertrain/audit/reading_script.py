@@ -25,20 +25,20 @@ LARGEST_BYTES = 2**20                        # as of configs; every value is fol
 ASSIGNED = re.compile(r"[\w.\"'\[\]]+\s*=")
 
 
-def read_script(path: Path) -> Subject:
-    """The settings of a Python script. Raises WrongUse where it cannot be parsed."""
-    script = parse(path)
+def read_script(path: Path, text: str | None = None) -> Subject:
+    """Return the settings of a Python script, or of another text in its place. Raises WrongUse where it cannot be parsed."""
+    script = parse(path) if text is None else replace(parse(path), text=text, tree=parsed(text), imported=imports(parsed(text)))
     followed = follow(script)
     kinds = {name: frozenset().union(*(known_calls.origins(made) for made in values))
              for name, values in followed.variables.items()}
-    sections = reading_calls.sections(followed)
-    script = replace(script, kinds=kinds, sections={name: made.node for name, made in sections.items()
+    training = reading_calls.Training(followed)
+    script = replace(script, kinds=kinds, sections={name: made.node for name, made in training.sections.items()
                                                     if isinstance(made.node, ast.Call)})
     settings: dict[str, Setting] = {}
     unread: dict[str, Setting] = {}
     unknown = dict(reading_calls.unknown_arguments(followed))
     # what is in doubt comes last: it says nothing where the same is certain
-    for key, setting in sorted(found_settings(followed), key=lambda found: isinstance(found[1].value, Unread)):
+    for key, setting in sorted(found_settings(training), key=lambda found: isinstance(found[1].value, Unread)):
         if key not in unknown:
             put(settings, unread, key, setting)
     return Subject(path, framework(followed), settings, unread, unknown, script)
@@ -97,11 +97,11 @@ def shown(setting: Setting) -> str:
     return setting.spelled if literal or isinstance(value, (dict, float)) else f"{setting.spelled} (is {value!r})"
 
 
-def found_settings(followed: Followed) -> Iterator[Found]:
-    for made in followed.calls:
-        yield from reading_calls.settings_of_call(made, followed)
-    yield from reading_calls.settings_written(followed)
-    yield from reading_loops.settings_of_loops(followed)
+def found_settings(training: reading_calls.Training) -> Iterator[Found]:
+    for made in training.followed.calls:
+        yield from reading_calls.settings_of_call(made, training)
+    yield from reading_calls.settings_written(training)
+    yield from reading_loops.settings_of_loops(training)
 
 
 def framework(followed: Followed) -> Framework:

@@ -292,7 +292,7 @@ def parsed(text: str) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")                  # of the script's own escapes
         try:
-            return ast.parse(text)
+            return ast.parse(text.removeprefix("\ufeff"))
         except SyntaxError:
             return ast.parse(MAGIC.sub(r"\1pass", text))
 
