@@ -3,24 +3,27 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from powertrain import techniques
 from powertrain.planner import Tuned, from_json, make_plan, to_json, with_pins, with_steps, workload_of
 from powertrain.recipe import Recipe
-from powertrain.records import Facts, Plan, Proposal, WrongUse
+from powertrain.records import Effect, Facts, Plan, Proposal, WrongUse
 from powertrain.records.evidence import Interval
 from powertrain.records.plan import PinRefused, PinsClash, Why
 from powertrain.techniques import CATALOGUE
 from powertrain.techniques.packing import Packing
+from powertrain.techniques.tf32 import Tf32
 
 
 def names(plan: Plan) -> set[str]:
     return {step.technique.name for step in plan.steps}
 
 
-def pinned(**techniques: object) -> Recipe:
-    return Recipe.model_validate({"techniques": techniques})
+def pinned(**pins: object) -> Recipe:
+    return Recipe.model_validate({"techniques": pins})
 
 
 def test_every_technique_is_either_in_the_plan_or_refused_with_a_reason(facts: Facts) -> None:
@@ -81,15 +84,15 @@ def test_pinning_on_what_would_not_pay_is_done_and_said(facts: Facts) -> None:
     assert step.against.because in step.because              # in words: the planner would leave it off
 
 
-@pytest.mark.parametrize(("techniques", "says"), [
+@pytest.mark.parametrize(("pins", "says"), [
     ({"bf61": "on"}, "did you mean bf16?"), ({"loader": {"worker": 1}}, "did you mean workers?"),
     ({"loader": {"workers": "two"}}, "type int"), ({"loader": {"workers": True}}, "type int"),
     ({"loader": {"workers": -1}}, "0 or more"), ({"fused_adamw": {"speed": 1}}, "no setting 'speed'"),
     ({"attention_kernel": {"kernel": "fast"}}, "none of math"),
 ])
-def test_a_pin_that_means_nothing_is_refused(facts: Facts, techniques: dict[str, object], says: str) -> None:
+def test_a_pin_that_means_nothing_is_refused(facts: Facts, pins: dict[str, object], says: str) -> None:
     with pytest.raises(WrongUse, match=says.replace("?", r"\?")):
-        make_plan(facts, pinned(**techniques), 100)
+        make_plan(facts, pinned(**pins), 100)
 
 
 def test_the_estimate_follows_the_plan(facts: Facts) -> None:
@@ -189,3 +192,48 @@ def test_steps_are_put_in_their_place_of_the_catalogue_and_of_their_slot(facts: 
 
 def test_further_pins_leave_the_recipes_own() -> None:
     assert with_pins(pinned(loader="off"), {"loader": {}, "bf16": "off"}).techniques == {"loader": "off", "bf16": "off"}
+
+
+# ------------------------------------------------------------------------------------------------ what was decided before
+
+
+def test_no_technique_looks_at_another_ones_pin() -> None:
+    """What others decided is in `decided`; of the recipe's pins a technique may read its own alone."""
+    folder = Path(str(techniques.__file__)).parent
+    reads = [f"{path.name}: {line.strip()}" for path in folder.glob("*.py") for line in path.read_text().splitlines()
+             if "recipe.techniques" in line and "recipe.techniques.get(cls.name)" not in line]
+    assert not reads
+
+
+def test_what_loses_its_slot_to_a_later_technique_leaves_no_trace(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bf16 is proposed first and loses to a faster one in its slot: what is asked between them sees no bf16."""
+    there = replace(facts, hardware=replace(facts.hardware, device="cpu", instructions=("avx512_bf16",),
+                                            peak_flops_per_s={"fp32": 1e11, "bf16": 2e11}))
+    assert workload_of(there, make_plan(there, Recipe(), 100)).dtype == "bf16"
+
+    def faster(*_: object) -> Proposal:
+        return Tf32().on("a test wants it", Effect((0.01, 0.02), 0, "guess: a test"))
+
+    monkeypatch.setattr(Tf32, "propose", faster)
+    plan = make_plan(there, Recipe(), 100)
+    lost = next(refusal for refusal in plan.refused if refusal.technique == "bf16")
+    assert (lost.why, lost.rival) == (Why.SLOT_TAKEN, "tf32")
+    assert workload_of(there, plan).dtype == "tf32"
+
+
+def test_plans_of_earlier_versions_read_without_the_new_fields(facts: Facts) -> None:
+    written = to_json(make_plan(facts, Recipe(), 100))
+    for step in written["steps"]:
+        del step["numbers"], step["pinned"], step["against"]
+    written["refused"] = [{"technique": refusal["technique"], "because": refusal["because"]} for refusal in written["refused"]]
+    read = from_json(json.loads(json.dumps(written)))
+    assert {refusal.why for refusal in read.refused} == {Why.UNKNOWN}
+    assert [step.technique for step in read.steps] == [step.technique for step in make_plan(facts, Recipe(), 100).steps]
+
+
+def test_every_refusal_has_a_kind_and_what_can_be_turned_on_has_its_words(facts: Facts, gpu_facts: Callable[..., Facts]) -> None:
+    for here in (facts, gpu_facts((9, 0)), gpu_facts((7, 5))):
+        for refusal in make_plan(here, Recipe(), 100).refused:
+            assert refusal.why is not Why.UNKNOWN
+            assert refusal.possible is None or f"techniques.{refusal.technique}=on" in refusal.cure
+            assert (refusal.why is Why.PART_MISSING) == bool(refusal.part)

@@ -27,12 +27,12 @@ finally:
 SMALL = ("model.layers=2", "model.width=32", "model.heads=2", "data.block=64", "train_batch_size=8", "max_steps=5")
 
 
-def plan_in_a_process(words: Sequence[str], folder: Path, **variables: str) -> tuple[str, list[str]]:
+def plan_in_a_process(words: Sequence[str], folder: Path, code: int = 0, **variables: str) -> tuple[str, list[str]]:
     """Run the command in `folder`, whose caches are its own; return its output and what of LOADED is loaded at its end."""
     environment = os.environ | {"POWERTRAIN_CACHE": str(folder / "cache"), "HOME": str(folder / "home")} | variables
     done = subprocess.run([sys.executable, "-c", RUN, "plan", *words], cwd=folder, env=environment, check=False,
                           capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done.stdout, json.loads(done.stderr.splitlines()[-1])
 
 
@@ -75,3 +75,13 @@ def test_asking_for_a_plan_builds_and_fetches_nothing(tmp_path: Path, source: Pa
     assert "will be compiled as the run starts, in about 6 s" in out
     assert not (tools / "calls").exists()
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".so", ".o", ".cpp", ".safetensors")]
+
+
+@pytest.mark.parametrize(("words", "key"), [(["char-shakespeare-cpu"], "data.source"),
+                                            (["tinyllama-lora"], "model.path"),
+                                            (["docstrings", "model.path=nobody/has-this"], "model.path")])
+def test_what_is_not_on_this_machine_is_named_and_not_fetched(words: list[str], key: str, tmp_path: Path) -> None:
+    out, loaded = plan_in_a_process([*words, "--json"], tmp_path, code=2)
+    error = json.loads(out.splitlines()[-1])
+    assert (error["kind"], error["keys"][0]) == ("not_fetched", key)
+    assert loaded == []

@@ -54,6 +54,9 @@ def show(words: Sequence[str], *, index: int, as_json: bool) -> None:
 
 
 def prepare(words: Sequence[str], *, as_json: bool) -> None:
+    if (resolved := resolve_words(words)).recipe.method == "scratch":
+        _prepare_text(resolved.recipe, as_json=as_json)
+        return
     _, store = _opened(words)
     figures = {"examples": len(store.in_validation), "training_examples": len(store.training),
                "validation_examples": int(store.in_validation.sum()), "tokens": int(store.lengths.sum()),
@@ -68,6 +71,20 @@ def prepare(words: Sequence[str], *, as_json: bool) -> None:
         ("Stored", f"{figures['examples']:,} examples, {figures['tokens']:,} tokens, {figures['trained_tokens']:,} of them "
                    f"trained; {figures['validation_examples']:,} examples held out"),
         *(("" if number else "Files", folder) for number, folder in enumerate(folders))])
+
+
+def _prepare_text(recipe: Recipe, *, as_json: bool) -> None:
+    """Tokenise the text that a recipe trains on from scratch."""
+    from powertrain.run.scratch import open_recipe_store
+
+    store = open_recipe_store(recipe, cache_folder())
+    tokens, held_out = len(store.train), len(store.validation)
+    if as_json:
+        output.print_json({"event": "prepared", "folders": [str(store.folder)], "tokens": tokens + held_out,
+                           "training_tokens": tokens, "validation_tokens": held_out})
+    else:
+        output.print_rows([("Stored", f"{tokens:,} tokens to train on and {held_out:,} held out"),
+                           ("Files", str(store.folder))])
 
 
 def _opened(words: Sequence[str]) -> tuple[Recipe, ExampleStore]:

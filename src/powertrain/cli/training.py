@@ -22,6 +22,7 @@ from powertrain.report.figures import perplexity
 from powertrain.report.live import Live, Pace, said
 from powertrain.report.overview import overview_rows
 from powertrain.report.result import result_rows, sample_rows
+from powertrain.run.downloads import refuse_downloads
 from powertrain.run.fits import needed_bytes, room_bytes, savings_of
 from powertrain.run.folder import RUNS, RunFolder, check_free, continued, existing, is_complete, missing_base
 from powertrain.run.prepare import Prepared, prepare, with_stored_plan
@@ -36,7 +37,9 @@ BASE_TIME_S = 40             # of training a base that a recipe names and nobody
 
 
 def show_plan(words: Sequence[str], *, as_json: bool) -> None:
-    _print_plan(prepare(resolve_words(words), cache_folder(), say), as_json=as_json)
+    resolved = resolve_words(words)
+    refuse_downloads(resolved.recipe, cache_folder())
+    _print_plan(prepare(resolved, cache_folder(), say), as_json=as_json)
 
 
 def show_facts(words: Sequence[str], *, as_json: bool, measure: bool) -> None:
@@ -92,6 +95,8 @@ def _prepared(words: list[str], output: Path | None, *, dry_run: bool, say: Call
         check_free(Path(resolved.recipe.output_dir))         # now, and not after an hour of reading
     if not dry_run and (base := missing_base(resolved.recipe)) is not None:
         train_base(base, say)
+    if dry_run:
+        refuse_downloads(resolved.recipe, cache_folder())
     return prepare(resolved, cache_folder(), say)
 
 

@@ -113,12 +113,17 @@ def standard_library(folder: Path) -> Iterator[Document]:
                        "pass data.source=PATH with text of your own")
 
 
+def corpus_file(download: Download, cache: Path) -> Path:
+    """Return where the download is kept."""
+    return cache / "corpora" / download.file
+
+
 def downloaded(download: Download, cache: Path) -> bytes:
     """The content of `download`, from `cache` if it is there and whole, else from its address into `cache`.
 
     Raises WrongUse if the address cannot be reached, sends something else, or `cache` cannot be written.
     """
-    path = cache / "corpora" / download.file
+    path = corpus_file(download, cache)
     if path.is_file():
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() == download.sha256:
