@@ -9,6 +9,7 @@ from powertrain.facts.model import model_facts
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
 from powertrain.records import DataFacts, Estimate, Facts, ModelFacts, to_plain
+from powertrain.records.events import from_line
 from powertrain.report.plan import data_row, expected_rows, facts_rows, fitting_rows, model_row, run_row
 from powertrain.report.result import result_rows
 
@@ -31,7 +32,7 @@ def tuned(**changes: object) -> ModelFacts:
 def test_examples_are_told_by_their_lengths_and_what_is_learned_of_them() -> None:
     title, text = data_row(EXAMPLES)
     assert title == "Data"
-    for part in ("60 rows", "50 conversations", "100 tokens on average and 400 at most", "25% of them learned",
+    for part in ("60 rows", "50 conversations", "100 tokens on average and 400 at most", "25% of them trained on",
                  "300 tokens held out"):
         assert part in text
     assert "characters" not in text
@@ -51,7 +52,7 @@ def test_many_epochs_are_written_out() -> None:
 
 
 def test_a_batch_beyond_the_data_is_said() -> None:
-    assert "tokens), each goes 500 times over the 200 there are, 1,500 epochs; " in run_row(
+    assert "tokens), which repeats the 200 examples 500 times in each step, 1,500 epochs; " in run_row(
         SCHEDULE, replace(EXAMPLES, examples=200, train_batch_size=100_000), 3)[1]
     assert "over the" not in run_row(SCHEDULE, replace(EXAMPLES, examples=8, train_batch_size=8), 3)[1]
 
@@ -72,7 +73,8 @@ def test_a_run_over_examples_counts_examples() -> None:
 
 
 def test_an_absent_estimate_says_why(facts: Facts) -> None:
-    assert "what transformers does" in expected_rows(None, facts.hardware, replace(tuned(), provider="transformers"))[0][1]
+    bridged = replace(tuned(), provider="transformers")
+    assert "cannot count the work of llama in transformers" in expected_rows(None, facts.hardware, bridged)[0][1]
     unmeasured = replace(facts.hardware, peak_flops_per_s={})
     for model in (facts.model, replace(tuned(), provider="transformers")):
         assert "is not measured" in expected_rows(None, unmeasured, model)[0][1]
@@ -101,36 +103,41 @@ def test_a_plan_shows_speed_floor_memory_by_component_and_the_largest_pass(facts
                                 "limit; 12.5% of what is computed is padding")
     assert rows["Floor"] == "250 ms a step, set by compute: 1.0 MFLOP a token at 0.004 TFLOP/s"
     assert rows["Memory"] == "3 GiB at the peak: weights 1 GiB, activations 2 GiB"
-    assert rows["Largest pass"] == "24 examples, 6,144 tokens: that would take 5 GiB of the 6 GiB that are free"
+    assert rows["Largest pass"] == "24 examples, 6,144 tokens: needs 5 GiB of the 6 GiB free"
     assert rows["Basis"].endswith("3 runs on this machine; memory: formula")
     full = dict(expected_rows(replace(ESTIMATE, largest_pass={"examples": 0}), replace(hardware, free_memory_bytes=1 << 30)))
-    assert "MORE than the 1 GiB that are free" in full["Memory"]
-    assert full["Largest pass"] == "not even one example fits in the 1 GiB that are free"
+    assert "MORE than the 1 GiB free" in full["Memory"]
+    assert full["Largest pass"] == "one example does not fit in the 1 GiB free"
 
 
 def test_what_does_not_fit_is_shown_with_what_would_help() -> None:
     assert fitting_rows(100, 100, [("never=said", 1, True)]) == []
     rows = fitting_rows(3 << 30, 1 << 30, [("a=1", 5 << 29, True), ("b=2", 1 << 30, False)])
     assert rows[0][0] == "Too large"
-    assert "a step needs 3 GiB, and 1 GiB are left for it" in rows[0][1]
+    assert "a step needs 3 GiB, and 1 GiB are free" in rows[0][1]
     assert rows[1:] == [("Would help", "a=1: saves 2.5 GiB, which is enough"), ("Would help", "b=2: saves 1 GiB")]
 
 
+def rows_of(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return result_rows([from_line(event) for event in events], "run", None)
+
+
 def test_a_result_shows_what_was_expected_beside_what_was_measured() -> None:
-    step = {"event": "step", "seconds": 1.0, "real_tokens": 1000, "tokens": 1000}
+    step = {"event": "step", "step": 1, "seconds": 1.0, "real_tokens": 1000, "tokens": 1000, "loss": 2.0, "learning_rate": 1e-3,
+            "grad_norm": 1.0}
     start = {"event": "start", "estimate": to_plain(ESTIMATE), "method": "scratch", "task": "causal"}
     measured = {"event": "memory", "step": 2, "allocated_bytes": 3 << 30, "predicted": {"weights": 3 << 29, "loss": 3 << 29}}
     end = {"event": "end", "reason": "finished", "step": 2, "peak_memory_bytes": 4 << 30}
-    rows = dict(result_rows([start, step, measured, step, end], "run", None)[:4])
+    rows = dict(rows_of([start, step, measured, step, end])[:4])
     assert rows["Speed"].endswith("the plan expected 500 to 2,000 (3 runs on this machine)")
     assert rows["Memory"] == ("3 GiB of tensors at the peak of step 2; the plan expected 3 GiB (+0.0%); the process: 4 GiB at "
                               "the peak")
     busy = {**start, "load": 3.2}
-    slow = dict(result_rows([busy, {**step, "seconds": 10.0}, end], "run", None))["Speed"]
+    slow = dict(rows_of([busy, {**step, "seconds": 10.0}, end]))["Speed"]
     assert slow.endswith("; the machine was not idle: its load was 3.2 when the run began")
-    assert dict(result_rows([busy, step, step, end], "run", None))["Speed"] == rows["Speed"]
-    fuller = dict(result_rows([start, step, {**measured, "fullest_bytes": 7 << 30}, step, end], "run", None)[:4])
+    assert dict(rows_of([busy, step, step, end]))["Speed"] == rows["Speed"]
+    fuller = dict(rows_of([start, step, {**measured, "fullest_bytes": 7 << 30}, step, end])[:4])
     assert "the plan expected 3 GiB (+0.0%), and 7 GiB for the fullest possible passes; the process" in fuller["Memory"]
-    assert dict(result_rows([start, step, {**measured, "fullest_bytes": 3 << 30}, step, end], "run", None)[:4]) == rows
-    without = dict(result_rows([start, step, end], "run", None)[:4])
+    assert dict(rows_of([start, step, {**measured, "fullest_bytes": 3 << 30}, step, end])[:4]) == rows
+    without = dict(rows_of([start, step, end])[:4])
     assert without["Memory"] == "the process: 4 GiB at the peak"

@@ -231,7 +231,7 @@ def test_plans_of_earlier_versions_read_without_the_new_fields(facts: Facts) -> 
     assert [step.technique for step in read.steps] == [step.technique for step in make_plan(facts, Recipe(), 100).steps]
 
 
-def test_every_refusal_has_a_kind_and_what_can_be_turned_on_has_its_words(facts: Facts, gpu_facts: Callable[..., Facts]) -> None:
+def test_every_refusal_has_a_kind_and_the_words_that_turn_it_on(facts: Facts, gpu_facts: Callable[..., Facts]) -> None:
     for here in (facts, gpu_facts((9, 0)), gpu_facts((7, 5))):
         for refusal in make_plan(here, Recipe(), 100).refused:
             assert refusal.why is not Why.UNKNOWN

@@ -134,7 +134,8 @@ def _ask(technique: type[Technique], facts: Facts, recipe: Recipe, decided: Work
     """Return the technique's own answer, or what the recipe's pins make of it."""
     name, pin = technique.name, recipe.techniques.get(technique.name)
     if pin == "off":
-        return Refusal(name, "the recipe switches it off", why=Why.OFF_IN_RECIPE, cure=(f"techniques.{name}=on",))
+        return Refusal(name, "the recipe switches it off", why=Why.OFF_IN_RECIPE, cure=(f"techniques.{name}=on",),
+                       does=technique.does)
     answer = technique.answer(facts, recipe, decided)
     if pin is not None:
         return _pinned(answer, pin)
@@ -158,7 +159,7 @@ def _pinned(answer: Proposal | Refusal, pin: object) -> Proposal:
 def _taken(loser: Proposal, rival: str) -> Refusal:
     name, possible = loser.technique.name, loser.technique
     return Refusal(name, f"{rival} is used in its place", possible, Why.SLOT_TAKEN, rival=rival,
-                   cure=(f"techniques.{name}=on",))
+                   cure=(f"techniques.{name}=on",), does=possible.does)
 
 
 def _unmet(facts: Facts, recipe: Recipe, steps: Sequence[Proposal]) -> dict[str, Refusal]:
@@ -327,9 +328,10 @@ def with_built_code(plan: Plan) -> tuple[Plan, dict[str, str]]:
 def to_json(plan: Plan) -> dict[str, Any]:
     """Return plan.json: the only thing that a training run is told about how to be fast."""
     return {
-        "steps": [{"technique": step.technique.name, "settings": to_plain(step.technique), "because": step.because,
-                   "numbers": dict(step.numbers), "pinned": step.pinned, "against": step.against and _plain(step.against),
-                   "exactness": step.technique.exactness.name, "claim": to_plain(step.claim)} for step in plan.steps],
+        "steps": [{"technique": step.technique.name, "does": step.technique.does, "settings": to_plain(step.technique),
+                   "because": step.because, "numbers": dict(step.numbers), "pinned": step.pinned,
+                   "against": step.against and _plain(step.against), "exactness": step.technique.exactness.name,
+                   "claim": to_plain(step.claim)} for step in plan.steps],
         "refused": [_plain(refusal) for refusal in plan.refused],
         "estimate": to_plain(plan.estimate)}
 

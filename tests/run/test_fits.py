@@ -90,7 +90,7 @@ def test_train_refuses_before_anything_is_written_and_plan_shows_it(cli: Cli, te
     assert code == 0
     assert "Too large" in out
     assert "Would help  model.width=" in out
-    assert "not even one example fits" in out
+    assert "one example does not fit" in out
     code, out, _ = cli("plan", *huge, "--json")
     found = json.loads(out.splitlines()[-1])["memory"]
     assert found["needed_bytes"] > found["room_bytes"]

@@ -116,7 +116,7 @@ def test_matrices_whose_sizes_a_gpu_does_not_take_count_as_what_they_stay(facts:
 
 
 @pytest.mark.parametrize(("change", "why"), [
-    ({"frozen_dtype": "nf4"}, "nf4 already"), ({"adapter_parameters": 0}, "small steps"),
+    ({"frozen_dtype": "nf4"}, "already stored in nf4"), ({"adapter_parameters": 0}, "small steps"),
     ({"provider": "transformers"}, "transformers computes")])
 def test_int8_is_not_for_every_model(facts: Facts, change: dict[str, Any], why: str) -> None:
     answer = ask_anew(Int8Base.name, on_cpu(facts, "avx512_vnni", **change), Recipe())

@@ -94,8 +94,8 @@ def test_a_link_is_known_from_what_was_measured_and_takes_half_of_the_free_memor
     assert link_of(known, "fp16") == Link(2e10, 3e13, 4 << 30, 2)                # not measured: its datasheet's
     assert link_of(known, "fp32") == Link(2e10, 1e12, 4 << 30, 4)
     for lacks, words in (({"device": "cpu"}, "a cpu has no host beside it"),
-                         ({"host_link_bytes_per_s": None}, "how fast this GPU and its host copy is not known"),
-                         ({"host_free_memory_bytes": None}, "how fast this GPU and its host copy is not known"),
+                         ({"host_link_bytes_per_s": None}, "the copy speed between this GPU and its host is unknown"),
+                         ({"host_free_memory_bytes": None}, "the copy speed between this GPU and its host is unknown"),
                          ({"datasheet_flops_per_s": {}, "peak_flops_per_s": {}}, "how fast this GPU computes in bf16 is not")):
         assert words in str(link_of(replace(known, **lacks), "bf16"))
 
@@ -179,7 +179,7 @@ def test_the_plan_says_what_hides_and_why_nothing_goes_to_a_host_it_does_not_kno
     assert "offloaded to the host" in fast.because
     assert "20 GB/s, all of it hides behind the computation" in fast.because
     assert fast.claim.step_time == (1.0, 1.0)
-    for lacks, words in (({"host_link_bytes_per_s": None}, "how fast this GPU and its host copy is not known"),
+    for lacks, words in (({"host_link_bytes_per_s": None}, "the copy speed between this GPU and its host is unknown"),
                          ({"peak_flops_per_s": {}, "datasheet_flops_per_s": {}}, "how fast this GPU computes in bf16")):
         blind = ask_anew(SavedActivations.name, with_link(**lacks), asked)
         assert isinstance(blind, Proposal)
@@ -256,7 +256,7 @@ def test_the_estimate_waits_for_copies_that_the_computation_does_not_hide(large:
     everywhere = expected(replace(light, saved_blocks=1_000_000))            # as a pin says it that names no number
     assert everywhere.step_s[0] - unknown.step_s[0] == pytest.approx(12 / 5 * wait_s, rel=1e-6)
     assert "copies to the host: formula" in expected().basis
-    assert "is not in it, because how fast this GPU and its host copy is not known" in unknown.basis
+    assert "is not in it, because the copy speed between this GPU and its host is unknown" in unknown.basis
     assert expected().floor_s == unknown.floor_s
     assert "offloaded" in kind_of_work(large.model, light)
     kept = replace(light, saved={"inner": "recompute"})

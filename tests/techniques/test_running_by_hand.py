@@ -56,10 +56,10 @@ def refusal(facts: Facts, recipe: Recipe = LONG) -> Refusal:
 def test_it_is_for_runs_that_earn_the_compilation_back(slow: Facts) -> None:
     answer = ask_anew(FusedBlocks.name, slow, LONG)
     assert isinstance(answer, Proposal)
-    assert "earned back after step" in answer.because
+    assert "pays after step" in answer.because
     assert answer.technique == FusedBlocks(ahead=True)       # later runs load it
     short = refusal(slow, Recipe(max_steps=10))
-    assert "has to save" in short.because
+    assert short.why is Why.WOULD_NOT_PAY
     assert short.possible == FusedBlocks()
 
 

@@ -175,13 +175,13 @@ def bargain(facts: Facts, gain: tuple[float, float], compile_s: float, *, train_
     """`gain`: the step's time with compiling over that without, at best and at worst; half way between is expected."""
     length = _length(facts, train_time_s, max_steps, epochs)
     if length is None:
-        return Bargain(False, "the speed of this machine is not measured, so nobody can say whether compiling pays")
+        return Bargain(False, "the speed of this machine is not measured, so the gain from compiling is unknown")
     steps, step_s = length
     saved_s = steps * step_s * (1 - sum(gain) / 2)
-    cost = f"compiling takes about {compile_s:.0f} s and would save about {saved_s:.0f} of {steps * step_s:,.0f} s"
+    cost = f"compiling takes about {compile_s:.0f} s and would save about {saved_s:.0f} s of {steps * step_s:,.0f} s"
     if saved_s < WORTH_IT * compile_s:
-        return Bargain(False, f"{cost}; it has to save {WORTH_IT} times what it costs")
-    return Bargain(True, f"{cost}: earned back after step {compile_s / saved_s * steps:,.0f} of {steps:,}")
+        return Bargain(False, f"{cost}, less than {WORTH_IT} times its cost")
+    return Bargain(True, f"{cost}, so it pays after step {compile_s / saved_s * steps:,.0f} of {steps:,}")
 
 
 def _length(facts: Facts, train_time_s: float | None, max_steps: int | None, epochs: float) -> tuple[int, float] | None:

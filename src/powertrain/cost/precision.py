@@ -41,7 +41,7 @@ def _cpu_unit(hardware: Hardware, units: Sequence[str]) -> str | None:
     found = next((unit for unit in units if unit in hardware.instructions), None)
     if found is None:
         return None
-    missed = f" (and not {units[0]}, which multiplies more in a cycle)" if found.startswith("avx") else ""
+    missed = f", but not the faster {units[0]}" if found.startswith("avx") else ""
     return f"the CPU has {found}{missed}"
 
 

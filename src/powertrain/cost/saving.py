@@ -50,7 +50,7 @@ def link_of(hardware: Hardware, dtype: str) -> Link | str:
     if hardware.device != "cuda":
         return f"a {hardware.device} has no host beside it"
     if hardware.host_link_bytes_per_s is None or hardware.host_free_memory_bytes is None:
-        return "how fast this GPU and its host copy is not known (`powertrain facts --measure` measures it)"
+        return "the copy speed between this GPU and its host is unknown (`powertrain facts --measure` measures it)"
     flops_per_s = hardware.peak_flops_per_s.get(dtype) or hardware.datasheet_flops_per_s.get(dtype)
     if flops_per_s is None:
         return f"how fast this GPU computes in {dtype} is not known, and so what would hide a copy"

@@ -221,7 +221,7 @@ def why_not_eight_bit(model: ModelFacts) -> str | None:
     if not has_frozen_base(model):
         return f"all {model.trainable:,} weights are trained, and 8 bits are too few for the small steps of training"
     if model.frozen_dtype not in DTYPE_BYTES:
-        return f"the base is in {model.frozen_dtype} already; method=lora would keep it unrounded for this"
+        return f"the base is already stored in {model.frozen_dtype}; method=lora would keep the base unrounded"
     return None
 
 

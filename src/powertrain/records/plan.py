@@ -77,6 +77,7 @@ class Refusal:
     part: str = ""                           # the software that is missing
     rival: str = ""                          # the technique that stands in the way
     cure: tuple[str, ...] = ()               # recipe words that turn it on; () where none do
+    does: str = ""                           # what the technique does
 
 
 @dataclass(frozen=True)

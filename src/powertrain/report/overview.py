@@ -45,7 +45,7 @@ def _data(data: DataFacts) -> str:
                 f"{counted(data.examples, 'block')} of {data.block} tokens ({data.tokenizer})")
     each = count(data.train_tokens / data.examples)
     return (f"{data.source}: {counted(data.examples, data.kind)} to train on, {each} tokens on average, "
-            f"{data.trained_share:.0%} of them learned; {held_out}")
+            f"{data.trained_share:.0%} of them trained on; {held_out}")
 
 
 def _model(model: ModelFacts) -> str:

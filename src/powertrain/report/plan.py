@@ -35,12 +35,12 @@ def _examples_row(data: DataFacts) -> Row:
     truncated = f"; {count(cut)} cut at the length limit" if cut else ""
     return "Data", (f"{data.source}: {counted(data.documents, 'row')}; {counted(data.examples, data.kind)} to train on, "
                     f"{count(data.train_tokens / data.examples)} tokens on average and {count(data.max_length)} at most, "
-                    f"{data.trained_share:.0%} of them learned{truncated}; {count(data.validation_tokens)} tokens held out "
+                    f"{data.trained_share:.0%} of them trained on{truncated}; {count(data.validation_tokens)} tokens held out "
                     f"(vocabulary {data.vocabulary:,})")
 
 
 def model_row(model: ModelFacts, because: str = "") -> Row:
-    """`because`: why this provider computes it."""
+    """Return the model's shape and training. `because`: why this provider computes the model."""
     return "Model", f"{_shape(model)}: {count(model.parameters)} parameters{_training(model, because)}"
 
 
@@ -53,7 +53,7 @@ def _shape(model: ModelFacts) -> str:
 
 
 def _training(model: ModelFacts, because: str) -> str:
-    """Of a pretrained model: where it is from, who computes it and why, what is trained of it, what the rest is stored in."""
+    """Return a pretrained model's source, provider with its reason, trained weights, and dtype of the frozen weights."""
     if not model.path:
         return ""
     text = f"; from {model.path}, {because or f'computed by {model.provider}'}; {model.method}: "
@@ -69,16 +69,18 @@ def run_row(recipe: Mapping[str, object], data: DataFacts, steps: int) -> Row:
     kind = "block" if data.kind == "blocks" else data.kind
     about = "" if data.kind == "blocks" else "about "
     times = data.train_batch_size / data.examples
-    again = f", each goes {digits(times)} times over the {count(data.examples)} there are" if times > 1 else ""
+    again = f", which repeats the {count(data.examples)} examples {digits(times)} times in each step" if times > 1 else ""
     return "Run", (f"{steps:,} step{'s' * (steps != 1)} of {counted(data.train_batch_size, kind)} "
                    f"({about}{count(data.train_batch_size * data.block)} tokens){again}, {much} epoch{'s' * (much != '1')}; "
                    f"AdamW, {recipe['lr_scheduler_type']} from {recipe['learning_rate']:g}")
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, str, str]]:
-    """(on or off, technique with its settings, reason) for every technique of the catalogue."""
-    on = [("on", _with_settings(step.technique), f"{step.because} [{claim(step.claim)}]") for step in plan.steps]
-    return on + [("off", refusal.technique, refusal.because) for refusal in plan.refused]
+    """Return (on or off, technique with its settings, what it does and the reason) for every technique of the catalogue."""
+    on = [("on", _with_settings(step.technique), f"{step.technique.does}; {step.because} [{claim(step.claim)}]")
+          for step in plan.steps]
+    off = [(refusal.technique, "; ".join(filter(None, (refusal.does, refusal.because)))) for refusal in plan.refused]
+    return on + [("off", name, reason) for name, reason in off]
 
 
 def _with_settings(technique: object) -> str:
@@ -99,8 +101,8 @@ def claim(effect: Effect) -> str:
 
 def expected_rows(estimate: Estimate | None, hardware: Hardware, model: ModelFacts | None = None) -> list[Row]:
     if estimate is None and hardware.peak_flops_per_s and model is not None and model.provider != "native":
-        return [("Expected", f"unknown: what {model.provider} does in a step of {model.family} is not counted here; watch the "
-                             "run's own figures")]
+        return [("Expected", f"unknown: powertrain cannot count the work of {model.family} in {model.provider}; the run shows "
+                             "its own speed")]
     if estimate is None:
         return [("Expected", "unknown: the speed of this machine is not measured (`powertrain facts --measure`)")]
     low_s, high_s = estimate.step_s
@@ -109,7 +111,7 @@ def expected_rows(estimate: Estimate | None, hardware: Hardware, model: ModelFac
     parts = component_list(estimate.memory_bytes)
     padded = f"; {estimate.padding_share:.1%} of what is computed is padding" if estimate.padding_share >= SHOWN_PADDING else ""
     fits = "" if estimate.total_memory_bytes <= hardware.free_memory_bytes else \
-        f"; MORE than the {memory(hardware.free_memory_bytes)} that are free"
+        f"; MORE than the {memory(hardware.free_memory_bytes)} free"
     total = interval(duration(low_s * estimate.steps), duration(high_s * estimate.steps))
     return [
         ("Expected", f"{total} for {estimate.steps:,} steps, {count(slow)} to {count(fast)} tokens/s: "
@@ -131,23 +133,23 @@ def _largest_pass_rows(estimate: Estimate, hardware: Hardware) -> list[Row]:
     if not largest:
         return []
     if not largest["examples"]:
-        return [("Largest pass", f"not even one example fits in the {free} that are free")]
-    return [("Largest pass", f"{counted(largest['examples'], 'example')}, {largest['tokens']:,} tokens: that would take "
-                             f"{memory(largest['bytes'])} of the {free} that are free")]
+        return [("Largest pass", f"one example does not fit in the {free} free")]
+    return [("Largest pass", f"{counted(largest['examples'], 'example')}, {largest['tokens']:,} tokens: needs "
+                             f"{memory(largest['bytes'])} of the {free} free")]
 
 
 def fitting_rows(needed_bytes: int, room_bytes: int, savings: Sequence[tuple[str, int, bool]]) -> list[Row]:
-    """What does not fit, and what would help: (words for the recipe, bytes that they save, whether that is enough)."""
+    """Return what does not fit, and the changes that help: (recipe words, bytes that they save, whether that is enough)."""
     if needed_bytes <= room_bytes:
         return []
-    rows = [("Too large", f"a step needs {memory(needed_bytes)}, and {memory(room_bytes)} are left for it; `powertrain train` "
-                          "refuses that (memory_check=off trains all the same)")]
+    rows = [("Too large", f"a step needs {memory(needed_bytes)}, and {memory(room_bytes)} are free; `powertrain train` refuses "
+                          "this run (memory_check=off trains anyway)")]
     return rows + [("Would help", f"{words}: saves {memory(size)}{', which is enough' if enough else ''}")
                    for words, size, enough in savings]
 
 
 def facts_rows(facts: Facts) -> list[tuple[str, str, str]]:
-    """(fact, value, source) of everything that is known, and of what is not."""
+    """Return (fact, value, source) of all facts, and of software that is missing."""
     hardware = facts.hardware
     rows = [("device", hardware.device, ""), ("name", hardware.name, ""), ("cores", str(hardware.cores), ""),
             ("memory", memory(hardware.memory_bytes), ""), ("free memory", memory(hardware.free_memory_bytes), ""),

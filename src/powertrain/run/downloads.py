@@ -16,8 +16,8 @@ class NotFetched(WrongUse):
 
     def __init__(self, downloads: tuple[str, ...], keys: tuple[str, ...]):
         missing = " and ".join(downloads)
-        super().__init__(f"a plan downloads nothing, and this machine does not have {missing} yet; `powertrain data prepare` with "
-                         "the same words downloads this, and so does `powertrain train`", keys=keys)
+        super().__init__(f"a plan downloads nothing, and this machine does not have {missing} yet; `powertrain data prepare` "
+                         "with the same words downloads this, and so does `powertrain train`", keys=keys)
         self.downloads = downloads
 
 

@@ -127,7 +127,7 @@ class Technique:
         """Return a no. With `possible`, a pin in the recipe turns the technique on all the same."""
         if possible is not None:
             cure = (f"techniques.{cls.name}=on", *cure)
-        return Refusal(cls.name, because, possible, why, numbers, part, rival, cure)
+        return Refusal(cls.name, because, possible, why, numbers, part, rival, cure, cls.does)
 
     @classmethod
     def without_parts(cls, facts: Facts, parts: Iterable[str]) -> Refusal | None:

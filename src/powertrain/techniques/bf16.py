@@ -42,7 +42,7 @@ class Bf16(Technique):
             claim = Effect((0.3, 0.9), 0, basis="guess: the GEMM peaks of this machine are not measured yet")
             return cls().on(reason, claim)
         bf16, fp32 = (hardware.peak(dtype) / 1e12 for dtype in ("bf16", "fp32"))
-        numbers = f"measured at {bf16:.2f} TFLOP/s, against {fp32:.2f} in fp32"
+        numbers = f"measured at {bf16:.3g} TFLOP/s, against {fp32:.3g} in fp32"
         if gain < WORTH_IT:
             return cls.refuse(Why.WOULD_NOT_PAY, f"bf16 is not faster on this machine: {numbers}", cls(),
                               numbers={"gain": gain})

@@ -47,8 +47,8 @@ class FlatParameters(Technique):
             return cls.refuse(Why.WOULD_NOT_PAY, f"on {hardware.device} one kernel already updates many tensors, and a buffer "
                                                  "needs one more kernel for each gradient", cls())
         tensors = _trained_tensors(model)
-        return cls.refuse(Why.NOT_MEASURED, f"{tensors:,} tensors would be clipped and updated as one or two, and no study has "
-                                            "shown yet that this is faster", cls(), numbers={"tensors": tensors})
+        return cls.refuse(Why.NOT_MEASURED, f"{tensors:,} tensors would be clipped and updated in one or two buffers, "
+                          "and no study has shown yet that this is faster", cls(), numbers={"tensors": tensors})
 
     def apply(self, setup: Setup) -> Setup:
         if not setup.optimizer.row.can_be_flat:

@@ -70,8 +70,8 @@ class FrozenBackward(Technique):
         if not model.adapter_parameters:
             return cls.refuse(Why.DOES_NOT_APPLY, f"all {model.trainable:,} weights are trained, so every gradient is needed")
         first = min(model.adapted_layers, default=0)
-        below = f"blocks below {first} of {model.layers} have no backward pass" if first else "the first block has adapters"
-        return cls(first).on(f"{model.trainable:,} of {model.parameters:,} weights are trained, and {below}",
+        below = f", and blocks below {first} of {model.layers} need no backward pass" if first else ""
+        return cls(first).on(f"{model.trainable:,} of {model.parameters:,} weights are trained{below}",
                              Effect((1.0, 1.0), 0, basis="formula: autograd computes the same gradients; the run tests that"),
                              numbers={"trained_weights": model.trainable})
 
