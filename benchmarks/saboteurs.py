@@ -38,9 +38,7 @@ from powertrain.records.plan import Why
 from powertrain.run.prepare import Prepared, prepare
 from powertrain.techniques.base import Exactness, Technique
 from powertrain.techniques.fused_adamw import FusedAdamW
-from powertrain.training.optimizers import Optimizer
 from powertrain.training.setup import MicroBatches, Prepare, Setup
-from powertrain.training.updates import Groups, RunOptimizer, for_runs
 
 OFF_BY = 0.02
 
@@ -87,7 +85,7 @@ class Skewed(Saboteur):
 
     def apply(self, setup: Setup) -> Setup:
         if self.what == "learning_rate":
-            row = replace(setup.optimizer.row, make=_hasty_adamw)
+            row = replace(setup.optimizer.row, kind=HastyAdamW)
             return replace(setup, optimizer=replace(setup.optimizer, row=row))
         return replace(setup, loss=partial(_skewed_loss, setup.loss, self.what))
 
@@ -123,10 +121,6 @@ class HastyAdamW(torch.optim.AdamW):
         for group in self.param_groups:
             group["lr"] *= 1 + OFF_BY
         return super().step(closure)
-
-
-def _hasty_adamw(wanted: Optimizer, groups: Groups) -> RunOptimizer:
-    return for_runs(HastyAdamW)(groups, lr=wanted.learning_rate, betas=wanted.betas, eps=wanted.epsilon, fused=wanted.fused)
 
 
 def _slow_loader(loader: Any, share: float, prepare: Prepare, steps: range, device: torch.device) -> Iterator[MicroBatches]:

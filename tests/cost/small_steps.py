@@ -22,6 +22,7 @@ from powertrain.models.kernels.attention import bmm_attention, math_attention, r
 from powertrain.models.kernels.fused.saving import KINDS
 from powertrain.models.kernels.quantised import keep_whole, quantise_base
 from powertrain.models.kernels.scaled import FP8, INT8, scale_base
+from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, ModelFacts
 from powertrain.techniques.activation_checkpointing import CheckpointedBlocks
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
@@ -30,7 +31,7 @@ from powertrain.techniques.fused_blocks import FusedBlocks
 from powertrain.techniques.saved_activations import SavedActivations
 from powertrain.training.ledger import measured_step_bytes
 from powertrain.training.loop import new_state
-from powertrain.training.optimizers import plain_adamw
+from powertrain.training.optimizers import OPTIMIZERS, optimizer_of
 from powertrain.training.setup import Precision, Setup, plain_setup
 
 KERNELS = {"math": math_attention, "bmm": bmm_attention, "ragged": ragged_attention, "sdpa": sdpa_attention}
@@ -54,6 +55,7 @@ class Case:
     keeps_attention: bool = False
     chunk_rows: int | None = None
     fused: bool = False                      # the optimizer
+    optimizer: str = "adamw"
     by_hand: bool = False                    # the blocks
     saved: dict[str, str] = field(default_factory=dict)      # what such blocks do not keep
     saved_blocks: int = 0
@@ -79,6 +81,7 @@ class Case:
         return Workload(examples, max(map(max, self.passes)), micro_batch=len(self.passes[0]), dtype=self.dtype,
                         checkpoint_every=self.every, checkpoint_keeps_attention=self.keeps_attention,
                         loss_chunk_rows=self.chunk_rows, kernel=self.kernel, fused_optimizer=self.fused,
+                        optimizer=OPTIMIZERS.named(self.optimizer).facts_on("cpu"),
                         fused_blocks=self.by_hand, saved=self.saved, saved_blocks=self.saved_blocks,
                         base_dtype=self.held, whole_blocks=self.whole, flat_parameters=self.flat,
                         documents=self.passes, trained_share=1 - self.ignored, threads=torch.get_num_threads())
@@ -97,7 +100,7 @@ class Case:
 
     def setup(self) -> Setup:
         lengths = [length for one in self.passes for length in one]
-        optimizer = plain_adamw(1e-3, (0.9, 0.95), 1e-8)
+        optimizer = optimizer_of(Recipe.model_validate({"optimizer": {"name": self.optimizer}}))
         plain = plain_setup(self.make_model(), [self._example(length) for length in lengths], collate,
                             train_batch_size=len(lengths), seed=0,
                             optimizer=dataclasses.replace(optimizer, fused=self.fused))

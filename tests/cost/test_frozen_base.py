@@ -21,10 +21,10 @@ from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder, run_plainly
 from powertrain.models.kernels.attention import math_attention, sdpa_attention
+from powertrain.models.kernels.losses import token_loss
 from powertrain.models.kernels.quantised import QuantisedLinear, quantise_base
 from powertrain.records import Batch, OptimizerFacts
 from powertrain.shapes import FOUR_BIT_BYTES
-from powertrain.training.losses import token_loss
 
 DOCUMENTS, LENGTH, VOCABULARY, LAYERS = 3, 40, 300, 3
 KERNELS = {"math": math_attention, "sdpa": sdpa_attention}

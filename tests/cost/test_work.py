@@ -24,12 +24,12 @@ from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import FAMILIES, make_config
 from powertrain.models.decoder import Decoder, run_plainly
 from powertrain.models.kernels.attention import bmm_attention, math_attention
+from powertrain.models.kernels.losses import token_loss
 from powertrain.models.kernels.quantised import quantise_base
 from powertrain.records import IGNORE, Batch, ModelFacts
 from powertrain.shapes import FOUR_BIT_BYTES
 from powertrain.techniques.activation_checkpointing import CheckpointedBlocks
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
-from powertrain.training.losses import token_loss
 
 SMALL = {"gpt2": {}, "llama": {"kv_heads": 2}, "qwen3": {"kv_heads": 1, "head_width": 24}, "gpt_neox": {}}
 LENGTHS = (1, 5, 17)

@@ -17,6 +17,7 @@ from powertrain import planner
 from powertrain.evidence.ablation import Subject, ablate, subjects_of
 from powertrain.evidence.notebook import Notebook, why_no_room
 from powertrain.evidence.profile import CLASSES
+from powertrain.models.kernels.losses import token_loss
 from powertrain.recipe import Recipe, resolve_words
 from powertrain.records import Effect, Facts, Plan, Proposal, RunFailed, WrongUse
 from powertrain.records.evidence import FASTER, HARMFUL, INCONCLUSIVE, INVALID, NO_EFFECT, NOT_HERE
@@ -26,7 +27,6 @@ from powertrain.techniques.base import EVERYTHING, Exactness, NotApplied
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.four_bit_base import FourBitBase
 from powertrain.techniques.frozen_base import FrozenBase
-from powertrain.training.losses import token_loss
 from powertrain.training.setup import Setup
 
 OFF = ["allocator", "bf16", "torch_compile", "fused_blocks", "activation_checkpointing", "loader", "chunked_cross_entropy"]

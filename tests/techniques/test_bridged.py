@@ -17,10 +17,11 @@ from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.bridge.loading import bridged_facts, load_bridged
 from powertrain.planner import make_plan
 from powertrain.recipe import Recipe
-from powertrain.records import Facts
+from powertrain.records import IGNORE, Facts
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.four_bit_base import FourBitBase
 from powertrain.training.loop import apply_plan, new_state, train
+from powertrain.training.objective import NextToken
 from powertrain.training.optimizers import plain_adamw
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup, plain_setup
@@ -99,3 +100,42 @@ def test_every_refusal_inside_it_names_the_library(asked: Facts) -> None:
     reasons = {refusal.technique: refusal.because for refusal in plan.refused}
     assert all("transformers" in reasons[name] for name in inside)
     assert dataclasses.replace(plan).estimate is None
+
+
+@pytest.mark.parametrize("objective", [NextToken(label_smoothing=0.1), NextToken(z_loss=1e-2)], ids=str)
+def test_an_objectives_terms_hold_in_another_librarys_model(make_bridged: Callable[..., Setup], objective: NextToken) -> None:
+    setup = replace(make_bridged(), objective=objective)
+    batch = setup.prepare(0)[0]
+    with torch.no_grad():
+        sums, logits = setup.sums(batch), setup.model.logits(setup.model.hidden(batch)).float()
+    kept = batch.targets != IGNORE
+    logits, targets, smoothing = logits[kept], batch.targets[kept], objective.label_smoothing
+    expected = torch.nn.functional.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum")
+    expected = expected + objective.z_loss * logits.logsumexp(-1).square().sum()
+    torch.testing.assert_close(sums["loss"], expected, rtol=1e-5, atol=1e-5)
+    assert losses_of(setup) != losses_of(make_bridged())
+
+
+def test_noise_on_the_embeddings_of_another_librarys_model_is_neftunes(make_bridged: Callable[..., Setup]) -> None:
+    """transformers' own hook on the modules that are called, an encoder's and a decoder's, draws the same noise."""
+    neftune = pytest.importorskip("transformers.integrations.neftune")
+    setup = make_bridged()
+    setup.model.train()
+    batch = setup.prepare(0)[0]
+
+    def loss_of(setup: Setup) -> float:
+        torch.manual_seed(3)
+        with torch.no_grad():
+            return float(setup.batch_loss(batch))
+
+    found = loss_of(replace(setup, objective=NextToken(embedding_noise=5.0)))
+    embeddings = list(setup.model.input_embeddings)
+    assert len(embeddings) > 1
+    handles = []
+    for embedding in embeddings:
+        embedding.neftune_noise_alpha = 5.0
+        handles.append(embedding.register_forward_hook(neftune.neftune_post_forward_hook))
+    assert found == pytest.approx(loss_of(setup), rel=1e-5)
+    for handle in handles:
+        handle.remove()
+    assert found != pytest.approx(loss_of(setup), rel=1e-5)

@@ -28,10 +28,9 @@ from powertrain.techniques.fused_blocks import FusedBlocks
 from powertrain.techniques.packing import Packing
 from powertrain.training.evaluation import evaluate
 from powertrain.training.loop import backward, new_state, train
-from powertrain.training.replayed_passes import ReplayedPass
+from powertrain.training.replayed_passes import PassShape, ReplayedPass, lay_out, shape_of, static_sums
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
-from powertrain.training.static_passes import PassShape, lay_out, shape_of, static_sums
 
 PACKED = Packing(tokens=120, multiple=120)
 WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "index by a mask"}   # a GPU has to be read

@@ -91,4 +91,4 @@ def test_without_bitsandbytes_there_is_one_sentence(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
     with pytest.raises(WrongUse, match="pip install bitsandbytes"):
-        library_optimizer.__wrapped__("AdamW8bit")
+        library_optimizer("AdamW8bit")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from powertrain.models.kernels.losses import token_loss
 from powertrain.planner import ask_anew
 from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, Facts, Proposal, Refusal
@@ -26,7 +27,6 @@ from powertrain.techniques.tf32 import Tf32
 from powertrain.techniques.threads import Threads
 from powertrain.techniques.torch_compile import TorchCompile
 from powertrain.training.loop import new_state, train
-from powertrain.training.losses import token_loss
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
 

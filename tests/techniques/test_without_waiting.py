@@ -14,9 +14,9 @@ from powertrain.models.config import FAMILIES
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.fused_adamw import FusedAdamW
 from powertrain.training.loop import new_state, train
+from powertrain.training.replayed_passes import static_sums
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
-from powertrain.training.static_passes import static_sums
 
 
 def waits_of(setup: Setup, steps: int) -> list[str]:

@@ -32,7 +32,7 @@ from powertrain.training.setup import Setup
 from powertrain.training.updates import for_runs, parameter_groups
 
 MakeSetup = Callable[..., Setup]
-FlatAdamW = for_runs(torch.optim.AdamW, FlatOptimizer)
+FlatAdamW = for_runs(torch.optim.AdamW, None, FlatOptimizer)
 STEPS = 4
 UNCLIPPED, CLIPPED = 0.0, 0.1
 

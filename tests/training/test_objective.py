@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from powertrain.data.collate import collate, collate_padded
 from powertrain.data.example import Example
 from powertrain.models.decoder import Decoder
+from powertrain.models.kernels.losses import Loss, token_loss
 from powertrain.models.model import Model
 from powertrain.recipe import Recipe, resolve
 from powertrain.recipe.settings import Setting
@@ -31,11 +32,10 @@ from powertrain.techniques.packing import Packing
 from powertrain.training.checkpoint import load_checkpoint, save_checkpoint
 from powertrain.training.evaluation import evaluate
 from powertrain.training.loop import State, StepResult, new_state, train
-from powertrain.training.losses import Loss, token_loss
 from powertrain.training.objective import NEXT_TOKEN, Kernels, NextToken, Objective, Sums, embedding_noise, objective_of
+from powertrain.training.replayed_passes import lay_out, shape_of, static_sums
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
-from powertrain.training.static_passes import lay_out, shape_of, static_sums
 
 MakeSetup = Callable[..., Setup]
 BOTH = NextToken(label_smoothing=0.1, z_loss=1e-2)
@@ -170,6 +170,13 @@ def test_noise_is_that_of_transformers_where_documents_are_padded(make_setup: Ma
     assert float(noise.std()) == pytest.approx(10.0 / (30 * 64) ** 0.5 / 3**0.5, rel=0.05)
 
 
+def test_noise_that_a_model_would_not_get_is_an_error(make_setup: MakeSetup) -> None:
+    model = make_setup().model
+    with pytest.raises(WrongUse, match="does not call its input embedding"), \
+            embedding_noise(model, collate([Example(np.zeros(3, np.int64), np.zeros(3, np.int64))]), 5.0):
+        pass
+
+
 def test_noise_is_for_training_alone_and_follows_the_seed(make_setup: MakeSetup) -> None:
     def losses(objective: Objective) -> list[float]:
         setup = replace(make_setup(), objective=objective)
@@ -257,8 +264,8 @@ def pair(chosen: Example, rejected: Example) -> Pair:
 class Preference(Objective):
     """Direct preference optimisation: Rafailov et al. 2023, arXiv:2305.18290, equation 7. The reference is frozen."""
 
-    reference: Model
     beta: float = 0.1
+    reference: Model | None = None
 
     name = "preference"
     settings: ClassVar[dict[str, Setting]] = {"beta": Setting(0.1, 0)}
@@ -267,6 +274,9 @@ class Preference(Objective):
     @property
     def metrics(self) -> tuple[str, ...]:
         return ("accuracy", "margin")
+
+    def for_model(self, model: Model) -> Objective:
+        return replace(self, reference=copy.deepcopy(model).requires_grad_(False).eval())
 
     def documents(self, example: Example) -> Sequence[Example]:
         assert isinstance(example, Pair)
@@ -278,6 +288,7 @@ class Preference(Objective):
         return len(batch.lengths) // 2
 
     def sums(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Sums:
+        assert self.reference is not None
         with torch.no_grad():
             reference = document_scores(self.reference, batch, kernels)
         chosen, rejected = (document_scores(model, batch, kernels) - reference).view(-1, 2).unbind(1)
@@ -305,8 +316,8 @@ def make_pairs(make_setup: MakeSetup) -> MakeSetup:
             return Example(tokens, np.where(np.arange(len(tokens)) < 2, IGNORE, (tokens * 7 + 1) % 50))
 
         pairs = [pair(document(), document()) for _ in range(21)]
-        reference = copy.deepcopy(plain.model).requires_grad_(False).eval()
-        return replace(plain, examples=pairs, train_batch_size=7, micro_batch=7, objective=Preference(reference), **changes)
+        return replace(plain, examples=pairs, train_batch_size=7, micro_batch=7,
+                       objective=Preference().for_model(plain.model), **changes)
 
     return make
 

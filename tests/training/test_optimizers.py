@@ -242,7 +242,7 @@ def test_the_state_is_what_the_row_says(make_setup: MakeSetup, name: str, family
     said = {*row.state, *row.of_lines, *(row.of_vectors or {}), *(row.of_outside or {})}
     assert names == said
     held = sum(value.nbytes for found in moments.values() for key, value in found.items() if key in said)
-    predicted = state_bytes(model_facts(setup.model.config), row.facts)
+    predicted = state_bytes(model_facts(setup.model.config), row.facts_on("cpu"))
     if "8bit" in name:                       # tensors under 4,096 elements stay fp32, and this model has many
         small = [p for p in setup.model.parameters() if p.numel() < 4096]
         per_weight = sum(row.state.values())
@@ -296,7 +296,7 @@ def test_what_an_optimizer_cannot_do_is_refused(facts: Facts, gpu_facts: Callabl
     for name in NAMES:
         row: Row = OPTIMIZERS.named(name)
         recipe = Recipe.model_validate({"optimizer": {"name": name}})
-        plan = make_plan(replace(facts, optimizer=row.facts), recipe, 100)
+        plan = make_plan(replace(facts, optimizer=row.facts_on("cpu")), recipe, 100)
         assert ("fused_adamw" in [step.technique.name for step in plan.steps]) is row.can_fuse
         possible = {refusal.technique: refusal.possible for refusal in plan.refused}
         assert (possible["flat_parameters"] is not None) is row.can_be_flat

@@ -31,11 +31,10 @@ from powertrain.evidence.profile import Profile, from_shares, profile_steps
 from powertrain.recipe import resolve_words
 from powertrain.records import Facts, Plan, UnknownFact, UserError, WrongUse
 from powertrain.records.evidence import Arm, Window
-from powertrain.training.out_of_memory import is_out_of_memory
 from powertrain.run.prepare import Prepared, build_setup, prepare, with_stored_plan
-from powertrain.training.ledger import peak_memory_bytes
-from powertrain.training.ledger import measured_step_bytes
+from powertrain.training.ledger import measured_step_bytes, peak_memory_bytes
 from powertrain.training.loop import StepResult, new_state, train
+from powertrain.training.out_of_memory import is_out_of_memory
 from powertrain.training.schedule import Schedule
 
 FIRST = "first.safetensors"                  # weights before the first step

@@ -141,8 +141,8 @@ class Decoder(Model):
         self.initialise()
 
     @property
-    def input_embedding(self) -> nn.Module:
-        return self.embedding
+    def input_embeddings(self) -> tuple[nn.Module]:
+        return (self.embedding,)
 
     @property
     def head_weight(self) -> Tensor:

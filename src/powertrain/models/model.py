@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -65,8 +65,8 @@ class Model(nn.Module):
         raise NotImplementedError
 
     @property
-    def input_embedding(self) -> nn.Module:
-        """Return the module that turns token ids into vectors."""
+    def input_embeddings(self) -> Sequence[nn.Module]:
+        """Return the modules that turn token ids into vectors: an encoder-decoder may have two."""
         raise NotImplementedError
 
     def penalty(self) -> Tensor | None:

@@ -39,10 +39,10 @@ from powertrain.records.events import (
 from powertrain.run import folder as run_folder
 from powertrain.run.fits import refuse_what_does_not_fit, workload_of_step
 from powertrain.run.folder import RunFolder
+from powertrain.run.interrupt import Interrupt, listen
 from powertrain.run.prepare import Prepared, build_setup, schedule_of, with_measured_length
 from powertrain.training.checkpoint import clear_leftovers, load_checkpoint, newest_checkpoint, set_aside
 from powertrain.training.events import EVENTS_EVERY_S, EventLog
-from powertrain.training.interrupt import Interrupt, listen
 from powertrain.training.ledger import MemoryLedger, peak_memory_bytes, standing_bytes
 from powertrain.training.loop import State, StepResult, new_state, train
 from powertrain.training.out_of_memory import UpdateWatch

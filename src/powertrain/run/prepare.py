@@ -72,7 +72,7 @@ def prepare(resolved: Resolved, cache: Path, say: Say) -> Prepared:
         raise WrongUse(f"optimizer={row.name} cannot be used: {why}", keys=("optimizer.name",), cure=("optimizer=adamw",))
     if (why := objective_of(recipe).why_not(material.model)) is not None:
         raise WrongUse(f"objective={recipe.objective.name} cannot be used: {why}", keys=("objective.name",))
-    facts = Facts(hardware, software, material.model, material.data, row.facts)
+    facts = Facts(hardware, software, material.model, material.data, row.facts_on(hardware.device))
     total_steps = _total_steps(recipe, facts)
     tuned = read_tuned(cache, facts, recipe)
     plan = planner.make_plan(facts, recipe, total_steps, tuned)
@@ -98,7 +98,7 @@ def build_setup(prepared: Prepared) -> Setup:
     torch.manual_seed(recipe.seed)
     model = material.build().to(prepared.facts.hardware.device)
     setup = plain_setup(model, material.training, material.collate, train_batch_size=recipe.train_batch_size,
-                        seed=recipe.seed, optimizer=optimizer_of(recipe), objective=objective_of(recipe))
+                        seed=recipe.seed, optimizer=optimizer_of(recipe), objective=objective_of(recipe).for_model(model))
     if prepared.cache is not None:
         setup = replace(setup, code=prepared.cache / "code")
     with torch.random.fork_rng():            # a confirmation may run the model, and dropout draws

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from powertrain.cost.workload import Workload
-    from powertrain.models.kernels.chunked_loss import Terms
+    from powertrain.models.kernels.losses import Terms
     from powertrain.models.model import Model
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
@@ -102,7 +102,7 @@ class ChunkedCrossEntropy(Technique):
         """Return the loss of the rows that have a target. See losses.Loss."""
         import torch
 
-        from powertrain.models.kernels.chunked_loss import chunked_loss
+        from powertrain.models.kernels.losses import chunked_loss
 
         counts = targets != IGNORE
         places = counts.nonzero() if trained is None else torch.nonzero_static(counts, size=trained)
@@ -111,6 +111,6 @@ class ChunkedCrossEntropy(Technique):
     def loss_of_all(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None,
                     terms: Terms | None = None) -> Tensor:
         """Return the same loss with every row sent to the head, so that no shape depends on the targets."""
-        from powertrain.models.kernels.chunked_loss import chunked_loss
+        from powertrain.models.kernels.losses import chunked_loss
 
         return chunked_loss(model, hidden, targets, self.rows, None, terms)

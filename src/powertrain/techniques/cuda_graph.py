@@ -75,8 +75,7 @@ class CudaGraph(Technique):
 
     def apply(self, setup: Setup) -> Setup:
         from powertrain.models.decoder import Decoder
-        from powertrain.training.replayed_passes import ReplayedPass
-        from powertrain.training.static_passes import lay_out, shape_of
+        from powertrain.training.replayed_passes import ReplayedPass, lay_out, shape_of
 
         context = setup.model.config.context if isinstance(setup.model, Decoder) and \
             setup.model.config.positions == "learned" else None
@@ -86,8 +85,7 @@ class CudaGraph(Technique):
     def confirm(self, setup: Setup) -> None:
         """Records, replays the first pass that fits twice, and holds gradients and loss against the eager pass's."""
         from powertrain.models.decoder import Decoder
-        from powertrain.training.replayed_passes import ReplayedPass
-        from powertrain.training.static_passes import fits
+        from powertrain.training.replayed_passes import ReplayedPass, fits
 
         found = setup.run_pass
         if not isinstance(found, ReplayedPass):

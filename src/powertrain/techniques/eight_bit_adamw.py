@@ -43,7 +43,8 @@ class EightBitAdamW(Technique):
             return missing
         if (why := smaller.why_not(facts.hardware, facts.software)) is not None:
             return cls.refuse(Why.HARDWARE_LACKS, why)
-        saved_bytes = state_bytes(facts.model, facts.optimizer) - state_bytes(facts.model, smaller.facts)
+        smaller_facts = smaller.facts_on(facts.hardware.device)
+        saved_bytes = state_bytes(facts.model, facts.optimizer) - state_bytes(facts.model, smaller_facts)
         return cls.refuse(Why.CHANGES_RESULT, f"8-bit moments would save {saved_bytes / 2**20:,.0f} MiB and change the result "
                           "slightly, so they are used only if you ask: techniques.eight_bit_adamw=on", cls(),
                           numbers={"saved_bytes": saved_bytes})
@@ -59,4 +60,4 @@ class EightBitAdamW(Technique):
 
     def reckon(self, workload: Workload) -> Workload:
         smaller: Row = OPTIMIZERS.named(OPTIMIZERS.named(workload.optimizer.name).in_eight_bits)
-        return replace(workload, optimizer=smaller.facts)
+        return replace(workload, optimizer=smaller.facts_on(workload.device))

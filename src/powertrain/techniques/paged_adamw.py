@@ -69,4 +69,4 @@ class PagedAdamW(Technique):
 
     def reckon(self, workload: Workload) -> Workload:
         paged: Row = OPTIMIZERS.named(OPTIMIZERS.named(workload.optimizer.name).paged)
-        return replace(workload, optimizer=paged.facts)
+        return replace(workload, optimizer=paged.facts_on(workload.device))

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from powertrain.data.example import Example
 from powertrain.recipe.settings import Setting, Table
-from powertrain.records import Batch, ModelFacts
+from powertrain.records import Batch, ModelFacts, WrongUse
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from powertrain.models.kernels.chunked_loss import Terms
+    from powertrain.models.kernels.losses import Loss, Terms
     from powertrain.models.model import Model
     from powertrain.recipe import Recipe
-    from powertrain.training.losses import Loss
 
 Kernels = Mapping[str, Any]                  # keywords of Model.hidden: attention and run_block, by the setup
 Sums = dict[str, "Tensor"]                   # name -> () fp32, a sum over units; "loss" is minimised, the others are metrics
@@ -48,6 +47,10 @@ class Objective:
     def why_not(self, model: ModelFacts) -> str | None:
         """Return why such a model cannot be trained by this objective, or None."""
         return None
+
+    def for_model(self, model: Model) -> Objective:
+        """Return the objective for a run that begins with this model: one with a reference model copies it here."""
+        return self
 
     def documents(self, example: Example) -> Sequence[Example]:
         """Return the documents of an example, which stay side by side in a batch."""
@@ -107,7 +110,7 @@ class NextToken(Objective):
         return loss(model, model.hidden(batch, **kernels), batch.targets, batch.trained_tokens)
 
     def _terms(self) -> Terms:
-        from powertrain.models.kernels.chunked_loss import Terms
+        from powertrain.models.kernels.losses import Terms
 
         return Terms(self.label_smoothing, self.z_loss)
 
@@ -117,10 +120,14 @@ def embedding_noise(model: Model, batch: Batch, alpha: float) -> Iterator[None]:
     """Inside, what the model's embedding gives has uniform noise on it, of at most alpha / sqrt(L d) for documents of L tokens.
 
     L counts padding where documents are padded, and d is the embedding's width. Source: Jain et al. 2023, arXiv:2310.05914.
+    Raises WrongUse if the model does not use its embedding: noise that is asked for and not in force would go unseen.
     """
     import torch
 
+    calls: list[nn.Module] = []
+
     def add(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        calls.append(module)
         width = output.shape[-1]
         if output.dim() == 2:                # documents end to end: (T, width)
             each = torch.tensor(batch.lengths, dtype=output.dtype).repeat_interleave(torch.tensor(batch.lengths))
@@ -129,11 +136,15 @@ def embedding_noise(model: Model, batch: Batch, alpha: float) -> Iterator[None]:
             largest = torch.tensor(alpha / (output.shape[-2] * width) ** 0.5, dtype=output.dtype)
         return output + torch.empty_like(output).uniform_(-1, 1) * largest
 
-    handle = model.input_embedding.register_forward_hook(add)
+    handles = [embedding.register_forward_hook(add) for embedding in model.input_embeddings]
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
+    if not calls:
+        off = "objective.embedding_noise=0"
+        raise WrongUse(f"the model does not call its input embedding, so noise cannot be added to it; use {off}", cure=(off,))
 
 
 NEXT_TOKEN = NextToken()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from powertrain.recipe import Recipe
-    from powertrain.training.updates import Groups, RunOptimizer
+    from powertrain.training.updates import RunOptimizer
 
 State = Mapping[str, float]                  # name of a tensor in the state -> its bytes per weight, or per row or column
 FP32 = 4
@@ -36,7 +36,8 @@ class Row:
     name: str
     does: str                                # one line for people
     source: str
-    make: Callable[[Optimizer, Groups], RunOptimizer]
+    kind: str | type[Any]                    # its class: a name of torch.optim, updates.py or bitsandbytes.optim
+    given: Callable[[Optimizer], dict[str, Any]]         # what the class is given, besides weights and learning rate
     state: State                             # of a hidden matrix, and of all other weights unless said otherwise
     of_vectors: State | None = None          # of norms and biases
     of_outside: State | None = None          # of embeddings and head
@@ -44,6 +45,7 @@ class Row:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)    # of recipe keys that the recipe leaves open
     update_tensors: int = 0                  # fp32 tensors of a weight's size that its plain update makes
+    update_tensors_on_cpu: int = 0           # as many again on a CPU, where a library has no kernel that works in place
     orthogonalising_rounds: int = 0          # of a hidden matrix in each update: three matrix products each
     parts_hidden: bool = False               # hidden matrices are a parameter group of their own
     can_fuse: bool = False                   # one kernel may update a whole group
@@ -61,12 +63,12 @@ class Row:
             return f"{self.name} needs the part {self.part!r}, which is {software.missing[self.part]}"
         return None
 
-    @property
-    def facts(self) -> OptimizerFacts:
-        """Return what it keeps and works in, as memory prediction reads it."""
+    def facts_on(self, device: str) -> OptimizerFacts:
+        """Return what it keeps and works in on such a device, as memory prediction reads it."""
         vectors, outside = (self.state if found is None else found for found in (self.of_vectors, self.of_outside))
+        tensors = self.update_tensors + (self.update_tensors_on_cpu if device == "cpu" else 0)
         return OptimizerFacts(self.name, sum(self.state.values()), sum(outside.values()), sum(vectors.values()),
-                              sum(self.of_lines.values()) / 2, self.update_tensors, self.orthogonalising_rounds)
+                              sum(self.of_lines.values()) / 2, tensors, self.orthogonalising_rounds)
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,14 @@ class Optimizer:
 
     def __call__(self, model: nn.Module, weight_decay: float) -> RunOptimizer:
         """Make the optimizer for the trained weights of `model`."""
-        from powertrain.training.updates import parameter_groups
+        from powertrain.training.flat_optimizer import FlatOptimizer
+        from powertrain.training.updates import RunOptimizer, for_runs, parameter_groups
 
-        return self.row.make(self, parameter_groups(model, weight_decay, hidden_apart=self.row.parts_hidden))
+        kind: Any = self.row.kind
+        groups = parameter_groups(model, weight_decay, hidden_apart=self.row.parts_hidden)
+        made: RunOptimizer = for_runs(kind, self.row.part, FlatOptimizer if self.flat else RunOptimizer)(
+            groups, lr=self.learning_rate, **self.row.given(self))
+        return made
 
     def as_row(self, name: str | None) -> Optimizer:
         """Return the same with its state kept another way: see `Row.in_eight_bits` and `Row.paged`."""
@@ -93,54 +100,30 @@ class Optimizer:
         return dataclasses.replace(self, row=OPTIMIZERS.named(name))
 
 
-def _adamw(wanted: Optimizer, groups: Groups) -> RunOptimizer:
-    import torch
-
-    return _made(torch.optim.AdamW, wanted, groups, betas=wanted.betas, eps=wanted.epsilon, foreach=False, fused=wanted.fused)
+def _adamw(wanted: Optimizer) -> dict[str, Any]:
+    return {"betas": wanted.betas, "eps": wanted.epsilon, "foreach": False, "fused": wanted.fused}
 
 
-def _sgd(wanted: Optimizer, groups: Groups) -> RunOptimizer:
-    import torch
-
-    return _made(torch.optim.SGD, wanted, groups, **wanted.settings, foreach=False, fused=wanted.fused)
+def _sgd(wanted: Optimizer) -> dict[str, Any]:
+    return {**wanted.settings, "foreach": False, "fused": wanted.fused}
 
 
-def _adafactor(wanted: Optimizer, groups: Groups) -> RunOptimizer:
-    import torch
-
+def _adafactor(wanted: Optimizer) -> dict[str, Any]:
     given = wanted.settings
-    return _made(torch.optim.Adafactor, wanted, groups, beta2_decay=given["beta2_decay"], d=given["clip_threshold"],
-                 eps=(None, given["least_rms"]), foreach=False)
+    return {"beta2_decay": given["beta2_decay"], "d": given["clip_threshold"], "eps": (None, given["least_rms"]),
+            "foreach": False}
 
 
-def _lion(wanted: Optimizer, groups: Groups) -> RunOptimizer:
-    from powertrain.training.updates import Lion
-
-    return _made(Lion, wanted, groups, betas=wanted.betas)
+def _lion(wanted: Optimizer) -> dict[str, Any]:
+    return {"betas": wanted.betas}
 
 
-def _muon(wanted: Optimizer, groups: Groups) -> RunOptimizer:
-    from powertrain.training.updates import MuonAndAdamW
-
-    return _made(MuonAndAdamW, wanted, groups, betas=wanted.betas, eps=wanted.epsilon, **wanted.settings)
+def _muon(wanted: Optimizer) -> dict[str, Any]:
+    return {"betas": wanted.betas, "eps": wanted.epsilon, **wanted.settings}
 
 
-def _made(kind: Any, wanted: Optimizer, groups: Groups, **settings: Any) -> RunOptimizer:
-    from powertrain.training.flat_optimizer import FlatOptimizer
-    from powertrain.training.updates import RunOptimizer, for_runs
-
-    return for_runs(kind, FlatOptimizer if wanted.flat else RunOptimizer)(groups, lr=wanted.learning_rate, **settings)
-
-
-def _library(name: str, *, epsilon: bool = True) -> Callable[[Optimizer, Groups], RunOptimizer]:
-    """Return what makes the optimizer `name` of bitsandbytes."""
-    def make(wanted: Optimizer, groups: Groups) -> RunOptimizer:
-        from powertrain.training.updates import library_optimizer
-
-        more = {"eps": wanted.epsilon} if epsilon else {}
-        return library_optimizer(name)(groups, lr=wanted.learning_rate, betas=wanted.betas, **more)
-
-    return make
+def _library(wanted: Optimizer) -> dict[str, Any]:
+    return {"betas": wanted.betas, "eps": wanted.epsilon}
 
 
 NVIDIA = ("cuda",)                           # its driver does the paging
@@ -149,33 +132,34 @@ BYTES = "Dettmers et al. 2022, arXiv:2110.02861; bitsandbytes"
 PAGES = "Dettmers et al. 2023, arXiv:2305.14314, section 3; bitsandbytes"
 ROWS = (
     Row("adamw", "divides each weight's mean gradient by its root mean square", "Loshchilov & Hutter 2019, arXiv:1711.05101; "
-        "torch.optim.AdamW", _adamw, MOMENTS, update_tensors=2, can_fuse=True, can_be_flat=True, in_eight_bits="adamw_8bit",
-        paged="paged_adamw"),
+        "torch.optim.AdamW", "AdamW", _adamw, MOMENTS, update_tensors=2, can_fuse=True, can_be_flat=True,
+        in_eight_bits="adamw_8bit", paged="paged_adamw"),
     Row("sgd", "follows the mean gradient; weight decay is added to the gradient", "Sutskever et al. 2013; torch.optim.SGD",
-        _sgd, {"momentum_buffer": FP32}, update_tensors=2, can_fuse=True, can_be_flat=True,
+        "SGD", _sgd, {"momentum_buffer": FP32}, update_tensors=1, can_fuse=True, can_be_flat=True,
         settings={"momentum": Setting(0.9, 0, 1), "nesterov": Setting(False)}),
     Row("lion", "steps by the sign of the mean gradient; it wants 3 to 10 times less learning_rate than adamw",
-        "Chen et al. 2023, arXiv:2302.06675", _lion, {"exp_avg": FP32}, update_tensors=1, can_be_flat=True,
+        "Chen et al. 2023, arXiv:2302.06675", "Lion", _lion, {"exp_avg": FP32}, update_tensors=1, can_be_flat=True,
         defaults={"adam_beta2": 0.99}, in_eight_bits="lion_8bit"),
     Row("adafactor", "as adamw with one moment, kept as sums over rows and columns; learning_rate is relative to each weight's "
-        "size", "Shazeer & Stern 2018, arXiv:1804.04235; torch.optim.Adafactor", _adafactor, {}, update_tensors=2,
+        "size", "Shazeer & Stern 2018, arXiv:1804.04235; torch.optim.Adafactor", "Adafactor", _adafactor, {}, update_tensors=1,
         of_vectors={"variance": FP32}, of_lines={"row_var": FP32, "col_var": FP32},
         settings={"beta2_decay": Setting(-0.8, below=0), "clip_threshold": Setting(1.0, least=1),
                   "least_rms": Setting(1e-3, least=0)}),
     Row("muon", "makes the update of each hidden matrix orthogonal; adamw updates embeddings, norms and head",
         "Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv:2502.16982; torch.optim.Muon",
-        _muon, {"momentum_buffer": FP32}, of_vectors=MOMENTS, of_outside=MOMENTS, update_tensors=3, parts_hidden=True,
-        orthogonalising_rounds=5,
+        "MuonAndAdamW", _muon, {"momentum_buffer": FP32}, of_vectors=MOMENTS, of_outside=MOMENTS, update_tensors=3,
+        parts_hidden=True, orthogonalising_rounds=5,
         settings={"momentum": Setting(0.95, 0, 1), "nesterov": Setting(True), "ns_steps": Setting(5, 1, 100),
                   "adjust_lr_fn": Setting("match_rms_adamw", choices=("match_rms_adamw", "original"))}),
-    Row("adamw_8bit", "as adamw, with both moments rounded to 8 bits", BYTES, _library("AdamW8bit"), EIGHT_BIT_MOMENTS,
-        part="bitsandbytes", devices=LIBRARY),
-    Row("lion_8bit", "as lion, with its moment rounded to 8 bits", BYTES, _library("Lion8bit", epsilon=False),
-        {"state1": 1, "absmax1": FP32 / BLOCK}, part="bitsandbytes", devices=LIBRARY, defaults={"adam_beta2": 0.99}),
+    Row("adamw_8bit", "as adamw, with both moments rounded to 8 bits", BYTES, "AdamW8bit", _library, EIGHT_BIT_MOMENTS,
+        part="bitsandbytes", devices=LIBRARY, update_tensors_on_cpu=5),
+    Row("lion_8bit", "as lion, with its moment rounded to 8 bits", BYTES, "Lion8bit", _lion,
+        {"state1": 1, "absmax1": FP32 / BLOCK}, part="bitsandbytes", devices=LIBRARY, update_tensors_on_cpu=5,
+        defaults={"adam_beta2": 0.99}),
     Row("paged_adamw", "as adamw, with moments that move to the host when the GPU runs short", PAGES,
-        _library("PagedAdamW32bit"), LIBRARY_MOMENTS, part="bitsandbytes", devices=NVIDIA),
+        "PagedAdamW32bit", _library, LIBRARY_MOMENTS, part="bitsandbytes", devices=NVIDIA),
     Row("paged_adamw_8bit", "as adamw_8bit, with moments that move to the host when the GPU runs short", PAGES,
-        _library("PagedAdamW8bit"), EIGHT_BIT_MOMENTS, part="bitsandbytes", devices=NVIDIA),
+        "PagedAdamW8bit", _library, EIGHT_BIT_MOMENTS, part="bitsandbytes", devices=NVIDIA),
 )
 OPTIMIZERS = Table("optimizer", {row.name: row for row in ROWS})
 

@@ -1,31 +1,102 @@
 """Forward and backward pass as one recording: made once, then replayed with other numbers in the same memory.
 
 A GPU that waits for Python between kernels is idle most of a small model's step. A CUDA graph is the list of kernels with
-their arguments; replaying it costs one call. What it asks for: constant shapes (static_passes.py), and tensors that stay
-where they are. So a batch is copied into the recording's own, the step's units are a number on the device, and
-gradients are added to buffers that outlive the step.
+their arguments, and replaying it costs one call. A recording needs tensors of constant shapes that stay where they are. So a
+batch is copied into the recording's own tensors, the step's units are a number on the device, and gradients are added to
+buffers that outlive the step. Weights stay in place too: the optimizer and a checkpoint's loading change them in place, and
+the next replay reads the new values. If weights ever move, the pass is recorded again. Evaluation runs without the recording.
 
-Weights stay where they are too: the optimizer and a checkpoint's loading change them in place, and the next replay reads
-what they hold. Should they ever move, the pass is recorded again. Evaluation runs outside, with the same weights. What has
-another shape runs eagerly into the same gradients, and is counted.
+Shapes: three things differ from pass to pass, the tokens, the ends of the documents, and the rows with a target. Packing
+fills the tokens up to a constant number. The others become tensors of a constant size on the host, where the batch is made
+(`lay_out`): missing documents are empty and end where the last one ends, and missing rows are rows without a target, which
+weigh nothing. A pass that does not fit the shape runs eagerly into the same gradients, and is counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from powertrain.records import Batch, Layout
+from powertrain.models.kernels.losses import Terms, loss_of_all_rows
+from powertrain.models.kernels.static_attention import OverEnds, kernel_over_ends
+from powertrain.models.model import Model
+from powertrain.records import IGNORE, Batch, Layout
 from powertrain.training.laps import Lap
 from powertrain.training.objective import Sums
 from powertrain.training.setup import RunPass, Setup, run_eagerly
-from powertrain.training.static_passes import PassShape, static_sums
 
 WARM_UPS = 3                 # torch's advice for what libraries set up at their first calls
+ROOM = 1.2                   # over what the passes looked at need of documents, of their length, and of rows
+MULTIPLE = 64                # of rows and of lengths: what kernels work in
+
+
+@dataclass(frozen=True)
+class PassShape:
+    """What all passes that are replayed have in common."""
+
+    tokens: int
+    documents: int                           # at most; the others are empty
+    longest: int                             # tokens of a document, at most
+    rows: int                                # that reach the head: those with a target, at most
+    lengths: tuple[int, ...] | None = None   # where they are the same in every pass, so that any kernel will do
+
+
+def shape_of(passes: Sequence[Batch], context: int | None = None) -> PassShape:
+    """The shape that most of these passes fit, with room for others. `context`: what no document exceeds anyway."""
+    tokens = Counter(len(batch.tokens) for batch in passes).most_common(1)[0][0]
+    alike = [batch for batch in passes if len(batch.tokens) == tokens]
+    rows = _roomy(max(batch.trained_tokens for batch in alike), tokens)
+    lengths, longest = alike[0].lengths, max(max(batch.lengths) for batch in alike)
+    if all(batch.lengths == lengths for batch in alike):
+        return PassShape(tokens, len(lengths), longest, rows, lengths)
+    documents = math.ceil(ROOM * max(len(batch.lengths) for batch in alike))
+    return PassShape(tokens, documents, max(longest, min(_roomy(longest, tokens), context or tokens)), rows)
+
+
+def _roomy(most: int, limit: int) -> int:
+    return min(limit, MULTIPLE * math.ceil(ROOM * most / MULTIPLE))
+
+
+def fits(batch: Batch, shape: PassShape) -> bool:
+    """Whether the pass can be replayed as one of this shape."""
+    if shape.lengths is not None and batch.lengths != shape.lengths:
+        return False
+    return (len(batch.tokens) == len(batch.targets) == shape.tokens and len(batch.lengths) <= shape.documents
+            and max(batch.lengths) <= shape.longest and batch.trained_tokens <= shape.rows)
+
+
+def lay_out(batch: Batch, shape: PassShape) -> Batch:
+    """The batch with its layout, where it fits the shape."""
+    if not fits(batch, shape):
+        return batch
+    ends = torch.full((shape.documents + 1,), shape.tokens, dtype=torch.int32)
+    ends[:len(batch.lengths) + 1] = torch.tensor((0, *batch.lengths), dtype=torch.int32).cumsum(0)
+    without = batch.targets == IGNORE
+    rows = torch.argsort(without.to(torch.uint8), stable=True)[:shape.rows]      # those with a target first, in order
+    return replace(batch, layout=Layout(ends, rows))
+
+
+def static_sums(setup: Setup, batch: Batch, shape: PassShape) -> Sums:
+    """As `Setup.sums`, from a batch that has a layout: no shape and no number in it depends on what the batch holds.
+
+    The batch's `lengths` are read by nothing that makes numbers; they may be those of another pass.
+    """
+    assert batch.layout is not None
+    attention, rows, all_rows = setup.attention, batch.layout.rows, loss_of_all_rows(setup.loss)
+    if shape.lengths is None:
+        attention = OverEnds(kernel_over_ends(attention), batch.layout.ends, shape.longest)
+
+    def loss(model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None, terms: Terms | None = None) -> Tensor:
+        more = () if terms is None else (None, terms)
+        return all_rows(model, hidden.index_select(0, rows), targets.index_select(0, rows), *more)
+
+    return replace(setup, attention=attention, loss=loss).sums(batch)
 
 
 class Recorder(Protocol):

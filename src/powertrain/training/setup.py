@@ -16,10 +16,10 @@ from powertrain.data.example import Example
 from powertrain.data.order import step_examples
 from powertrain.models.decoder import run_plainly
 from powertrain.models.kernels.attention import Attention, math_attention
+from powertrain.models.kernels.losses import Loss, token_loss
 from powertrain.models.model import Model, RunBlock
 from powertrain.records import Batch
 from powertrain.training.laps import Lap
-from powertrain.training.losses import Loss, token_loss
 from powertrain.training.objective import NEXT_TOKEN, Kernels, Objective, Sums
 from powertrain.training.optimizers import Optimizer
 from powertrain.training.ranks import ALONE, Ranks

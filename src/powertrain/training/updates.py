@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -51,9 +51,15 @@ class RunOptimizer(torch.optim.Optimizer):
 
 
 @cache
-def for_runs(kind: type[torch.optim.Optimizer], around: type[RunOptimizer] = RunOptimizer) -> Callable[..., RunOptimizer]:
-    """Return the optimizer class `kind` as one for runs, with the steps around its update that `around` has."""
-    return type(kind.__name__, (around, kind), {"__doc__": kind.__doc__})
+def for_runs(kind: str | type[Any], part: str | None = None, around: type[RunOptimizer] = RunOptimizer) -> type[Any]:
+    """Return the optimizer class of a row (see optimizers.Row) as one for runs: a RunOptimizer.
+
+    `around` has the steps around its update. Raises WrongUse if the library `part` is not installed.
+    """
+    if isinstance(kind, str):
+        kind = {"Lion": Lion, "MuonAndAdamW": MuonAndAdamW}.get(kind) or (
+            getattr(torch.optim, kind) if part is None else library_optimizer(kind))
+    return kind if issubclass(kind, RunOptimizer) else type(kind.__name__, (around, kind), {"__doc__": kind.__doc__})
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, *, hidden_apart: bool = False) -> Groups:
@@ -126,8 +132,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
             part.step()
 
 
-@cache
-def library_optimizer(name: str) -> Callable[..., RunOptimizer]:
+def library_optimizer(name: str) -> type[Any]:
     """Return the class `name` of bitsandbytes.optim as one for runs. Raises WrongUse if bitsandbytes is not installed."""
     logger = logging.getLogger("bitsandbytes")
     level = logger.level

@@ -75,9 +75,10 @@ class BridgedModel(Model):
         return self.library.get_base_model() if self.has_adapters else self.library  # type: ignore[operator]
 
     @property
-    def input_embedding(self) -> nn.Module:
-        found: nn.Module = self.network.get_input_embeddings()
-        return found
+    def input_embeddings(self) -> list[nn.Module]:
+        named = self.network.get_input_embeddings()
+        return [module for module in self.network.modules() if module is named or (
+            isinstance(module, nn.Embedding) and module.weight is named.weight)]
 
     @property
     def has_adapters(self) -> bool:

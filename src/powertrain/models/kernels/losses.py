@@ -1,11 +1,17 @@
-"""Cross-entropy in chunks: the logits of a few thousand rows at a time, and the gradients from them at once."""
+"""The loss of rows: cross-entropy from what the model's head reads, from all logits at once or in chunks of rows.
+
+With `Terms` the loss is (1 - s) n + s u + z y^2 for each row, where y is the logarithm of the softmax's normaliser, n the
+cross-entropy, u the cross-entropy against a uniform distribution, s the label smoothing and z the weight of the z-loss.
+Sources: Szegedy et al. 2016, arXiv:1512.00567, section 7 (label smoothing); Chowdhery et al. 2022, arXiv:2204.02311,
+section 5 (z-loss).
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from powertrain.models.decoder import Decoder
 from powertrain.models.model import Model
@@ -13,10 +19,47 @@ from powertrain.records import IGNORE
 
 
 class Terms(NamedTuple):
-    """What is added to plain cross-entropy; see training/losses.py."""
+    """What is added to plain cross-entropy."""
 
     label_smoothing: float = 0.0
     z_loss: float = 0.0
+
+
+class Loss(Protocol):
+    """How the loss of rows is computed."""
+
+    def __call__(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None,
+                 terms: Terms | None = None) -> Tensor:
+        """Return the sum over the targets (R,) that are not IGNORE, from hidden (R, width); fp32.
+
+        `trained` is the number of those targets as the host knows it; without it a loss may have to ask the device. The sum
+        is () cross-entropy; with `terms` it is (3,): the loss with its terms, cross-entropy, and y^2. Only the first of the
+        three has a gradient.
+        """
+
+
+def token_loss(model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None,
+               terms: Terms | None = None) -> Tensor:
+    """Return the cross-entropy in nats from all logits at once. See `Loss`."""
+    logits = model.logits(hidden).float()    # (R, V)
+    if terms is None:
+        return nn.functional.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
+    normaliser = logits.logsumexp(-1)        # (R,)
+    plain = normaliser - logits.gather(1, targets.clamp(min=0)[:, None]).squeeze(1)
+    return (_with_terms(plain, logits, normaliser, terms) * (targets != IGNORE)).sum(-1)
+
+
+def loss_of_all_rows(loss: Loss) -> Loss:
+    """Return the same loss without leaving rows out: who records the work does not know how many rows have a target.
+
+    A loss that leaves rows out says by `loss_of_all` how it is computed without.
+    """
+    if loss is token_loss:
+        return loss
+    found: Loss | None = getattr(getattr(loss, "__self__", None), "loss_of_all", None)
+    if found is None:
+        raise ValueError(f"{loss!r} does not say how it is computed over a constant number of rows")
+    return found
 
 
 def chunked_loss(model: Model, hidden: Tensor, targets: Tensor, rows: int, places: Tensor | None,
@@ -88,8 +131,8 @@ def _forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: in
 
 
 def _with_terms(plain: Tensor, logits: Tensor, normaliser: Tensor, terms: Terms) -> Tensor:
-    """Return (3, rows): the loss with its terms, cross-entropy, and the squared normaliser. See training/losses.py."""
+    """Return (3, rows): the loss with its terms, cross-entropy, and the squared normaliser. Only the first has a gradient."""
     rows = (1 - terms.label_smoothing) * plain + terms.z_loss * normaliser.square()
     if terms.label_smoothing:
-        rows += terms.label_smoothing * (normaliser - logits.mean(-1))
-    return torch.stack((rows, plain, normaliser.square()))
+        rows = rows + terms.label_smoothing * (normaliser - logits.mean(-1))
+    return torch.stack((rows, plain.detach(), normaliser.detach().square()))
