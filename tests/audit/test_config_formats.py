@@ -86,6 +86,12 @@ def test_a_document_s_snippet_of_two_lines_is_enough(tmp_path: Path) -> None:
     assert read(tmp_path, '{"use_4bit": true, "bnb_4bit_quant_type": "nf4"}').framework == "modelforge"
 
 
+def test_a_table_called_model_makes_no_recipe_of_another_trainer_s_file(tmp_path: Path) -> None:
+    foreign = "model:\n  _component_: x.llama\nseed: 1\nbatch_size: 8\nmax_seq_length: 64\n"
+    assert read(tmp_path, foreign).framework != "powertrain"
+    assert read(tmp_path, foreign.replace("_component_: x.llama", "layers: 3")).framework == "powertrain"
+
+
 def test_merged_tables_of_yaml_keep_their_own_lines(tmp_path: Path) -> None:
     subject = read(tmp_path, "a: &common {lora_r: 8}\nbase_model: m\nmicro_batch_size: 1\n<<: *common\n")
     assert (subject.value("lora.r"), subject.settings["lora.r"].place.line) == (8, 1)

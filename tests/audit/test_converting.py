@@ -135,7 +135,7 @@ def test_steps_of_evaluation_have_no_effect_where_nothing_evaluates(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("name", "key"), [
-    ("sft.yaml", "training.neftune_noise_alpha"), ("character.yaml", "noise.sigma_min"),
+    ("character.yaml", "noise.sigma_min"),
     ("training_config.py", "training.background_upload"),
 ])
 def test_what_changes_the_training_and_is_not_here_says_so(name: str, key: str, tmp_path: Path) -> None:
@@ -245,6 +245,12 @@ def test_nanogpt_s_smallest_learning_rate_is_a_share_of_the_largest(tmp_path: Pa
     assert (values["min_lr_rate"], values["max_steps"], values["train_batch_size"]) == (0.1, 5000, 64)
     assert (values["model.layers"], values["model.width"], values["data.block"]) == (6, 384, 256)
     assert (values["model.dropout"], values["weight_decay"]) == (0.2, 0.1)
+
+
+def test_an_expression_over_names_is_no_list_of_linear_layers(tmp_path: Path) -> None:
+    (tmp_path / "all.yml").write_text("base_model: m\nmicro_batch_size: 2\nlearning_rate: 1e-5\nadapter: lora\nlora_r: 8\n"
+                                      "lora_target_modules: 'layers.[0-9]+.(q|k)_proj'\n")
+    assert fate(convert(read_config(tmp_path / "all.yml")), "lora.target_modules") == ("not supported", {})
 
 
 def test_the_fields_of_axolotl_s_conversations_are_the_recipe_s_columns(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from powertrain.recipe.vocabulary import find, keys_of
 from powertrain.records import WrongUse
 from powertrain.records.findings import Place
 
+SETTINGS = ("techniques.", "optimizer.", "objective.")        # of a recipe, which their own tables check
 LEAST_KNOWN = 0.5                            # share of a file's keys that its trainer has; below, it is another one's file
 
 
@@ -125,21 +126,21 @@ class _Recipe(Format):
         """A file of foreign keys alone is another trainer's; a `model:` that names one is said by others too."""
         points, share = super().points(found)
         model = found.inner.get("model")
-        shared = model is not None and not model.inner
+        shared = model is not None and not any(self.has(f"model.{key}") for key in model.inner)
         return (points, share) if points > shared else (0, 0.0)
 
     def has_top(self, key: str) -> bool:
         return super().has_top(key) or any(name.startswith(f"{key}.") for name in _OURS)
 
     def has(self, key: str) -> bool:
-        return key in _OURS or key.startswith("techniques.") or super().has(key) or spellings.is_known(key)
+        return key in _OURS or key.startswith(SETTINGS) or super().has(key) or spellings.is_known(key)
 
     def tell(self, key: str, value: Marked) -> list[Told]:
         if key.startswith("techniques.") and key.count(".") == 1:
             value = replace(value, value=switched(value.value)) if find(key, "powertrain") else value
         if find(key, "powertrain") is not None:
             return super().tell(key, value)
-        if key in _OURS or key.startswith("techniques."):
+        if key in _OURS or key.startswith(SETTINGS):
             return [(key if "." in key else f"training.{key}", value.value)]
         return told(key.rpartition(".")[2], value, None)
 

@@ -156,7 +156,8 @@ def _by_vocabulary(key: str, setting: Setting, tunes: bool) -> Accounted:
     if row is None:
         if setting.value in OFF:
             return Accounted(key, setting, "no effect", "it is off")
-        return Accounted(key, setting, "translated", "", {_name(key): setting.value}) if is_ours(_name(key)) else \
+        own = is_ours(_name(key)) or key.startswith(("optimizer.", "objective."))
+        return Accounted(key, setting, "translated", "", {_name(key): setting.value}) if own else \
             Accounted(key, setting, "not supported", f"a recipe has nothing like {_name(key)}")
     try:
         found = translate_row(row, setting.value, tunes)

@@ -81,6 +81,10 @@ def read_assigned(path: Path) -> Marked:
 def _literal(node: ast.expr | None) -> tuple[bool, Any]:
     """Return whether an expression is a literal, and its value."""
     try:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):        # nanoGPT's `5 * 8`
+            factors = [_literal(side) for side in (node.left, node.right)]
+            numbers = [value for known, value in factors if known and type(value) in (int, float)]
+            return (True, numbers[0] * numbers[1]) if len(numbers) == 2 else (False, None)
         value = None if node is None else ast.literal_eval(node)
         return node is not None, printable(value) if isinstance(value, str) else value
     except (ValueError, TypeError, SyntaxError, MemoryError):

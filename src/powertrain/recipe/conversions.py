@@ -59,8 +59,13 @@ def _optimizer(value: Any) -> Answer:
 
 def _optimizer_name(value: Any) -> Answer:
     """The recipe's own key: only names that others alone have are converted."""
-    foreign = value in OPTIMIZERS and value not in OUR_OPTIMIZERS
+    foreign = isinstance(value, str) and value in OPTIMIZERS and value not in OUR_OPTIMIZERS
     return _optimizer(value) if foreign else ({"optimizer.name": value}, "")
+
+
+def _switched_optimizer(name: str) -> Conversion:
+    """Switches of their own for an optimizer: Hugging Face's `adafactor`, LLaMA-Factory's `use_muon`."""
+    return lambda value: (dict(OPTIMIZERS[name]), WHY_OPTIMIZERS.get(name, "")) if value is True else ({}, "it is off")
 
 
 def _mixed_precision(value: Any) -> Answer:
@@ -128,6 +133,8 @@ def _targets(value: Any) -> Answer:
     """LLaMA-Factory writes `all`, or names with commas; PEFT a list or `all-linear`."""
     if value is None or value == "all":
         return ({"lora.target_modules": "all-linear"} if value else {}), "" if value else "the default is all-linear"
+    if isinstance(value, str) and set(value) & set("\\[]()|*+^$"):
+        raise NotSupported("target_modules", value, "expressions over names are not read; name the linear layers")
     if isinstance(value, str) and value != "all-linear":
         return {"lora.target_modules": listed(value)}, ""
     return {"lora.target_modules": value}, ""
@@ -243,7 +250,7 @@ CONVERSIONS: Mapping[str, Conversion] = {
     "eval_epochs": _in_epochs("eval_steps"), "save_epochs": _in_epochs("save_steps"), "eval_steps": _steps("eval_steps"),
     "save_steps": _steps("save_steps"), "logging_steps": _steps("logging_steps"), "max_steps": _max_steps, "warmup": _warmup,
     "schedule": _schedule, "schedule_options": _schedule_options, "betas": _betas, "optimizer": _optimizer,
-    "optimizer name": _optimizer_name,
+    "optimizer name": _optimizer_name, "adafactor": _switched_optimizer("adafactor"), "muon": _switched_optimizer("muon"),
     "mixed_precision": _mixed_precision, "no_checkpointing": _no_checkpointing, "model": _model, "provider": _provider,
     "unsloth": _unsloth, "task": _task, "targets": _targets, "all_linear": _all_linear, "source": _source,
     "held_out": _held_out, "template": _template, "long_examples": _long_examples, "roles": _roles, "plugins": _plugins,
