@@ -18,7 +18,7 @@ from powertrain.audit.reading import read_subject
 from powertrain.audit.rendering import differences, original_pins, render
 from powertrain.audit.subject import Subject
 from powertrain.audit.verify import ORIGINAL, OURS, refuse_what_is_missing
-from powertrain.cli.auditing_recipe import verified_rows
+from powertrain.cli.auditing import verified_rows
 from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.models.huggingface.folder import save_folder
 from powertrain.recipe import resolve

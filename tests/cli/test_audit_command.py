@@ -96,7 +96,7 @@ def test_what_only_changes_the_training_a_little_is_left_to_its_owner(
     script.write_text(text, encoding="utf-8")
     run(script, apply=True)
     assert "lora_dropout=0.1" in script.with_name("train.patched.py").read_text()
-    assert "Left out  lora_dropout_cost: it changes what is learned" in capsys.readouterr().out
+    assert "Left out  lora_dropout_cost: the fix changes what is learned" in capsys.readouterr().out
 
 
 def test_a_patched_copy_is_not_written_over_a_file(script: Path) -> None:

@@ -324,17 +324,7 @@ def audit(path: Annotated[Path, typer.Argument(help="A training script or config
 
     Exit code: 0 no finding worse than low, 4 moderate findings, 5 critical findings.
     """
-    if convert or verify:
-        from powertrain.cli import auditing_recipe
-
-        auditing_recipe.refuse_together(convert=convert, verify=verify, apply=apply, sarif=sarif, markdown=markdown,
-                                        output=output)
-        if verify:
-            auditing_recipe.verify_recipe(path, budget=budget, as_json=json)
-        else:
-            auditing_recipe.convert_to_recipe(path, out=output, as_json=json)
-        return
     from powertrain.cli import auditing
 
-    raise typer.Exit(auditing.audit(path, auditing.Reports(json, sarif, markdown), apply=apply, destination=output,
-                                    elsewhere=elsewhere))
+    raise typer.Exit(auditing.run(path, auditing.Reports(json, sarif, markdown), apply=apply, to_recipe=convert, verify=verify,
+                                  destination=output, budget=budget, elsewhere=elsewhere))

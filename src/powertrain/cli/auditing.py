@@ -1,27 +1,36 @@
-"""`powertrain audit`."""
+"""`powertrain audit`: findings, reports and patches; with --convert or --verify the equivalent recipe."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from powertrain import __version__
 from powertrain.audit import patch as patches
 from powertrain.audit.audit import audit_subject
+from powertrain.audit.conversion import Conversion
+from powertrain.audit.convert import convert
 from powertrain.audit.reading import files_in, read_subject
+from powertrain.audit.recipe_text import TITLES, account_json, account_rows, recipe_yaml
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.cli import output
-from powertrain.cli.environment import cache_folder, say
-from powertrain.records import WrongUse
+from powertrain.cli.environment import budget_s, cache_folder, say
+from powertrain.records import WrongUse, to_plain
 from powertrain.records.findings import Audit, Finding
 from powertrain.report import audit as report
 from powertrain.report import audit_sarif
+from powertrain.report.figures import memory
+
+if TYPE_CHECKING:
+    from powertrain.audit.verify import Verified
 
 STDOUT = Path("-")
 Where = Callable[[Subject], Circumstances]
-TASTE = "it changes what is learned, and little is wrong: decide yourself"
+TASTE = "the fix changes what is learned, and the finding is small: decide yourself"
 
 
 @dataclass(frozen=True)
@@ -37,8 +46,27 @@ class Reports:
         return STDOUT in (self.sarif, self.markdown)
 
 
+def run(path: Path, reports: Reports, *, apply: bool, to_recipe: bool, verify: bool, destination: Path | None, budget: str,
+        elsewhere: bool) -> int:
+    """Audit, convert or verify, as the options ask; return the exit code. Raises WrongUse for options that do not combine."""
+    given = {"--convert": to_recipe, "--verify": verify, "--apply": apply, "--sarif": reports.sarif is not None,
+             "--markdown": reports.markdown is not None}
+    names = [name for name, here in given.items() if here]
+    if (to_recipe or verify) and len(names) > 1:
+        raise WrongUse(f"{' and '.join(names)} cannot be combined; use one at a time")
+    if verify and destination is not None:
+        raise WrongUse("--verify writes no file; use --output with --convert or --apply")
+    if verify:
+        verify_recipe(path, budget=budget, as_json=reports.as_json)
+        return 0
+    if to_recipe:
+        convert_to_recipe(path, out=destination, as_json=reports.as_json)
+        return 0
+    return audit(path, reports, apply=apply, destination=destination, elsewhere=elsewhere)
+
+
 def audit(path: Path, reports: Reports, *, apply: bool, destination: Path | None, elsewhere: bool) -> int:
-    """The audit of a file, or of each script and config in a folder; the exit code, by severity."""
+    """Audit a file, or each script and config in a folder; return the exit code, by severity."""
     if destination is not None and not apply:
         raise WrongUse("--output names the file of --apply or --convert; add one of these options")
     if [reports.as_json, reports.sarif == STDOUT, reports.markdown == STDOUT].count(True) > 1:
@@ -173,3 +201,80 @@ def _say_patched(found: Audit, patch: patches.Patch, written: Path, *, aside: bo
     output.print_rows([*rows, *([("By hand", ", ".join(by_hand))] if by_hand else [])], stderr=aside)
     if not aside:
         print(f"\n{patch}", end="", flush=True)
+
+
+# ------------------------------------------------------------------------------------------------ as a recipe
+
+
+def convert_to_recipe(path: Path, *, out: Path | None = None, as_json: bool = False) -> None:
+    """Write the equivalent recipe to stdout or to `out`, with the account of every key."""
+    conversion = convert(read_subject(path))
+    text = recipe_yaml(conversion, _recognised(path))
+    if out is not None:
+        if out.exists():
+            raise WrongUse(f"{out} already exists; name another file, or delete it")
+        out.write_text(text, encoding="utf-8")
+    if as_json:
+        output.print_json({"event": "conversion", "path": str(path), "framework": conversion.subject.framework,
+                           "recipe": conversion.values, "missing": list(conversion.missing), "keys": account_json(conversion),
+                           "written": None if out is None else str(out)})
+    elif out is None:
+        print(text, end="", flush=True)
+    else:
+        output.print_rows(_summary(conversion, out))
+
+
+def verify_recipe(path: Path, *, budget: str = "2m", as_json: bool = False) -> None:
+    """Measure the recipe with its plan against the original's settings."""
+    from powertrain.audit.verify import verify
+
+    conversion = convert(read_subject(path))
+    with tempfile.TemporaryDirectory(prefix="powertrain-") as folder:
+        found = verify(conversion, Path(folder), cache_folder(), budget_s(budget), say)
+    comparison, parity = found.comparison, found.parity
+    if as_json:
+        output.print_json({"event": "verification", "path": str(path), "says": found.sentence(), "apart": list(found.apart),
+                           "original": dict(found.rendering.pins), "comparison": to_plain(comparison),
+                           "parity": to_plain(parity), "plan": [step.technique.name for step in found.plan.steps]})
+        return
+    output.print_rows(verified_rows(found))
+
+
+def verified_rows(found: Verified) -> list[tuple[str, str]]:
+    """(title, text): both arms, what was measured of them, and in what the plain one differs from the original."""
+    comparison, parity = found.comparison, found.parity
+    rows: list[tuple[str, str]] = [("Original", _pins(found.rendering.pins)),
+                                   ("Plan", ", ".join(step.technique.name for step in found.plan.steps) or "no technique")]
+    if comparison is not None:
+        slow, fast = comparison.tokens_per_s
+        original, ours = (memory(peak) for peak in comparison.peak_memory_bytes)
+        rows += [("Speed", f"{found.sentence()}, over {comparison.pairs} pairs of windows"),
+                 ("Tokens/s", f"{fast:,.0f} against {slow:,.0f}"), ("Memory", f"{ours} against {original} at the peak"),
+                 ("Same losses", f"not seen: {found.why_no_parity}" if parity is None else
+                  f"{'yes' if parity.holds else 'NO'}: {parity.because}")]
+    else:
+        rows.append(("Speed", found.sentence()))
+    return [*rows, *(("Differs", one) for one in found.apart)]
+
+
+def _recognised(path: Path) -> str:
+    from powertrain.audit.configs import why_recognised
+
+    return why_recognised(path) if path.suffix != ".py" else "a training script"
+
+
+def _summary(conversion: Conversion, out: Path) -> list[tuple[str, str]]:
+    counts = {fate: sum(row[0] == fate for row in account_rows(conversion)) for fate in ("translated", "default", *TITLES)}
+    rows = [("Recipe", f"{out}: train it with `powertrain train {out}`"),
+            ("Keys", ", ".join(f"{count} {fate}" for fate, count in counts.items() if count))]
+    rows += [("Missing", one) for one in conversion.missing]
+    for fate, key, said, became in account_rows(conversion):
+        if fate in ("not supported", "unknown", "unread"):
+            rows.append((fate.capitalize(), f"{said or key}: {became}"))
+    return rows
+
+
+def _pins(pins: Mapping[str, Any]) -> str:
+    shown = [name if pin == "on" else f"{name} {dict(pin)}" if isinstance(pin, dict) else f"{name} {pin}"
+             for name, pin in pins.items()]
+    return ", ".join(shown) or "no technique"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain.cli import output
 from powertrain.cli.environment import budget_s, cache_folder, say
-from powertrain.recipe import resolve_words
 
 if TYPE_CHECKING:
     from powertrain.evidence.bench import Found, Suite
@@ -44,18 +43,13 @@ def bench(words: Sequence[str], *, budget: str, study: str | None, as_json: bool
 
 def _prepared(words: Sequence[str]) -> tuple[tuple[str, ...], Prepared]:
     """The words as they are measured, and the recipe with its plan; a base that nobody has trained yet is trained."""
-    from powertrain.cli.training import train_base
+    from powertrain.cli.training import prepare_words
     from powertrain.evidence.bench import without_dropout
-    from powertrain.run.folder import missing_base
-    from powertrain.run.prepare import prepare
 
     named = tuple(words) or (DEFAULT,)
-    resolved = resolve_words(named)
-    if (base := missing_base(resolved.recipe)) is not None:
-        train_base(base, say)
-    prepared = prepare(resolved, cache_folder(), say)
+    prepared = prepare_words(named)
     changed = without_dropout(named, prepared)
-    return changed, prepared if changed == named else prepare(resolve_words(changed), cache_folder(), say)
+    return changed, prepared if changed == named else prepare_words(changed)
 
 
 def _study(suite: Suite, notebook: Notebook, found: Found, folder: Path, seconds: float) -> Study:

@@ -11,7 +11,7 @@ from typing import Any
 from powertrain import planner
 from powertrain.cli import output
 from powertrain.cli.environment import budget_s, cache_folder, say
-from powertrain.cli.training import train_base
+from powertrain.cli.training import prepare_words
 from powertrain.evidence import studies
 from powertrain.evidence.ablation import Subject, subjects_of
 from powertrain.evidence.ablation import ablate as measure_techniques
@@ -19,14 +19,12 @@ from powertrain.evidence.clock import Arena
 from powertrain.evidence.notebook import Notebook
 from powertrain.evidence.tuning import Tuning
 from powertrain.evidence.tuning import tune as find_fastest
-from powertrain.recipe import resolve_words
 from powertrain.records import to_plain
 from powertrain.records.evidence import Interval, Parity, Study
 from powertrain.report.figures import duration, memory
 from powertrain.report.plan import plan_rows
 from powertrain.run.fits import refuse_what_does_not_fit
-from powertrain.run.folder import missing_base
-from powertrain.run.prepare import Prepared, prepare
+from powertrain.run.prepare import Prepared
 from powertrain.run.tuned import forget_tuned, keep_tuned, tuning_key
 
 USED = 0.95                  # of the budget: the last comparison may take a little longer than it was given
@@ -76,10 +74,7 @@ def tune(words: Sequence[str], *, budget: str, study: str | None, as_json: bool)
 
 
 def _prepared(words: Sequence[str]) -> Prepared:
-    resolved = resolve_words(words)
-    if (base := missing_base(resolved.recipe)) is not None:
-        train_base(base, say)
-    prepared = prepare(resolved, cache_folder(), say)
+    prepared = prepare_words(words)
     refuse_what_does_not_fit(prepared)
     return prepared
 

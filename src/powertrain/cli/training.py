@@ -126,6 +126,14 @@ def train_base(recipe: str, say: Callable[[str], None]) -> None:
                         "why")
 
 
+def prepare_words(words: Sequence[str]) -> Prepared:
+    """Return a recipe with its plan. A base model that the recipe names and nobody has trained is trained first."""
+    resolved = resolve_words(words)
+    if (base := missing_base(resolved.recipe)) is not None:
+        train_base(base, say)
+    return prepare(resolved, cache_folder(), say)
+
+
 def _quiet(text: str) -> None:
     """--quiet: nothing before the result."""
 
