@@ -10,7 +10,7 @@ from powertrain.models.decoder import Block, Decoder
 from powertrain.models.kernels.fused.block import Functions, HandWritten
 from powertrain.models.kernels.fused.parts import Parts
 from powertrain.models.kernels.fused.weights import Weights
-from powertrain.techniques.base import NotApplied
+from powertrain.records import NotApplied
 from powertrain.techniques.fused_blocks import ByHand, FusedBlocks
 from powertrain.training.setup import Setup
 

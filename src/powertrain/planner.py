@@ -27,8 +27,16 @@ from powertrain.techniques.base import CannotBuild
 from powertrain.techniques.micro_batch import MicroBatch
 
 BY_NAME: Mapping[str, type[Technique]] = {technique.name: technique for technique in CATALOGUE}
-PLACE: Mapping[str, int] = {name: place for place, name in enumerate(BY_NAME)}
-ASKED = sorted(CATALOGUE, key=lambda technique: not technique.asked_first)       # stable: else as in CATALOGUE
+
+
+def _asked() -> list[type[Technique]]:
+    """Return the techniques in the order in which they are asked; of equally early ones the order of CATALOGUE."""
+    return sorted(BY_NAME.values(), key=lambda technique: not technique.asked_first)
+
+
+def _place(name: str) -> int:
+    """Return the place of a technique in CATALOGUE; one that a module has added to BY_NAME stands behind."""
+    return list(BY_NAME).index(name)
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,7 @@ def _before(name: str, facts: Facts, recipe: Recipe) -> tuple[Recipe, Workload]:
 def _plan_of(facts: Facts, recipe: Recipe) -> Plan:
     _check_clashes(recipe)
     steps, refused = _ask_all(facts, recipe)
-    return Plan(tuple(steps), tuple(sorted(refused, key=lambda refusal: PLACE[refusal.technique])))
+    return Plan(tuple(steps), tuple(sorted(refused, key=lambda refusal: _place(refusal.technique))))
 
 
 def _ask_all(facts: Facts, recipe: Recipe, until: str = "") -> tuple[list[Proposal], list[Refusal]]:
@@ -110,7 +118,7 @@ def _ask_all(facts: Facts, recipe: Recipe, until: str = "") -> tuple[list[Propos
         steps: list[Proposal] = []
         refused: list[Refusal] = []
         count = len(beaten)
-        for technique in itertools.takewhile(lambda technique: technique.name != until, ASKED):
+        for technique in itertools.takewhile(lambda technique: technique.name != until, _asked()):
             answer = beaten.get(technique.name) or _ask(technique, facts, recipe, _workload(facts, steps))
             rival = None if isinstance(answer, Refusal) else _holder(steps, answer.technique.slots)
             if isinstance(answer, Refusal):
@@ -123,7 +131,7 @@ def _ask_all(facts: Facts, recipe: Recipe, until: str = "") -> tuple[list[Propos
             else:
                 refused.append(_taken(answer, rival.technique.name))
         else:
-            steps.sort(key=lambda step: PLACE[step.technique.name])
+            steps.sort(key=lambda step: _place(step.technique.name))
             if not until:
                 beaten |= _unmet(facts, recipe, steps)
         if len(beaten) == count:
@@ -192,7 +200,7 @@ def check_names(techniques: Iterable[str]) -> None:
 
 
 def _check_clashes(recipe: Recipe) -> None:
-    for one, other in itertools.combinations(sorted(_pinned_on(recipe), key=PLACE.__getitem__), 2):
+    for one, other in itertools.combinations(sorted(_pinned_on(recipe), key=_place), 2):
         if BY_NAME[one].slots & BY_NAME[other].slots:
             raise PinsClash(one, other)
 
@@ -262,7 +270,7 @@ def with_steps(plan: Plan, steps: Iterable[Proposal]) -> Plan:
     for added in steps:
         slots, name = added.technique.slots, added.technique.name
         kept = [step for step in kept if step.technique.name != name and not step.technique.slots & slots] + [added]
-    kept.sort(key=lambda step: PLACE[step.technique.name])
+    kept.sort(key=lambda step: _place(step.technique.name))
     return dataclasses.replace(plan, steps=tuple(kept), estimate=None)
 
 

@@ -145,7 +145,8 @@ def test_an_id_means_all_its_parts():
 
 
 @pytest.mark.parametrize(("need", "reason"), [
-    ("cuda", "it needs an NVIDIA GPU"), ("cuda>=8.0", "it needs an NVIDIA GPU"), ("two_gpus", "it needs two GPUs"),
+    ("cuda", "the claim needs an NVIDIA GPU"), ("cuda>=8.0", "the claim needs an NVIDIA GPU"),
+    ("two_gpus", "the claim needs two GPUs"),
     ("bitsandbytes", "not installed"), ("compiler", "torch.compile cannot work here"), ("gpu:RTX 2080 Ti", "this is a CPU")])
 def test_what_is_missing_on_a_cpu_is_said(need, reason):
     software = Software({}, {"bitsandbytes": "not installed", "c++ compiler": "none is on the PATH"})
@@ -408,7 +409,7 @@ def test_a_run_of_claims_ends_in_a_study_and_a_report(small, capsys):
     claiming.show_list(as_json=False)
     out = capsys.readouterr().out
     assert "000-02" in out
-    assert "it needs two GPUs" in out
+    assert "the claim needs two GPUs" in out
 
 
 def test_what_there_is_no_time_for_is_left_and_the_rest_is_kept(small, capsys):

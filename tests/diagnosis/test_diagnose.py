@@ -13,11 +13,10 @@ from powertrain.diagnosis import diagnose as diagnosing
 from powertrain.diagnosis.diagnose import Diagnosis, check, prepare_for_diagnosis, severity_of
 from powertrain.diagnosis.verdict import causes
 from powertrain.recipe import resolve_words
-from powertrain.records import RunFailed, WrongUse
+from powertrain.records import NotApplied, RunFailed, WrongUse
 from powertrain.records.findings import SEVERITIES
 from powertrain.records.plan import PinRefused
 from powertrain.run.prepare import Prepared
-from powertrain.techniques.base import NotApplied
 
 Make = Callable[..., Prepared]
 
@@ -33,8 +32,7 @@ def diagnosed(prepared: Prepared, monkeypatch: pytest.MonkeyPatch, error: Except
 
 @pytest.mark.parametrize(("error", "says"), [
     (RunFailed("the loss is not finite"), "the loss is not finite"), (WrongUse("too few steps"), "too few steps"),
-    (NotApplied("bf16: it is off"), "bf16: it is off; the plan asked for it, so nothing would be trained. Pin it off to go "
-                                    "without"),
+    (NotApplied("bf16: it is off"), "bf16: it is off; pin the technique off to train without it"),
     (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes."), "out of memory"),
     (MemoryError(), "out of memory (MemoryError)")])
 def test_a_run_that_cannot_start_is_critical_and_has_its_checks(well_prepared: Make, monkeypatch: pytest.MonkeyPatch,

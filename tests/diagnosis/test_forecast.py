@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from observations import STEP_S, seen
 
-from powertrain.diagnosis.forecast import NARROWEST, forecast, mean_interval
 from powertrain.diagnosis.observed import Between
+from powertrain.diagnosis.verdict import NARROWEST, forecast, mean_interval
 
 
 def test_a_run_is_its_start_its_steps_its_pauses_and_its_end() -> None:

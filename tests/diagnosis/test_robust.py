@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from powertrain.diagnosis.robust import level, median_error, noise, window, windows
+from powertrain.diagnosis.curves import level, median_error, noise, window, windows
 
 
 def noisy(count: int, sigma: float, slope: float = 0.0) -> list[float]:

@@ -58,9 +58,10 @@ class SyntheticArena:
                 folder = str(self.real_probes)
                 return Runner(Order(arm, folder, folder, folder, precision=precision, seed=seed)).probe(steps)
             except Exception as error:
-                return Probe((), (), None, failure(error).sentence)
+                failed = failure(error)
+                return Probe((), (), None, failed.sentence, failed.technique)
         if (why := self.cannot(steps_of(arm))) is not None:
-            return Probe((), (), None, why)
+            return Probe((), (), None, why, why.partition(":")[0])
         losses = self.losses(steps_of(arm))
         return Probe(losses, tuple(1.0 for _ in losses), self.memory(steps_of(arm)))
 

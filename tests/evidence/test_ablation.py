@@ -19,11 +19,11 @@ from powertrain.evidence.notebook import Notebook, why_no_room
 from powertrain.evidence.profile import CLASSES
 from powertrain.models.kernels.losses import token_loss
 from powertrain.recipe import Recipe, resolve_words
-from powertrain.records import Effect, Facts, Plan, Proposal, RunFailed, WrongUse
+from powertrain.records import Effect, Facts, NotApplied, Plan, Proposal, RunFailed, WrongUse
 from powertrain.records.evidence import FASTER, HARMFUL, INCONCLUSIVE, INVALID, NO_EFFECT, NOT_HERE
 from powertrain.run.prepare import Prepared, prepare
 from powertrain.techniques import CATALOGUE, Technique
-from powertrain.techniques.base import EVERYTHING, Exactness, NotApplied
+from powertrain.techniques.base import EVERYTHING, Exactness
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.four_bit_base import FourBitBase
 from powertrain.techniques.frozen_base import FrozenBase
@@ -86,7 +86,6 @@ class Slow(Saboteur):
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Technique]], None]:
     def add(technique: type[Technique]) -> None:
-        monkeypatch.setattr(planner, "CATALOGUE", (*CATALOGUE, technique))
         monkeypatch.setitem(planner.BY_NAME, technique.name, technique)  # type: ignore[arg-type]
 
     return add
@@ -198,7 +197,7 @@ def test_what_cannot_stand_without_it_is_left_out_with_it(prepared: Prepared) ->
     arena = SyntheticArena(costs(bf16=-0.3), cannot=cannot)
     subjects, _, notebook = measure(dataclasses.replace(prepared, plan=plan), arena)
     assert subjects["bf16"].verdict == FASTER
-    assert "frozen_base was left out with it" in subjects["bf16"].why
+    assert "frozen_base was left out too" in subjects["bf16"].why
     left_out = subjects["bf16"].left_out
     assert left_out is not None
     assert notebook.comparisons[left_out].a == "without bf16 and frozen_base"
@@ -213,7 +212,7 @@ def test_a_rung_that_cannot_stand_is_joined_with_the_next(prepared: Prepared) ->
     subjects, _, notebook = measure(prepared, SyntheticArena(costs(), cannot=cannot))
     assert subjects["attention_kernel"].ladder == subjects["micro_batch"].ladder
     assert subjects["attention_kernel"].ladder is not None
-    assert "joined with the next" in subjects["attention_kernel"].why
+    assert "it joins the next" in subjects["attention_kernel"].why
     assert subjects["fused_adamw"].ladder != subjects["attention_kernel"].ladder
     assert notebook.comparisons[subjects["attention_kernel"].ladder].b == "full plan"
 
@@ -258,7 +257,7 @@ def test_what_is_undecided_takes_the_time_that_is_left(prepared: Prepared) -> No
     assert left_out is not None
     assert notebook.comparisons[left_out].pairs > 100
     assert subjects["fused_adamw"].verdict == FASTER
-    assert any("once more with the time that is left" in text for text in said)
+    assert any("measuring again with the remaining time" in text for text in said)
     first_only, _, _ = measure(prepared, SyntheticArena(costs(fused_adamw=-0.04), noise=0.04, seed=3), ["fused_adamw"],
                                budget_s=60.0)
     assert first_only["fused_adamw"].verdict == INCONCLUSIVE
@@ -295,7 +294,7 @@ def test_what_cannot_be_here_is_refused_with_the_reason(prepared: Prepared) -> N
 
 
 def test_a_plan_without_techniques_has_nothing_to_leave_out(prepared: Prepared) -> None:
-    with pytest.raises(WrongUse, match="no technique in force"):
+    with pytest.raises(WrongUse, match="no technique that could be left out"):
         subjects_of(dataclasses.replace(prepared, plan=Plan((), ())))
 
 

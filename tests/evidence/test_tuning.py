@@ -112,7 +112,7 @@ def test_what_is_not_faster_together_is_not_combined(prepared: Prepared) -> None
 
     found = find(prepared, SyntheticArena(step_s, noise=0.01))
     assert found.pins == {"attention_kernel": {"kernel": "sdpa"}}
-    assert "together with what is faster: 0.6" in why(found, "without fused_adamw")
+    assert "combined with the faster changes: 0.6" in why(found, "without fused_adamw")
 
 
 def test_what_was_lucky_is_found_out_by_fresh_windows(prepared: Prepared) -> None:
@@ -200,7 +200,7 @@ def test_what_earns_back_too_little_is_not_taken(prepared: Prepared) -> None:
     found = find(prepared, SyntheticArena(lambda steps: 1.0 - 0.01 * ("loader" in steps), noise=0.001,
                                           compile_s=lambda steps: 20.0 * ("loader" in steps)))
     assert found.pins == {}
-    assert "gains too little to earn that back" in why(found, "loader")
+    assert "its gain is too small to earn that back" in why(found, "loader")
 
 
 def test_candidates_keep_what_is_trained(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ from not_compiled import NotCompiled
 from powertrain.cost.workload import Workload
 from powertrain.planner import ask_anew
 from powertrain.recipe import Recipe
-from powertrain.records import Effect, Facts, Plan, Proposal
+from powertrain.records import Effect, Facts, NotApplied, Plan, Proposal
 from powertrain.techniques import CATALOGUE, Technique
-from powertrain.techniques.base import Exactness, NotApplied
+from powertrain.techniques.base import Exactness
 from powertrain.techniques.fused_blocks import FusedBlocks
 from powertrain.training.evaluation import evaluate
 from powertrain.training.loop import apply_plan, backward, new_state, train

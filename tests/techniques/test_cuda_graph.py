@@ -18,9 +18,8 @@ from powertrain.models.kernels.attention import math_attention
 from powertrain.models.kernels.static_attention import OverEnds, masked_over_ends
 from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
-from powertrain.records import Facts, Layout
+from powertrain.records import Facts, Layout, NotApplied
 from powertrain.techniques.attention_kernel import AttentionKernel
-from powertrain.techniques.base import NotApplied
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.cuda_graph import CudaGraph

@@ -15,10 +15,10 @@ from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels.quantised import Packed, QuantisedLinear
 from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
-from powertrain.records import Effect, Facts, Plan, Proposal, Refusal
+from powertrain.records import Effect, Facts, NotApplied, Plan, Proposal, Refusal
 from powertrain.records.plan import Why
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
-from powertrain.techniques.base import NotApplied, Technique
+from powertrain.techniques.base import Technique
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.dequantised_cache import DequantisedCache
 from powertrain.training.loop import apply_plan, backward, new_state

@@ -21,10 +21,10 @@ from powertrain.models.kernels import scaled
 from powertrain.models.kernels.scaled import FP8, INT8, Coarse, quantise, scaled_product, scaled_product_back
 from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
-from powertrain.records import Effect, Facts, Plan, Proposal, Refusal, WrongUse
+from powertrain.records import Effect, Facts, NotApplied, Plan, Proposal, Refusal, WrongUse
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
 from powertrain.techniques.attention_kernel import AttentionKernel
-from powertrain.techniques.base import NotApplied, Technique
+from powertrain.techniques.base import Technique
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.fp8_base import Fp8Base
 from powertrain.techniques.frozen_backward import FrozenBackward

@@ -13,9 +13,8 @@ from kinds_of_runs import LORA, make_ragged
 from powertrain.models.linear import FrozenLinear
 from powertrain.planner import ask_anew, make_plan, workload_of
 from powertrain.recipe import Recipe
-from powertrain.records import Effect, Facts, Hardware, Plan, Proposal, Refusal
+from powertrain.records import Effect, Facts, Hardware, NotApplied, Plan, Proposal, Refusal
 from powertrain.records.plan import Why
-from powertrain.techniques.base import NotApplied
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.four_bit_base import FourBitBase
 from powertrain.techniques.frozen_backward import FrozenBackward

@@ -11,9 +11,9 @@ from kinds_of_runs import LORA, make_ragged
 
 from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
-from powertrain.records import Facts, Proposal, Refusal, WrongUse
+from powertrain.records import Facts, NotApplied, Proposal, Refusal, WrongUse
 from powertrain.records.plan import Why
-from powertrain.techniques.base import NotApplied, Technique
+from powertrain.techniques.base import Technique
 from powertrain.techniques.eight_bit_adamw import EightBitAdamW
 from powertrain.techniques.paged_adamw import PagedAdamW
 from powertrain.training.loop import new_state, train

@@ -16,9 +16,8 @@ from powertrain.data.collate import collate_padded, real_documents
 from powertrain.data.order import pack
 from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
-from powertrain.records import Facts, Proposal, Refusal, WrongUse
+from powertrain.records import Facts, NotApplied, Proposal, Refusal, WrongUse
 from powertrain.records.plan import Why
-from powertrain.techniques.base import NotApplied
 from powertrain.techniques.length_grouping import LengthGrouping
 from powertrain.techniques.micro_batch import MicroBatch
 from powertrain.techniques.packing import Packing

@@ -14,11 +14,10 @@ from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels.fused.compiled import tokens_to_divide
 from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
-from powertrain.records import Facts, Proposal, Refusal
+from powertrain.records import Facts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
 from powertrain.techniques.attention_kernel import AttentionKernel
-from powertrain.techniques.base import NotApplied
 from powertrain.techniques.frozen_backward import FrozenBackward
 from powertrain.techniques.fused_adamw import FusedAdamW
 from powertrain.techniques.fused_blocks import FusedBlocks

@@ -15,7 +15,7 @@ from not_compiled import NotCompiled
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels.attention import bmm_attention, math_attention, sdpa_attention
 from powertrain.models.kernels.fused.saving import KINDS, PlainHost
-from powertrain.techniques.base import NotApplied
+from powertrain.records import NotApplied
 from powertrain.techniques.frozen_backward import FrozenBackward
 from powertrain.techniques.fused_blocks import ByHand, FusedBlocks
 from powertrain.techniques.packing import Packing

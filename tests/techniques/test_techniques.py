@@ -13,11 +13,10 @@ import torch
 from powertrain.models.kernels.losses import token_loss
 from powertrain.planner import ask_anew
 from powertrain.recipe import Recipe
-from powertrain.records import IGNORE, Facts, Proposal, Refusal
+from powertrain.records import IGNORE, Facts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
 from powertrain.techniques.attention_kernel import AttentionKernel
-from powertrain.techniques.base import NotApplied
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.fp16 import Fp16

@@ -1,4 +1,4 @@
-"""An experiment is carried out once, and read for each claim that it decides."""
+"""Experiments: each is carried out once, and its result is read for every claim that it decides."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROBED_STEPS = 4
 
 
 class Measures(Protocol):
-    """What an experiment asks of an arena."""
+    """The measurements that an experiment asks of an arena."""
 
     def compare(self, a: Arm, b: Arm, pace: Pace = ..., *, margin: float = ..., deadline: float | None = ...
                 ) -> tuple[Comparison, ArmRun, ArmRun]: ...
@@ -38,7 +38,7 @@ class Measures(Protocol):
 
 @dataclass(frozen=True)
 class Bound:
-    """Amdahl's: what a step would gain or lose at most."""
+    """Amdahl's bound on the gain or loss of a step."""
 
     times: float
     acts_on: tuple[str, ...]                 # classes of work
@@ -46,7 +46,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an experiment came to. A reasoned one has nothing in it but itself."""
+    """The result of an experiment. A reasoned experiment has no measurements."""
 
     experiment: Experiment
     arms: tuple[Arm, ...] = ()
@@ -63,7 +63,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Bench:
-    """What experiments are carried out with."""
+    """The means with which experiments are carried out."""
 
     arena: Measures
     cache: Path
@@ -81,7 +81,7 @@ def arms_of(experiment: Experiment) -> tuple[Arm, Arm]:
 
 
 def carry_out(experiment: Experiment, claims: Sequence[Claim], bench: Bench) -> Outcome | None:
-    """What came of it; None where the time ran out before it said anything. `claims` are those that it decides."""
+    """Return the result for the `claims` that the experiment decides; None where the time ran out."""
     began = time.monotonic()
     try:
         found = _BY_KIND[experiment.kind](experiment, claims, bench)
@@ -116,7 +116,7 @@ def _is_gain(claim: Claim) -> bool:
 
 
 def _bound(experiment: Experiment, a: Arm, b: Arm, bench: Bench) -> Bound | None:
-    """By a profile of both arms, and what the technique that differs says that it acts on."""
+    """Return Amdahl's bound from profiles of both arms and the classes of work that the technique acts on."""
     assert experiment.technique is not None
     technique = planner.BY_NAME[experiment.technique]
     acts_on: frozenset[str] = getattr(technique, "acts_on", frozenset())
@@ -141,8 +141,9 @@ def _allocated(a: Arm, b: Arm, bench: Bench) -> tuple[int, int]:
 
 
 def _parity(experiment: Experiment, a: Arm, b: Arm, bench: Bench) -> Parity:
-    """In fp32, so that no product's rounding hides a difference in what is computed; in the arms' own precision where it is
-    that which differs, or where a plan cannot stand in fp32.
+    """Return the parity of both arms in fp32, where rounding hides no difference.
+
+    The arms' own precision is used where the precision differs between them, or where a plan does not run in fp32.
     """
     assert experiment.exactness is not None
     own = (None, "bf16")
@@ -186,7 +187,7 @@ _BY_KIND: dict[str, Callable[[Experiment, Sequence[Claim], Bench], Outcome]] = {
 
 
 def reading(claim: Claim, outcome: Outcome) -> Interval | None:
-    """What the experiment measured of this claim's metric; None where it has no value. Raises LookupError for no such one."""
+    """Return the claim's metric as measured; None where it has no value. Raises LookupError for an unknown metric."""
     kind = outcome.experiment.kind
     found = _of_value(outcome.experiment) if kind == "reasoned" else _of_measured(claim, outcome) if kind == "probe" else \
         READERS[claim.metric or "speed"](claim, outcome)
@@ -230,7 +231,7 @@ def _peak_memory(claim: Claim, outcome: Outcome) -> Interval:
 
 
 def _first_steps(claim: Claim, outcome: Outcome) -> Interval | None:
-    """Over so many steps, the first of which pay for what is compiled."""
+    """Return the speed over the first steps, compilation included."""
     if outcome.comparison is None or outcome.comparison.speed is None or claim.steps is None:
         return None
     a_s = statistics.median(a.seconds / a.steps for a, _ in _pairs(outcome)) * claim.steps

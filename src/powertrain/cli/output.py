@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from powertrain.records import UserError
+from powertrain.records import NotApplied, UserError
 from powertrain.records.findings import SEVERITIES, Finding, Severity
 
 if TYPE_CHECKING:
@@ -69,11 +69,11 @@ def explain(error: Exception, *, as_json: bool) -> int | None:
     fields: dict[str, Any] = {}
     if isinstance(error, UserError):
         message, code, fields = str(error), error.exit_code, error.fields()
+        if isinstance(error, NotApplied):
+            message += f"; nothing was trained. Train without the technique: {' '.join(error.cure)}"
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         message, code = f"{where}{error.strerror or error}", FAILED
-    elif type(error).__name__ == "NotApplied":
-        message, code = f"{error}; the plan asked for it, so nothing was trained. Pin it off to go without", FAILED
     elif isinstance(error, (MemoryError, RuntimeError)) and _is_out_of_memory(error):
         message, code = ("out of memory; use a smaller micro-batch (techniques.micro_batch.examples=1 keeps the batch), "
                          "techniques.activation_checkpointing=on, or a smaller model"), FAILED

@@ -1,4 +1,4 @@
-"""When torch's compiler ran, and for how long: a step in which it compiles anew is no step like the others."""
+"""The times at which torch's compiler ran: a step that compiles again is not comparable with the others."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, Self
 
 from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler
 
-COMPILE_IN = ("forward", "backward")         # the parts of a step, in which something may be compiled
+COMPILE_IN = ("forward", "backward")         # the parts of a step in which torch may compile
 
 
 @dataclass(frozen=True)
 class Compilation:
-    part: str                                # of a step, in which it happened: "forward", or "backward" where that was put off
+    part: str                                # of the step: "forward", or "backward" where compiling was delayed
     seconds: float
 
 
 class CompileWatch:
-    """`with CompileWatch() as watch:`; `watch.take()` gives what was compiled since it was last asked."""
+    """`with CompileWatch() as watch:`; `watch.take()` returns the compilations since the last call."""
 
     def __enter__(self) -> Self:
         self._found: list[Compilation] = []
@@ -48,10 +48,10 @@ class CompileWatch:
 
 def told_apart(steps: Sequence[Mapping[str, float]], compilations: Sequence[tuple[Compilation, ...]]
                ) -> tuple[tuple[Mapping[str, float], ...], list[tuple[Compilation, ...]]]:
-    """Steps' parts without compiling, and the compilations with all that they took.
+    """Return the steps' parts without compiling, and the compilations with their whole time.
 
-    What torch calls compiling leaves out guards, the first call of a new graph and the garbage of making it. So where some
-    steps compiled nothing, a step that did takes as long without it as those.
+    torch's own figure leaves out guards, the first call of a new graph and garbage collection. So a compiling step is taken to
+    need the usual time of the steps that compiled nothing, and the rest is compiling.
     """
     usual = _usual([parts for parts, found in zip(steps, compilations, strict=True) if not found])
     left, taken = [], []
@@ -78,9 +78,9 @@ def _without(parts: Mapping[str, float], compilations: Sequence[Compilation]) ->
 
 def still_to_come_s(per_step: Sequence[tuple[Compilation, ...]], steps_left: int,
                     before: Sequence[tuple[Compilation, ...]] = ()) -> float:
-    """Seconds of compiling in the steps that are left, where it goes on as in the later half of those watched.
+    """Return the seconds of compiling in the remaining steps, at the rate of the later half of the watched steps.
 
-    `before`: what was compiled before those, one entry for the set-up and one for each step.
+    `before`: the earlier compilations, one entry for the set-up and one for each step.
     """
     lately = per_step[len(per_step) // 2:]
     if not any(lately):
@@ -92,8 +92,10 @@ def still_to_come_s(per_step: Sequence[tuple[Compilation, ...]], steps_left: int
 
 
 def most_compilations(per_step: Sequence[tuple[Compilation, ...]]) -> int:
-    """That torch makes of what is compiled here: it gives a function up, and runs it as it is, once it has compiled it for
-    `recompile_limit` kinds of input. As many functions are compiled as were at once, when they met one input."""
+    """Return how many compilations torch makes at most: after `recompile_limit` kinds of input it runs a function uncompiled.
+
+    The number of functions is the most that were compiled in one step, for one kind of input.
+    """
     import torch._dynamo.config
 
     limit: Any = torch._dynamo.config.recompile_limit

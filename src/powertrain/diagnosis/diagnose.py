@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from powertrain.diagnosis.checks import CHECKS, Situation
-from powertrain.diagnosis.forecast import Forecast, forecast
 from powertrain.diagnosis.probe import Probed, probe
 from powertrain.diagnosis.remedies import remedies_of, try_remedies
 from powertrain.diagnosis.situation import Machine, read_machine
-from powertrain.diagnosis.verdict import Cause, causes
+from powertrain.diagnosis.verdict import Cause, Forecast, causes, forecast
 from powertrain.recipe import Resolved
-from powertrain.records import RunFailed, WrongUse
+from powertrain.records import NotApplied, RunFailed, WrongUse
 from powertrain.records.findings import SEVERITIES, Finding, Severity, worst_first
 from powertrain.records.plan import PinError, PinRefused, PinsClash
 from powertrain.run.prepare import Prepared, prepare
@@ -39,7 +38,7 @@ class Diagnosis:
 
     @property
     def severity(self) -> Severity:
-        """The worst of what was found."""
+        """Return the severity of the worst finding or cause."""
         found = [*(finding.severity for finding in self.findings), *map(severity_of, self.causes)]
         found += ["critical"] if self.failed else []
         return min(found, key=SEVERITIES.index, default="good")
@@ -71,7 +70,7 @@ def check(prepared: Prepared, machine: Machine, refused: Mapping[str, PinError],
 
 def diagnose(words: Sequence[str], prepared: Prepared, refused: Mapping[str, PinError], *, cache: Path, budget_s: float,
              say: Say, price_per_hour: float | None = None, preload: Sequence[str] = ()) -> Diagnosis:
-    """Checks, probe, trials and verdict in about `budget_s`. What keeps the run from starting is in `failed`."""
+    """Return checks, probe, trials and verdict in about `budget_s`; `failed` is the reason of a run that cannot start."""
     began, machine = time.monotonic(), read_machine(prepared)
     environment = environment_of(prepared)
     say("watching the first steps of the run")
@@ -90,7 +89,7 @@ def diagnose(words: Sequence[str], prepared: Prepared, refused: Mapping[str, Pin
 
 def with_trials(words: Sequence[str], prepared: Prepared, probed: Probed, *, cache: Path, deadline: float, say: Say,
                 preload: Sequence[str] = ()) -> Probed:
-    """The probe with the remedies that there are, those tried for which there was time before `deadline`."""
+    """Return the probe with its remedies, tried as far as the time before `deadline` allows."""
     remedies = remedies_of(prepared.facts, prepared.recipe, prepared.plan, probed.observed)
     observed = replace(probed.observed, remedies=remedies)
     start_s = probed.start_s + probed.first_steps_s
@@ -99,16 +98,16 @@ def with_trials(words: Sequence[str], prepared: Prepared, probed: Probed, *, cac
 
 
 def why_it_fails(error: Exception) -> str | None:
-    """What keeps the run from starting, in words; None for a fault of ours."""
+    """Return why the run cannot start; None for a fault of this program."""
+    if isinstance(error, NotApplied):
+        return f"{error}; pin the technique off to train without it"
     if isinstance(error, (RunFailed, WrongUse)):
         return str(error)
-    if type(error).__name__ == "NotApplied":             # of techniques/, a room that this one does not know
-        return f"{error}; the plan asked for it, so nothing would be trained. Pin it off to go without"
     return f"out of memory ({said_by(error)})" if is_out_of_memory(error) else None
 
 
 def severity_of(cause: Cause) -> Severity:
-    """How bad it is to leave a cause as it is: what its cure is predicted to give."""
+    """Return the severity of a cause, by the predicted gain of its cure."""
     return "critical" if cause.predicted >= CRITICAL else "moderate" if cause.predicted >= MODERATE else "low"
 
 

@@ -1,7 +1,7 @@
-"""What became of a run: the symptoms that its events show, the worst first, and what it was bound by.
+"""The bounds of a run from its stored events.
 
-A run's events say how long each part of a step took, and nothing of what else the machine did meanwhile. So of the causes
-that diagnosis/verdict.py knows, other processes and heat are not told here: where steps became slower, the symptoms say when.
+A run's events hold the time of each part of a step, and nothing about other processes on the machine. So other processes and
+heat are not found here; where steps became slower, the symptoms say when.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMPILED = 5.0               # times the median step: where blocks are compiled,
 
 
 def causes_of(run: RunRecord) -> list[Cause]:
-    """Empty where too few steps were timed. The predictions of cures rest on formulas: nothing was tried."""
+    """Return the causes; none where too few steps were timed. Gains are predicted by formulas: no cure was tried."""
     observed, planned = observe(run), _planned(run)
     if observed is None:
         return []
@@ -37,7 +37,7 @@ def causes_of(run: RunRecord) -> list[Cause]:
 
 
 def told(run: RunRecord) -> Mapping[str, str]:
-    """What run it is, in a few lines."""
+    """Return a short description of the run."""
     hardware, model, data = (run.facts.get(key) or {} for key in ("hardware", "model", "data"))
     found = {"run": f"{run.folder}, {run.state}, {run.last_step:,} of {run.total_steps:,} steps",
              "sessions": f"{len(run.history.sessions)}" if len(run.history.sessions) > 1 else "",
@@ -50,7 +50,7 @@ def told(run: RunRecord) -> Mapping[str, str]:
 
 
 def observe(run: RunRecord) -> Observed | None:
-    """The run's steps as the verdict wants them; None where too few were timed."""
+    """Return the figures of the run's steps; None where too few were timed."""
     steps, recompile_s, recompilations = _without_compilations(run)
     if len(steps) < LEAST_STEPS:
         return None
@@ -68,7 +68,7 @@ def observe(run: RunRecord) -> Observed | None:
 
 
 def _with_plan(run: RunRecord, observed: Observed, facts: Facts, plan: Plan) -> Observed:
-    """With the work of a step, and the machine that it ran on."""
+    """Return the figures with the work of a step and the machine of the run."""
     hardware, workload = facts.hardware, planner.workload_of(facts, plan)
     passes = -(-workload.tokens // workload.packed_tokens) if workload.packed_tokens is not None else workload.micro_batches
     work = step_work(facts, plan, observed.real_tokens, observed.padding_tokens) if observed.real_tokens else {}
@@ -78,7 +78,7 @@ def _with_plan(run: RunRecord, observed: Observed, facts: Facts, plan: Plan) -> 
 
 
 def _planned(run: RunRecord) -> tuple[Facts, Plan] | None:
-    """Facts and plan as values, if the files are there and of this version."""
+    """Return facts and plan as values, if the files exist in this version's form."""
     if not run.facts or not run.plan:
         return None
     try:
@@ -88,7 +88,7 @@ def _planned(run: RunRecord) -> tuple[Facts, Plan] | None:
 
 
 def _without_compilations(run: RunRecord) -> tuple[list[Any], float, int]:
-    """The timed steps, and of those that compiled again their number and the seconds that it took."""
+    """Return the timed steps without those that compiled again, the seconds of compiling, and their number."""
     steps = run.steady_steps
     if "torch_compile" not in run.techniques or len(steps) < LEAST_STEPS:
         return list(steps), 0.0, 0
@@ -99,7 +99,7 @@ def _without_compilations(run: RunRecord) -> tuple[list[Any], float, int]:
 
 
 def _evaluation(run: RunRecord) -> Between | None:
-    """One of those during the run, with the sample that is written after it."""
+    """Return the average evaluation during the run, with the sample after it."""
     during = [happened for happened in run.history.of(Evaluated) if not happened.event.final]
     if not during or not (every := in_steps(run.recipe.eval_steps, run.steps_per_epoch or 1)):
         return None

@@ -1,8 +1,8 @@
-"""What stood around the step at which a run's loss broke away: gradient norm, clipping, learning rate, warm-up, precision.
+"""The likely cause of a loss that broke away: gradient norm, clipping, learning rate, warm-up and precision at that step.
 
-A loss that jumps was thrown by an update that was too large: the learning rate for these gradients, or gradients that
-nothing limited. Which of them it was cannot be read off events with certainty; what they show is said, and the cure changes
-what stands out.
+A loss jumps after an update that was too large: the learning rate was too high for these gradients, or the gradients were not
+clipped. Events do not show with certainty which of them it was; the finding reports the figures, and the cure changes the one
+that stands out.
 Source: Goodfellow et al. 2016, 8.2.4 (cliffs and clipping); Goyal et al. 2017, 2.2 (warm-up).
 """
 
@@ -31,32 +31,32 @@ class Instability:
 
 
 def usual_rate(method: str) -> float:
-    """The method's default: what its users start from."""
+    """Return the method's default learning rate."""
     return float(METHOD_DEFAULTS[method].get("learning_rate", Recipe.model_fields["learning_rate"].default))
 
 
 def lower_rate(recipe: Recipe) -> float:
-    """The method's default, or a third of what is set where that is no higher."""
+    """Return the method's default learning rate, or a third of the recipe's where that is no higher."""
     usual = usual_rate(recipe.method)
     return usual if recipe.learning_rate > usual else recipe.learning_rate / LOWER
 
 
 def around(run: RunRecord, place: int) -> Instability:
-    """What stood around `place`, the first of `run.steps` (from 0) that is off, or their number where none follows."""
+    """Return the figures around `place`, the first bad one of `run.steps` (from 0), or their number where none follows."""
     recipe, number = run.recipe, run.steps[place].step if place < len(run.steps) else run.last_step + 1
     reasons, evidence, words, says = [], [_rate(run, place)], [], []
     evidence += _growth(run, place)
     if recipe.max_grad_norm == 0:
-        reasons.append("nothing limited the gradient (max_grad_norm=0)")
+        reasons.append("the gradient was not clipped (max_grad_norm=0)")
         words.append("max_grad_norm=1")
-        says.append("limit the gradient's norm")
+        says.append("clip the gradient's norm")
     if number <= max(EARLY_SHARE * run.total_steps, 2 * run.warmup_steps):
         share = max(0.03, 2 * run.warmup_steps / max(1, run.total_steps))
         reasons.append(f"it happened early, at step {number:,} of {run.total_steps:,}, "
                        + (f"with {run.warmup_steps:,} steps of warm-up" if run.warmup_steps else "and there is no warm-up"))
         if share <= EARLY_SHARE:             # a longer one would no longer be a warm-up: then the rate itself is too high
             words += [f"warmup_ratio={share:.2g}", *(["warmup_steps=null"] if recipe.warmup_steps is not None else [])]
-            says.append("let the learning rate rise slowly")
+            says.append("add a warm-up of the learning rate")
     if recipe.learning_rate > HIGH_RATE * usual_rate(recipe.method) or not words:
         usual = usual_rate(recipe.method)
         reasons.append(f"the learning rate of {recipe.learning_rate:g} is high ({usual:g} is the default of "
@@ -75,7 +75,7 @@ def _rate(run: RunRecord, place: int) -> str:
 
 
 def _growth(run: RunRecord, place: int) -> list[str]:
-    """How much the gradient's norm had grown when it happened."""
+    """Return how much the gradient's norm had grown at that step."""
     found = [(step.step, float(step.grad_norm)) for step in run.steps[max(0, place - BEFORE_STEPS):place + 1]
              if is_finite(step.grad_norm)]
     if len(found) <= 2 * LAST_STEPS:

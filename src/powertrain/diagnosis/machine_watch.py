@@ -1,7 +1,7 @@
-"""What the machine did while something was watched: whose work kept the processors busy, and what held this process back.
+"""The use of the machine's processors while something is measured: by this process, by others, and by limits.
 
-Computing threads spin while they wait for each other, so a process that nothing disturbs uses about as much processor time
-as it has threads. What is missing from that, as far as other processes used the cores meanwhile, was taken by them.
+Computing threads spin while they wait for each other, so an undisturbed process uses about one core for each thread. Missing
+processor time was taken by other processes, as far as they used the cores meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import psutil
 
 from powertrain.machine import group_folders
 
-NOISE_CORES = 0.15           # others may keep this much of a core busy: a machine is never quite idle
+NOISE_CORES = 0.15           # of other processes on an idle machine
 ENERGY = Path("/sys/class/powercap")
 
 
@@ -27,9 +27,9 @@ class Meanwhile:
     wall_s: float
     own_s: float                             # of this process and its children
     busy_s: float                            # of all processes, these included
-    host_s: float = 0.0                      # that a hypervisor gave to other machines
-    held_s: float = 0.0                      # that the CPU quota of a control group kept this process waiting
-    energy_j: float | None = None            # of the processors; None where they do not tell
+    host_s: float = 0.0                      # given by the hypervisor to other machines
+    held_s: float = 0.0                      # of waiting for the CPU quota of a control group
+    energy_j: float | None = None            # of the processors; None where it cannot be read
 
     @property
     def others_s(self) -> float:
@@ -43,15 +43,15 @@ class Meanwhile:
         return found if found > NOISE_CORES else 0.0
 
     def stolen_share(self, threads: int, cores: int) -> float:
-        """The share of `threads` computing threads' time that other processes' work took: never more than they could take."""
+        """Return the share of `threads` computing threads' time that other processes took."""
         if not self.wall_s:
             return 0.0
-        wanted = max(0.0, self.others_cores + threads - cores) / threads     # an idle core beside them harms nobody
+        wanted = max(0.0, self.others_cores + threads - cores) / threads     # an idle core beside them disturbs no thread
         missing = max(0.0, 1 - self.own_s / (threads * self.wall_s))
         return min(wanted, missing)
 
     def throttled(self, cores: int) -> tuple[float, str]:
-        """(share of the time, by what): a quota, or a hypervisor that gives the cores to others."""
+        """Return the share of the time that a limit took, and the limit: a CPU quota or the hypervisor."""
         shares = {"the CPU quota of the control group": self.held_s,
                   "the hypervisor, which gave the cores to others": self.host_s}
         what = max(shares, key=lambda name: shares[name])
@@ -75,7 +75,7 @@ class MachineWatch:
 
 
 def held_s(folders: Iterable[Path]) -> float:
-    """Seconds that quotas of these control groups have kept their processes waiting, the longest of them."""
+    """Return the seconds that the quotas of these control groups kept their processes waiting, the longest of them."""
     found = [0.0]
     for folder in folders:
         try:
@@ -88,7 +88,7 @@ def held_s(folders: Iterable[Path]) -> float:
 
 
 def energy_j(folder: Path = ENERGY) -> float | None:
-    """Joules that the processor packages have taken so far; None where nobody may read that."""
+    """Return the joules that the processor packages have used so far; None where the counters cannot be read."""
     try:
         counters = [int((package / "energy_uj").read_text()) for package in folder.glob("intel-rapl:[0-9]*")
                     if package.name.count(":") == 1]
@@ -98,7 +98,7 @@ def energy_j(folder: Path = ENERGY) -> float | None:
 
 
 def taken_j(before: float | None, after: float | None) -> float | None:
-    """Joules between two readings; None where a counter has begun anew meanwhile, as each does after some minutes."""
+    """Return the joules between two readings; None where a counter was reset meanwhile, as each is after some minutes."""
     return None if before is None or after is None or after < before else after - before
 
 

@@ -1,4 +1,4 @@
-"""What a run does between its steps, done once: an evaluation with its sample, a checkpoint on the run's own disk, the log."""
+"""The work between a run's steps, done once and timed: evaluation with sample, checkpoint on the run's disk, log."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from powertrain.training.loop import State
 from powertrain.training.setup import Setup
 from powertrain.use.sampling import write_sample
 
-MOST_S = 4.0                 # that an evaluation may take here: of a longer one a part is done, and the rest is reckoned
-SAMPLE_TOKENS = 16           # written to see how long one takes
+MOST_S = 4.0                 # of an evaluation here: a longer one is done in part and extrapolated
+SAMPLE_TOKENS = 16           # generated to time one token
 
 
 @dataclass(frozen=True)
 class Pauses:
-    evaluation: Between | None               # None: the run has nothing held out, or never does it
+    evaluation: Between | None               # None: the run holds no data out
     checkpoint: Between | None
     logging: Between
-    last_s: float                            # what follows the last step: all held-out text once, and a checkpoint
+    last_s: float                            # after the last step: evaluation on all held-out text, and a checkpoint
 
 
 def watch_pauses(prepared: Prepared, setup: Setup, state: State, step_s: float) -> Pauses:
@@ -53,7 +53,7 @@ def watch_pauses(prepared: Prepared, setup: Setup, state: State, step_s: float) 
 
 
 def evaluation_s(setup: Setup, examples: Sequence[Example], step_s: float) -> float:
-    """Seconds of an evaluation on these examples: a first batch warms up and says how many more there is time for."""
+    """Return the seconds of an evaluation on these examples, extrapolated from as many batches as there is time for."""
     batch = setup.train_batch_size
     evaluate(setup, examples[:batch], tokens_per_byte=None)
     first = evaluate(setup, examples[:batch], tokens_per_byte=None)
@@ -65,7 +65,7 @@ def evaluation_s(setup: Setup, examples: Sequence[Example], step_s: float) -> fl
 
 
 def run_disk(output_dir: str | None) -> Path:
-    """The nearest folder that is there already of where the run would lie."""
+    """Return the nearest existing folder of the run's folder."""
     wanted = Path(output_dir) if output_dir else RUNS
     return next(folder for folder in (wanted, *wanted.absolute().parents) if folder.is_dir())
 
@@ -81,7 +81,7 @@ def _sample_s(prepared: Prepared, setup: Setup) -> float:
 
 
 def _save_s(prepared: Prepared, state: State) -> float | None:
-    """Seconds of a checkpoint, or None where the disk has no room for one or refuses it: a check says so."""
+    """Return the seconds of a checkpoint, or None where the disk has no room for one, which a check reports."""
     disk = run_disk(prepared.recipe.output_dir)
     if shutil.disk_usage(disk).free < 2 * checkpoint_bytes(prepared):
         return None
@@ -95,7 +95,7 @@ def _save_s(prepared: Prepared, state: State) -> float | None:
 
 
 def _log_s(steps: int) -> float:
-    """Seconds of writing so many steps to the log."""
+    """Return the seconds of writing so many steps to the log."""
     with tempfile.TemporaryDirectory(prefix="powertrain-") as folder:
         log = EventLog(Path(folder, "events.jsonl"))
         began = time.perf_counter()

@@ -1,6 +1,6 @@
-"""A run's first steps, watched: the real setup with its plan applied and confirmed, for about twenty optimizer steps.
+"""The probe: the real setup with its plan applied and confirmed, watched for about twenty optimizer steps.
 
-Then, once each, what the run does between steps: an evaluation, a checkpoint, a line of its log. Nothing of it is kept.
+Then the work between steps is done once each: an evaluation, a checkpoint, the log. Nothing is kept.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from powertrain.training.ledger import peak_memory_bytes
 from powertrain.training.loop import State, StepResult, new_state, train
 from powertrain.training.setup import Setup
 
-STEPS = 20                   # that are watched, where there is time for them
+STEPS = 20                   # that are watched, if there is time
 LEAST_STEPS = 3              # that are watched in any case
-UNWATCHED = 2                # the first ones: they allocate, and compile what was not compiled when the plan was confirmed
-TIMED_PASSES = 3             # of each of two sizes, the fastest of which counts; the first may make products ready for its size
-WAIT_EVERY = 5               # steps: a device that works behind the host is waited for so often, to see the time pass
+UNWATCHED = 2                # first steps, which allocate, and compile what the plan did not
+TIMED_PASSES = 3             # of each of two sizes; the fastest counts, because the first may prepare products
+WAIT_EVERY = 5               # steps between waits for a device that works behind the host
 
 
 @dataclass(frozen=True)
 class Probed:
-    """What the probe saw, and what it took to get there."""
+    """The figures of a probe, with the time before and after its steps."""
 
     observed: Observed                       # without remedies
-    start_s: float                           # from the recipe's plan until the first step: weights, applying, compiling
-    first_steps_s: float                     # that the first steps took longer than those that follow
+    start_s: float                           # from the plan until the first step: weights, applying, compiling
+    first_steps_s: float                     # by which the first steps took longer than the later ones
     last_s: float                            # after the last step: evaluation on all held-out text, checkpoint
     peak_memory_bytes: int
     losses: tuple[float, ...]
-    watts: float | None = None               # of the processors; None where nobody tells
+    watts: float | None = None               # of the processors; None where it cannot be read
 
 
 @dataclass(frozen=True)
 class Watched:
-    """The steps of the probe: `results` are those that count, in order."""
+    """The watched steps of the probe, in order, without the first ones."""
 
     results: tuple[StepResult, ...]
     parts: tuple[Mapping[str, float], ...]   # seconds of each, without compiling
     compilations: list[tuple[Compilation, ...]]
     first_s: float                           # of those before
     compiled_first: tuple[Compilation, ...]  # in those before
-    pass_s: float | None                     # that a pass takes however small it is
+    pass_s: float | None                     # the fixed time of a pass
     meanwhile: Meanwhile
 
     @property
@@ -67,9 +67,9 @@ class Watched:
 
 
 def probe(prepared: Prepared, seconds: float) -> Probed:
-    """Watch the run's first steps for about so many seconds, building and what comes first not counted.
+    """Watch the run's first steps for about `seconds`, without building and the very first steps.
 
-    Raises RunFailed where a step's loss is not finite, and whatever a run raises that cannot start.
+    Raises RunFailed where a step's loss is not finite, and all errors with which a run fails to start.
     """
     began = time.perf_counter()
     with CompileWatch() as compiling:
@@ -115,9 +115,9 @@ def _watch(prepared: Prepared, setup: Setup, state: State, compiling: CompileWat
 
 
 def pass_seconds(setup: Setup) -> float | None:
-    """What a pass takes however few tokens it has: one of few examples against one of twice as many. None for one example.
+    """Return the fixed seconds of a pass, from passes of two sizes; None for one example.
 
-    Time is taken to grow with the slots from there on, so that a straight line through both meets zero slots at this cost.
+    The time is assumed to be linear in the slots: the line through both passes meets zero slots at the fixed time.
     """
     batch = [setup.examples[i] for i in range(min(setup.train_batch_size, len(setup.examples)))]
     found = sorted((setup.collate(batch[:count]) for count in {max(1, setup.micro_batch), 2 * setup.micro_batch}
@@ -168,7 +168,7 @@ def _observed(prepared: Prepared, setup: Setup, watched: Watched, pauses: Pauses
 
 
 def recomputing_is_needed(prepared: Prepared) -> bool:
-    """Whether the memory would not hold a step that computes nothing a second time."""
+    """Return whether a step without recomputation does not fit the memory."""
     facts = prepared.facts
     if facts.model.provider != "native":
         return False

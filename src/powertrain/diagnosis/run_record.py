@@ -1,4 +1,4 @@
-"""What a run's folder says: finished, stopped, failed, killed, or still training."""
+"""The record of a run, read from its folder: recipe, facts, plan, events, and its state."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from powertrain.records.json_files import read_json
 from powertrain.records.timeline import History, estimate_of, read, steady
 from powertrain.run.folder import existing, is_being_written
 from powertrain.training.events import counted, read_all_events
+
+IDLE_LOAD = 0.75             # of a machine when a session began: above it, another process was at work
+LEAST_STEPS = 20             # of a run: a curve of fewer has no shape that could be judged
 
 
 @dataclass(frozen=True)
@@ -117,3 +120,13 @@ def read_run(folder: Path, now: float | None = None) -> RunRecord:
     facts, plan = (read_json(file) if file.is_file() else {} for file in (files.facts, files.plan))
     return RunRecord(folder, resolve(str(files.recipe)).recipe, facts, plan, history, being_written,
                      time.time() if now is None else now)
+
+
+def several(number: int, noun: str) -> str:
+    """Return "1 step" or "2 steps"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def seconds(value: float) -> str:
+    """Return seconds with their unit, milliseconds below one second."""
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"

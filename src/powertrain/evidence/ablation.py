@@ -1,4 +1,4 @@
-"""Ablation: what each technique of a plan does here, to speed, memory and what is learned.
+"""Ablation: the effect of each technique of a plan on speed, memory and losses, measured on this machine.
 
 Its verdict is that of leaving it out: the full plan against the strictly same plan without it. The ladder shows how the
 techniques add up, from none to all of them, in the order of the catalogue. Before any of that a profile says what a
@@ -26,12 +26,12 @@ LEFT_OUT, TOTAL, RUNG = 2.0, 1.0, 1.0        # weights of comparisons when they 
 MORE_PAIRS = 36              # of windows, at least, when what is undecided is measured again
 PAIR_S = 2.0                 # two windows
 FOR_TIMING = 0.5             # of the budget: memory and losses are looked at while more than that is left
-LATER = "not reached within the budget: a larger one, or --technique with this one alone, measures it"
+LATER = "not reached within the budget; use a larger --budget, or --technique with this technique alone"
 
 
 @dataclass
 class Subject:
-    """A technique, the two plans that differ by it, and what was found of it so far."""
+    """A technique, the two plans that differ by it, and the results so far."""
 
     step: Proposal
     with_it: Plan
@@ -57,13 +57,13 @@ class Subject:
 
     @property
     def is_of_the_method(self) -> bool:
-        """It comes with the model that the user asked for; without it something else would be trained."""
+        """Return whether the technique is part of the requested method, so that leaving it out would train another model."""
         return not self.step.technique.touches
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """What was found; `findings` as a study holds it."""
+    """The result of an ablation; `findings` as a study holds them."""
 
     subjects: tuple[Subject, ...]
     findings: Mapping[str, Any]
@@ -71,7 +71,7 @@ class Ablation:
 
 
 def subjects_of(prepared: Prepared, names: Sequence[str] = ()) -> list[Subject]:
-    """The techniques that are to be measured: those in force, or the named ones. Raises WrongUse for what cannot be here."""
+    """Return the techniques to measure: those in force, or the named ones. Raises WrongUse for impossible ones."""
     planner.check_names(names)
     plan = prepared.plan
     by_name = {step.technique.name: step for step in plan.steps}
@@ -79,12 +79,12 @@ def subjects_of(prepared: Prepared, names: Sequence[str] = ()) -> list[Subject]:
              if not names or step.technique.name in names]
     found += [_forced(prepared, name) for name in dict.fromkeys(names) if name not in by_name]
     if not [subject for subject in found if not subject.is_of_the_method]:
-        raise WrongUse("the plan has no technique in force that could be left out; take pins out, or name one with --technique")
+        raise WrongUse("the plan has no technique that could be left out; remove pins, or name a technique with --technique")
     return found
 
 
 def _forced(prepared: Prepared, name: str) -> Subject:
-    """A technique that the plan leaves off, put in its place in the plan."""
+    """Return a technique that the plan leaves off, inserted at its place in the plan."""
     answer = planner.ask_anew(name, prepared.facts, prepared.recipe)
     if isinstance(answer, Refusal):
         if answer.possible is None:
@@ -98,12 +98,12 @@ def _forced(prepared: Prepared, name: str) -> Subject:
 
 
 def plain_plan(plan: Plan) -> Plan:
-    """The plan without any technique but those that the method itself means."""
+    """Return the plan with only the techniques that belong to the method."""
     return dataclasses.replace(plan, steps=tuple(step for step in plan.steps if not step.technique.touches), estimate=None)
 
 
 def ablate(prepared: Prepared, subjects: Sequence[Subject], notebook: Notebook) -> Ablation:
-    """Profile, bounds, control, memory and parity, leaving out, ladder. Raises RunFailed where the plan cannot run."""
+    """Measure profile, bounds, control, memory, parity, leaving out and ladder. Raises RunFailed if the plan cannot run."""
     measured = [subject for subject in subjects if not subject.is_of_the_method]
     none = plain_plan(prepared.plan)
     full, plain, budget_s = notebook.arm(prepared.plan, "full plan"), notebook.arm(none, "no technique"), notebook.left_s()
@@ -131,7 +131,7 @@ def ablate(prepared: Prepared, subjects: Sequence[Subject], notebook: Notebook) 
 
 
 def _check_that_it_runs(full: Arm, measured: Sequence[Subject], notebook: Notebook) -> None:
-    """What a technique that is not in force says of itself ends everything: there is no plan to measure."""
+    """Probe the full plan. Raises RunFailed where it cannot run, because then there is no plan to measure."""
     notebook.say("trying the full plan, and the memory that it takes")
     if (error := notebook.probe(full).error) is not None:
         raise RunFailed(error)
@@ -142,7 +142,7 @@ def _check_that_it_runs(full: Arm, measured: Sequence[Subject], notebook: Notebo
 
 
 def _profile(plain: Arm, full: Arm, measured: Sequence[Subject], notebook: Notebook) -> dict[str, Profile]:
-    """Where the time goes, and what each technique can change at most. Without a profile nobody knows a bound."""
+    """Return profiles of both plans, and set the bound of each technique; without a profile no bound is known."""
     notebook.say("profiling a step without any technique, and one of the full plan")
     try:
         profiles = {"plain": notebook.arena.profile(plain), "plan": notebook.arena.profile(full)}
@@ -162,9 +162,9 @@ def _profile(plain: Arm, full: Arm, measured: Sequence[Subject], notebook: Noteb
 
 
 def _examine(subject: Subject, prepared: Prepared, notebook: Notebook, *, until_s: float) -> None:
-    """Which plan can do without it, what memory that takes, and whether both learn the same."""
+    """Find the plan without the technique, and compare memory and losses of both plans."""
     if notebook.left_s() < until_s:
-        subject.remarks.append("memory and losses were not looked at within the budget")
+        subject.remarks.append("memory and losses were not measured within the budget")
         return
     notebook.say(f"{subject.name}: memory and losses with and without it")
     if not _separate(subject, prepared.facts, notebook):
@@ -184,17 +184,18 @@ def _examine(subject: Subject, prepared: Prepared, notebook: Notebook, *, until_
 
 
 def _separate(subject: Subject, facts: Facts, notebook: Notebook) -> bool:
-    """Finds the plan without it that can run: what cannot stand without it goes with it."""
+    """Find a plan without the technique that runs, by also leaving out the techniques that depend on it."""
     while (why := why_no_room(subject.without, facts)) is None:
-        why = notebook.probe(notebook.arm(subject.without, subject.without_name)).error
+        found = notebook.probe(notebook.arm(subject.without, subject.without_name))
+        why = found.error
         if why is None:
             return True
         named = [step.technique.name for step in subject.without.steps
-                 if step.technique.touches and why.startswith(f"{step.technique.name}:")]
+                 if step.technique.touches and step.technique.name == found.technique]
         if not named or subject.forced:
             break
         subject.without = subject.without.without(named[0])
-        subject.remarks.append(f"{named[0]} was left out with it, which cannot stand without it")
+        subject.remarks.append(f"{named[0]} was left out too, because it needs {subject.name}")
     subject.why = f"the plan does not run without it: {why}"
     return False
 
@@ -217,7 +218,7 @@ def _leave_out(subject: Subject, notebook: Notebook, weights: Sequence[float]) -
 
 
 def _look_again(timed: Sequence[Subject], notebook: Notebook) -> None:
-    """What is undecided takes the time that is left, on fresh windows: many more of them, and none of the first ones."""
+    """Measure undecided techniques again on fresh windows, with the remaining time."""
     undecided = [subject for subject in timed if subject.left_out is not None
                  and notebook.comparisons[subject.left_out].verdict == INCONCLUSIVE]
     for number, subject in enumerate(undecided):
@@ -226,7 +227,7 @@ def _look_again(timed: Sequence[Subject], notebook: Notebook) -> None:
             return
         assert subject.left_out is not None
         pairs = notebook.comparisons[subject.left_out].pairs
-        notebook.say(f"{subject.name}: undecided after {pairs} pairs of windows, so once more with the time that is left")
+        notebook.say(f"{subject.name}: undecided after {pairs} pairs of windows; measuring again with the remaining time")
         a, b = notebook.arm(subject.without, subject.without_name), notebook.arm(subject.with_it, f"with {subject.name}")
         try:
             subject.left_out = notebook.compare(a, b, share_s, pairs=int(share_s / PAIR_S), anew=True)
@@ -237,7 +238,7 @@ def _look_again(timed: Sequence[Subject], notebook: Notebook) -> None:
 
 
 def _can_matter(subject: Subject, notebook: Notebook) -> bool:
-    """Whether the bound allows an effect that this study would call one."""
+    """Return whether the bound allows an effect beyond the margin of this study."""
     return subject.bound is None or subject.bound >= 1 + min(notebook.margin, TOO_NOISY)
 
 
@@ -256,7 +257,7 @@ def _total(plain: Arm, full: Arm, notebook: Notebook, weights: Sequence[float]) 
 
 
 def _climb(measured: Sequence[Subject], below: Plan, facts: Facts, notebook: Notebook) -> None:
-    """From no technique up, one more at each rung; what cannot stand there yet, or cannot matter, is joined with the next."""
+    """Measure the ladder from no technique up; a technique that cannot run yet, or cannot matter, joins the next rung."""
     joined: list[Subject] = []
     here, foot_name = below, "no technique"
     for number, subject in enumerate(measured):
@@ -274,8 +275,8 @@ def _climb(measured: Sequence[Subject], below: Plan, facts: Facts, notebook: Not
             index = notebook.compare(notebook.arm(here, foot_name), notebook.arm(above, top_name),
                                      shares(notebook.left_s(), [RUNG] * (len(measured) - number)))
         except CannotRun as error:
-            notebook.say(f"ladder: {subject.name} cannot stand there and is joined with the next one ({error})")
-            subject.remarks.append(f"in the ladder it is joined with the next one, as it cannot stand there alone: {error}")
+            notebook.say(f"ladder: {subject.name} cannot run alone there and joins the next technique ({error})")
+            subject.remarks.append(f"in the ladder it joins the next technique, because it cannot run alone there: {error}")
             continue
         for one in joined:
             one.ladder = index
@@ -286,10 +287,10 @@ def _climb(measured: Sequence[Subject], below: Plan, facts: Facts, notebook: Not
 
 
 def _judge(subject: Subject, notebook: Notebook) -> None:
-    """One word, and one sentence why. Something else that is learned is no gain, however fast."""
+    """Set the verdict and its reason. A plan that learns something else is no gain, however fast."""
     if subject.is_of_the_method:
-        subject.verdict, subject.why = NOT_HERE, "it is part of the method that the recipe asks for: without it something " \
-                                                 "else would be trained"
+        subject.verdict, subject.why = NOT_HERE, "it is part of the recipe's method: without it the run would train " \
+                                                 "something else"
         return
     if subject.parity is not None and not subject.parity.holds:
         subject.verdict, subject.why = INVALID, f"it changes what is learned: {subject.parity.because}"

@@ -1,4 +1,4 @@
-"""The parent's side of an arm's process: start it, ask it, end it.
+"""The parent's side of an arm's process: starting, asking and ending it.
 
 Processes are forked from a server that has imported what every arm needs and done nothing else, so that a start is
 cheap and still a process, an allocator and a pool of threads of its own.
@@ -26,13 +26,14 @@ GRACE_S = 2.0                                # for a process that is told to end
 class CannotRun(Exception):
     """An arm's process failed. The message is one sentence: that of the child's NotApplied or WrongUse, for example."""
 
-    def __init__(self, sentence: str, *, arm: str = "", out_of_memory: bool = False, details: str = ""):
+    def __init__(self, sentence: str, *, arm: str = "", out_of_memory: bool = False, details: str = "",
+                 technique: str = ""):
         super().__init__(sentence)
-        self.arm, self.out_of_memory, self.details = arm, out_of_memory, details
+        self.arm, self.out_of_memory, self.details, self.technique = arm, out_of_memory, details, technique
 
 
 class ArmProcess:
-    """An arm that is ready to take steps. Raises CannotRun, from its start on, when its process fails."""
+    """An arm's process that is ready to take steps. Raises CannotRun whenever the process fails."""
 
     def __init__(self, order: Order):
         self.arm, self._first = order.arm, Path(order.scratch, FIRST)
@@ -67,7 +68,8 @@ class ArmProcess:
         except (EOFError, OSError):
             raise self._gone() from None
         if isinstance(answer, Failure):
-            raise CannotRun(answer.sentence, arm=self.arm.name, out_of_memory=answer.out_of_memory, details=answer.details)
+            raise CannotRun(answer.sentence, arm=self.arm.name, out_of_memory=answer.out_of_memory, details=answer.details,
+                            technique=answer.technique)
         return answer
 
     def _gone(self) -> CannotRun:
@@ -80,7 +82,7 @@ class ArmProcess:
         return CannotRun(f"the process of the arm {self.arm.name!r} {how}{why}", arm=self.arm.name, out_of_memory=memory)
 
     def close(self) -> None:
-        """End the process, whatever it is doing."""
+        """End the process at once."""
         self._pipe.close()
         self._process.join(GRACE_S)
         if self._process.is_alive():
@@ -97,7 +99,7 @@ class ArmProcess:
 
 
 def process_context() -> Any:
-    """Forks of a server that has imported torch and run nothing; where there are none, processes from scratch."""
+    """Return a context that forks from a server with torch imported, or starts processes from scratch where it cannot."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")

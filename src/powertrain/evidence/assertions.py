@@ -1,4 +1,4 @@
-"""What has to hold of a bench's settings: each a sentence that holds or fails, with its numbers.
+"""The assertions of a bench: sentences about its settings that hold or fail, with their numbers.
 
 Only what must be true of a correct program is here: memory and losses. Speed is measured and reported, and fails nothing.
 """
@@ -20,7 +20,7 @@ SLACK_BYTES = MIB            # less decides nothing: models so small are mostly 
 
 @dataclass(frozen=True)
 class Tried:
-    """One setting and what its first steps showed, in a fresh process."""
+    """One setting, with the results of its first steps in a fresh process."""
 
     name: str                                # of its arm: "4 examples", "2 passes", "bf16", "2 workers"
     amount: int | str                        # what is varied: examples of the micro-batch, passes, workers; the precision
@@ -33,7 +33,7 @@ class Tried:
 
     @property
     def error_share(self) -> float | None:
-        """Predicted over measured, less 1."""
+        """Return predicted over measured memory, less 1."""
         if not self.measured_bytes or self.predicted_bytes is None:
             return None
         return self.predicted_bytes / self.measured_bytes - 1
@@ -50,7 +50,7 @@ Agree = Callable[..., Parity]                # compare_losses, or something like
 
 
 def trains(table: str, tried: Sequence[Tried]) -> Assertion:
-    """Every setting runs, its losses are finite and its gradients are not all zero."""
+    """Assert that every setting runs with finite losses and gradients that are not all zero."""
     wrong = [f"{setting.name}: {why}" for setting in tried if (why := _why_it_does_not(setting)) is not None]
     return Assertion(f"{table}: every setting trains", not wrong,
                      "; ".join(wrong) or f"{', '.join(setting.name for setting in tried)}: losses finite, gradients not zero")
@@ -65,7 +65,7 @@ def _why_it_does_not(setting: Tried) -> str | None:
 
 
 def memory_grows(tried: Sequence[Tried]) -> Assertion | None:
-    """More examples in a pass take more memory. None where fewer than two settings were measured."""
+    """Assert that more examples in a pass take more memory. None where fewer than two settings were measured."""
     counted = sorted(_measured(tried), key=lambda setting: setting.amount)
     if len(counted) < 2:
         return None
@@ -77,7 +77,7 @@ def memory_grows(tried: Sequence[Tried]) -> Assertion | None:
 
 
 def memory_is_as_predicted(table: str, tried: Sequence[Tried]) -> Assertion | None:
-    """Measured peaks are those that were predicted, within 5 % or 1 MiB. None where there is nothing to compare."""
+    """Assert that measured peaks match the predicted ones within 5 % or 1 MiB. None where nothing can be compared."""
     known = sorted(((setting, share) for setting in tried if (share := setting.error_share) is not None),
                    key=lambda found: -abs(found[1]))
     if not known:
@@ -92,7 +92,7 @@ def memory_is_as_predicted(table: str, tried: Sequence[Tried]) -> Assertion | No
 
 
 def accumulation_takes_no_more(tried: Sequence[Tried]) -> Assertion | None:
-    """More passes for the same batch never take more memory than one, unless that is what the arithmetic says.
+    """Assert that more passes for the same batch take no more memory than one, unless more was predicted.
 
     Where weights outweigh activations it does: from the second pass on all gradients stand beside the activations.
     """
@@ -113,7 +113,7 @@ def accumulation_takes_no_more(tried: Sequence[Tried]) -> Assertion | None:
 
 def losses_agree(what: str, exactness: str, reference: Tried, others: Sequence[Tried],
                  agree: Agree = compare_losses) -> tuple[Assertion, dict[str, Parity]] | None:
-    """`others` learn what `reference` does, as `exactness` demands; with the parity of each. None where none ran."""
+    """Assert that `others` learn the same as `reference`, as `exactness` demands. None where none ran."""
     if reference.error is not None or not (ran := [setting for setting in others if setting.error is None]):
         return None
     found = {setting.name: agree(exactness, reference, setting, dtype=setting.dtype) for setting in ran}

@@ -62,7 +62,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Suite:
-    """The tables with their settings; the first of a table is what its others are held against."""
+    """The tables with their settings; the first setting of a table is its baseline."""
 
     base: Setting                            # the recipe's own plan
     tables: Mapping[str, Sequence[Setting]]
@@ -72,7 +72,7 @@ class Suite:
 
 @dataclass
 class Found:
-    """What has been seen of a suite so far."""
+    """The results of a suite so far."""
 
     tried: dict[str, list[Tried]] = field(default_factory=dict)
     parities: dict[str, Parity] = field(default_factory=dict)    # by the arm's name
@@ -89,13 +89,13 @@ class Found:
 
 
 def without_dropout(words: Sequence[str], prepared: Prepared) -> tuple[str, ...]:
-    """The words with dropout off: it draws other numbers for every split of a batch, and losses could not be compared."""
+    """Return the words with dropout off, because dropout differs with the split of a batch, and so would the losses."""
     model = prepared.facts.model
     return (*words, *(["model.dropout=0"] if model.dropout else []), *(["lora.dropout=0"] if model.adapter_dropout else []))
 
 
 def make_suite(words: Sequence[str], prepared: Prepared) -> Suite:
-    """The settings to try, from the recipe's own plan, less what would be compiled for each of them."""
+    """Return the settings to try, from the recipe's own plan without torch_compile."""
     notes, plan = [], prepared.plan
     if _is_on(plan, "torch_compile") and "torch_compile" not in prepared.recipe.techniques:
         plan = plan.without("torch_compile")
@@ -113,7 +113,7 @@ def make_suite(words: Sequence[str], prepared: Prepared) -> Suite:
 
 
 def micro_batch_sizes(batch: int) -> list[int]:
-    """1, 2, 4, ... and the batch itself; of many, some, evenly."""
+    """Return 1, 2, 4, ... and the batch itself, thinned evenly where there are many."""
     sizes = [1 << power for power in range(batch.bit_length()) if 1 << power < batch] + [batch]
     if len(sizes) <= MOST_SIZES:
         return sizes
@@ -121,18 +121,18 @@ def micro_batch_sizes(batch: int) -> list[int]:
 
 
 def numbers_of_passes(batch: int) -> list[int]:
-    """1, 2, 4, ..., with at least one example in each."""
+    """Return 1, 2, 4, ... passes with at least one example each."""
     return [1 << power for power in range(batch.bit_length()) if 1 << power <= min(batch, MOST_PASSES)]
 
 
 def _micro_batches(base: Setting) -> list[Setting]:
-    """A batch of so many examples, in one pass."""
+    """Return settings with batches of different sizes, each in one pass."""
     return [_setting(base, counted(size, "example"), size, _with(base.plan, "micro_batch", examples=size), size)
             for size in micro_batch_sizes(base.prepared.recipe.train_batch_size)]
 
 
 def _accumulations(base: Setting) -> list[Setting]:
-    """The recipe's batch, in so many passes."""
+    """Return settings with the recipe's batch in different numbers of passes."""
     batch = base.prepared.recipe.train_batch_size
     return [_setting(base, "one pass" if passes == 1 else f"{passes} passes", passes,
                      _with(base.plan, "micro_batch", examples=-(-batch // passes))) for passes in numbers_of_passes(batch)]
@@ -146,7 +146,7 @@ def _loaders(base: Setting) -> list[Setting]:
 
 
 def _precisions(base: Setting, not_here: dict[str, str]) -> list[Setting]:
-    """The plan that the planner makes around each type of product; fp32 first."""
+    """Return the planner's plan for each dtype of products, fp32 first."""
     found = []
     for name in PRECISIONS:
         pins: dict[str, Any] = {other: "on" if other == name else "off" for other in PRECISIONS if other != "fp32"}
@@ -189,7 +189,7 @@ def _is_on(plan: Plan, technique: str) -> bool:
 
 
 def _fitting(settings: Sequence[Setting], not_here: dict[str, str]) -> list[Setting]:
-    """Those whose predicted peak is free on this machine; the others are said, and not tried."""
+    """Return the settings whose predicted peak fits this machine; the others are reported and not tried."""
     found = []
     for setting in settings:
         needed, free = predicted_bytes(setting.prepared, setting.plan, STEPS), setting.prepared.facts.hardware.free_memory_bytes
@@ -204,7 +204,7 @@ def _fitting(settings: Sequence[Setting], not_here: dict[str, str]) -> list[Sett
 
 
 def bench(suite: Suite, notebook: Notebook) -> Found:
-    """All tables, as far as the notebook's time reaches: first what is asserted, then what is timed."""
+    """Measure all tables until the notebook's time is up: first the assertions, then the speeds."""
     found = Found()
     for table in TABLES:
         notebook.say(f"{table}: memory and losses of {len(suite.tables[table])} settings")
@@ -241,7 +241,7 @@ def _assert(suite: Suite, notebook: Notebook, found: Found) -> None:
 
 
 def _in_fp32(suite: Suite, notebook: Notebook, found: Found) -> list[Tried]:
-    """The accumulating settings in the fp32 plan, whose rounding hides nothing; as they are where that cannot be."""
+    """Return the accumulating settings in the fp32 plan, which rounds least; unchanged where fp32 is not possible."""
     own = found.tried["accumulation"]
     if not own or own[0].dtype == "fp32" or notebook.left_s() <= 0 or not suite.tables["precision"]:
         return own
@@ -258,7 +258,7 @@ def _in_fp32(suite: Suite, notebook: Notebook, found: Found) -> list[Tried]:
 
 
 def _load(suite: Suite, notebook: Notebook, found: Found) -> None:
-    """What the loaders make when nothing else is done."""
+    """Measure the loaders' batches per second without training."""
     if len(found.tried["loader"]) < len(suite.tables["loader"]):
         return
     notebook.say("loader: batches without training")
@@ -269,7 +269,7 @@ def _load(suite: Suite, notebook: Notebook, found: Found) -> None:
 
 
 def _time(suite: Suite, notebook: Notebook, found: Found) -> None:
-    """Each setting against the first of its table, the tables in turn; the control before all."""
+    """Time each setting against the first of its table, the tables in turn, after the control."""
     jobs = _jobs(suite, found)
     if jobs:
         _control(suite.base.arm, notebook, found, len(jobs))
@@ -288,7 +288,7 @@ def _time(suite: Suite, notebook: Notebook, found: Found) -> None:
 
 
 def _jobs(suite: Suite, found: Found) -> list[tuple[str, Setting, Setting]]:
-    """(table, A, B), one of each table after the other: a short budget then shows something of each."""
+    """Return (table, A, B) from each table in turn, so that a short budget reaches every table."""
     rows: list[list[tuple[str, Setting, Setting]]] = []
     for table in TABLES:
         runs = {tried.name for tried in found.tried[table] if tried.error is None}

@@ -38,7 +38,7 @@ LEAD_IN_FROM = 5                             # steps in a window, from which one
 
 @dataclass(frozen=True)
 class Pace:
-    """How long is measured, and how sure is sure enough."""
+    """The length of a measurement, and the certainty at which it ends."""
 
     window_s: float = 1.0                    # of the two arms on average
     pairs: int = 6                           # of windows, at least; never fewer than 5
@@ -49,7 +49,7 @@ class Pace:
 
 @dataclass
 class Track:
-    """What one arm has done in one comparison."""
+    """The steps of one arm in one comparison."""
 
     process: ArmProcess
     losses: list[float] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Track:
         self.process.first_step_s = self.process.first_step_s or self.step_s      # a process has one first step
 
     def take(self, steps: int, untimed: int = 0) -> Window:
-        """Some steps, and before them some untimed ones, in which loader, caches and clock rate come back from a pause."""
+        """Take some timed steps; untimed steps before them let loader, caches and clock rate recover from the pause."""
         taken: Taken = self.process.ask("window", untimed, steps)
         self.losses += taken.losses
         self.grad_norms += taken.grad_norms
@@ -79,7 +79,7 @@ class Track:
 
     @property
     def why_invalid(self) -> str | None:
-        """Why this run has no speed, if it has none."""
+        """Return why this run has no speed; None where it has one."""
         name = self.process.arm.name
         if not all(math.isfinite(loss) for loss in self.losses):
             return f"{name}: the loss is not finite"
@@ -96,7 +96,7 @@ class Track:
 
 
 class Arena:
-    """Where arms meet: keeps their processes, two at a time at most. Use it as a context manager.
+    """Keeps the processes of the arms, at most two at a time. Use it as a context manager.
 
     `preload`: modules that an arm's process imports first, which may add techniques. `together=False`: two arms do not
     fit the memory at once, so whole runs are taken one after the other; so is a pair that turns out not to fit.
@@ -121,7 +121,7 @@ class Arena:
 
     def compare(self, a: Arm, b: Arm, pace: Pace | None = None, *, margin: float = MARGIN,
                 deadline: float | None = None) -> tuple[Comparison, ArmRun, ArmRun]:
-        """B against A. From `deadline` (of time.monotonic()) on it stops as soon as there are 5 pairs.
+        """Compare B with A. After `deadline` (of time.monotonic()) it stops as soon as there are 5 pairs.
 
         Raises CannotRun where an arm's process fails.
         """
@@ -139,7 +139,7 @@ class Arena:
 
     def control(self, arm: Arm, pace: Pace | None = None,
                 deadline: float | None = None) -> tuple[Comparison, ArmRun, ArmRun]:
-        """The arm against itself: what differs is noise, and up to the noise it is no effect."""
+        """Compare the arm with itself: the difference is the noise of this machine."""
         found, first, second = self.compare(arm, replace(arm, name=f"{arm.name} again"), pace, deadline=deadline)
         if found.speed is not None and found.verdict == INCONCLUSIVE:
             verdict, because = speed_verdict(found.speed, max(MARGIN, noise_floor(found)))
@@ -147,22 +147,22 @@ class Arena:
         return found, first, second
 
     def probe(self, arm: Arm, *, steps: int = 4, precision: str | None = None, seed: int | None = None) -> Probe:
-        """The first steps in a fresh process, untimed, and the allocated peak of one more. It does not raise CannotRun."""
+        """Return the first steps of a fresh process, untimed, and the allocated peak of one more. Never raises CannotRun."""
         try:
             with self._start(arm, precision, seed) as process:
                 found: Probe = process.ask("probe", steps)
                 return found
         except CannotRun as error:
-            return Probe((), (), None, str(error))
+            return Probe((), (), None, str(error), error.technique)
 
     def profile(self, arm: Arm, *, steps: int = 3) -> Profile:
-        """Seconds of a step by class of work, in a fresh process. Raises CannotRun where that fails."""
+        """Return the seconds of a step by class of work, in a fresh process. Raises CannotRun if the process fails."""
         with self._start(arm) as process:
             found: Profile = process.ask("profile", steps)
             return found
 
     def _start(self, arm: Arm, precision: str | None = None, seed: int | None = None) -> ArmProcess:
-        """A fresh process beside those that are kept; where two of them are, the older makes room."""
+        """Start a fresh process; the older of two kept processes is ended first."""
         while len(self._processes) > 1:
             self._processes.pop(0).close()
         scratch = tempfile.mkdtemp(dir=self._scratch)
@@ -174,7 +174,7 @@ class Arena:
         return process
 
     def _at_first_step(self, arm: Arm, beside: Arm) -> ArmProcess:
-        """The arm's process, wound back or fresh, making room without ending that of `beside`."""
+        """Return the arm's process at its first step, rewound or fresh, without ending the process of `beside`."""
         kept = next((process for process in self._processes if _same(process.arm, arm)), None)
         if kept is not None:
             kept.ask("rewind")
@@ -198,7 +198,7 @@ class Arena:
         return interleave(*tracks, pace, margin=margin, deadline=deadline)
 
     def _one_after_the_other(self, a: Arm, b: Arm, pace: Pace, margin: float) -> tuple[Comparison, ArmRun, ArmRun]:
-        """Whole runs A B B A, each in a fresh process, of as many windows as two of them need."""
+        """Compare whole runs A B B A, each in a fresh process, with enough windows for two runs of an arm."""
         each = math.ceil(max(LEAST_PAIRS, pace.pairs) / 2)
         tracks: dict[str, Track] = {}
         runs: dict[str, ArmRun] = {}
@@ -224,7 +224,7 @@ class Arena:
 
 def interleave(a: Track, b: Track, pace: Pace, *, margin: float = MARGIN,
                deadline: float | None = None) -> tuple[Comparison, ArmRun, ArmRun]:
-    """B against A, two processes that are ready for their first step."""
+    """Compare B with A, two processes that are ready for their first step."""
     for track in (a, b):
         warm_up(track, pace)
     longest = max(a.warm_up_steps, b.warm_up_steps)
@@ -240,7 +240,7 @@ def interleave(a: Track, b: Track, pace: Pace, *, margin: float = MARGIN,
 
 
 def check_room(arms: Sequence[Ready]) -> None:
-    """Raises CannotRun where arms that are ready do not fit the memory together, before Linux ends one of them or worse."""
+    """Raise CannotRun where both arms together do not fit the memory, before Linux kills a process."""
     needed_bytes, free_bytes = sum(arm.needed_bytes for arm in arms), arms[0].facts.hardware.free_memory_bytes
     if needed_bytes > free_bytes:
         raise CannotRun(f"the arms need {needed_bytes / 2**30:.1f} GiB together, and {free_bytes / 2**30:.1f} were free",
@@ -256,7 +256,7 @@ def _text(plan: Mapping[str, Any] | None) -> str:
 
 
 def warm_up(track: Track, pace: Pace, now: Callable[[], float] = time.monotonic) -> None:
-    """Steps until two parts in a row run at the same speed, within 10 %; at least 2 besides the first step."""
+    """Take steps until two parts in a row differ by at most 10 % in speed; at least 2 parts besides the first step."""
     track.first_step()
     began, steps = now(), 1                  # compiling is no warming up
     while not is_steady(track.warm_up) and (len(track.warm_up) < LEAST_PARTS or now() - began < pace.warm_up_s):
@@ -265,7 +265,7 @@ def warm_up(track: Track, pace: Pace, now: Callable[[], float] = time.monotonic)
 
 
 def is_steady(parts: Sequence[Window]) -> bool:
-    """Whether a warm-up may end. The first part is the first step, which is not looked at."""
+    """Return whether a warm-up may end. The first part, which is the first step, is ignored."""
     if len(parts) < LEAST_PARTS:
         return False
     before, last = parts[-2].tokens_per_s, parts[-1].tokens_per_s
@@ -273,17 +273,17 @@ def is_steady(parts: Sequence[Window]) -> bool:
 
 
 def steps_per_window(pace: Pace, step_s: Sequence[float]) -> int:
-    """So that the arms' windows take `window_s` on average."""
+    """Return the steps with which the arms' windows take `window_s` on average."""
     return max(1, math.ceil(pace.window_s / statistics.mean(step_s)))
 
 
 def ratios(a: Sequence[Window], b: Sequence[Window]) -> list[float]:
-    """Speed of B over A, for each pair of windows."""
+    """Return the speed of B over A for each pair of windows."""
     return [second.tokens_per_s / first.tokens_per_s for first, second in zip(a, b, strict=True)]
 
 
 def enough_pairs(a: Sequence[Window], b: Sequence[Window], pace: Pace, margin: float, deadline: float | None) -> bool:
-    """Whether what has been seen is enough for a verdict, or all that there is time for."""
+    """Return whether the pairs are enough for a verdict, or the time is up."""
     pairs = len(a)
     if pairs < LEAST_PAIRS:
         return False
@@ -293,7 +293,7 @@ def enough_pairs(a: Sequence[Window], b: Sequence[Window], pace: Pace, margin: f
 
 
 def is_clear(speed: Interval, pace: Pace, margin: float) -> bool:
-    """Whether an early end is no guess: the interval is narrow, and wholly within the margin or wholly beyond it.
+    """Return whether the interval is narrow, and wholly within the margin or wholly beyond it.
 
     To stop as soon as an interval happens to exclude 1 would call an effect in a twentieth of equal arms, which are looked
     at many times.

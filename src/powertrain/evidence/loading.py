@@ -1,4 +1,4 @@
-"""Batches without training: what a plan's passes are, and how many batches a second its loader can make."""
+"""Batches without training: the passes of a plan, and the batches per second that its loader makes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Rounds = list[tuple[float, ...]]             # for each repeat a rate of each lo
 
 
 def data_side(prepared: Prepared, plan: Plan) -> Setup:
-    """A setup that makes the batches that a run of `plan` would, around a model that is none."""
+    """Return a setup that makes the batches of a run of `plan`, with an empty model."""
     model, recipe = Model(), prepared.recipe
     model.register_parameter("nothing", nn.Parameter(torch.zeros(0)))
     setup = plain_setup(model.to(prepared.facts.hardware.device), prepared.material.training, prepared.material.collate,
@@ -42,7 +42,7 @@ def data_side(prepared: Prepared, plan: Plan) -> Setup:
 
 
 def predicted_bytes(prepared: Prepared, plan: Plan, step: int) -> int | None:
-    """The peak memory that the arithmetic gives for optimizer step `step` (from 0); None where it cannot count the model.
+    """Return the predicted peak memory of optimizer step `step` (from 0); None where the model is not counted.
 
     Where examples differ in length the arithmetic is given the passes of that very step, not the fullest there can be: as if
     all were as one of them, each in turn, because a pass may be full of tokens or of targets.
@@ -60,7 +60,7 @@ def predicted_bytes(prepared: Prepared, plan: Plan, step: int) -> int | None:
 
 
 def loader_rates(prepared: Prepared, plans: Sequence[Plan], deadline: float) -> Rounds:
-    """Batches a second that the loaders of `plans` make: in order, then in reverse, so that drift favours none.
+    """Return the batches per second of the loaders of `plans`, in order and then in reverse, so that drift favours none.
 
     After `deadline` (of time.monotonic()) no repeat is begun. Raises RunFailed where there were too few by then.
     """
@@ -81,7 +81,7 @@ def loader_rates(prepared: Prepared, plans: Sequence[Plan], deadline: float) -> 
 
 
 class Feed:
-    """A loader that goes on where it was: its threads start once."""
+    """Return a loader that continues where it was, so that its threads start once."""
 
     def __init__(self, setup: Setup, plan: Plan):
         self._device = setup.device

@@ -1,4 +1,4 @@
-"""What a study has measured so far, and the time that is left for the rest.
+"""The notebook of a study: its measurements so far, and the time that is left.
 
 Arms are measured by an arena (clock.py); the notebook keeps what came out, in order, measures nothing twice, and gives
 each comparison its share of the time.
@@ -29,7 +29,7 @@ COARSEST = ("bf16", "fp16", "tf32", "fp32")
 
 
 class Measures(Protocol):
-    """What a study asks of an arena."""
+    """The measurements that a study asks of an arena."""
 
     def compare(self, a: Arm, b: Arm, pace: Pace = ..., *, margin: float = ..., deadline: float | None = ...
                 ) -> tuple[Comparison, ArmRun, ArmRun]: ...
@@ -60,11 +60,11 @@ class Notebook:
         return self.ends_at - self.now()
 
     def reaches(self, leave_s: float = 0.0) -> bool:
-        """Whether there is time for another comparison, if it takes as long as the shortest so far."""
+        """Return whether there is time for another comparison as long as the shortest so far."""
         return self.left_s() - leave_s > min(self._took_s, default=0.0)
 
     def arm(self, plan: Plan, name: str = "") -> Arm:
-        """One arm per plan: a plan that comes up again under another name keeps its first one."""
+        """Return the arm of a plan; the same plan under another name keeps its first name."""
         name = name or " + ".join(step.technique.name for step in plan.steps) or "no technique"
         taken = {arm.name for arm in self.arms.values()}
         others = (f"{name} ({number})" for number in itertools.count(2))
@@ -72,20 +72,20 @@ class Notebook:
         return self.arms.setdefault(key_of(plan), Arm(free, self.words, planner.to_json(plan)))
 
     def probe(self, arm: Arm, *, steps: int = 4, precision: str | None = None, seed: int | None = None) -> Probe:
-        """The same probe is made once. A process that fails is a probe with an error."""
+        """Return a probe; the same probe is made once. A process that fails is a probe with an error."""
         asked = (arm.name, steps, precision, seed)
         if asked not in self._probes:
             try:
                 self._probes[asked] = self.arena.probe(arm, steps=steps, precision=precision, seed=seed)
             except CannotRun as error:
-                self._probes[asked] = Probe((), (), None, str(error))
+                self._probes[asked] = Probe((), (), None, str(error), error.technique)
         return self._probes[asked]
 
     def parity(self, exactness: str, attempts: Sequence[tuple[Plan, Plan, str | None]], facts: Facts, seed: int
                ) -> tuple[Parity | None, str]:
-        """Whether two plans learn the same, by the first of the attempts (A, B, precision) that both can run, or why none can.
+        """Return the parity of two plans, by the first of the attempts (A, B, precision) that both can run, or why none can.
 
-        Other mathematics is held to what it learns with several seeds, everything else to the first steps of one.
+        Lossy techniques are compared by their final losses over several seeds, all others by the first steps of one seed.
         """
         why = ""
         steps, seeds = (LOSSY_STEPS, range(seed, seed + SEEDS)) if exactness == "LOSSY" else (4, [None])
@@ -102,7 +102,7 @@ class Notebook:
         return None, why
 
     def compare(self, a: Arm, b: Arm, share_s: float, *, pairs: int | None = None, anew: bool = False) -> int:
-        """The index of the comparison of B against A, in about `share_s`. Raises CannotRun.
+        """Return the index of the comparison of B against A, made in about `share_s`. Raises CannotRun.
 
         Without `pairs` there are as many as the time allows, and at least LEAST_PAIRS. What was compared before is taken
         from there, unless it has to be measured `anew`.
@@ -117,14 +117,14 @@ class Notebook:
         return self._found[a.name, b.name]
 
     def control(self, arm: Arm, share_s: float) -> int:
-        """The index of an arm's comparison with itself."""
+        """Return the index of an arm's comparison with itself."""
         began = self.now()
         found = self.arena.control(arm, pace_for(share_s), began + share_s)
         self._took_s.append(self.now() - began)
         return self._write(*found)
 
     def noise(self, arm: Arm, share_s: float) -> tuple[int, float]:
-        """(index, noise floor) of the plan against itself; the floor widens the margin. Raises RunFailed without a speed."""
+        """Compare the plan with itself, and return index and noise floor, which widens the margin. Raises RunFailed."""
         self.say(f"the {arm.name} against itself, for the noise of this machine")
         try:
             index = self.control(arm, share_s)
@@ -135,7 +135,7 @@ class Notebook:
         floor = noise_floor(self.comparisons[index])
         self.margin = max(self.margin, floor)
         within = min(self.margin, TOO_NOISY)
-        self.say(f"equal plans differ by up to {floor:.1%} here: what lies within {within:.1%} is no effect")
+        self.say(f"equal plans differ by up to {floor:.1%} here, so differences within {within:.1%} are no effect")
         return index, floor
 
     def has_speed(self, index: int) -> bool:
@@ -148,7 +148,7 @@ class Notebook:
 
 
 def pace_for(share_s: float, pairs: int | None = None) -> Pace:
-    """A pace that keeps to the time: short windows and warm-up where there is little."""
+    """Return a pace that fits the time, with shorter windows and warm-up where there is little."""
     usual = Pace()
     warm_up_s, window_s = min(usual.warm_up_s, share_s / 4), min(usual.window_s, share_s / (4 * LEAST_PAIRS))
     least, most = (LEAST_PAIRS, usual.most_pairs) if pairs is None else (pairs, pairs)
@@ -156,18 +156,18 @@ def pace_for(share_s: float, pairs: int | None = None) -> Pace:
 
 
 def shares(left_s: float, weights: Sequence[float]) -> float:
-    """Seconds for the first of several things that share the time that is left by these weights."""
+    """Return the seconds for the first of several tasks that share the remaining time by these weights."""
     return max(0.0, left_s) * weights[0] / sum(weights)
 
 
 def key_of(plan: Plan) -> str:
-    """The same for plans that do the same."""
+    """Return a key that is equal for equal plans."""
     steps: list[Mapping[str, Any]] = planner.to_json(plan)["steps"]
     return json.dumps([(step["technique"], step["settings"]) for step in steps], sort_keys=True)
 
 
 def why_no_room(plan: Plan, facts: Facts) -> str | None:
-    """Why a plan is not even tried on this machine, by the arithmetic of its memory."""
+    """Return why a plan does not fit this machine's memory by its prediction; None where it fits."""
     if facts.model.provider != "native":     # what another library computes is not counted
         return None
     needed, room = needed_bytes(facts, plan), room_bytes(facts)

@@ -1,4 +1,4 @@
-"""Whether two arms learn the same, as the exactness of what differs between them demands.
+"""Parity: whether two arms learn the same, as the exactness of their difference demands.
 
   BITWISE    every loss and every gradient norm is the same number
   ROUNDING   losses and gradient norms stay within the rounding of the type that they were computed in
@@ -34,7 +34,7 @@ class Trace(Protocol):
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Relative differences that rounding explains."""
+    """The relative differences that rounding explains."""
 
     loss: float                              # largest of a step
     grad_norm: float                         # largest of a step
@@ -52,7 +52,7 @@ IN_HALF = Tolerance(1e-2, 5e-2, 1e-2, "products of 8 to 11 bits")
 
 
 def compare_losses(exactness: str, a: Trace | Sequence[Trace], b: Trace | Sequence[Trace], *, dtype: str) -> Parity:
-    """B against A, over the steps that both have. `dtype` is of the products of whichever arm rounds more.
+    """Compare B with A over the steps that both have. `dtype` is of the products of the arm that rounds more.
 
     For LOSSY, `a` and `b` are runs from the same several seeds. Raises ValueError where there is too little to compare.
     """
@@ -79,12 +79,12 @@ def compare_losses(exactness: str, a: Trace | Sequence[Trace], b: Trace | Sequen
 
 
 def _largest(a: Sequence[float], b: Sequence[float]) -> float:
-    """The largest relative difference of a step; infinite where one of the two is not finite and the other is."""
+    """Return the largest relative difference of a step; infinite where only one of the two is finite."""
     return max((_apart(x, y) for x, y in zip(a, b, strict=False)), default=0.0)
 
 
 def _mean(a: Sequence[float], b: Sequence[float]) -> float:
-    """The mean relative difference of B from A, with its sign."""
+    """Return the mean relative difference of B from A, with its sign."""
     return statistics.mean(math.copysign(_apart(x, y), y - x) for x, y in zip(a, b, strict=False))
 
 
@@ -110,5 +110,5 @@ def _no_worse(a: Sequence[Trace], b: Sequence[Trace]) -> Parity:
 
 
 def final_loss(losses: Sequence[float]) -> float:
-    """The mean of the last quarter of steps: one step's loss is its batch's more than the model's."""
+    """Return the mean loss of the last quarter of steps, because the loss of one step depends on its batch."""
     return statistics.mean(losses[-max(1, len(losses) // 4):])

@@ -1,4 +1,4 @@
-"""Where a step's time goes by class of work, and what a technique that acts on some classes could change at most.
+"""The profile of a step by class of work, and the largest possible effect of a technique on some classes.
 
 torch's profiler says what each operator took itself. Its class is that of the region it ran in (the loss, attention, the
 update), else of its kind. An operator of the backward pass belongs where the forward operator belongs whose gradient it
@@ -32,14 +32,14 @@ BACKWARD = "autograd::engine::evaluate_function"
 
 @dataclass(frozen=True)
 class Profile:
-    """Seconds of an optimizer step, and of its classes, which sum to it."""
+    """The seconds of an optimizer step and of its classes, which sum to the step."""
 
     step_s: float
     classes: Mapping[str, float]
 
 
 def bound(plain: Profile, full: Profile, acts_on: frozenset[str]) -> float:
-    """At most this many times as fast or as slow does a technique make the step that acts on these classes of work.
+    """Return how many times as fast or slow a technique on these classes of work can make a step at most.
 
     What the technique does not touch takes T_rest: the full plan's step less the classes it acts on. What it touches
     takes between nothing and the most that it was seen to take, in the plain step (without any technique) or in the full
@@ -57,7 +57,7 @@ def bound(plain: Profile, full: Profile, acts_on: frozenset[str]) -> float:
 
 def profile_steps(setup: Setup, state: State, first_step: int, steps: int, max_grad_norm: float, *,
                   compiled: bool) -> Mapping[str, float]:
-    """Shares of the work of some optimizer steps, from `first_step` (from 0), by class.
+    """Return the shares of each class in some optimizer steps, from `first_step` (from 0).
 
     Compiled blocks would be compiled anew for a marked attention, so there its kernels are known by their names.
     """
@@ -78,7 +78,7 @@ def profile_steps(setup: Setup, state: State, first_step: int, steps: int, max_g
 
 
 def from_shares(found: Mapping[str, float], window: Window) -> Profile:
-    """The shares as seconds of a step in `window`, which ran without the profiler.
+    """Return the shares as seconds of a step in `window`, which ran without the profiler.
 
     The update and what comes before the forward pass are known by the clock; forward and backward are shared out.
     """
@@ -93,7 +93,7 @@ def from_shares(found: Mapping[str, float], window: Window) -> Profile:
 
 
 def shares(events: Iterable[FunctionEvent], *, on_gpu: bool) -> Mapping[str, float]:
-    """Time of each class, in the profiler's unit: the device's time on a GPU, else the processor's."""
+    """Return the time of each class in the profiler's unit: the device's time on a GPU, else the processor's."""
     known = [event for event in events if event.device_type.name == "CPU"]
     roots = [event for event in known if event.cpu_parent is None]
     owners: dict[int, str] = {}              # sequence number -> region of the forward operator that made the node

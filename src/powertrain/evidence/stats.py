@@ -1,4 +1,4 @@
-"""What repeated measurements say: a median with its interval, the noise of the machine, and the verdict in words."""
+"""Statistics of repeated measurements: median with interval, noise floor, and the verdict on a ratio of speeds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOO_NOISY = 0.05                             # with a margin above this, "no eff
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """The median of `values`, and the 95 % of medians of samples drawn from them with replacement.
+    """Return the median of `values` with its 95 % bootstrap interval.
 
     The same values give the same interval. Raises ValueError for none.
     Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, percentile intervals.
@@ -32,14 +32,14 @@ def half_width(found: Interval) -> float:
 
 
 def noise_floor(control: Comparison) -> float:
-    """How far from 1 the speed ratio of two equal arms may lie, as a share. Raises ValueError where they had no speed."""
+    """Return how far from 1 the speed ratio of two equal arms lies, as a share. Raises ValueError without a speed."""
     if control.speed is None:
         raise ValueError(f"the control has no speed: {control.because}")
     return max(abs(control.speed.low - 1), abs(control.speed.high - 1))
 
 
 def speed_verdict(speed: Interval, margin: float) -> tuple[str, str]:
-    """(verdict, because) of a ratio of speeds on a machine that varies by `margin` between equal arms.
+    """Return verdict and reason of a ratio of speeds on a machine that varies by `margin` between equal arms.
 
     Faster or harmful: the interval excludes 1, by more than 2 % in the median; the machine's noise is in the interval
     already. No effect: the interval lies within the margin, or it excludes 1 by less than 2 %; a machine so noisy that the

@@ -1,4 +1,4 @@
-"""Studies: what was measured, kept so that it can be read, checked and made again.
+"""Studies: measurements, stored so that they can be read, checked and made again.
 
 A study is a folder, `studies/<date>_<what>`: evidence.json (the Study, curves thinned), facts.json, and plans.json with
 each arm's plan. Nothing is written over, and no path of this machine is written down.
@@ -41,7 +41,7 @@ ABSOLUTE = re.compile(r"(?<![\w.~:/\\])(?:[A-Za-z]:)?[/\\](?:[\w.+@~-]+[/\\])+([
 
 
 def new_folder(what: str, named: str | None = None) -> Path:
-    """studies/<date>_<what> in the current directory, or studies/<named>; it is made when the study is saved.
+    """Return studies/<date>_<what> in the current directory, or studies/<named>; saving the study makes the folder.
 
     Raises WrongUse where `named` is there already; without a name another number is found.
     """
@@ -58,12 +58,12 @@ def new_folder(what: str, named: str | None = None) -> Path:
 
 
 def describe(facts: Facts) -> dict[str, Any]:
-    """What Study says of the circumstances: date, command, commit, machine, versions."""
+    """Return the fields of Study that describe the circumstances: date, command, commit, machine, versions."""
     return circumstances(facts.hardware, facts.software)
 
 
 def circumstances(hardware: Hardware, software: Software) -> dict[str, Any]:
-    """The same, for what is measured without a model."""
+    """Return the same for a measurement without a model."""
     return {"date": f"{datetime.date.today()}", "command": command(), "commit": commit(), "machine": machine(hardware),
             "versions": dict(software.versions)}
 
@@ -75,7 +75,7 @@ def machine(hardware: Hardware) -> dict[str, Any]:
 
 
 def command() -> str:
-    """What was typed, with the program's name for its path."""
+    """Return the command line, with the program's name for its path."""
     program, *words = sys.argv
     name = Path(program).name
     typed = "powertrain" if name == "__main__.py" else name
@@ -83,7 +83,7 @@ def command() -> str:
 
 
 def commit() -> str | None:
-    """Of powertrain's checkout, with "+" behind it where its source was changed; None outside a checkout."""
+    """Return the commit of powertrain's checkout, with "+" where its source was changed; None outside a checkout."""
     if _git("ls-files", "--error-unmatch", "__init__.py") is None:
         return None                          # this may be a checkout, and of something else
     head = _git("rev-parse", "--short=12", "HEAD")
@@ -91,7 +91,7 @@ def commit() -> str | None:
 
 
 def _git(*words: str) -> str | None:
-    """What git says in the package's folder; None where it has nothing to say."""
+    """Return git's output in the package's folder; None where git fails."""
     try:
         done = subprocess.run(["git", "-C", str(PACKAGE), *words], capture_output=True, text=True, check=False)
     except OSError:
@@ -100,7 +100,7 @@ def _git(*words: str) -> str | None:
 
 
 def save(folder: Path, study: Study, facts: Facts | Mapping[str, Any]) -> None:
-    """Write the study. Raises WrongUse where one is there already."""
+    """Write the study. Raises WrongUse where the folder holds a study."""
     folder.mkdir(parents=True, exist_ok=True)
     evidence = to_plain(replace(study, name=folder.name))
     evidence["arms"] = [{"name": arm["name"], "words": arm["words"]} for arm in evidence["arms"]]
@@ -115,7 +115,7 @@ def save(folder: Path, study: Study, facts: Facts | Mapping[str, Any]) -> None:
 
 
 def load(folder: Path) -> Study:
-    """The study of a folder. Raises WrongUse where there is none, or one of another form."""
+    """Return the study of a folder. Raises WrongUse where there is none, or one of another form."""
     path = folder / EVIDENCE
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -128,7 +128,7 @@ def load(folder: Path) -> Study:
 
 
 def thinned(run: dict[str, Any]) -> dict[str, Any]:
-    """A run's curves as they are stored: rounded, and of a long run every so many steps. Medians are of all windows."""
+    """Return a run with its curves rounded, and thinned where the run is long. All windows are kept."""
     every = max(1, math.ceil(len(run["losses"]) / CURVE))
     curves = {name: [rounded(value) for value in run[name][::every]] for name in ("losses", "grad_norms")}
     windows = [{**window, "seconds": rounded(window["seconds"]),
@@ -141,7 +141,7 @@ def rounded(value: float, digits: int = 6) -> float:
 
 
 def without_paths(value: Any) -> Any:
-    """`value` with the last part of each absolute path for the path, and None for what is not a finite number."""
+    """Return `value` with absolute paths cut to their last part, and None for numbers that are not finite."""
     if isinstance(value, str):
         return ABSOLUTE.sub(lambda found: found[1] or "…", value)
     if isinstance(value, Mapping):
@@ -152,7 +152,7 @@ def without_paths(value: Any) -> Any:
 
 
 def as_text(value: Any, indent: int = 0) -> str:
-    """JSON in which short values, and lists of numbers, take one line."""
+    """Return JSON in which short values, and lists of numbers, take one line."""
     line = json.dumps(value, ensure_ascii=False, allow_nan=False)
     numbers = isinstance(value, list) and all(isinstance(item, (int, float, type(None))) for item in value)
     if not isinstance(value, (dict, list)) or numbers or (indent and indent + len(line) <= LINE):
@@ -192,6 +192,6 @@ def _parity(found: Mapping[str, Any]) -> Parity:
 
 
 def _known(kind: type, found: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries that are fields of `kind`: what only readers of the file look at stays in the file."""
+    """Return the entries that are fields of `kind`; entries for readers of the file stay in the file."""
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in found.items() if name in names}

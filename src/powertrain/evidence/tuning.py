@@ -36,7 +36,7 @@ LATER = "not reached within the budget"
 
 @dataclass
 class Candidate:
-    """The untuned plan with one technique changed, and what was found of it so far."""
+    """The untuned plan with one technique changed, and the results so far."""
 
     name: str                                # "without packing", "threads (threads=1)"
     technique: str
@@ -45,6 +45,7 @@ class Candidate:
     rounds: list[Interval] = field(default_factory=list)         # speed over the untuned plan
     kept: bool = False
     why: str = ""
+    reached: bool = True                     # within the budget
     compile_s: float = 0.0                   # that it takes longer to start than the plan it was compared with
     even_steps: int | None = None            # after which that is earned back
 
@@ -61,7 +62,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was found. `pins` is empty where the untuned plan stays."""
+    """The result of tuning. `pins` is empty where the untuned plan stays."""
 
     pins: Mapping[str, Any]
     plan: Plan                               # with them
@@ -78,12 +79,12 @@ class Tuning:
 
 
 def untuned_plan(prepared: Prepared) -> Plan:
-    """What the techniques themselves answer, under the recipe's pins."""
+    """Return the plan without tuning, under the recipe's pins."""
     return planner.make_plan(prepared.facts, prepared.recipe, prepared.total_steps)
 
 
 def candidates_of(prepared: Prepared, untuned: Plan) -> list[Candidate]:
-    """Every change of one technique that keeps what is trained: first one for each technique, then the second ones, ..."""
+    """Return every change of one technique that keeps the training: the first of each technique, then the second ones, ..."""
     recipe, facts = prepared.recipe, prepared.facts
     in_force = {step.technique.name: step.technique for step in untuned.steps}
     by_technique: list[list[Candidate]] = []
@@ -112,7 +113,7 @@ def _plan_with(pins: Mapping[str, Any], prepared: Prepared) -> Plan | None:
 
 
 def _name(name: str, variant: Any, now: Any) -> str:
-    """The change in words: of settings those that are not as they are now."""
+    """Return the change in words, with the settings that differ from the present ones."""
     if variant is None:
         return f"without {name}"
     before = {} if now is None else to_plain(now)
@@ -121,7 +122,7 @@ def _name(name: str, variant: Any, now: Any) -> str:
 
 
 def tune(prepared: Prepared, notebook: Notebook) -> Tuning:
-    """Control, halving, combining, and the comparison that decides. Raises RunFailed where the untuned plan cannot run."""
+    """Run control, halving, combining and the deciding comparison. Raises RunFailed if the untuned plan cannot run."""
     untuned = untuned_plan(prepared)
     arm, budget_s = notebook.arm(untuned, "untuned plan"), notebook.left_s()
     profile = _profile(arm, notebook)
@@ -144,7 +145,7 @@ def tune(prepared: Prepared, notebook: Notebook) -> Tuning:
         pins=_pins_of(taken), plan=combined, noise_floor=floor, because=because,
         least_steps={one.technique: WORTH_IT * (one.even_steps or 0) for one in taken if one.is_slow_to_start()},
         speed=None if total is None else notebook.comparisons[total].speed,
-        complete=all(one.why != LATER for one in candidates),
+        complete=all(one.reached for one in candidates),
         findings={"recipe": list(notebook.words), "chosen": _pins_of(taken), "total": total, "control": control,
                   "candidates": [_row(one) for one in candidates]})
 
@@ -164,7 +165,7 @@ def _profile(arm: Arm, notebook: Notebook) -> Profile | None:
 
 
 def _can_matter(candidate: Candidate, profile: Profile | None, facts: Facts, notebook: Notebook) -> bool:
-    """Whether it fits the memory, and acts on enough of a step to gain more than the margin."""
+    """Return whether the candidate fits the memory, and acts on enough of a step to gain more than the margin."""
     if (why := why_no_room(candidate.plan, facts)) is not None:
         candidate.why = why
     elif profile is not None:
@@ -180,7 +181,7 @@ def _can_matter(candidate: Candidate, profile: Profile | None, facts: Facts, not
 
 
 def _halve(candidates: Sequence[Candidate], untuned: Arm, notebook: Notebook, leave_s: float) -> list[Candidate]:
-    """Those that are left after rounds of more and more pairs, the fastest first. `leave_s` is for what comes after."""
+    """Return the finalists after rounds of more and more pairs, the fastest first. `leave_s` is kept for the later stages."""
     alive = list(candidates)
     rounds = 1 + max(0, math.ceil(math.log2(max(1, len(alive)) / FINALISTS)))
     for number in range(rounds):
@@ -190,7 +191,7 @@ def _halve(candidates: Sequence[Candidate], untuned: Arm, notebook: Notebook, le
         for index, candidate in enumerate(alive):
             share_s = (notebook.left_s() - later_s) / (len(alive) - index)
             if not notebook.reaches(later_s):
-                candidate.why = candidate.why or LATER
+                candidate.reached, candidate.why = bool(candidate.why), candidate.why or LATER
             else:
                 _try(candidate, untuned, notebook, share_s, pairs=LEAST_PAIRS * 2**number)
         alive = _better_half([candidate for candidate in alive if len(candidate.rounds) == number + 1], number + 1)
@@ -214,7 +215,7 @@ def _try(candidate: Candidate, untuned: Arm, notebook: Notebook, share_s: float,
 
 
 def _better_half(tried: Sequence[Candidate], number: int) -> list[Candidate]:
-    """The faster half, fastest first, with few settings of one technique, and without what is surely slower."""
+    """Return the faster half, fastest first, with few settings of one technique and without surely slower ones."""
     ranked = sorted(tried, key=lambda one: -one.speed)
     kept: list[Candidate] = []
     for candidate in ranked:
@@ -234,7 +235,7 @@ def _better_half(tried: Sequence[Candidate], number: int) -> list[Candidate]:
 
 def _combine(finalists: Sequence[Candidate], prepared: Prepared, untuned: Plan, notebook: Notebook, leave_s: float
              ) -> tuple[list[Candidate], Plan]:
-    """The fastest finalist, and each further one that makes what is there surely faster; empty where none is faster."""
+    """Return the fastest finalist and each further one that surely makes the combination faster; empty if none is faster."""
     taken: list[Candidate] = []
     best = untuned
     for candidate in finalists:
@@ -242,15 +243,15 @@ def _combine(finalists: Sequence[Candidate], prepared: Prepared, untuned: Plan, 
         if speed.low <= 1:
             candidate.why = f"not surely faster: {speed.median:.3f} times as fast ({speed.low:.3f} to {speed.high:.3f})"
         elif candidate.is_slow_to_start() and candidate.even_steps is None:
-            candidate.why = f"it takes {candidate.compile_s:.0f} s longer to start, and gains too little to earn that back"
+            candidate.why = f"it takes {candidate.compile_s:.0f} s longer to start, and its gain is too small to earn that back"
         elif not taken:
             taken, best = [candidate], candidate.plan
         elif any(one.technique == candidate.technique for one in taken):
             candidate.why = f"another setting of {candidate.technique} is faster"
         elif (both := _plan_with(_pins_of([*taken, candidate]), prepared)) is None:
-            candidate.why = f"it cannot be together with {' and '.join(one.name for one in taken)}"
+            candidate.why = f"it cannot be combined with {' and '.join(one.name for one in taken)}"
         elif not notebook.reaches(leave_s):
-            candidate.why = LATER
+            candidate.reached, candidate.why = False, LATER
         else:
             name = " and ".join(one.name for one in [*taken, candidate])
             if _is_faster_with(candidate, notebook.arm(best), notebook.arm(both, name), notebook, leave_s):
@@ -259,26 +260,26 @@ def _combine(finalists: Sequence[Candidate], prepared: Prepared, untuned: Plan, 
 
 
 def _is_faster_with(candidate: Candidate, best: Arm, both: Arm, notebook: Notebook, leave_s: float) -> bool:
-    """Whether the plan so far becomes surely faster with the candidate's change."""
+    """Return whether the candidate's change surely makes the present plan faster."""
     if both == best:
-        candidate.why = "it changes nothing where the faster changes are"
+        candidate.why = "it changes nothing beside the faster changes"
         return False
     notebook.say(f"{both.name}, together")
     try:
         found = notebook.comparisons[notebook.compare(best, both, (notebook.left_s() - leave_s) / 2)]
     except CannotRun as error:
-        candidate.why = f"together with what is faster it does not run: {error}"
+        candidate.why = f"combined with the faster changes it does not run: {error}"
         return False
     earned_back = found.compile_s < COMPILES_S or found.break_even_steps is not None
     if found.speed is not None and found.speed.low > 1 and earned_back:
         candidate.take_start_from(found)
         return True
-    candidate.why = f"together with what is faster: {found.because}"
+    candidate.why = f"combined with the faster changes: {found.because}"
     return False
 
 
 def _decide(untuned: Plan, combined: Plan, prepared: Prepared, notebook: Notebook) -> tuple[int | None, str]:
-    """(the comparison of the combined plan against the untuned one on fresh windows, why it is not taken)."""
+    """Return the comparison of the combined plan with the untuned one on fresh windows, and why it is not used."""
     changed = [technique for plan, other in ((untuned, combined), (combined, untuned))
                for technique in (step.technique for step in plan.steps) if technique not in
                [step.technique for step in other.steps]]
@@ -286,13 +287,13 @@ def _decide(untuned: Plan, combined: Plan, prepared: Prepared, notebook: Noteboo
     as_planned: tuple[Plan, Plan, str | None] = (untuned, combined, None)
     attempts = [as_planned] if any("precision" in technique.slots for technique in changed) else \
         [(untuned, combined, "fp32"), as_planned]
-    notebook.say("the faster plan against the untuned one: whether both learn the same")
+    notebook.say("the faster plan against the untuned one: comparing their losses")
     parity, why = notebook.parity(exactness, attempts, prepared.facts, prepared.recipe.seed)
     if parity is None:
-        return None, f"whether the faster plan learns the same could not be seen ({why})"
+        return None, f"the losses of the faster plan could not be compared ({why})"
     if not parity.holds:
         return None, f"the faster plan does not learn the same ({parity.because})"
-    notebook.say("the faster plan against the untuned one: the comparison that decides")
+    notebook.say("the faster plan against the untuned one: the deciding comparison")
     try:
         index = notebook.compare(notebook.arm(untuned), notebook.arm(combined), max(0.0, notebook.left_s()),
                                  pairs=FINAL_PAIRS, anew=True)
@@ -309,5 +310,5 @@ def _pins_of(taken: Sequence[Candidate]) -> dict[str, Any]:
 
 def _row(candidate: Candidate) -> dict[str, Any]:
     return {"name": candidate.name, "pins": dict(candidate.pins), "rounds": to_plain(candidate.rounds),
-            "kept": candidate.kept, "why": candidate.why, "compile_s": candidate.compile_s,
+            "kept": candidate.kept, "why": candidate.why, "reached": candidate.reached, "compile_s": candidate.compile_s,
             "break_even_steps": candidate.even_steps}

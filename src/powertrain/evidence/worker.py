@@ -1,4 +1,4 @@
-"""An arm's process: it prepares its recipe, puts its plan in force, and takes optimizer steps when it is told to.
+"""An arm's process: it prepares its recipe, applies its plan, and takes optimizer steps on request.
 
 Between two requests it sleeps. It waits for the device at the ends of windows only, and reads losses there. What goes
 wrong is an answer (`Failure`), in one sentence; the process ends when its pipe closes or its parent is gone.
@@ -29,7 +29,7 @@ from powertrain.cost.memory import peak_memory
 from powertrain.cost.workload import Workload
 from powertrain.evidence.profile import Profile, from_shares, profile_steps
 from powertrain.recipe import resolve_words
-from powertrain.records import Facts, Plan, UnknownFact, UserError, WrongUse
+from powertrain.records import Facts, NotApplied, Plan, UnknownFact, UserError, WrongUse
 from powertrain.records.evidence import Arm, Window
 from powertrain.run.prepare import Prepared, build_setup, prepare, with_stored_plan
 from powertrain.training.ledger import measured_step_bytes, peak_memory_bytes
@@ -43,7 +43,7 @@ FOREVER = 10**9                              # steps: the parent says when it is
 
 @dataclass(frozen=True)
 class Order:
-    """What a process is started with."""
+    """The arguments with which a process starts."""
 
     arm: Arm
     cache: str
@@ -56,20 +56,20 @@ class Order:
 
 @dataclass(frozen=True)
 class Ready:
-    """The plan is in force."""
+    """The answer of a process whose plan is in force."""
 
     apply_s: float                           # of applying and confirming it, with whatever that compiles
     techniques: tuple[str, ...]
     plan: Mapping[str, Any]                  # as plan.json
     facts: Facts
     dtype: str                               # of the matrix products
-    needed_bytes: int                        # of memory, as it is reckoned; it has taken no step yet
+    needed_bytes: int                        # of memory, predicted; the process has taken no step yet
     loss_scaling: bool                       # then a step now and then has gradients that are not finite, and is skipped
 
 
 @dataclass(frozen=True)
 class Taken:
-    """Some steps that were taken: `window` is the timed part, at the end."""
+    """The steps of one request: `window` is the timed part, at the end."""
 
     window: Window
     losses: tuple[float, ...]                # of all, the untimed ones included
@@ -84,6 +84,7 @@ class Probe:
     grad_norms: tuple[float, ...]
     allocated_bytes: int | None              # the real peak of a step, of all tensors alive in it; None where it did not run
     error: str | None = None                 # why there is nothing else
+    technique: str = ""                      # that was asked for and is not in force, if that is the error
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class Failure:
     sentence: str
     out_of_memory: bool
     details: str                             # the traceback, for developers
+    technique: str = ""                      # that was asked for and is not in force
 
 
 def serve(pipe: connection.Connection, order: Order) -> None:
@@ -113,20 +115,21 @@ def serve(pipe: connection.Connection, order: Order) -> None:
 
 
 def failure(error: Exception) -> Failure:
-    """`error` as one sentence: its own words where it was written for a user, else with its kind."""
+    """Return an error as one sentence: its message where it is meant for users, else with its class."""
     lines = str(error).strip().splitlines() or [""]
     out_of_memory = is_out_of_memory(error)
     if out_of_memory:
         sentence = f"there is not enough memory: {lines[0]}"
-    elif isinstance(error, UserError) or type(error).__name__ == "NotApplied":
+    elif isinstance(error, UserError):
         sentence = " ".join(lines)
     else:
         sentence = f"{type(error).__name__}: {lines[0]}"
-    return Failure(sentence, out_of_memory, "".join(traceback.format_exception(error)))
+    technique = error.technique if isinstance(error, NotApplied) else ""
+    return Failure(sentence, out_of_memory, "".join(traceback.format_exception(error)), technique)
 
 
 class Runner:
-    """One arm's setup and state, and the steps that it takes under a constant learning rate."""
+    """One arm's setup and state, which takes steps with a constant learning rate."""
 
     def __init__(self, order: Order):
         for module in ("torch._dynamo", *order.preload):         # the first optimizer would import it, at the plan's expense
@@ -152,11 +155,11 @@ class Runner:
         gc.freeze()                          # as a run does
 
     def remember(self) -> None:
-        """Before any step: what `rewind` goes back to. On disk: a copy in memory would be counted as the arm's."""
+        """Save the first weights for `rewind`, on disk, because a copy in memory would count as the arm's memory."""
         save_file({name: value.detach().contiguous() for name, value in self._trained.items()}, self._first)
 
     def rewind(self) -> None:
-        """Before the first step again: weights, optimizer, order of the data, and chance."""
+        """Return to the state before the first step: weights, optimizer, order of the data and random state."""
         self._steps.close()  # type: ignore[attr-defined]
         del self._steps, self.state
         with torch.no_grad(), safe_open(self._first, framework="pt") as first:
@@ -166,7 +169,7 @@ class Runner:
         self._begin()
 
     def window(self, untimed: int, steps: int) -> Taken:
-        """`untimed` steps, then `steps` that are timed from one wait for the device to the next."""
+        """Take `untimed` steps, then `steps` that are timed from one wait for the device to the next."""
         before = [next(self._steps) for _ in range(untimed)]
         wait_for(self.setup.device)
         began = time.perf_counter()
@@ -190,7 +193,7 @@ class Runner:
         return Probe(taken.losses, taken.grad_norms, self._allocated_bytes())
 
     def profile(self, steps: int) -> Profile:
-        """Of some steps after the first two, which allocate and compile.
+        """Return the profile of some steps after the first two, which allocate and compile.
 
         A library that was compiled ahead calls its products past torch's profiler, so the shares are those of the same parts
         compiled by this process; the seconds are the library's.
@@ -204,7 +207,7 @@ class Runner:
                                          compiled=compiled), window)
 
     def _without_libraries(self) -> None:
-        """The same setup anew, with nothing loaded that an earlier process compiled, past the steps that compile."""
+        """Build the setup again without libraries that an earlier process compiled, and take the steps that compile."""
         self._steps.close()  # type: ignore[attr-defined]
         self._trained.clear()
         del self._steps, self.state, self.setup      # two of them need not fit
@@ -218,7 +221,7 @@ class Runner:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done all that it was given."""
+    """Wait until the device has finished its queue."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -238,12 +241,12 @@ def _prepare(order: Order) -> Prepared:
 
 
 def in_fp32(plan: Plan) -> Plan:
-    """The plan less whatever makes products in another type."""
+    """Return the plan without the techniques that set the dtype of products."""
     return replace(plan, steps=tuple(step for step in plan.steps if "precision" not in step.technique.slots))
 
 
 def _needed_bytes(facts: Facts, workload: Workload) -> int:
-    """0 where it is not known: then the arms find out for themselves."""
+    """Return the predicted peak memory; 0 where it is unknown."""
     try:
         return sum(peak_memory(facts.model, workload).values())
     except UnknownFact:
@@ -251,7 +254,7 @@ def _needed_bytes(facts: Facts, workload: Workload) -> int:
 
 
 def _timed_building(prepared: Prepared) -> tuple[Prepared, list[float]]:
-    """`prepared` whose model building adds its seconds to the list: they are the disk's, not the plan's."""
+    """Return `prepared` whose model building adds its seconds to a list; they are not counted as the plan's."""
     seconds: list[float] = []
     build = prepared.material.build
 
@@ -280,11 +283,11 @@ def _set_random_state(state: tuple[torch.Tensor, torch.Tensor | None], device: t
 
 
 def _say_nothing(text: str) -> None:
-    """The parent speaks to the user."""
+    """Ignore progress messages; the parent process reports to the user."""
 
 
 def be_silent() -> None:
-    """Nothing of this process, nor of the libraries in it, is to appear between the lines of its parent."""
+    """Send all output of this process to nowhere, so that none appears between the lines of its parent."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)

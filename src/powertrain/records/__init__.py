@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from powertrain.records.errors import NotApplied as NotApplied
 from powertrain.records.errors import NotDurable as NotDurable
 from powertrain.records.errors import RunFailed as RunFailed
 from powertrain.records.errors import UnknownFact as UnknownFact

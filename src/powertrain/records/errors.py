@@ -41,6 +41,19 @@ class RunFailed(UserError):
     exit_code = 1
 
 
+class NotApplied(RunFailed):
+    """A technique was asked for and is not in force. `technique` is its name, set where techniques are confirmed."""
+
+    def __init__(self, message: str):
+        super().__init__(message)
+        self.technique = ""
+
+    def confirming(self, technique: str) -> NotApplied:
+        """Return this error with the technique's name, and the words that turn the technique off."""
+        self.technique, self.cure = technique, (f"techniques.{technique}=off",)
+        return self
+
+
 class NotDurable(RunFailed):
     """The model is trained to the end, and something that was promised is not on the disk."""
 

@@ -1,6 +1,6 @@
-"""A diagnosis in words: what was looked at, what holds the run back and what to change, how long it takes, what was found.
+"""A diagnosis as rows: environment, verdict with its cure, forecast, and findings.
 
-Everything comes as plain values (records.to_plain of a diagnosis), so that the same is printed of one and of its JSON.
+All values are plain (records.to_plain of a diagnosis), so a diagnosis and its JSON print the same.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from powertrain.records.findings import SEVERITIES
 from powertrain.report.figures import duration, interval
 
 Row = tuple[str, ...]
-CURED = 1.02                 # times as fast, from which a cure is worth its words
+CURED = 1.02                 # times as fast: a smaller gain is not reported
 
 
 def diagnosis_rows(found: Mapping[str, Any]) -> list[Row]:
-    """(title, text) rows: environment, verdict, forecast."""
+    """Return (title, text) rows of environment, verdict and forecast."""
     rows: list[Row] = [(name.capitalize(), text) for name, text in found["environment"].items()]
     if found["failed"]:
-        rows.append(("Probe", f"the run cannot be probed: {found['failed']}"))
+        rows.append(("Probe", f"the run cannot start: {found['failed']}"))
     if found["causes"]:
         rows += [("", ""), *verdict_rows(found["causes"])]
     if found["forecast"]:
@@ -34,10 +34,10 @@ def verdict_rows(causes: Sequence[Mapping[str, Any]]) -> list[Row]:
                        *[("Seen", evidence["what"]) for evidence in first["evidence"]]]
     words = " ".join(first["cure"]["words"])
     rows.append(("Cure", f"{first['cure']['says']}{f' ({words})' if words else ''}"))
-    most = f"at most {first['bound']:.2f} times, if it took no time at all" if first["predicted"] <= first["bound"] else \
-        f"{first['bound']:.2f} times by what it takes itself: the change helps elsewhere too"
+    most = f"at most {first['bound']:.2f} times if this cause took no time" if first["predicted"] <= first["bound"] else \
+        f"this cause alone allows {first['bound']:.2f} times: the change helps elsewhere too"
     rows.append(("Gain", f"{first['predicted']:.2f} times as fast is predicted ({first['basis']}); {most}") if curable else
-                ("Gain", "no change is known that would make it faster as it is; without this the run would be at most "
+                ("Gain", "no known change makes this run faster; without this cause the run would be at most "
                          f"{first['bound']:.2f} times as fast"))
     return rows + [("Also" if number == 0 else "", _cause(cause)) for number, cause in enumerate(causes[1:])]
 
@@ -52,7 +52,7 @@ def _cause(cause: Mapping[str, Any]) -> str:
         evidence["what"] for evidence in cause["evidence"])
     if cause["predicted"] >= CURED:
         return f"{text}; {cause['cure']['says']}{f' ({words})' if words else ''}: {cause['predicted']:.2f} times as fast"
-    return f"{text}; {words} was tried, in vain" if cause["basis"].startswith("measured") and words else text
+    return f"{text}; {words} was tried and did not help" if cause["basis"].startswith("measured") and words else text
 
 
 def forecast_rows(forecast: Mapping[str, Any]) -> list[Row]:
@@ -65,12 +65,12 @@ def forecast_rows(forecast: Mapping[str, Any]) -> list[Row]:
         cost = forecast["cost"]
         rows.append(("Cost", f"{cost['low']:.3g} to {cost['high']:.3g}, at the price given for an hour"))
     if forecast["energy_kwh"] is not None:
-        rows.append(("Energy", f"{forecast['energy_kwh']:.3g} kWh of the processors"))
+        rows.append(("Energy", f"{forecast['energy_kwh']:.3g} kWh for the processors"))
     return rows
 
 
 def finding_rows(findings: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """(severity, title, why, cure) of each finding, those that are well last and in one line each."""
+    """Return (severity, title, why with cure) of each finding; good ones come last, in one line each."""
     rows: list[Row] = []
     for finding in findings:
         seen = "; ".join(evidence["what"] for evidence in finding["evidence"])
@@ -85,6 +85,6 @@ def finding_rows(findings: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def summary_row(findings: Sequence[Mapping[str, Any]]) -> Row:
-    """How many findings of each severity."""
+    """Return the number of findings of each severity."""
     counts = {severity: sum(finding["severity"] == severity for finding in findings) for severity in SEVERITIES}
     return "Checks", ", ".join(f"{count} {severity}" for severity, count in counts.items())

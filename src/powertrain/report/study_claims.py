@@ -59,7 +59,9 @@ def _cautions(study: Study, claims: Sequence[Claim]) -> Iterator[str]:
         yield f"Inconclusive: {_some(undecided)}: the interval is too wide for a verdict."
     if study.get("noise_floor") is None and any(claim.get("measured") for claim in claims):
         yield "No arm was measured against itself, so the noise of this machine is not known."
-    reasoned = [claim["id"] for claim in claims if "By arithmetic" in claim["because"]]
+    experiments = study["findings"].get("experiments") or {}
+    reasoned = [claim["id"] for claim in claims if claim.get("measured")
+                and (experiments.get(claim["experiment"]) or {}).get("kind") == "reasoned"]
     if reasoned:
         yield f"Decided by arithmetic on the documents' own figures, without a run: {_some(reasoned)}."
 

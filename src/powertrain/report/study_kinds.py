@@ -24,6 +24,7 @@ from powertrain.report.figures import duration, memory
 from powertrain.report.figures_machine import COMPONENT_COLOURS
 from powertrain.report.page import Block, Cell, Figure, Missing, Number, Section, Table, Text
 
+LATE = "not reached within the budget"       # of candidates in studies from before `reached` was stored
 ORDER = ("faster", "no effect", "inconclusive", "harmful", "invalid")
 
 
@@ -43,7 +44,7 @@ def tuning(study: Study) -> Findings:
         numbers.append(Number(f"{study['noise_floor']:.1%}", "noise floor", "how far two equal plans lie apart here"))
     cautions = ["The best of many noisy numbers is partly luck; that is why the chosen plan was compared once more, on fresh "
                 "windows, and only that comparison counts."] if tried else []
-    late = [candidate["name"] for candidate in candidates if "not reached" in candidate["why"]]
+    late = [candidate["name"] for candidate in candidates if not candidate.get("reached", candidate["why"] != LATE)]
     cautions += [f"Not reached within the budget: {', '.join(late)}."] if late else []
     return Findings(verdict, "good" if speed else "open", tuple(numbers), tuple(cautions), (
         Section("The candidates", (_candidates(study, candidates), _candidate_table(candidates))),

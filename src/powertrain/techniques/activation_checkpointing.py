@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from powertrain.cost.fitting import longest_example, planned_room_bytes
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.workload import Workload
-from powertrain.records import Effect, Facts, ModelFacts, Proposal, Refusal
+from powertrain.records import Effect, Facts, ModelFacts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
-from powertrain.techniques.base import GIB, Exactness, NotApplied, Technique, find_runner
+from powertrain.techniques.base import GIB, Exactness, Technique, find_runner
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

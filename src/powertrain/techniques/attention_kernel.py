@@ -10,8 +10,8 @@ from powertrain.cost.estimate import bargain
 from powertrain.cost.fitting import longest_example
 from powertrain.cost.precision import VARLEN_SINCE, bf16_unit
 from powertrain.models.kernels.ragged import build
-from powertrain.records import Effect, Facts, Proposal, Refusal
-from powertrain.techniques.base import CannotBuild, Exactness, NotApplied, Technique
+from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
+from powertrain.techniques.base import CannotBuild, Exactness, Technique
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from powertrain.records import Effect, Facts, Proposal, Refusal
+from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
 
 if TYPE_CHECKING:
@@ -32,10 +32,6 @@ class Exactness(enum.Enum):
     BITWISE = "same bits"
     ROUNDING = "same mathematics, other rounding"
     LOSSY = "other mathematics"
-
-
-class NotApplied(Exception):
-    """A technique was asked for and is not in force."""
 
 
 class CannotBuild(NotApplied):

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from powertrain.cost.precision import BF16_SINCE, CPU_UNITS, WORTH_IT, bf16_gain, bf16_unit
-from powertrain.records import Effect, Facts, Hardware, Proposal, Refusal
+from powertrain.records import Effect, Facts, Hardware, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.techniques.base import Exactness, Technique
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from powertrain.records import IGNORE, Effect, Facts, Proposal, Refusal
+from powertrain.records import IGNORE, Effect, Facts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.techniques.base import Exactness, Technique
 
 if TYPE_CHECKING:
     from torch import Tensor

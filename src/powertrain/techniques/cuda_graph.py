@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from powertrain.cost.fitting import longest_example
-from powertrain.records import Batch, Facts, ModelFacts, Refusal
+from powertrain.records import Batch, Facts, ModelFacts, NotApplied, Refusal
 from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.techniques.base import Exactness, Technique
 from powertrain.training.objective import objective_of
 
 if TYPE_CHECKING:

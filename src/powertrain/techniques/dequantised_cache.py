@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from powertrain.cost.fitting import longest_example
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.workload import Workload
-from powertrain.records import Facts, Proposal, Refusal
+from powertrain.records import Facts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
 from powertrain.shapes import DTYPE_BYTES, FOUR_BIT
-from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.techniques.base import Exactness, Technique
 
 if TYPE_CHECKING:
     from powertrain.recipe import Recipe

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from powertrain.cost.optimizer import state_bytes
-from powertrain.records import Facts, Proposal, Refusal
+from powertrain.records import Facts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.techniques.base import Exactness, Technique
 from powertrain.training.optimizers import OPTIMIZERS, Row
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from powertrain.cost.weights import adapter_tensors, has_frozen_base
-from powertrain.records import Facts, ModelFacts, Proposal, Refusal, WrongUse
+from powertrain.records import Facts, ModelFacts, NotApplied, Proposal, Refusal, WrongUse
 from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.techniques.base import Exactness, Technique
 from powertrain.training.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from powertrain.cost.fitting import longest_example, planned_room_bytes
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.workload import Workload
-from powertrain.records import Effect, Facts, ModelFacts, Proposal, Refusal
+from powertrain.records import Effect, Facts, ModelFacts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
-from powertrain.techniques.base import GIB, Exactness, NotApplied, Technique
+from powertrain.techniques.base import GIB, Exactness, Technique
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from powertrain.records import Effect, Facts, Proposal, Refusal
+from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, NotApplied, Technique, find_runner
+from powertrain.techniques.base import Exactness, Technique, find_runner
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from powertrain.records import Effect, Facts, Proposal, Refusal
+from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
 from powertrain.shapes import DTYPE_BYTES
-from powertrain.techniques.base import GIB, Exactness, NotApplied, Technique
+from powertrain.techniques.base import GIB, Exactness, Technique
 
 if TYPE_CHECKING:
     import torch

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from powertrain.cost.precision import int8_unit
 from powertrain.cost.weights import eight_bit_saving, why_not_eight_bit
-from powertrain.records import Facts, Proposal, Refusal
+from powertrain.records import Facts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.techniques.base import Exactness, Technique
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload

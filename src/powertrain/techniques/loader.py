@@ -8,9 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from powertrain.records import Batch, Effect, Facts, Layout, Proposal, Refusal
+from powertrain.records import Batch, Effect, Facts, Layout, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, NotApplied, Technique
+from powertrain.techniques.base import Exactness, Technique
 
 if TYPE_CHECKING:
     import torch

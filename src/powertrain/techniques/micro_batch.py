@@ -14,9 +14,9 @@ from powertrain.cost.fitting import (
     padded_examples,
     wanted_tokens,
 )
-from powertrain.records import Effect, Facts, Proposal, Refusal
+from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
-from powertrain.techniques.base import EVERYTHING, Exactness, NotApplied, Technique
+from powertrain.techniques.base import EVERYTHING, Exactness, Technique
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload

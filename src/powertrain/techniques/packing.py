@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from powertrain.cost.fitting import fitting_tokens, longest_example, wanted_tokens
 from powertrain.cost.workload import padding_share
 from powertrain.data.order import pack
-from powertrain.records import Batch, Effect, Facts, ModelFacts, Proposal, Refusal
+from powertrain.records import Batch, Effect, Facts, ModelFacts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
-from powertrain.techniques.base import EVERYTHING, Exactness, NotApplied, Technique
+from powertrain.techniques.base import EVERYTHING, Exactness, Technique
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload

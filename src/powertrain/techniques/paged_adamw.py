@@ -9,9 +9,9 @@ from powertrain.cost.fitting import longest_example, planned_room_bytes
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.optimizer import state_bytes
 from powertrain.cost.workload import Workload
-from powertrain.records import Effect, Facts, Proposal, Refusal
+from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
-from powertrain.techniques.base import GIB, Exactness, NotApplied, Technique
+from powertrain.techniques.base import GIB, Exactness, Technique
 from powertrain.training.optimizers import OPTIMIZERS, Row
 
 if TYPE_CHECKING:

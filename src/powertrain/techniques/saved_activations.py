@@ -12,9 +12,9 @@ from powertrain.cost.saving import Link, added_s, hidden_bytes, lightest_that_fi
 from powertrain.cost.traffic import recompute_flops
 from powertrain.cost.work import training_flops
 from powertrain.cost.workload import Workload
-from powertrain.records import Effect, Facts, ModelFacts, Proposal, Refusal
+from powertrain.records import Effect, Facts, ModelFacts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
-from powertrain.techniques.base import GIB, Exactness, NotApplied, Technique
+from powertrain.techniques.base import GIB, Exactness, Technique
 
 if TYPE_CHECKING:
     from powertrain.models.kernels.fused.block import HandWritten

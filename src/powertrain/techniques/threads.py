@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from powertrain.records import Effect, Facts, Proposal, Refusal
+from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
-from powertrain.techniques.base import EVERYTHING, Exactness, NotApplied, Technique
+from powertrain.techniques.base import EVERYTHING, Exactness, Technique
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload

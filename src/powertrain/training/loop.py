@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from powertrain.records import NotApplied
 from powertrain.training.laps import Lap, Laps, no_lap
 from powertrain.training.objective import Sums
 from powertrain.training.out_of_memory import passes
@@ -39,7 +40,10 @@ def apply_plan(setup: Setup, plan: Plan) -> Setup:
         setup = changed
     setup.runtime.enter()
     for step in plan.steps:                  # after all: a later technique may have undone an earlier one
-        step.technique.confirm(setup)
+        try:
+            step.technique.confirm(setup)
+        except NotApplied as error:
+            raise error.confirming(step.technique.name) from None
     return setup
 
 

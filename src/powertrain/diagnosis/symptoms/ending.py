@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator
 from statistics import median
 
-from powertrain.diagnosis.run_record import RunRecord
-from powertrain.diagnosis.symptoms.words import seconds, several
+from powertrain.diagnosis.run_record import RunRecord, seconds, several
 from powertrain.records.events import (
     CheckpointFailed,
     CheckpointRejected,

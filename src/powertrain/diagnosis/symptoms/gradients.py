@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from powertrain.diagnosis.curves import noise, window
 from powertrain.diagnosis.instability import GROWN, around, lower_rate
-from powertrain.diagnosis.robust import noise, window
-from powertrain.diagnosis.run_record import RunRecord, is_finite
-from powertrain.diagnosis.symptoms.words import LEAST_STEPS, several
+from powertrain.diagnosis.run_record import LEAST_STEPS, RunRecord, is_finite, several
 from powertrain.records.findings import Cure, Expected, Finding, Risk, finding, rule
 from powertrain.records.timeline import quantile
 

@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from powertrain.diagnosis.curves import level, median_error, noise, window, windows
 from powertrain.diagnosis.instability import around, lower_rate, usual_rate
-from powertrain.diagnosis.robust import level, median_error, noise, window, windows
-from powertrain.diagnosis.run_record import RunRecord
-from powertrain.diagnosis.symptoms.words import LEAST_STEPS, several
+from powertrain.diagnosis.run_record import LEAST_STEPS, RunRecord, several
 from powertrain.records.events import Evaluated
 from powertrain.records.findings import Cure, Expected, Finding, Risk, finding, rule
 from powertrain.records.timeline import FALLING_SHARE, RISEN_SHARE, held_out_trend

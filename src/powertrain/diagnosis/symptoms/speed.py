@@ -7,8 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from powertrain.diagnosis.run_record import RunRecord
-from powertrain.diagnosis.stretches import (
+from powertrain.diagnosis.curves import (
     LEAST_STEPS,
     WINDOW_STEPS,
     Stretch,
@@ -18,7 +17,7 @@ from powertrain.diagnosis.stretches import (
     slow_stretches,
     timed,
 )
-from powertrain.diagnosis.symptoms.words import IDLE_LOAD, seconds
+from powertrain.diagnosis.run_record import IDLE_LOAD, RunRecord, seconds
 from powertrain.records.events import Evaluated, Event, Memory, OutOfMemory, Saved, Start
 from powertrain.records.findings import Cure, Expected, Finding, finding, rule
 

@@ -1,29 +1,61 @@
-"""Where the steps of a run were slower than elsewhere: stretches of many steps, and single ones between ordinary ones.
+"""Robust statistics of loss curves and step times, and the stretches of slow steps in them.
 
-The time of a step is scaled to the run's mean number of slots where steps differ in them: one with more tokens takes longer,
-and that is no fault.
+Noise is computed from the differences of neighbours, which a slow trend hardly enters; its unit is the standard deviation of
+normal noise of that size. Medians are used throughout, so that one wild value moves nothing. Where steps differ in their
+number of slots, the time of a step is scaled to the mean number, because a step with more tokens rightly takes longer.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import mean, median
 
-from powertrain.diagnosis.robust import median_error, windows
 from powertrain.diagnosis.run_record import RunRecord
 from powertrain.records.events import Step
 from powertrain.records.timeline import quantile
 
-SLOWER = 1.2                 # times the usual time: a stretch of that is slow
-SINGLE = 2.0                 # times: so long a step stands out alone, whatever the noise
-USUAL_QUANTILE = 0.25        # of the levels: what the machine does when nothing is in its way
+MAD_TO_SIGMA = 1.4826        # of normal noise: its standard deviation over the median of its sizes
+MEDIAN_ERROR = 1.2533        # sqrt(pi / 2): a median's standard error over that of a mean, of normal noise
+SLOWER = 1.2                 # times the usual time: such a stretch is slow
+SINGLE = 2.0                 # times its neighbours: such a single step is slow
+USUAL_QUANTILE = 0.25        # of the levels: the undisturbed time
 WINDOW_STEPS = 8             # steps make a level
 LEAST_WINDOWS = 3            # of them make a stretch ...
 LEAST_STEPS = 40             # ... in a run of so many steps
-EVEN = 1.05                  # most slots over fewest: below it, steps count as equally large
+EVEN = 1.05                  # most slots over fewest: below it, steps count as equal
 SIGNIFICANT = 4.0            # standard errors of a level
+
+
+def noise(values: Sequence[float]) -> float:
+    """Return the standard deviation of the values without their trend; 0 below three values."""
+    if len(values) < 3:
+        return 0.0
+    differences = [abs(later - earlier) for earlier, later in itertools.pairwise(values)]
+    return MAD_TO_SIGMA * median(differences) / math.sqrt(2)
+
+
+def median_error(values: Sequence[float]) -> float:
+    """Return the standard error of the values' median."""
+    return MEDIAN_ERROR * noise(values) / math.sqrt(len(values))
+
+
+def level(values: Sequence[float], at: int, width: int) -> float:
+    """Return the median of at most `width` values before `at`, or of the first values where none is before."""
+    return median(values[max(0, at - width):at] or values[:width])
+
+
+def window(count: int) -> int:
+    """Return how many steps make one level: a twentieth of the run, 5 to 50."""
+    return min(50, max(5, count // 20))
+
+
+def windows(values: Sequence[float], width: int) -> list[float]:
+    """Return the medians of neighbouring groups of `width` values; an incomplete last group is left out."""
+    return [median(values[first:first + width]) for first in range(0, len(values) - width + 1, width)]
 
 
 @dataclass(frozen=True)
@@ -56,7 +88,7 @@ def timed(run: RunRecord) -> Timed:
 
 @lru_cache(maxsize=4)        # several symptoms look at the same run
 def slow_stretches(seconds: tuple[float, ...]) -> tuple[Stretch, ...]:
-    """In order; none in a run too short to tell."""
+    """Return the slow stretches in order; none in a run that is too short."""
     if len(seconds) < LEAST_STEPS:
         return ()
     levels = windows(seconds, WINDOW_STEPS)
@@ -73,7 +105,7 @@ def slow_stretches(seconds: tuple[float, ...]) -> tuple[Stretch, ...]:
 
 
 def _near(levels: Sequence[float], usual: float) -> list[int]:
-    """The quietest groups: their noise is that of the steps themselves."""
+    """Return the places of the groups nearest to the usual time, whose noise is that of the steps themselves."""
     return sorted(range(len(levels)), key=lambda at: abs(levels[at] - usual))[:3]
 
 
@@ -86,7 +118,7 @@ def _stretch(seconds: Sequence[float], levels: Sequence[float], first: int, unti
 
 
 def single_slow(times: Timed) -> dict[int, float]:
-    """Place -> seconds lost, of steps that took far longer than those around them."""
+    """Return place -> seconds lost, of steps that took far longer than those around them."""
     found = {}
     for place, seconds in enumerate(times.seconds):
         near = times.seconds[max(0, place - WINDOW_STEPS):place] + times.seconds[place + 1:place + 1 + WINDOW_STEPS]
@@ -96,7 +128,7 @@ def single_slow(times: Timed) -> dict[int, float]:
 
 
 def grown_parts(inside: Sequence[Step], outside: Sequence[Step]) -> dict[str, tuple[float, float]]:
-    """Part of a step -> its median seconds outside and inside, the one that grew most first."""
+    """Return part of a step -> its median seconds outside and inside, the part that grew most first."""
     names = [name for name in inside[0].parts if all(name in step.parts for step in outside)]
     found = {name: (median(step.parts[name] for step in outside), median(step.parts[name] for step in inside))
              for name in names}
