@@ -14,6 +14,7 @@ from synthetic_arena import Steps, SyntheticArena
 
 from driver import TINY
 from powertrain import planner
+from powertrain.cost.workload import Workload
 from powertrain.evidence.ablation import Subject, ablate, subjects_of
 from powertrain.evidence.notebook import Notebook, why_no_room
 from powertrain.evidence.profile import CLASSES
@@ -51,7 +52,7 @@ class Saboteur(Technique):
     source = "a test"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe) -> Proposal:
+    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal:
         return Proposal(cls(), "a test wants it", Effect((1.0, 1.0), 0, "guess: a test"))
 
     def apply(self, setup: Setup) -> Setup:

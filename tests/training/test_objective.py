@@ -21,9 +21,8 @@ from powertrain.models.kernels.losses import Loss, token_loss
 from powertrain.models.model import Model
 from powertrain.recipe import Recipe, resolve
 from powertrain.recipe.settings import Setting
-from powertrain.records import IGNORE, Batch, Facts, WrongUse
+from powertrain.records import IGNORE, Batch, Facts, NotApplied, WrongUse
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
-from powertrain.techniques.base import NotApplied
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.cuda_graph import CudaGraph
