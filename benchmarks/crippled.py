@@ -97,6 +97,7 @@ class Planted(Technique):
 
     exactness = Exactness.BITWISE
     source = "this project's benchmarks"
+    does = "slows the run on purpose"
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Refusal:

@@ -47,6 +47,7 @@ class Saboteur(Technique):
     """Nobody proposes it; it is there when it is asked for by name."""
 
     source = "this project's tests"
+    does = "harms on purpose"
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Refusal:

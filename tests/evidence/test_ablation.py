@@ -50,6 +50,7 @@ class Saboteur(Technique):
     exactness = Exactness.ROUNDING
     touches = frozenset({"loss"})
     source = "a test"
+    does = "harms on purpose"
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal:

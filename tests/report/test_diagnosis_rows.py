@@ -36,8 +36,8 @@ def test_the_first_cause_is_the_verdict_with_its_cure_and_gain() -> None:
     rows = verdict_rows([cause("padding", predicted=1.8, words=("techniques.packing=on",), basis="measured: a few steps")])
     assert rows == [("Verdict", "this run is bound by padding: 50% of its time"), ("Seen", "padding was seen"),
                     ("Cure", "cure padding (techniques.packing=on)"),
-                    ("Gain", "1.80 times as fast is predicted (measured: a few steps); at most 2.00 times if this cause took no "
-                             "time")]
+                    ("Gain", "1.80 times as fast is predicted (measured: a few steps); at most 2.00 times if this cause "
+                             "took no time")]
 
 
 def test_a_cure_that_helps_beyond_its_cause_is_not_held_to_the_bound() -> None:
