@@ -8,6 +8,7 @@ import pytest
 from powertrain.recipe import Recipe, in_steps, quoted, read_yaml, resolve, resolve_words, shipped_recipes
 from powertrain.recipe.resolve import known_keys
 from powertrain.records import WrongUse
+from powertrain.records.origins import COMMAND_LINE, DEFAULT, Origin
 
 
 def written(path: Path, text: str) -> str:
@@ -21,11 +22,11 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path
     resolved = resolve(name, ["learning_rate=5e-4", "model.width=128"])
     recipe = resolved.recipe
     assert (recipe.learning_rate, recipe.weight_decay, recipe.model.layers, recipe.model.width) == (5e-4, 0.3, 3, 128)
-    assert resolved.origins["learning_rate"] == "command line"
-    assert resolved.origins["weight_decay"] == f"file {name}"
-    assert resolved.origins["model.layers"] == f"file {name}"
-    assert resolved.origins["model.width"] == "command line"
-    assert resolved.origins["seed"] == "default"
+    assert resolved.origins["learning_rate"] == COMMAND_LINE
+    assert resolved.origins["weight_decay"] == Origin("file", name)
+    assert resolved.origins["model.layers"] == Origin("file", name)
+    assert resolved.origins["model.width"] == COMMAND_LINE
+    assert resolved.origins["seed"] == DEFAULT
 
 
 @pytest.mark.parametrize(("word", "key", "value"), [
@@ -159,7 +160,7 @@ def test_the_prompt_of_a_shipped_recipe_is_not_used_with_other_data(recipe: str)
     assert resolve(recipe, [f"data={shipped.data.source}"]).recipe.sample.prompt == shipped.sample.prompt
     other = resolve(recipe, ["data=mine.txt"])
     assert other.recipe.sample.prompt == ""
-    assert other.origins["sample.prompt"] == "default"
+    assert other.origins["sample.prompt"] == DEFAULT
     assert resolve(recipe, ["data=mine.txt", "sample.prompt=Once"]).recipe.sample.prompt == "Once"
 
 

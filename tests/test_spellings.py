@@ -10,6 +10,7 @@ import pytest
 from powertrain.recipe import Resolved, resolve
 from powertrain.recipe.spellings import fine_tunes, translate
 from powertrain.records import WrongUse
+from powertrain.records.origins import Origin
 
 
 def written(path: Path, text: str) -> str:
@@ -45,7 +46,7 @@ def test_the_model_goes_by_many_names(key: str, tmp_path: Path) -> None:
     resolved = resolve(name)
     assert (resolved.recipe.model.path, resolved.recipe.method) == ("org/model", "lora")
     assert "model.path" in resolved.notes[0]
-    assert resolved.origins["model.path"] == f"file {name}"
+    assert resolved.origins["model.path"] == Origin("file", name)
 
 
 @pytest.mark.parametrize(("text", "expected"), [

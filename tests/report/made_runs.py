@@ -65,7 +65,7 @@ def typed(events: Sequence[dict[str, Any]]) -> list[Event]:
 
 
 def files(events: list[dict[str, Any]], **more: Any) -> RunFiles:
-    return RunFiles(**({"folder": "runs/a", "recipe": {"max_grad_norm": 1.0}, "recipe_text": "name: default\n", "facts": FACTS,
+    return RunFiles(**({"folder": "runs/a", "recipe": {"max_grad_norm": 1.0}, "asked": ["name: default"], "facts": FACTS,
                         "plan": PLAN, "events": typed(events), "all_events": typed(events), "made": "made by a test"} | more))
 
 

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from powertrain.records import WrongUse
 from powertrain.records.events import Event, Step, from_line
+from powertrain.records.origins import COMMAND_LINE, DEFAULT, Origin
 from powertrain.report.comparing import (
     ABSENT,
     RunFiles,
     comparison_rows,
     difference,
     equal_losses,
-    read_recipe,
     sentences,
 )
 from powertrain.report.result import step_time_row
@@ -32,8 +31,8 @@ FACTS: dict[str, Any] = {
 PLAN: dict[str, Any] = {"steps": [{"technique": "bf16", "settings": {}, "because": "it has the units"},
                                   {"technique": "micro_batch", "settings": {"examples": 4}, "because": "caches"}],
                         "refused": [{"technique": "loader", "because": "would take a core"}]}
-RECIPE = {"learning_rate": (1e-3, "default"), "seed": (42, "default"), "train_batch_size": (4, "recipe x"),
-          "techniques": ({}, "default"), "output_dir": ("runs/a", "command line")}
+RECIPE = {"learning_rate": (1e-3, DEFAULT), "seed": (42, DEFAULT), "train_batch_size": (4, Origin("recipe", "x")),
+          "techniques": ({}, DEFAULT), "output_dir": ("runs/a", COMMAND_LINE)}
 
 
 def events(losses: list[float], *, tokens: int = 100, seconds: float = 0.5, end: bool = True) -> list[Event]:
@@ -64,32 +63,8 @@ def text_of(found: Any) -> str:
     return "\n".join("  ".join(row) for row in [*comparison_rows(found), *sentences(found)])
 
 
-def test_the_recipe_is_read_back_with_its_origins() -> None:
-    from powertrain.recipe import resolve
-
-    resolved = resolve(None, ["model.layers=3", "techniques.bf16=off", "techniques.micro_batch.examples=2",
-                              'sample.prompt="a  # b: c"', "adam_epsilon=1e-8"])
-    found = read_recipe(resolved.to_yaml())
-    assert found["model.layers"] == (3, "command line")
-    assert found["data.source"] == ("stdlib", "recipe default")
-    assert found["techniques.bf16"][0] == "off"
-    assert found["techniques.micro_batch"][0] == {"examples": 2}
-    assert found["sample.prompt"][0] == "a  # b: c"
-    assert found["adam_epsilon"] == (1e-8, "command line")
-    assert found["seed"] == (42, "default")
-
-
-def test_a_recipe_that_no_run_wrote_is_refused_by_its_line() -> None:
-    with pytest.raises(WrongUse, match=r"line 2 .*was not written by powertrain"):
-        read_recipe("seed: 4  # default\nfamily: llama\n")
-    with pytest.raises(WrongUse, match="line 1"):
-        read_recipe("{torn: \n")
-    with pytest.raises(WrongUse, match="is empty"):
-        read_recipe("\n")
-
-
 def test_equal_runs_differ_in_nothing_and_it_says_so() -> None:
-    found = difference(run(), run("runs/b", recipe=RECIPE | {"output_dir": ("runs/b", "command line")}))
+    found = difference(run(), run("runs/b", recipe=RECIPE | {"output_dir": ("runs/b", COMMAND_LINE)}))
     assert found.recipe == found.plan == found.facts == ()
     assert found.comparable
     assert "the same examples in the same order" in found.because
@@ -99,12 +74,13 @@ def test_equal_runs_differ_in_nothing_and_it_says_so() -> None:
 
 
 def test_only_changed_keys_are_shown_with_their_origins() -> None:
-    other = {**RECIPE, "learning_rate": (2e-3, "command line"), "new_key": (1, "default"), "techniques.bf16": ("off", "file")}
+    other = {**RECIPE, "learning_rate": (2e-3, COMMAND_LINE), "new_key": (1, DEFAULT),
+             "techniques.bf16": ("off", Origin("file", "x"))}
     del other["techniques"]
     found = difference(run(), run("runs/b", recipe=other))
     assert [(change.name, change.a, change.b, change.why_b) for change in found.recipe] == [
         ("learning_rate", 1e-3, 2e-3, "command line"), ("new_key", ABSENT, 1, "default"),
-        ("techniques.bf16", "(not pinned)", "off", "file")]
+        ("techniques.bf16", "(not pinned)", "off", "file x")]
     assert "0.002  (command line)" in text_of(found)
     assert "the recipes differ in learning_rate and new_key, and the losses show what that does" in found.because
 

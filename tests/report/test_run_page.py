@@ -115,7 +115,7 @@ def test_text_from_outside_stays_text():
     plan = json.loads(json.dumps(PLAN))
     plan["steps"][0]["because"] = EVIL
     facts = FACTS | {"hardware": FACTS["hardware"] | {"name": EVIL}}
-    page = run_page.page(files(events, plan=plan, facts=facts, recipe_text=EVIL, folder=EVIL))
+    page = run_page.page(files(events, plan=plan, facts=facts, asked=[EVIL], folder=EVIL))
     check_safe(html.write(page))
     text = markdown.write(page)
     outside = re.sub(r"^(`{3,}).*?^\1$", "", text, flags=re.MULTILINE | re.DOTALL)

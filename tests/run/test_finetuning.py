@@ -24,6 +24,7 @@ from powertrain.planner import workload_of
 from powertrain.recipe import resolve
 from powertrain.records import WrongUse
 from powertrain.records.events import Memory, Note, Start, Step
+from powertrain.records.origins import Origin
 from powertrain.run.fits import workload_of_step
 from powertrain.run.prepare import build_setup, prepare
 from powertrain.training.events import read_events
@@ -130,7 +131,7 @@ def test_a_run_is_a_base_for_the_next_one(cli: Cli, base: Path, data: Path, tmp_
 def test_words_without_a_recipe_start_from_no_recipe(base: Path, data: Path) -> None:
     resolved = resolve(None, [f"model.path={base}", f"data={data}"])
     assert resolved.recipe.method == "lora"
-    assert resolved.origins["method"] == "default of method lora"
+    assert resolved.origins["method"] == Origin("method default", "lora")
     assert resolved.recipe.name == "run"
 
 

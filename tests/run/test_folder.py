@@ -12,7 +12,8 @@ import pytest
 
 from powertrain.recipe import resolve
 from powertrain.records import WrongUse
-from powertrain.run.folder import create, list_runs
+from powertrain.records.origins import COMMAND_LINE, DEFAULT, Origin
+from powertrain.run.folder import RunFolder, create, list_runs, stored_recipe, write_recipe
 
 
 def test_runs_of_the_same_minute_are_listed_in_the_order_in_which_they_began(tmp_path: Path) -> None:
@@ -61,3 +62,41 @@ def test_no_folder_of_runs_can_be_made(occupy: Callable[[Path], None], tmp_path:
     occupy(tmp_path / "runs")
     with pytest.raises(WrongUse, match="cannot be written"):
         create(resolve(None, []).recipe)
+
+
+def test_a_runs_recipe_is_read_back_with_its_origins(tmp_path: Path) -> None:
+    resolved = resolve(None, ["model.layers=3", "techniques.bf16=off", "techniques.micro_batch.examples=2", "method=scratch",
+                              'sample.prompt="a  # b: c"', "adam_epsilon=1e-8"])
+    resolved = resolved.with_planned({"model.heads": (6, "a head of 64")})
+    folder = RunFolder(tmp_path)
+    write_recipe(folder, resolved)
+    expected = {
+        "model.layers": (3, COMMAND_LINE), "data.source": ("stdlib", Origin("recipe", "default")), "seed": (42, DEFAULT),
+        "techniques.bf16": ("off", COMMAND_LINE), "techniques.micro_batch": ({"examples": 2}, COMMAND_LINE),
+        "sample.prompt": ("a  # b: c", COMMAND_LINE), "adam_epsilon": (1e-8, COMMAND_LINE),
+        "model.heads": (6, Origin("planner", reason="a head of 64"))}
+    found = stored_recipe(folder)
+    assert {key: found[key] for key in expected} == expected
+    folder.origins.unlink()                  # a run of before origins.json: the comments say the same
+    assert stored_recipe(folder) == found
+    assert resolve(str(folder.recipe)).recipe == resolved.recipe
+
+
+@pytest.mark.parametrize(("recipe", "origins", "says"), [
+    ("{torn: \n", None, "not YAML"), ("\n", None, "is empty"),
+    ("seed: 4\n", '{"seed": {"kind": "file", "colour": "red"}}', "colour"),
+    ("seed: 4\n", '{"seed": ', "JSON")])
+def test_a_recipe_that_no_run_wrote_is_refused(tmp_path: Path, recipe: str, origins: str | None, says: str) -> None:
+    folder = RunFolder(tmp_path)
+    folder.recipe.write_text(recipe)
+    if origins is not None:
+        folder.origins.write_text(origins)
+    with pytest.raises(WrongUse, match=says):
+        stored_recipe(folder)
+
+
+def test_a_recipe_without_origins_is_read_with_unknown_ones(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.recipe.write_text("seed: 4\nmodel:\n  layers: 2  # a note of the user\n")
+    assert stored_recipe(folder) == {"seed": (4, Origin("unknown")),
+                                     "model.layers": (2, Origin("unknown", "a note of the user"))}

@@ -13,10 +13,12 @@ from powertrain.cli import output as screen
 from powertrain.recipe import read_yaml
 from powertrain.records import WrongUse
 from powertrain.records.json_files import read_json
+from powertrain.records.origins import asked_lines
 from powertrain.report import html, markdown, run_page, study_page
 from powertrain.report import page as pages
 from powertrain.report.page import Page
 from powertrain.report.run_page import RunFiles
+from powertrain.run.folder import RunFolder, stored_recipe
 from powertrain.training.events import read_all_events, read_events
 
 
@@ -68,7 +70,8 @@ def _run_files(folder: Path) -> RunFiles:
     text = (folder / "recipe.yaml").read_text(encoding="utf-8")
     events = folder / "events.jsonl"
     return RunFiles(
-        folder=str(folder), recipe=read_yaml(text, str(folder / "recipe.yaml")), recipe_text=text,
+        folder=str(folder), recipe=read_yaml(text, str(folder / "recipe.yaml")),
+        asked=asked_lines(stored_recipe(RunFolder(folder)), planned=False),
         facts=read_json(folder / "facts.json") if (folder / "facts.json").is_file() else {},
         plan=read_json(folder / "plan.json") if (folder / "plan.json").is_file() else {},
         events=read_events(events) if events.is_file() else [], all_events=read_all_events(events) if events.is_file() else [],

@@ -8,7 +8,8 @@ from powertrain.cli import output
 from powertrain.cli.diagnosing import worst_rows
 from powertrain.records import WrongUse, to_plain
 from powertrain.records.json_files import read_json
-from powertrain.report.comparing import RunFiles, comparison_rows, difference, read_recipe, sentences, to_json
+from powertrain.records.origins import asked_lines
+from powertrain.report.comparing import RunFiles, comparison_rows, difference, sentences, to_json
 from powertrain.report.figures import count
 from powertrain.report.result import result_rows, sample_rows, step_time_row
 from powertrain.run import folder as run_folder
@@ -36,8 +37,7 @@ def show_run(path: Path, *, as_json: bool) -> None:
     if as_json:
         output.print_json({"event": "run", **to_plain(run_folder.summarise(folder)), "folder": str(path)})
         return
-    output.print_rows([("Recipe", line) for line in folder.recipe.read_text(encoding="utf-8").splitlines()
-                       if "# default" not in line])
+    output.print_rows([("Recipe", line) for line in asked_lines(run_folder.stored_recipe(folder), planned=True)])
     plan = read_json(folder.plan)
     output.print_rows([("Plan", "on", step["technique"], step["because"]) for step in plan["steps"]] +
                       [("Plan", "off", refusal["technique"], refusal["because"]) for refusal in plan["refused"]])
@@ -71,7 +71,7 @@ def read_run(path: Path) -> RunFiles:
     missing = tuple(f"{path} has no {name}, so {what} are unknown" for name, what in files.items()
                     if not (path / name).is_file())
     try:
-        recipe = read_recipe(folder.recipe.read_text(encoding="utf-8"))
+        recipe = run_folder.stored_recipe(folder)
         events = read_events(folder.events) if folder.events.is_file() else []
     except ValueError as error:              # WrongUse is one too, and says which line
         raise WrongUse(f"{path}: {error}") from None

@@ -15,16 +15,16 @@ from powertrain.recipe import flat, quoted, resolve_words
 from powertrain.records import RunFailed, WrongUse, to_plain
 from powertrain.records.events import Evaluated, Event, RunWarning, Start, Step, to_line
 from powertrain.records.json_files import read_json
+from powertrain.records.origins import COMMAND_LINE, Origin, Stored
 from powertrain.records.timeline import last_of
 from powertrain.report import plan as plan_report
-from powertrain.report.comparing import read_recipe
 from powertrain.report.figures import perplexity
 from powertrain.report.live import Live, Pace, said
 from powertrain.report.overview import overview_rows
 from powertrain.report.result import result_rows, sample_rows
 from powertrain.run.downloads import refuse_downloads
 from powertrain.run.fits import needed_bytes, room_bytes, savings_of
-from powertrain.run.folder import RUNS, RunFolder, check_free, continued, existing, is_complete, missing_base
+from powertrain.run.folder import RUNS, RunFolder, check_free, continued, existing, is_complete, missing_base, stored_recipe
 from powertrain.run.prepare import Prepared, prepare, with_stored_plan
 from powertrain.training.events import read_events
 
@@ -79,7 +79,7 @@ def train(words: list[str], *, output: Path | None, resume: Path | None, dry_run
     from powertrain.use.sampling import write_sample
 
     with Watcher(as_json=as_json, quiet=quiet) as watcher:
-        watcher.introduce(prepared, stored=folder.recipe.read_text(encoding="utf-8") if folder else None)
+        watcher.introduce(prepared, stored=stored_recipe(folder) if folder else None)
         with (new_run(prepared, watcher.take, write_sample) if folder is None else
               continued_run(folder, prepared, watcher.take, write_sample)) as part:
             run(part)
@@ -140,7 +140,8 @@ def _quiet(text: str) -> None:
 
 def _print_plan(prepared: Prepared, *, as_json: bool) -> None:
     if as_json:
-        output.print_json({"event": "plan", "recipe": prepared.recipe.model_dump(), "origins": dict(prepared.resolved.origins),
+        output.print_json({"event": "plan", "recipe": prepared.recipe.model_dump(),
+                           "origins": {key: origin.to_json() for key, origin in prepared.resolved.origins.items()},
                            "notes": prepared.resolved.notes, "total_steps": prepared.total_steps,
                            "facts": to_plain(prepared.facts), "plan": planner.to_json(prepared.plan),
                            "memory": _memory(prepared)})
@@ -161,7 +162,7 @@ def _memory(prepared: Prepared) -> dict[str, Any]:
 
 def _print_whole_plan(prepared: Prepared) -> None:
     facts = prepared.facts
-    why_provider = prepared.resolved.origins.get("model.provider", "").removeprefix("planner: ")
+    why_provider = prepared.resolved.origin("model.provider").reason
     output.print_rows([*[("Note", note) for note in prepared.resolved.notes],
                        *[("Corrected", text) for text in prepared.recipe.corrections],
                        plan_report.machine_row(facts.hardware), plan_report.data_row(facts.data),
@@ -193,8 +194,8 @@ class Watcher:
         if self.screen is not None:
             self.screen.stop()
 
-    def introduce(self, prepared: Prepared, stored: str | None = None) -> None:
-        """Print the beginning of a run. `stored` is the recipe file of a run that continues."""
+    def introduce(self, prepared: Prepared, stored: Stored | None = None) -> None:
+        """Print the beginning of a run. `stored` is the recipe of a run that continues."""
         if self.quiet or self.as_json:
             return
         resolved = prepared.resolved
@@ -224,19 +225,18 @@ class Watcher:
             self.console.print(self.live.line(), soft_wrap=True)
 
 
-def _asked(prepared: Prepared, stored: str | None) -> str:
+def _asked(prepared: Prepared, stored: Stored | None) -> str:
     """Return the recipe's name with the values of the command line; of a run that continues, also what changes now."""
     resolved = prepared.resolved
-    now = {key: value for key, value in flat(resolved.recipe.model_dump()) if resolved.origins.get(key) == "command line"}
+    now = {key: value for key, value in flat(resolved.recipe.model_dump()) if resolved.origin(key) == COMMAND_LINE}
     if stored is None:
         return _with_values(resolved.origins.values(), now)
-    before = read_recipe(stored)
-    first = {key: value for key, (value, origin) in before.items() if origin == "command line"}
-    return _with_values([origin for _, origin in before.values()], first) + (f"; now {_listed(now)}" if now else "")
+    first = {key: value for key, (value, origin) in stored.items() if origin == COMMAND_LINE}
+    return _with_values([origin for _, origin in stored.values()], first) + (f"; now {_listed(now)}" if now else "")
 
 
-def _with_values(origins: Iterable[str], values: Mapping[str, Any]) -> str:
-    name = next((origin.partition(" ")[2] for origin in origins if origin.startswith(("recipe ", "file "))), "")
+def _with_values(origins: Iterable[Origin], values: Mapping[str, Any]) -> str:
+    name = next((origin.name for origin in origins if origin.kind in ("recipe", "file")), "")
     return " with ".join(part for part in (name, _listed(values)) if part)
 
 

@@ -17,7 +17,8 @@ from pydantic import BaseModel, ValidationError
 
 from powertrain.recipe import spellings
 from powertrain.recipe.schema import METHOD_DEFAULTS, Recipe
-from powertrain.records import WrongUse
+from powertrain.records import WrongUse, origins
+from powertrain.records.origins import Origin
 
 DEFAULT = "default"
 SHORT = {"data": "source", "optimizer": "name", "objective": "name"}      # `data=PATH` is short for `data.source=PATH`
@@ -44,20 +45,24 @@ class Resolved:
     """A recipe and, for each dotted key, where its value comes from: default, a file, the command line, the planner."""
 
     recipe: Recipe
-    origins: Mapping[str, str]
+    origins: Mapping[str, Origin]
     notes: tuple[str, ...] = ()              # what was translated from another trainer's spelling
 
     def is_open(self, key: str) -> bool:
         """Return whether the user has given no value for the key: it has a default."""
-        return self.origins.get(key, "default").startswith("default")
+        return self.origin(key).is_default
+
+    def origin(self, key: str) -> Origin:
+        """Return where the value of a dotted key comes from."""
+        return self.origins.get(key, origins.DEFAULT)
 
     def with_planned(self, values: Mapping[str, tuple[Any, str]]) -> Resolved:
         """The recipe with values that the user left open: dotted key -> (value, reason)."""
         plain = self.recipe.model_dump()
         for key, (value, _) in values.items():
             _set(plain, key, value)
-        origins = {**self.origins, **{key: f"planner: {reason}" for key, (_, reason) in values.items()}}
-        return dataclasses.replace(self, recipe=Recipe.model_validate(plain), origins=origins)
+        planned = {key: Origin("planner", reason=reason) for key, (_, reason) in values.items()}
+        return dataclasses.replace(self, recipe=Recipe.model_validate(plain), origins={**self.origins, **planned})
 
     def to_yaml(self) -> str:
         """The recipe as YAML that reads back to itself, with each value's origin as a comment."""
@@ -67,7 +72,7 @@ class Resolved:
             if sections and (not lines or not self._shares_section(lines, sections[0])):
                 lines.append(f"{sections[0]}:")
             text = f"{'  ' * len(sections)}{leaf}: {quoted(value)}"
-            lines.append(f"{text:<44}  # {self.origins.get(key, 'default')}")
+            lines.append(f"{text:<44}  # {self.origin(key)}")
         return "\n".join(lines) + "\n"
 
     @staticmethod
@@ -98,7 +103,7 @@ def shipped_recipes() -> dict[str, str]:
             for entry in sorted(folder.iterdir(), key=lambda entry: entry.name) if entry.name.endswith(".yaml")}
 
 
-def find_recipe(name: str) -> tuple[str, str]:
+def find_recipe(name: str) -> tuple[str, Origin]:
     """(text, origin) of a recipe file, or of a shipped recipe by its name. Raises WrongUse if there is neither."""
     path = Path(name)
     if path.is_file():
@@ -109,10 +114,10 @@ def find_recipe(name: str) -> tuple[str, str]:
         if len(text) > LARGEST_FILE_BYTES:
             raise WrongUse(f"{name} has {len(text):,} characters; a recipe has at most {LARGEST_FILE_BYTES:,}. To "
                            f"train on this file, use data={name}")
-        return text, f"file {name}"
+        return text, Origin("file", name)
     shipped = shipped_recipes()
     if name in shipped:
-        return shipped[name], f"recipe {name}"
+        return shipped[name], Origin("recipe", name)
     near = difflib.get_close_matches(name, shipped, n=1)
     hint = f"did you mean {near[0]}?" if near else f"write {name}=VALUE to set this key" if name in known_keys() else \
         f"the recipes that ship are {', '.join(shipped)}"
@@ -123,16 +128,16 @@ def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
     """Default values, then the recipe's, then `key=value` words. Raises WrongUse with the key, the file and the cure."""
     words = _parse_words(overrides)
     # the embedded recipe trains from scratch: words that name a pretrained model are a recipe of their own
-    text, origin = ("", "command line") if name is None and spellings.fine_tunes(words) else find_recipe(name or DEFAULT)
-    written = dict(flat(read_yaml(text, origin)))
+    text, origin = ("", origins.COMMAND_LINE) if name is None and spellings.fine_tunes(words) else find_recipe(name or DEFAULT)
+    written = dict(flat(read_yaml(text, str(origin))))
     tunes = spellings.fine_tunes(words) or spellings.fine_tunes(written)
-    from_file, file_notes = _translated(written, tunes, origin)
+    from_file, file_notes = _translated(written, tunes, str(origin))
     spoken, word_notes = _translated(words, tunes, "command line")
-    if origin.startswith("recipe ") and _other_data(from_file, spoken):
+    if origin.kind == "recipe" and _other_data(from_file, spoken):
         from_file.pop("sample.prompt", None)     # a shipped recipe's prompt is a piece of its own corpus
     values = {**from_file, **_unpinned(spoken)}
     _drop_rivals(values, spoken)
-    _check_keys(values, {**dict.fromkeys(from_file, origin), **dict.fromkeys(spoken, "command line")})
+    _check_keys(values, {**dict.fromkeys(from_file, str(origin)), **dict.fromkeys(spoken, "command line")})
     of_method = _method_defaults(values)
     values = {**of_method, **values}
     nested: dict[str, Any] = {}
@@ -141,11 +146,11 @@ def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
     try:
         recipe = Recipe.model_validate(nested)
     except ValidationError as error:
-        raise WrongUse(_in_one_sentence(error, from_file, spoken, origin)) from None
-    origins = {key: "command line" if _names(key, spoken) else origin if _names(key, from_file) else
-               f"default of method {recipe.method}" if key in of_method else "default"
-               for key, _ in flat(recipe.model_dump())}
-    return Resolved(recipe, origins, tuple(file_notes + word_notes))
+        raise WrongUse(_in_one_sentence(error, from_file, spoken, str(origin))) from None
+    found = {key: origins.COMMAND_LINE if _names(key, spoken) else origin if _names(key, from_file) else
+             Origin("method default", recipe.method) if key in of_method else origins.DEFAULT
+             for key, _ in flat(recipe.model_dump())}
+    return Resolved(recipe, found, tuple(file_notes + word_notes))
 
 
 def resolve_words(words: Sequence[str]) -> Resolved:
@@ -245,19 +250,19 @@ def known_keys() -> list[str]:
     return names
 
 
-def _check_keys(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+def _check_keys(values: Mapping[str, Any], places: Mapping[str, str]) -> None:
     known = known_keys()
     sections = {key.partition(".")[0] for key in known if "." in key}
     for key, value in values.items():
         if key in known or key.startswith(("techniques.", "optimizer.", "objective.")) or (key in sections and value == {}):
             continue
         if key in sections:
-            raise WrongUse(f"{origins[key]}: {key} is a table, not a value; write {key}.KEY=VALUE, where KEY is one of "
+            raise WrongUse(f"{places[key]}: {key} is a table, not a value; write {key}.KEY=VALUE, where KEY is one of "
                            f"{', '.join(name.partition('.')[2] for name in known if name.startswith(f'{key}.'))}")
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5) or [
             name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
         hint = f"; did you mean {near[0]}?" if near else "; `powertrain plan` prints every key with its value"
-        raise WrongUse(f"{origins[key]}: there is no key {key!r}{hint}")
+        raise WrongUse(f"{places[key]}: there is no key {key!r}{hint}")
 
 
 def _in_one_sentence(error: ValidationError, from_file: Mapping[str, Any], spoken: Mapping[str, Any], origin: str) -> str:

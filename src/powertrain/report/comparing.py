@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.records import WrongUse, timeline, to_plain
+from powertrain.records import timeline, to_plain
 from powertrain.records.events import Evaluated, Event, Step
+from powertrain.records.origins import Stored
 from powertrain.records.timeline import last_of
 from powertrain.report.figures import count, duration, memory
 
@@ -37,7 +38,7 @@ class RunFiles:
     """A run as its folder tells it. What the folder lacks is empty, and `missing` says so."""
 
     path: str
-    recipe: Mapping[str, tuple[Any, str]]    # dotted key -> (value, where it came from)
+    recipe: Stored
     facts: Mapping[str, Any]
     plan: Mapping[str, Any]
     events: Sequence[Event]
@@ -95,33 +96,6 @@ class Difference:
     missing: tuple[str, ...] = ()
 
 
-def read_recipe(text: str) -> dict[str, tuple[Any, str]]:
-    """Dotted key -> (value, origin) of a run's recipe.yaml, of this version or another. Raises WrongUse.
-
-    It reads the lines as Resolved.to_yaml writes them: the origins are comments, which a YAML reader would drop.
-    """
-    found: dict[str, tuple[Any, str]] = {}
-    section = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if not (stripped := line.strip()) or stripped.startswith("#"):
-            continue
-        key, colon, rest = stripped.partition(":")
-        try:
-            if not colon or not key.isidentifier():
-                raise ValueError(key)
-            if not rest:
-                section = f"{key}."
-                continue
-            value, mark, origin = rest.rpartition("  # ")
-            found[f"{section if line.startswith(' ') else ''}{key}"] = json.loads(value if mark else rest), origin or "unknown"
-        except ValueError:
-            raise WrongUse(f"line {number} of recipe.yaml was not written by powertrain: {stripped!r}; only recipes as runs "
-                           "write them can be compared") from None
-    if not found:
-        raise WrongUse("recipe.yaml is empty; only recipes as runs write them can be compared")
-    return found
-
-
 def difference(a: RunFiles, b: RunFiles) -> Difference:
     """What `powertrain runs compare A B` says."""
     results = result_of(a), result_of(b)
@@ -135,13 +109,13 @@ def difference(a: RunFiles, b: RunFiles) -> Difference:
 # ---------------------------------------------------------------------------------------- what differs
 
 
-def changed_keys(a: Mapping[str, tuple[Any, str]], b: Mapping[str, tuple[Any, str]]) -> Iterator[Changed]:
+def changed_keys(a: Stored, b: Stored) -> Iterator[Changed]:
     """Keys of the recipe with other values; one that another version does not have is ABSENT."""
     for key in dict.fromkeys((*a, *b)):
         gone = UNPINNED if key.startswith("techniques.") else (ABSENT, "another version")
         (value_a, why_a), (value_b, why_b) = a.get(key, gone), b.get(key, gone)
         if value_a != value_b and key not in (*PROSE, "techniques"):
-            yield Changed(key, value_a, value_b, why_a, why_b)
+            yield Changed(key, value_a, value_b, str(why_a), str(why_b))
 
 
 def changed_techniques(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Changed]:

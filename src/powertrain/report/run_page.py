@@ -27,7 +27,7 @@ class RunFiles:
 
     folder: str
     recipe: Mapping[str, Any]
-    recipe_text: str
+    asked: Sequence[str]                     # `key: value` of what is neither a default nor planned
     facts: Mapping[str, Any]
     plan: Mapping[str, Any]
     events: Sequence[Event]                  # the history as it counts
@@ -203,6 +203,5 @@ def _environment(files: RunFiles, history: History) -> Iterator[Block]:
     yield facts("Versions", software.get("versions") or {})
     yield Code(f"powertrain train {files.folder}/recipe.yaml --output NEW-FOLDER",
                "To repeat the run with the same version of powertrain:")
-    lines = [line for line in files.recipe_text.splitlines() if "# default" not in line and "# planner" not in line]
-    if lines:
-        yield Code("\n".join(lines), "The values of the recipe that are not defaults (recipe.yaml has all values)")
+    if files.asked:
+        yield Code("\n".join(files.asked), "The values of the recipe that are not defaults (recipe.yaml has all values)")

@@ -190,7 +190,7 @@ def _smaller_models(prepared: Prepared, room: int) -> Iterator[tuple[str, Facts]
 def _drawn(prepared: Prepared, key: str, size: int) -> ModelFacts:
     """The model that the recipe would draw with one size changed, and with it all that was derived from it."""
     wanted, model = prepared.recipe.model.model_dump(), prepared.facts.model
-    derived = {name for name, origin in prepared.resolved.origins.items() if origin.startswith("planner: ")}
+    derived = {name for name, origin in prepared.resolved.origins.items() if origin.kind == "planner"}
     given: dict[str, Any] = {name: None if f"model.{name}" in derived else wanted[name] for name in DRAWN}
     config, _ = make_config(model.family, vocabulary=model.vocabulary, context=model.context, **{**given, key: size})
     return model_facts(config)

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from powertrain.recipe import Recipe, Resolved, flat, resolve
-from powertrain.records import WrongUse
+from powertrain.recipe import Recipe, Resolved, flat, read_yaml, resolve
+from powertrain.records import WrongUse, origins
 from powertrain.records.events import End, Evaluated, Event, Start, Step
+from powertrain.records.json_files import read_json
+from powertrain.records.origins import Origin
 from powertrain.records.timeline import last_of
 from powertrain.training.events import read_events
 
@@ -37,6 +39,10 @@ class RunFolder:
     @property
     def recipe(self) -> Path:
         return self.path / "recipe.yaml"
+
+    @property
+    def origins(self) -> Path:
+        return self.path / "origins.json"
 
     @property
     def plan(self) -> Path:
@@ -108,8 +114,8 @@ def _holds_only_beginnings(path: Path) -> bool:
     """True for an empty folder, and for what a run leaves that ended before its recipe was written."""
     names = {entry.name for entry in path.iterdir()}
     checkpoints = path / "checkpoints"
-    return names <= {".lock", "checkpoints", "facts.json", "plan.json", ".facts.json.draft", ".plan.json.draft",
-                     ".recipe.yaml.draft"} and not (
+    return names <= {".lock", "checkpoints", "facts.json", "plan.json", "origins.json", ".facts.json.draft",
+                     ".plan.json.draft", ".origins.json.draft", ".recipe.yaml.draft"} and not (
         checkpoints.is_dir() and any(checkpoints.iterdir()))
 
 
@@ -165,8 +171,20 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def write_recipe(folder: RunFolder, resolved: Resolved) -> None:
-    """Write recipe.yaml whole or not at all."""
+    """Write the origins of a recipe's values, then the recipe: each whole or not at all. With recipe.yaml there is a run."""
+    write_json(folder.origins, {key: origin.to_json() for key, origin in resolved.origins.items()})
     _write(folder.recipe, resolved.to_yaml())
+
+
+def stored_recipe(folder: RunFolder) -> dict[str, tuple[Any, Origin]]:
+    """Return (value, origin) of each dotted key of a run's recipe, of this version or another. Raises WrongUse."""
+    text = folder.recipe.read_text(encoding="utf-8")
+    values = dict(flat(read_yaml(text, str(folder.recipe))))
+    if not values:
+        raise WrongUse(f"{folder.recipe} is empty; it was cut off or changed by hand")
+    found = origins.from_json(read_json(folder.origins), str(folder.origins)) if folder.origins.is_file() else \
+        origins.from_old_comments(text)
+    return {key: (value, found.get(key, Origin("unknown"))) for key, value in values.items()}
 
 
 def _write(path: Path, text: str) -> None:

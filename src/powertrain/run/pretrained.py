@@ -99,8 +99,8 @@ def _derived(resolved: Resolved, base: Base, facts: ModelFacts, adapters: Adapte
     else:
         shape = {"family": facts.family, "layers": facts.layers, "width": facts.width}
     for key, value in shape.items():
-        asked = resolved.origins.get(f"model.{key}", "default")
-        if asked != "default" and getattr(recipe.model, key) not in (None, value):
+        asked = resolved.origin(f"model.{key}")
+        if not asked.is_default and getattr(recipe.model, key) not in (None, value):
             raise WrongUse(f"model.{key}={getattr(recipe.model, key)} was asked for ({asked}), and {recipe.model.path} has "
                            f"{value}; leave it out")
         derived[f"model.{key}"] = (value, found)

@@ -149,7 +149,7 @@ def intervals(where: Situation) -> Iterator[Finding]:
     recipe, steps = where.prepared.recipe, where.prepared.total_steps
     for key, verb in (("eval_steps", "evaluates"), ("save_steps", "saves"), ("logging_steps", "logs")):
         every = in_steps(getattr(recipe, key), where.prepared.steps_per_epoch)
-        if every > steps and where.prepared.resolved.origins.get(key) != "default":
+        if every > steps and not where.prepared.resolved.origin(key).is_default:
             yield finding("low", f"{key} is longer than the run", f"the run ends at step {steps:,}, and {verb} only then",
                           f"{key}={getattr(recipe, key)}, {steps:,} steps", cure="do it twice in the run",
                           words=(f"{key}={max(1, steps // 2)}",), numbers={"every": every, "steps": steps})
@@ -170,7 +170,7 @@ def intervals(where: Situation) -> Iterator[Finding]:
 def no_effect(where: Situation) -> Iterator[Finding]:
     """Keys of the recipe have no effect on this run."""
     for key, why in idle_keys(where.prepared):
-        origin = where.prepared.resolved.origins.get(key, "the recipe")
+        origin = where.prepared.resolved.origins.get(key) or "the recipe"
         yield finding("low", f"{key} has no effect here", why, f"{key}, set by {origin}", cure="remove the key", keys=(key,))
 
 
@@ -198,17 +198,10 @@ def run_length(where: Situation) -> Iterator[Finding]:
 
 def idle_keys(prepared: Prepared) -> Iterator[tuple[str, str]]:
     """Yield (dotted key that the user set, why it has no effect)."""
-    origins = prepared.resolved.origins
     for key, why in {**_of_method(prepared), **_of_schedule(prepared), **_of_pauses(prepared)}.items():
-        if is_set(key, origins):
+        if prepared.resolved.origin(key).is_users:
             yield key, why
     yield from _of_techniques(prepared)
-
-
-def is_set(key: str, origins: Mapping[str, str]) -> bool:
-    """Return whether the user set the key: not a default, not derived, not from the embedded recipe."""
-    origin = origins.get(key, "default")
-    return not origin.startswith(("default", "planner: ")) and origin != "recipe default"
 
 
 def _of_method(prepared: Prepared) -> dict[str, str]:

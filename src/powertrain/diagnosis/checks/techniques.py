@@ -55,7 +55,7 @@ def provider(where: Situation) -> Iterator[Finding]:
     native = prepared.material.providers.get("native", "")       # why the native decoder cannot compute it; None: it can
     yield finding("moderate" if native is None else "low", f"{prepared.facts.model.provider} computes the model",
                   f"{len(idle)} techniques act on the native decoder only: {', '.join(idle)}",
-                  prepared.resolved.origins.get("model.provider", "model.provider") if native is None else str(native),
+                  str(prepared.resolved.origin("model.provider")) if native is None else str(native),
                   cure="let the native decoder compute the model" if native is None else
                        "no change: the native decoder cannot express this model",
                   words=("model.provider=native",) if native is None else ())
