@@ -24,6 +24,8 @@ from powertrain.recipe.vocabulary import Row, by_audit_name, find
 from powertrain.records import WrongUse
 from powertrain.records.findings import Place
 
+# why a key has no effect; or the recipe's keys, with a reason; None: the vocabulary alone decides
+Aside = str | tuple[dict[str, Any], str] | None
 BATCH = ("training.per_device_train_batch_size", "training.gradient_accumulation_steps")
 MASKS = ("training.assistant_only_loss", "training.completion_only_loss")
 LAUNCHERS = ("deepspeed", "accelerate", "fsdp")
@@ -145,8 +147,11 @@ def _one(subject: Subject, key: str, setting: Setting, tunes: bool) -> Accounted
     if section == "lora" and not has_adapters(subject):
         return Accounted(key, setting, "no effect", "no adapters are trained")
     aside = ASIDE.get(key) or (_launched if section in LAUNCHERS else None)
-    account = aside(subject, key, setting) if aside is not None else None
-    return _checked(account or _by_vocabulary(key, setting, tunes))
+    answer = aside(subject, key, setting.value) if aside is not None else None
+    if answer is None:
+        return _checked(_by_vocabulary(key, setting, tunes))
+    return Accounted(key, setting, "no effect", answer) if isinstance(answer, str) else \
+        _checked(Accounted(key, setting, "translated", answer[1], answer[0]))
 
 
 def _by_vocabulary(key: str, setting: Setting, tunes: bool) -> Accounted:
@@ -193,80 +198,66 @@ def _nested(pins: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _launched(subject: Subject, key: str, setting: Setting) -> Accounted | None:
+def _launched(subject: Subject, key: str, value: Any) -> Aside:
     if key == "accelerate.mixed_precision":
         return None
-    if key == "accelerate.num_processes" and setting.value != 1:
-        return Accounted(key, setting, "translated", "the batches of all its processes are one step's batch here")
-    return Accounted(key, setting, "no effect", "a run is one process on one device, so there is nothing to spread")
+    if key == "accelerate.num_processes" and value != 1:
+        return {}, "the batches of all its processes are one step's batch here"
+    return "a run is one process on one device, so there is nothing to spread"
 
 
-def _interval(subject: Subject, key: str, setting: Setting) -> Accounted | None:
+def _interval(subject: Subject, key: str, value: Any) -> Aside:
     """Steps between evaluations or checkpoints count only where the strategy does not say otherwise."""
     what = "eval" if "eval" in key else "save"
     strategy = subject.value(f"training.{what}_strategy") or subject.value(f"training.{what}s_per_epoch")
     if what == "eval" and strategy is None and subject.framework in ("transformers", "trl", "llama-factory"):
-        return Accounted(key, setting, "no effect", "eval_strategy is not set, and without it transformers never evaluates")
-    if strategy not in (None, "steps"):
-        return Accounted(key, setting, "no effect", f"{shown(strategy)} decides when, and not steps")
-    return None
+        return "eval_strategy is not set, and without it transformers never evaluates"
+    return None if strategy in (None, "steps") else f"{shown(strategy)} decides when, and not steps"
 
 
-def _limit(subject: Subject, key: str, setting: Setting) -> Accounted | None:
-    return None if _is_count(setting.value) else Accounted(key, setting, "no effect", "it sets no limit, and the newest "
-                                                           "checkpoints and the best one are kept")
+def _limit(subject: Subject, key: str, value: Any) -> Aside:
+    return None if _is_count(value) else "it sets no limit, and the newest checkpoints and the best one are kept"
 
 
-def _length_of_run(subject: Subject, key: str, setting: Setting) -> Accounted | None:
-    open_ended = setting.value in (-1, 0)
-    return Accounted(key, setting, "no effect", "num_train_epochs decides the length") if open_ended else None
+def _length_of_run(subject: Subject, key: str, value: Any) -> Aside:
+    return "num_train_epochs decides the length" if value in (-1, 0) else None
 
 
-def _learned(subject: Subject, key: str, setting: Setting) -> Accounted | None:
+def _learned(subject: Subject, key: str, value: Any) -> Aside:
     """TRL says for pairs and for conversations apart whose words are learned."""
     other = next(mask for mask in MASKS if mask != key)
-    if setting.value is False and subject.value(other) is True:
-        return Accounted(key, setting, "no effect", f"{_name(other)} says whose words are learned")
-    return None
+    return f"{_name(other)} says whose words are learned" if value is False and subject.value(other) is True else None
 
 
-def _tokenizer(subject: Subject, key: str, setting: Setting) -> Accounted | None:
-    if setting.value == subject.value("model.path") or (subject.value("model.path") is None and subject.framework in METHODS):
-        return Accounted(key, setting, "no effect", "the model's own tokenizer is used")
-    return Accounted(key, setting, "translated", "", {"data.tokenizer": str(setting.value)})
+def _tokenizer(subject: Subject, key: str, value: Any) -> Aside:
+    path = subject.value("model.path")
+    own = value == path or (path is None and subject.framework in METHODS)
+    return "the model's own tokenizer is used" if own else ({"data.tokenizer": str(value)}, "")
 
 
-def _remote_code(subject: Subject, key: str, setting: Setting) -> Accounted | None:
-    if setting.value is True and len(str(subject.value("model.revision") or "")) == 40:
-        return Accounted(key, setting, "translated", "", {"model.trust_remote_code": True})
-    return Accounted(key, setting, "no effect", "a model's own Python runs only from a commit that is named, and most models "
-                     "need none; if this one does, write model.trust_remote_code with the commit as model.revision")
+def _remote_code(subject: Subject, key: str, value: Any) -> Aside:
+    if value is True and len(str(subject.value("model.revision") or "")) == 40:
+        return {"model.trust_remote_code": True}, ""
+    return ("a model's own Python runs only from a commit that is named, and most models need none; if this one does, write "
+            "model.trust_remote_code with the commit as model.revision")
 
 
-def _provider(subject: Subject, key: str, setting: Setting) -> Accounted | None:
-    return Accounted(key, setting, "planned", "the model's architecture decides who computes it; model.provider=unsloth takes "
-                     "Unsloth where it is installed")
-
-
-def _floor(subject: Subject, key: str, setting: Setting) -> Accounted | None:
+def _floor(subject: Subject, key: str, value: Any) -> Aside:
     """The schedule's end as a share of its start."""
     rate = in_force(subject, "training.learning_rate")
-    if not all(isinstance(value, (int, float)) and value > 0 for value in (rate, setting.value)):
+    if not all(isinstance(number, (int, float)) and number > 0 for number in (rate, value)):
         return None
-    share = round(setting.value / rate, 6)
-    return Accounted(key, setting, "translated", f"{setting.value:g} of {rate:g}", {"min_lr_rate": share})
+    return {"min_lr_rate": round(value / rate, 6)}, f"{value:g} of {rate:g}"
 
 
-def _decay_steps(subject: Subject, key: str, setting: Setting) -> Accounted | None:
-    same = setting.value == in_force(subject, "training.max_steps")
-    return Accounted(key, setting, "no effect", "the schedule ends at the run's last step anyway") if same else None
-
-
-ASIDE: Mapping[str, Callable[[Subject, str, Setting], Accounted | None]] = {
+ASIDE: Mapping[str, Callable[[Subject, str, Any], Aside]] = {
     "training.eval_steps": _interval, "training.save_steps": _interval, "training.save_total_limit": _limit,
     "training.max_steps": _length_of_run, MASKS[0]: _learned, MASKS[1]: _learned, "tokenizer.path": _tokenizer,
-    "model.trust_remote_code": _remote_code, "model.provider": _provider, "training.min_lr": _floor,
-    "training.lr_decay_iters": _decay_steps,
+    "model.trust_remote_code": _remote_code, "training.min_lr": _floor,
+    "model.provider": lambda subject, key, value: "the model's architecture decides who computes it; model.provider=unsloth "
+                                                  "takes Unsloth where it is installed",
+    "training.lr_decay_iters": lambda subject, key, value: "the schedule ends at the run's last step anyway"
+    if value == in_force(subject, "training.max_steps") else None,
 }
 
 

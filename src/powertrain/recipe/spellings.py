@@ -24,11 +24,11 @@ OFF: tuple[Any, ...] = (None, False, 0, "", "no", "none", "off", [])
 
 @dataclass(frozen=True)
 class Translated:
-    """One key in the words of a recipe. Neither `ours` nor `why`: nobody has this key."""
+    """What a key is in a recipe, and why."""
 
     ours: Renamed
-    fate: Fate = "same"
     why: str = ""
+    fate: Fate = "converted"
 
 
 def translate(values: Mapping[str, Any], tunes: bool | None = None) -> tuple[Renamed, list[str]]:
@@ -41,11 +41,11 @@ def translate(values: Mapping[str, Any], tunes: bool | None = None) -> tuple[Ren
     notes: list[str] = []
     groups: dict[str, Renamed] = {}              # group -> its keys, as they were spelled
     for key, value in _opened(values):
-        row = None if is_ours(key) else find(_plain(key))
+        row = _row(key)
         if row is not None and row.fate == "together":
-            _put(groups.setdefault(row.here, {}), _plain(key), value, key)
+            _put(groups.setdefault(row.here, {}), row.key, value, key)
             continue
-        found = translate_one(key, value)
+        found = Translated({key: value}) if row is None else translate_row(row, value)
         for name, item in found.ours.items():
             _put(ours, name, item, key)
         notes += [note] if (note := _note(key, value, found)) else []
@@ -58,61 +58,50 @@ def translate(values: Mapping[str, Any], tunes: bool | None = None) -> tuple[Ren
     return ours, notes
 
 
-def translate_one(key: str, value: Any) -> Translated:
-    """Return what becomes of one key that says something by itself. Raises NotSupported."""
-    row = find(key) or (None if is_ours(key) else find(_plain(key)))
-    if row is not None and row.fate in ("converted", "only") and (row.key == key or not is_ours(key)):
-        return translate_row(row, value, tunes=True)
+def _row(key: str) -> Row | None:
+    """Return the row by which a key is translated, itself or without `model.` and `data.`; None if it stays as it is."""
+    row, plain = find(key), _plain(key)
     if is_ours(key):
-        return Translated({key: value})
-    if row is None or (row.key != key and not row.key.endswith("*") and row.fate != "renamed"):
-        return Translated({key: value})
-    return _by_row(row, key, value)
+        return row if row is not None and row.fate in ("converted", "only") else None
+    if row is None and plain != key and (row := find(plain)) is not None:
+        stays = row.fate in ("together", "converted", "only") or row.here.startswith(key.removesuffix(plain))
+        return row if stays else None
+    return row
 
 
-def translate_row(row: Row, value: Any, tunes: bool) -> Translated:
-    """Return what becomes of a key alone, those of a group too. Raises WrongUse."""
+def translate_row(row: Row, value: Any, tunes: bool = True) -> Translated:
+    """Return what becomes of a key by itself. Raises NotSupported, or WrongUse for a value that its group cannot have."""
     if row.fate == "together":
         ours, _ = GROUPS[row.here]({row.key: value}, tunes)
-        return Translated(ours, "converted", "" if ours else "this is a recipe's default")
+        return Translated(ours, "" if ours else "this is a recipe's default")
     if row.fate == "converted":
-        ours, why = CONVERSIONS[row.here](value)
-        return Translated(ours, "converted", why)
+        return Translated(*CONVERSIONS[row.here](value))
     if row.fate == "only":
         if value is not None and str(value) not in row.here.split(", "):
             raise NotSupported(row.key, value, f"{row.why}; leave it out")
-        return Translated({}, "converted", row.why)
-    return _by_row(row, row.key, value)
-
-
-def _by_row(row: Row, key: str, value: Any) -> Translated:
-    if row.fate in ("renamed", "same"):
-        if row.key != key and not row.here.startswith(key.removesuffix(row.key)):
-            return Translated({key: value})
-        if value is None or value == []:     # LLaMA-Factory's and Unsloth's files name keys that they leave open
-            return Translated({}, "ignored", "it sets nothing")
-        return Translated({row.here: value}, "renamed")
+        return Translated({}, why=row.why)
+    if row.fate in ("renamed", "same"):          # LLaMA-Factory's and Unsloth's files name keys that they leave open
+        return Translated({}, "it sets nothing") if value is None or value == [] else \
+            Translated({row.here: value}, fate="renamed")
     if row.fate == "refused":
         if any(value == off and isinstance(value, type(off)) for off in OFF):
-            return Translated({}, "ignored", "it is off")
-        raise NotSupported(key, value, row.why)
-    if row.pin:
-        return pinned(row, value)
-    return Translated({}, row.fate, row.why)
+            return Translated({}, "it is off")
+        raise NotSupported(row.key, value, row.why)
+    return _pinned(row, value) if row.pin else Translated({}, row.why, row.fate)
 
 
-def pinned(row: Row, value: Any) -> Translated:
+def _pinned(row: Row, value: Any) -> Translated:
     """Return the pin of the technique that a key decides about."""
     technique, _, setting = row.pin.removeprefix("techniques.").partition(".")
     if value in ("auto", None):
-        return Translated({}, "planned", f"the plan decides about techniques.{technique}")
+        return Translated({}, f"the plan decides about techniques.{technique}")
     if setting:
-        return Translated({row.pin: int(value) if isinstance(value, str) and value.isdecimal() else value}, "renamed")
+        return Translated({row.pin: int(value) if isinstance(value, str) and value.isdecimal() else value}, fate="renamed")
     if value in ("unsloth", "offload", "offload_disk"):      # checkpointing with offloaded inputs
         value = True
     if not isinstance(value, bool):
         raise NotSupported(row.key, value, f"write techniques.{technique}: on or off")
-    return Translated({row.pin: "on" if value else "off"}, "planned")
+    return Translated({row.pin: "on" if value else "off"})
 
 
 def _note(key: str, value: Any, found: Translated) -> str | None:
