@@ -1,4 +1,4 @@
-"""A conversion as a recipe's YAML: each value with the line that it comes from, and below it what became of all other keys."""
+"""A conversion as a recipe's YAML: each value with the line that it comes from, and below the recipe every other key."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from powertrain.audit.literal_files import printable
 from powertrain.recipe import quoted
 
 TITLES = {
-    "planned": "left to the plan, which knows this machine (the pin in brackets would keep it as it was)",
-    "no effect": "no effect here", "not supported": "NOT SUPPORTED: what is trained differs by it",
-    "unknown": "no keys of that trainer, which does nothing with them", "unread": "not read: only running the file would tell",
+    "planned": "left to the plan, which knows this machine (the pin in brackets would keep the file's value)",
+    "no effect": "no effect here", "not supported": "NOT SUPPORTED: the recipe trains something else than the file here",
+    "unknown": "keys that this trainer does not have", "unread": "not read: only running the file would tell",
 }
 ORDER = ("name", "description", "method", "model", "lora", "quantisation", "data")
 COMMENTS_FROM = 44
 
 
 def recipe_yaml(conversion: Conversion, recognised: str = "") -> str:
-    """A recipe that resolves, with its account as comments."""
+    """Return a recipe that resolves, with what became of every key as comments."""
     subject = conversion.subject
     lines = [f"# Powertrain's equivalent of {subject.path}" + (f" ({recognised})" if recognised else "")]
     lines += [f"# MISSING: {one}" for one in conversion.missing]
@@ -28,9 +28,9 @@ def recipe_yaml(conversion: Conversion, recognised: str = "") -> str:
     for account in conversion.accounts:
         for key in account.ours:
             said_by.setdefault(key, []).append(account)
-    top = sorted(values, key=lambda key: (ORDER.index(key.split(".")[0]) if key.split(".")[0] in ORDER else len(ORDER), 0))
+    sections = [*ORDER, *dict.fromkeys(key.split(".")[0] for key in values)]
     opened = ""
-    for key in sorted(top, key=lambda key: _place(key, top)):
+    for key in sorted(values, key=lambda key: sections.index(key.split(".")[0])):        # each section in one piece
         section, _, leaf = key.partition(".")
         if leaf and section != opened:
             lines.append(f"{section}:")
@@ -41,7 +41,7 @@ def recipe_yaml(conversion: Conversion, recognised: str = "") -> str:
 
 
 def account_rows(conversion: Conversion) -> list[tuple[str, str, str, str]]:
-    """(fate, key, as the file has it, what became of it) of every key, those that need a look last."""
+    """Return (fate, key, as the file has it, what became of it) of every key; those that need a look come last."""
     return [(account.fate, account.key, _said(account), _became(account))
             for fate in FATES for account in conversion.accounts if account.fate == fate]
 
@@ -50,15 +50,6 @@ def account_json(conversion: Conversion) -> list[dict[str, Any]]:
     return [{"key": account.key, "fate": account.fate, "value": None if account.setting is None else account.setting.value,
              "line": 0 if account.setting is None else account.setting.place.line, "ours": dict(account.ours),
              "pins": dict(account.pins), "why": account.why} for account in conversion.accounts]
-
-
-def _place(key: str, keys: list[str]) -> tuple[int, int]:
-    """Sections in order, each in one piece, with its keys as they came."""
-    section = key.split(".")[0]
-    if section in ORDER:
-        return ORDER.index(section), keys.index(key)
-    first = next(position for position, other in enumerate(keys) if other.split(".")[0] == section)
-    return len(ORDER) + first, keys.index(key)
 
 
 def _commented(text: str, accounts: list[Accounted]) -> str:

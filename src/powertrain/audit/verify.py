@@ -1,8 +1,6 @@
-"""A converted recipe with its plan against a faithful plain rendering of the original, side by side for a few steps.
+"""A converted recipe with its plan, measured beside a plain arm that computes its steps as the original does (rendering.py).
 
-Both arms are the same recipe: same model, data, batch and seed. One has the plan; the other does what the original did
-(rendering.py). They are measured as every claim here is (evidence/clock.py), and whether they learn the same is looked at
-before how fast they are.
+Both arms have the same model, data, batch and seed. Whether they learn the same is looked at before how fast they are.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ ORIGINAL, OURS = "as the file has it", "the recipe with its plan"
 
 @dataclass(frozen=True)
 class Verified:
-    """What was measured. `comparison` is of the recipe with its plan against the original's way."""
+    """What was measured. `comparison` compares the recipe with its plan against the original's settings."""
 
     recipe: str                              # its YAML
     rendering: Rendering
@@ -49,7 +47,10 @@ class Verified:
 
 
 def verify(conversion: Conversion, folder: Path, cache: Path, budget_s: float, say: Say) -> Verified:
-    """Measure both arms for about `budget_s`. `folder` takes the recipe. Raises WrongUse where model or data are not here."""
+    """Measure both arms for about `budget_s` and return the result; the recipe is written to `folder`.
+
+    Raises WrongUse if the model or the data are not on this machine.
+    """
     began = time.monotonic()
     refuse_what_is_missing(conversion)
     text = recipe_yaml(conversion)
@@ -66,7 +67,7 @@ def verify(conversion: Conversion, folder: Path, cache: Path, budget_s: float, s
 
 
 def refuse_what_is_missing(conversion: Conversion) -> None:
-    """Raises WrongUse with the first thing that the file does not say, or that is not here."""
+    """Raise WrongUse with the first thing that the file does not say, or that is not on this machine."""
     subject = conversion.subject
     if conversion.missing:
         raise WrongUse(f"{subject.path} cannot be verified: {conversion.missing[0]}")
@@ -81,7 +82,7 @@ def refuse_what_is_missing(conversion: Conversion) -> None:
 
 
 def _is_a_path(name: Any) -> bool:
-    """Whether a name is surely one of a file: a hub id has one slash and no such beginning."""
+    """Return whether a name is surely that of a file: a hub id has one slash and no such beginning."""
     text = str(name or "")
     if any(sign in text for sign in "*?["):
         return False
@@ -102,7 +103,7 @@ def _measured(notebook: Notebook, prepared: Prepared, rendering: Rendering, text
 
 
 def _attempts(original: Plan, ours: Plan) -> list[tuple[Plan, Plan, str | None]]:
-    """In fp32 first, where what is left differs by order of summation alone; as they are where precision is what differs."""
+    """Return the pairs of plans to compare: in fp32 first, where only the order of sums differs, unless the precision does."""
     as_they_are: tuple[Plan, Plan, str | None] = (original, ours, None)
     precision = [[step.technique for step in plan.steps if "precision" in step.technique.slots] for plan in (original, ours)]
     return [as_they_are] if precision[0] != precision[1] else [(original, ours, "fp32"), as_they_are]
