@@ -2,7 +2,7 @@
 
 import pytest
 
-from powertrain.facts.datasheet import _ROWS, datasheet
+from powertrain.facts.datasheet import datasheet, datasheets
 
 
 def test_a_name_that_contains_another_name_is_another_product():
@@ -19,7 +19,7 @@ def test_case_spaces_and_the_vendor_word_do_not_matter():
     assert datasheet("nvidia  h200") == datasheet("NVIDIA H200") == datasheet("H200")
 
 
-@pytest.mark.parametrize("name", _ROWS)
+@pytest.mark.parametrize("name", datasheets())
 def test_every_row_has_a_link_and_plausible_figures(name):
     row = datasheet(name)
     rates = row.flops_per_s

@@ -97,7 +97,7 @@ def test_what_is_kept_is_found_again_and_nothing_else_lies_beside_it(tmp_path):
 def test_a_failed_write_leaves_the_old_file_and_no_draft(tmp_path, monkeypatch):
     file = cache_file(tmp_path, "abc")
     keep_peaks(file, PEAKS)
-    monkeypatch.setattr(measure.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(OSError, match="full"):
         keep_peaks(file, Peaks({"fp32": 1.0}, 1.0))
     assert list(tmp_path.rglob("*.*")) == [file]

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib.metadata
 import json
 import sys
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from powertrain.facts.datasheet import datasheet
-from powertrain.facts.measure import (
-    Peaks,
-    cache_file,
-    keep_peaks,
-    kept_peaks,
-    measurable_dtypes,
-    measure_peaks,
-)
-from powertrain.facts.processor import Processor, read_processor
+from powertrain.facts.measure import Peaks, cache_file, keep_peaks, kept_peaks, measurable_dtypes, measure_peaks
+from powertrain.facts.processor import read_processor
 from powertrain.machine import what_libraries_see
 from powertrain.records import Hardware
+from powertrain.records.json_files import replace_file
 
 
 def read_hardware(cache: Path, *, measure: bool = True) -> Hardware:
@@ -31,8 +25,8 @@ def read_hardware(cache: Path, *, measure: bool = True) -> Hardware:
     kept there, or left absent if not `measure`. A cache that cannot be written is no error: `sources` says so.
     """
     seen = _seen_by_torch(cache)
-    hardware = _without_peaks(read_processor(), seen)
-    hardware = dataclasses.replace(hardware, fingerprint=fingerprint(hardware, seen))
+    hardware = _without_peaks(seen)
+    hardware = replace(hardware, fingerprint=fingerprint(hardware, seen))
     dtypes = measurable_dtypes(hardware.device, hardware.compute_capability)
     file = cache_file(cache, hardware.fingerprint)
     kept = kept_peaks(file, dtypes)
@@ -72,19 +66,14 @@ def _seen_by_torch(cache: Path) -> Seen:
     """
     parts = (importlib.metadata.version("torch"), sys.prefix, *what_libraries_see())
     file = cache / "hardware" / f"torch-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}.json"
-    was_loaded = "torch" in sys.modules
-    if not was_loaded:
-        try:
-            return Seen(**json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            was_loaded = False               # nothing is kept, or another version kept it: ask torch
+    if "torch" in sys.modules:               # this process may have set another number of threads: neither read nor keep
+        return _ask_torch()
+    with suppress(OSError, ValueError, TypeError):           # nothing is kept, or another version kept it: ask torch
+        return Seen(**json.loads(file.read_text(encoding="utf-8")))
     seen = _ask_torch()
-    if seen.device == "cpu" and not was_loaded:   # a process that trains may have set another number of threads
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(dataclasses.asdict(seen)), encoding="utf-8")
-        except OSError:
-            return seen                      # the next process loads torch again
+    if seen.device == "cpu":
+        with suppress(OSError):              # the next process loads torch again
+            replace_file(file, json.dumps(asdict(seen)).encode())
     return seen
 
 
@@ -115,24 +104,22 @@ def _with_peaks(hardware: Hardware, peaks: Peaks, source: str) -> Hardware:
     sources = {**hardware.sources, "peak_flops_per_s": source, "bandwidth_bytes_per_s": source}
     if peaks.host_link_bytes_per_s is not None:
         sources["host_link_bytes_per_s"] = source
-    return dataclasses.replace(
+    return replace(
         hardware, peak_flops_per_s=peaks.flops_per_s, bandwidth_bytes_per_s=peaks.bandwidth_bytes_per_s,
         host_link_bytes_per_s=peaks.host_link_bytes_per_s, sources=sources)
 
 
-def _without_peaks(processor: Processor, seen: Seen) -> Hardware:
-    if seen.device != "cpu":
-        return _cuda(processor) if seen.device == "cuda" else _mps(processor)
-    return Hardware(
-        name=processor.name, device="cpu", cores=processor.cores, memory_bytes=processor.memory_bytes,
-        free_memory_bytes=processor.free_memory_bytes, instructions=processor.instructions,
-        default_threads=seen.threads,
-        sources={**processor.sources, "device": "torch: neither CUDA nor MPS is available",
-                 "default_threads": "torch.get_num_threads"},
-    )
+def _without_peaks(seen: Seen) -> Hardware:
+    processor = read_processor()
+    if seen.device == "cuda":
+        return _cuda(processor)
+    if seen.device == "mps":
+        return _mps(processor)
+    return replace(processor, default_threads=seen.threads, sources={
+        **processor.sources, "device": "torch: neither CUDA nor MPS is available", "default_threads": "torch.get_num_threads"})
 
 
-def _cuda(processor: Processor) -> Hardware:
+def _cuda(processor: Hardware) -> Hardware:
     import torch
 
     name = torch.cuda.get_device_name(0)
@@ -146,27 +133,20 @@ def _cuda(processor: Processor) -> Hardware:
     }
     if row is not None:
         sources["datasheet_flops_per_s"] = row.link
-    return Hardware(
-        name=name, device="cuda", cores=processor.cores, memory_bytes=memory_bytes, free_memory_bytes=free_bytes,
-        instructions=processor.instructions, compute_capability=torch.cuda.get_device_capability(0),
-        devices=torch.cuda.device_count(), host_free_memory_bytes=processor.free_memory_bytes,
-        datasheet_flops_per_s=dict(row.flops_per_s) if row else {},
-        sources=sources,
-    )
+    return replace(
+        processor, name=name, device="cuda", memory_bytes=memory_bytes, free_memory_bytes=free_bytes,
+        compute_capability=torch.cuda.get_device_capability(0), devices=torch.cuda.device_count(),
+        host_free_memory_bytes=processor.free_memory_bytes, datasheet_flops_per_s=dict(row.flops_per_s) if row else {},
+        sources=sources)
 
 
-def _mps(processor: Processor) -> Hardware:
-    """An Apple GPU: it has no name of its own, and shares the machine's memory up to a limit that Metal recommends."""
+def _mps(processor: Hardware) -> Hardware:
+    """Return an Apple GPU: torch knows no name of it, and it shares the machine's memory up to a limit that Metal sets."""
     import torch
 
     memory_bytes = torch.mps.recommended_max_memory()
-    sources = {
+    free_bytes = min(processor.free_memory_bytes, memory_bytes - torch.mps.driver_allocated_memory())
+    return replace(processor, device="mps", memory_bytes=memory_bytes, free_memory_bytes=free_bytes, sources={
         **processor.sources, "device": "torch.backends.mps.is_available",
         "memory_bytes": "torch.mps.recommended_max_memory",
-        "free_memory_bytes": "the smaller of what the machine has free and what Metal leaves this process",
-    }
-    free_bytes = min(processor.free_memory_bytes, memory_bytes - torch.mps.driver_allocated_memory())
-    return Hardware(
-        name=processor.name, device="mps", cores=processor.cores, memory_bytes=memory_bytes,
-        free_memory_bytes=free_bytes, instructions=processor.instructions, sources=sources,
-    )
+        "free_memory_bytes": "the smaller of the machine's free memory and the memory that Metal leaves this process"})

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from powertrain.records.json_files import replace_file
 
 TORCH_DTYPES = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # Edge of the square matrices, small to large. The first is so small that even a bf16 GEMM without hardware support
@@ -117,15 +118,12 @@ def _timed_s(work: Callable[[], object], device: str) -> float:
 
 
 def _wait(device: str) -> None:
-    """Until the device has done what it was given; the CPU always has."""
+    """Return when the device has finished its queued work; the CPU always has."""
     if device == "cpu":
         return
     import torch
 
-    if device == "cuda":
-        torch.cuda.synchronize()
-    elif device == "mps":
-        torch.mps.synchronize()
+    getattr(torch, device).synchronize()
 
 
 @contextlib.contextmanager
@@ -164,14 +162,8 @@ def kept_peaks(file: Path, dtypes: tuple[str, ...]) -> Peaks | None:
 
 
 def keep_peaks(file: Path, peaks: Peaks) -> None:
-    """Writes `peaks` to `file` at once or not at all. Raises OSError where the cache cannot be written."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_suffix(f".{os.getpid()}.tmp")
+    """Write `peaks` to `file` whole or not at all. Raises OSError where the cache cannot be written."""
     content = {"peak_flops_per_s": dict(peaks.flops_per_s), "bandwidth_bytes_per_s": peaks.bandwidth_bytes_per_s,
                "host_link_bytes_per_s": peaks.host_link_bytes_per_s,
                "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-    try:
-        draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        os.replace(draft, file)
-    finally:
-        draft.unlink(missing_ok=True)
+    replace_file(file, json.dumps(content, indent=2).encode() + b"\n")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 from powertrain.machine import usable_cores, usable_memory
+from powertrain.records import Hardware
 
 # What training kernels choose by: the names are those of Linux's /proc/cpuinfo, on x86 and on arm.
 INSTRUCTION_SETS = (
@@ -21,31 +21,18 @@ SYSCTL_INSTRUCTION_SETS = {
 }
 
 
-@dataclass(frozen=True)
-class Processor:
-    """The CPU and its memory, as far as this process may use them."""
-
-    name: str
-    cores: int                               # physical
-    instructions: tuple[str, ...]
-    memory_bytes: int
-    free_memory_bytes: int
-    sources: dict[str, str]
-
-
-def read_processor() -> Processor:
-    """The CPU of this machine, with where each figure comes from."""
+def read_processor() -> Hardware:
+    """Return the CPU of this machine and its memory as far as this process may use them, with the source of each figure."""
     description, described_by = _description()
     name = name_in(description)
     cores, cores_from = usable_cores()
     memory_bytes, free_bytes, memory_from = usable_memory()
     sources = {
-        "name": described_by if name else "platform.processor()",
-        "instructions": described_by, "cores": cores_from,
+        "name": described_by if name else "platform.processor()", "instructions": described_by, "cores": cores_from,
         "memory_bytes": memory_from, "free_memory_bytes": memory_from,
     }
-    return Processor(name or platform.processor() or platform.machine(), cores, instructions_in(description),
-                     memory_bytes, free_bytes, sources)
+    return Hardware(name or platform.processor() or platform.machine(), "cpu", cores, memory_bytes, free_bytes,
+                    instructions_in(description), sources=sources)
 
 
 def name_in(description: str) -> str:

@@ -1,8 +1,9 @@
-"""JSON files that hold one object: read with an error that names the file, written with an end of line."""
+"""JSON files that hold one object: read with an error that names the file, written with an end of line; and whole files."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,3 +27,14 @@ def read_json(path: Path, cure: str = "it was cut off or changed by hand: restor
 def write_json(path: Path, value: Mapping[str, Any], indent: int = 2) -> None:
     """Write one JSON object. Raises OSError."""
     path.write_text(json.dumps(value, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all: other processes see the old content or the new one. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_bytes(content)
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)

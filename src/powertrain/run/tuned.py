@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from powertrain.planner import Tuned
 from powertrain.recipe import Recipe
 from powertrain.records import DataFacts, Facts, to_plain
 from powertrain.records.evidence import Interval
+from powertrain.records.json_files import replace_file
 
 FORMAT = 1
 STEPS_PER_OCTAVE = 4         # lengths count as equal where they differ by less than about a sixth
@@ -53,13 +53,7 @@ def read_tuned(cache: Path, facts: Facts, recipe: Recipe) -> Tuned | None:
 def keep_tuned(cache: Path, facts: Facts, recipe: Recipe, tuned: Tuned) -> Path:
     """Written whole or not at all; it takes the place of an older one. Raises OSError where the cache cannot be written."""
     file = tuned_file(cache, facts, recipe)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        draft.write_text(json.dumps(to_plain(tuned), indent=2) + "\n", encoding="utf-8")
-        os.replace(draft, file)
-    finally:
-        draft.unlink(missing_ok=True)
+    replace_file(file, json.dumps(to_plain(tuned), indent=2).encode() + b"\n")
     return file
 
 
