@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from powertrain.audit.rules import RULES
@@ -24,13 +26,26 @@ def rows(studies: Path) -> str:
 
 
 def severities(rule: Rule[Any]) -> list[str]:
-    """Return those that its findings may have, the worst first: the severities in the code of its function."""
-    code = ast.parse(inspect.getsource(rule.ask))
-    said = {node.value for node in ast.walk(code) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    module = sys.modules[rule.ask.__module__]
-    for name in {node.func.id for node in ast.walk(code) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}:
-        helper = vars(module).get(name)              # `since(where)` chooses a severity, `_prompts` makes the finding
-        if inspect.isfunction(helper) and helper.__module__ == module.__name__:
-            said |= {node.value for node in ast.walk(ast.parse(inspect.getsource(helper))) if isinstance(node, ast.Constant)
-                     and isinstance(node.value, str)}
+    """Return those that its findings may have, the worst first: what stands first in its calls of `found`."""
+    said = set(_severities(sys.modules[rule.ask.__module__], ast.parse(inspect.getsource(rule.ask))))
     return [name for name in SEVERITIES if name in said]
+
+
+def _severities(module: ModuleType, code: ast.AST) -> Iterator[str]:
+    """Yield the severities of a function's findings, of those that a helper makes or whose severity a helper chooses too."""
+    for node in ast.walk(code):
+        helper = vars(module).get(node.func.id) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "found":
+            names = {item.id for item in ast.walk(node.args[0]) if isinstance(item, ast.Name)}
+            yield from _constants(node.args[0])
+            yield from (name for other in ast.walk(code) if isinstance(other, (ast.Assign, ast.AnnAssign)) and other.value
+                        and names & {item.id for item in ast.walk(other) if isinstance(item, ast.Name)
+                                     and isinstance(item.ctx, ast.Store)} for name in _constants(other.value))
+        elif inspect.isfunction(helper) and helper.__module__ == module.__name__ and helper.__annotations__.get("return") in (
+                "Finding", "Severity"):
+            tree = ast.parse(inspect.getsource(helper))
+            yield from _constants(tree) if helper.__annotations__["return"] == "Severity" else _severities(module, tree)
+
+
+def _constants(node: ast.AST) -> Iterator[str]:
+    return (str(item.value) for item in ast.walk(node) if isinstance(item, ast.Constant) and item.value in SEVERITIES)

@@ -17,7 +17,7 @@ from powertrain.audit.config_values import vocabulary
 from powertrain.audit.following import Followed, follow
 from powertrain.audit.script import Script, imports, parsed
 from powertrain.audit.subject import Framework, Setting, Subject
-from powertrain.audit.values import Unread, is_known, plain
+from powertrain.audit.values import Made, Unread, is_known, plain
 from powertrain.records import WrongUse
 
 Found = tuple[str, Setting]
@@ -33,7 +33,9 @@ def read_script(path: Path, text: str | None = None) -> Subject:
              for name, values in followed.variables.items()}
     training = reading_calls.Training(followed)
     script = replace(script, kinds=kinds, sections={name: made.node for name, made in training.sections.items()
-                                                    if isinstance(made.node, ast.Call)})
+                                                    if isinstance(made.node, ast.Call)},
+                     trained=frozenset().union(*(known_calls.origins(made) for trainer in training.trainers
+                                                 if isinstance(made := trainer.argument(0, "model"), Made))))
     settings: dict[str, Setting] = {}
     unread: dict[str, Setting] = {}
     unknown = dict(reading_calls.unknown_arguments(followed))

@@ -36,6 +36,7 @@ class Script:
     imported: Mapping[str, str]              # name in the script -> what it is: "F" -> "torch.nn.functional"
     sections: Mapping[str, ast.Call] = field(default_factory=dict)   # "training" -> the call that makes those settings
     kinds: Mapping[str, frozenset[str]] = field(default_factory=dict)    # variable -> what made it: "….from_pretrained"
+    trained: frozenset[str] = frozenset()    # what made the model that a Trainer is given
 
     # -------------------------------------------------------------------------------------------- places and words
 

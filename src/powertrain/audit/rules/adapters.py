@@ -133,11 +133,7 @@ def compile_quantised(subject: Subject, where: Circumstances) -> Findings:
     bits = next((subject.settings[key] for key in BITS if is_on(subject, key) and key in subject.settings), None)
     if asked is None or bits is None:
         return
-    script = subject.script
-    model = next((item.value for item in script.sections["trainer"].keywords if item.arg == "model"), None) \
-        if script is not None and "trainer" in script.sections else None
-    raises = "compile(" in asked.spelled and script is not None and model is not None and script.is_made_by(model,
-                                                                                                            "torch.compile")
+    raises = subject.script is not None and "torch.compile" in subject.script.trained
     yield found("critical" if raises else "moderate", "torch.compile on quantised weights", "Trainer raises \"You cannot "
                 "fine-tune quantized model with torch.compile()\" for a compiled model" if raises else
                 "The graph breaks at every quantised matrix, and little is left to fuse; a Trainer refuses a quantised model "

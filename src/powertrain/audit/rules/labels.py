@@ -127,9 +127,9 @@ def _shifts_too(script: Script, framework: str) -> ast.AST | None:
     if framework == "transformers" and given is not None and script.is_made_by(given,
                                                                                *MODELS) and not script.says("compute_loss"):
         return trainer
-    return next((node for node in script.nodes if isinstance(node, ast.Subscript) and isinstance(node.value, (ast.Name,
-                                                                                                              ast.Attribute))
-                 and "logits" in script.words(node.value) and ends_before_the_last(node)), None)
+    return next((node for node in script.nodes if ends_before_the_last(node) and "logits" in script.words(node)
+                 and any(starts_at_the_second(other) and any(label in script.words(other) for label in ("labels", "targets"))
+                         for other in ast.walk(script.function(node) or script.tree))), None)
 
 
 def argument(call: ast.Call, place: int, name: str) -> ast.expr | None:
