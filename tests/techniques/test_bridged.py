@@ -21,7 +21,7 @@ from powertrain.records import IGNORE, Facts
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.four_bit_base import FourBitBase
 from powertrain.training.loop import apply_plan, new_state, train
-from powertrain.training.objective import NextToken
+from powertrain.training.objectives import NextToken
 from powertrain.training.optimizers import plain_adamw
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup, plain_setup

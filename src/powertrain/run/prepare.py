@@ -17,7 +17,7 @@ from powertrain.run.material import Material
 from powertrain.run.scratch import scratch_material
 from powertrain.run.speeds import with_speeds
 from powertrain.run.tuned import read_tuned
-from powertrain.training.objective import objective_of
+from powertrain.training.objectives import objective_of
 from powertrain.training.optimizers import open_values, optimizer_of
 from powertrain.training.schedule import Schedule
 

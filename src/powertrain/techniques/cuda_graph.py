@@ -10,7 +10,7 @@ from powertrain.cost.fitting import longest_example
 from powertrain.records import Batch, Facts, ModelFacts, NotApplied, Refusal
 from powertrain.records.plan import Why
 from powertrain.techniques.base import Exactness, Technique
-from powertrain.training.objective import objective_of
+from powertrain.training.objectives import objective_of
 
 if TYPE_CHECKING:
     import torch

@@ -1,27 +1,23 @@
 """What a run minimises: an objective says what an example is, its loss, what the loss is divided by, and its metrics.
 
 The loop, checkpoints and techniques know no objective by name. To add one, write a class in a file of its own, name it in
-OBJECTIVES below, and add a test. An objective may hold other models: one of preference pairs holds the frozen reference.
-This module loads no torch.
+objectives.py, and add a test. An objective may hold other models: one of preference pairs holds the frozen reference.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from powertrain.data.example import Example
-from powertrain.recipe.settings import Setting, Table
-from powertrain.records import Batch, ModelFacts, WrongUse
+from powertrain.recipe.settings import Setting
+from powertrain.records import Batch, ModelFacts
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from powertrain.models.kernels.losses import Loss, Terms
+    from powertrain.models.kernels.losses import Loss
     from powertrain.models.model import Model
-    from powertrain.recipe import Recipe
 
 Kernels = Mapping[str, Any]                  # keywords of Model.hidden: attention and run_block, by the setup
 Sums = dict[str, "Tensor"]                   # name -> () fp32, a sum over units; "loss" is minimised, the others are metrics
@@ -67,92 +63,3 @@ class Objective:
     def held_out(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Tensor:
         """Return what evaluation reports of the batch, () fp32, summed over its units."""
         return self.sums(model, batch, kernels, loss)["loss"]
-
-
-@dataclass(frozen=True)
-class NextToken(Objective):
-    """Each token says the next one: mean cross-entropy over the trained tokens. Its settings are off by default."""
-
-    label_smoothing: float = 0.0             # share of the target that is spread evenly over all classes
-    z_loss: float = 0.0                      # weight of the squared logarithm of the softmax's normaliser; PaLM has 1e-4
-    embedding_noise: float = 0.0             # NEFTune's alpha; Jain et al. 2023, arXiv:2310.05914, has 5
-
-    name = "next_token"
-    settings: ClassVar[Mapping[str, Setting]] = {
-        "label_smoothing": Setting(0.0, 0, 1), "z_loss": Setting(0.0, 0), "embedding_noise": Setting(0.0, 0)}
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return ("cross_entropy", "z_loss") if self.z_loss else ("cross_entropy",) if self.label_smoothing else ()
-
-    @property
-    def is_random(self) -> bool:
-        return self.embedding_noise > 0
-
-    def why_not(self, model: ModelFacts) -> str | None:
-        if self.label_smoothing and model.task == "span":
-            return "label smoothing spreads a target over all classes, and a span's classes are the places of its own document"
-        return None
-
-    def sums(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Sums:
-        noise = embedding_noise(model, batch, self.embedding_noise) if self.embedding_noise and model.training \
-            else contextlib.nullcontext()
-        with noise:
-            hidden = model.hidden(batch, **kernels)
-        if not self.metrics:
-            return {"loss": loss(model, hidden, batch.targets, batch.trained_tokens)}
-        total, plain, squared = loss(model, hidden, batch.targets, batch.trained_tokens, self._terms()).unbind()
-        found = {"loss": total, "cross_entropy": plain, "z_loss": self.z_loss * squared}
-        return {name: found[name] for name in ("loss", *self.metrics)}
-
-    def held_out(self, model: Model, batch: Batch, kernels: Kernels, loss: Loss) -> Tensor:
-        """Return plain cross-entropy, which runs with any settings can be compared by."""
-        return loss(model, model.hidden(batch, **kernels), batch.targets, batch.trained_tokens)
-
-    def _terms(self) -> Terms:
-        from powertrain.models.kernels.losses import Terms
-
-        return Terms(self.label_smoothing, self.z_loss)
-
-
-@contextlib.contextmanager
-def embedding_noise(model: Model, batch: Batch, alpha: float) -> Iterator[None]:
-    """Inside, what the model's embedding gives has uniform noise on it, of at most alpha / sqrt(L d) for documents of L tokens.
-
-    L counts padding where documents are padded, and d is the embedding's width. Source: Jain et al. 2023, arXiv:2310.05914.
-    Raises WrongUse if the model does not use its embedding: noise that is asked for and not in force would go unseen.
-    """
-    import torch
-
-    calls: list[nn.Module] = []
-
-    def add(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        calls.append(module)
-        width = output.shape[-1]
-        if output.dim() == 2:                # documents end to end: (T, width)
-            each = torch.tensor(batch.lengths, dtype=output.dtype).repeat_interleave(torch.tensor(batch.lengths))
-            largest = (alpha / (each * width).sqrt())[:, None].to(output.device, non_blocking=True)
-        else:                                # a library's own layout: (documents, L, width)
-            largest = torch.tensor(alpha / (output.shape[-2] * width) ** 0.5, dtype=output.dtype)
-        return output + torch.empty_like(output).uniform_(-1, 1) * largest
-
-    handles = [embedding.register_forward_hook(add) for embedding in model.input_embeddings]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-    if not calls:
-        off = "objective.embedding_noise=0"
-        raise WrongUse(f"the model does not call its input embedding, so noise cannot be added to it; use {off}", cure=(off,))
-
-
-NEXT_TOKEN = NextToken()
-OBJECTIVES = Table("objective", {kind.name: kind for kind in (NextToken,)})
-
-
-def objective_of(recipe: Recipe) -> Objective:
-    """Return the objective that the recipe names. Raises WrongUse for an unknown name or setting."""
-    kind: type[Objective] = OBJECTIVES.named(recipe.objective.name)
-    found: Objective = kind(**OBJECTIVES.settings(kind.name, recipe.objective.settings))
-    return found

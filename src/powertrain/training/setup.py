@@ -20,7 +20,8 @@ from powertrain.models.kernels.losses import Loss, token_loss
 from powertrain.models.model import Model, RunBlock
 from powertrain.records import Batch
 from powertrain.training.laps import Lap
-from powertrain.training.objective import NEXT_TOKEN, Kernels, Objective, Sums
+from powertrain.training.objective import Kernels, Objective, Sums
+from powertrain.training.objectives import NEXT_TOKEN
 from powertrain.training.optimizers import Optimizer
 from powertrain.training.ranks import ALONE, Ranks
 
