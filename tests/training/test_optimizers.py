@@ -317,3 +317,16 @@ def test_rows_name_each_other_rightly() -> None:
         for other in (row.in_eight_bits, row.paged):
             assert other is None or OPTIMIZERS.named(other).part == "bitsandbytes"
         assert math.isfinite(sum(row.state.values()))
+
+
+def test_the_manual_and_the_plan_name_each_of_them(facts: Facts) -> None:
+    from powertrain.report.plan import run_row
+
+    manual = (Path(__file__).parents[2] / "docs" / "usage.md").read_text(encoding="utf-8")
+    for row in ROWS:
+        assert f"`{row.name}`" in manual
+        assert all(f"`{key}`" in manual for key in row.settings)
+        recipe = Recipe.model_validate({"optimizer": {"name": row.name}, "objective": {"name": "next_token", "z_loss": 1e-4}})
+        shown = run_row(recipe.model_dump(), facts.data, 3)[1]
+        assert ("AdamW" if row.name == "adamw" else row.name) in shown
+        assert "with z loss 0.0001" in shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from powertrain.records import DataFacts, Effect, Estimate, Facts, Hardware, ModelFacts, Plan, Software
 from powertrain.report.figures import count, counted, digits, duration, flops, interval, memory
@@ -63,7 +64,7 @@ def _training(model: ModelFacts, because: str) -> str:
     return f"{text}{count(model.trainable)} trained ({share:.2%}), the others frozen in {model.frozen_dtype}"
 
 
-def run_row(recipe: Mapping[str, object], data: DataFacts, steps: int) -> Row:
+def run_row(recipe: Mapping[str, Any], data: DataFacts, steps: int) -> Row:
     epochs = steps * data.train_batch_size / data.examples
     much = f"{epochs:.3g}" if epochs < 999.5 else count(epochs)
     kind = "block" if data.kind == "blocks" else data.kind
@@ -72,7 +73,15 @@ def run_row(recipe: Mapping[str, object], data: DataFacts, steps: int) -> Row:
     again = f", which repeats the {count(data.examples)} examples {digits(times)} times in each step" if times > 1 else ""
     return "Run", (f"{steps:,} step{'s' * (steps != 1)} of {counted(data.train_batch_size, kind)} "
                    f"({about}{count(data.train_batch_size * data.block)} tokens){again}, {much} epoch{'s' * (much != '1')}; "
-                   f"AdamW, {recipe['lr_scheduler_type']} from {recipe['learning_rate']:g}")
+                   f"{_minimised(recipe)}, {recipe['lr_scheduler_type']} from {recipe['learning_rate']:g}")
+
+
+def _minimised(recipe: Mapping[str, Any]) -> str:
+    """Return the optimizer, and the objective's settings that are on."""
+    name = recipe.get("optimizer", {}).get("name", "adamw")      # older runs have neither key
+    settings = {key: value for key, value in recipe.get("objective", {}).items() if value and key != "name"}
+    on = "".join(f" with {key.replace('_', ' ')} {value}" for key, value in settings.items())
+    return ("AdamW" if name == "adamw" else str(name)) + on
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, str, str]]:
