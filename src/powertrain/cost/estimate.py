@@ -45,6 +45,7 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
         bytes_per_step=work.gemm_bytes + work.optimizer_bytes,
         basis=f"floor: formula, at measured peaks{_coarse(workload)}; step: {expect.basis}{copies}; "
               f"memory: formula{of_decoder}",
+        step_basis=expect.basis,
     )
 
 

@@ -110,6 +110,7 @@ class Estimate:
     padding_share: float = 0.0               # of the slots that are computed
     largest_pass: Mapping[str, int] = field(default_factory=dict)  # that fits: examples, tokens, bytes at the peak
     bytes_per_step: float | None = None      # that the floor counts: products' operands and the optimizer's state
+    step_basis: str = ""                     # of `step_s` alone: "3 runs on this machine"
 
     @property
     def tokens_per_s(self) -> tuple[float, float]:

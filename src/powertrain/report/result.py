@@ -73,7 +73,7 @@ def _speed_rows(steps: Sequence[Step], start: Start) -> list[Row]:
     if estimate:
         share = tokens / seconds * estimate["flops_per_token"] / estimate["peak_flops_per_s"]
         low_s, high_s = estimate["step_s"]
-        basis = estimate["basis"].partition("; step: ")[2].partition("; ")[0]
+        basis = estimate.get("step_basis")
         text += (f", {share:.0%} of the measured {flops(estimate['peak_flops_per_s'])} in {estimate['dtype']}; the plan "
                  f"expected {count(estimate['tokens_per_step'] / high_s)} to {count(estimate['tokens_per_step'] / low_s)}"
                  + (f" ({basis})" if basis else ""))
