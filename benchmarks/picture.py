@@ -12,8 +12,8 @@ from pathlib import Path
 from powertrain.records import timeline
 from powertrain.report import figures_loss, svg_plot
 from powertrain.report.chart import Plot
+from powertrain.report.html import style
 from powertrain.report.page import Missing
-from powertrain.report.style import COLOURS, DRAWING
 from powertrain.training.events import read_events
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "run.svg"
@@ -28,8 +28,8 @@ def drawing(run: Path) -> str:
     plot = replace(figure.drawings[0], title=figure.title)
     found = svg_plot.draw(plot, WIDTH_PX, name="run", title=figure.title, description=figure.description)
     first, _, rest = found.partition(">")
-    style = f"{COLOURS}svg{{background:var(--paper);font-family:system-ui,sans-serif}}{DRAWING}"
-    return f'{first} xmlns="http://www.w3.org/2000/svg"><style>{style}</style>{rest}\n'
+    sheet = f"svg{{background:var(--paper);font-family:system-ui,sans-serif}}{style('drawing.css')}"
+    return f'{first} xmlns="http://www.w3.org/2000/svg"><style>{sheet}</style>{rest}\n'
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 Value = float | None
-# Okabe and Ito's palette, which colour-blind people can tell apart; html.py gives each a light and a dark form
+# Okabe and Ito's palette, which colour-blind people can tell apart; drawing.css gives each a light and a dark form
 COLOURS = ("blue", "orange", "green", "red", "sky", "purple", "yellow", "grey")
 
 

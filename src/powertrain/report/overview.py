@@ -10,7 +10,7 @@ from powertrain.report.figures import count, counted, duration, interval, memory
 from powertrain.report.plan import Row, run_row
 
 MOST_ROWS = 16               # with progress before and the folder behind, `train` begins with at most 20 lines
-LONGEST = 92                 # characters of a remark or a reason
+LONGEST = 100                # characters of a remark or a reason
 
 
 def overview_rows(recipe: Mapping[str, Any], facts: Facts, plan: Plan, total_steps: int, *, asked: str,
@@ -69,7 +69,11 @@ def _techniques(plan: Plan, most: int) -> list[Row]:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST].rpartition(' ')[0].rstrip(',;:')} ..."
+    """Return the text up to the last clause that fits; where no clause ends in time, whole words and dots."""
+    if len(text) <= LONGEST:
+        return text
+    clause = max(text.rfind(mark, LONGEST // 2, LONGEST) for mark in (";", ",", " ("))
+    return text[:clause] if clause > 0 else f"{text[:LONGEST].rpartition(' ')[0].rstrip(',;:')} ..."
 
 
 def _expected(estimate: Estimate | None, facts: Facts) -> Row:
