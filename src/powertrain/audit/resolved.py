@@ -39,8 +39,10 @@ def is_on(subject: Subject, key: str) -> bool:
 
 
 def number(subject: Subject, key: str) -> float | None:
+    """Return the number in force for `key`; None where it is none, or too large for anything."""
     found = value(subject, key)
-    return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
+    is_number = isinstance(found, (int, float)) and not isinstance(found, bool) and abs(found) < 1e18
+    return float(found) if is_number else None
 
 
 def seen(subject: Subject, key: str) -> Evidence:
