@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ExampleTokenizer:
     text = "def f(x):\n    return x + 1  # naïve\nThe quick brown fox is 12 years old.\n"
     folder = tmp_path_factory.mktemp("tokenizer")
     make_tokenizer("bpe", [Document(text * 30, "a"), Document(text[::-1] * 30, "b")], 300).save(folder)
-    return open_example_tokenizer(folder).with_template(TEMPLATE)
+    return replace(open_example_tokenizer(folder), template=TEMPLATE)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from powertrain.export.output import new_folder
@@ -10,6 +9,7 @@ from powertrain.models.adapters.files import CONFIG, WEIGHTS
 from powertrain.models.huggingface.shards import Shards
 from powertrain.models.model import SavedTokenizer
 from powertrain.records import RunFailed, WrongUse
+from powertrain.records.json_files import read_json, write_json
 
 
 def export_adapter(source: Path, folder: Path, tokenizer: SavedTokenizer, *, base: str) -> int:
@@ -21,8 +21,7 @@ def export_adapter(source: Path, folder: Path, tokenizer: SavedTokenizer, *, bas
         raise WrongUse(f"{source} holds no adapter: the whole model was trained; use --to merged")
     with new_folder(folder) as building:
         tokenizer.save(building)
-        config = json.loads((source / CONFIG).read_text(encoding="utf-8")) | {"base_model_name_or_path": base}
-        (building / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        write_json(building / CONFIG, read_json(source / CONFIG) | {"base_model_name_or_path": base})
         (building / WEIGHTS).write_bytes((source / WEIGHTS).read_bytes())
         before, after = Shards([source / WEIGHTS]), Shards([building / WEIGHTS])
         wrong = [name for name in before if name not in set(after) or not before.read(name).equal(after.read(name))]

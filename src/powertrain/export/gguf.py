@@ -19,14 +19,7 @@ import torch
 from torch import Tensor
 
 from powertrain.export.gguf_vocabulary import read_vocabulary
-from powertrain.export.llama_cpp import (
-    Architecture,
-    architecture_metadata,
-    extra_tensors,
-    find_architecture,
-    places,
-    to_llama_cpp,
-)
+from powertrain.export.llama_cpp import architecture_metadata, extra_tensors, find_architecture, places, to_llama_cpp
 from powertrain.export.output import new_folder
 from powertrain.models.decoder import Decoder
 from powertrain.models.model import SavedTokenizer
@@ -36,7 +29,7 @@ from powertrain.records import IGNORE, Batch, RunFailed, WrongUse
 # the largest weight of its block: half a step of 127, and the block's own scale is a float16.
 ROUNDING = {"F32": 0.0, "F16": 2.0 ** -11, "BF16": 2.0 ** -8, "Q8_0": 0.5 / 127 + 2.0 ** -11}
 SMALLEST_HALF = 2.0 ** -25                   # half of float16's smallest step: numbers near 0 are off by that, not by a share
-Q8_BLOCK = 32
+Q8_BLOCK = 32                                # weights of one row that share a scale
 # What llama.cpp's logits may differ by, as a share of their spread: it keeps keys and values in float16 and rounds
 # activations to the weights' type. Over all families with random weights 0.02 and, with q8_0, 0.09 was seen; a tensor in the
 # wrong order gives more than 1.
@@ -57,9 +50,8 @@ def check_tensors(file: Path, expected: Iterable[tuple[str, npt.NDArray[Any], np
         read = found.pop(name, None)
         if read is None:
             raise broken(file, f"it lacks the tensor {name}")
-        same = (read.tensor_type == kind and list(read.shape) == list(reversed(values.shape))
-                and np.array_equal(_bytes(read.data), _bytes(stored)))
-        if not same:
+        if not (read.tensor_type == kind and list(read.shape) == list(reversed(values.shape))
+                and read.data.tobytes() == stored.tobytes()):
             raise broken(file, f"the tensor {name} is not what was written")
         if not is_rounded(values, gguf.dequantize(read.data, kind).reshape(values.shape), kind.name):
             raise broken(file, f"the tensor {name} is further from the model's than {kind.name} rounds")
@@ -145,15 +137,10 @@ def spread_difference(ours: npt.NDArray[np.float32], theirs: npt.NDArray[np.floa
     return float(np.sqrt(np.mean((ours - theirs) ** 2) / np.mean(ours ** 2)))
 
 
-def _bytes(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    return np.ascontiguousarray(values).view(np.uint8).ravel()
-
-
 # ------------------------------------------------------------------------------------------------ writing
 
 # our name -> the package's type, the number that llama.cpp has for a file mostly of it
 STORED = {"float32": ("F32", 0), "float16": ("F16", 1), "bfloat16": ("BF16", 32), "q8_0": ("Q8_0", 7)}
-Q8_BLOCK = 32                                # weights that share a scale, of one row
 LARGEST_HALF = 65_504.0
 QUANTISATION_VERSION = 2                     # of ggml's block formats; files without blocks have none
 
@@ -178,11 +165,12 @@ def export_gguf(model: Decoder, folder: Path, tokenizer: SavedTokenizer, *, name
         raise WrongUse("GGUF files need the gguf package, which is not installed; pip install gguf")
     architecture, notes = find_architecture(model.config)
     vocabulary = read_vocabulary(tokenizer, model.config.vocabulary, stops=stops, chat_template=chat_template)
-    metadata = general_metadata(name, dtype) | vocabulary.metadata() | {
-        f"{architecture.name}.{key}": value for key, value in architecture_metadata(model.config).items()}
+    metadata = {"general.type": "model", "general.name": name, "general.file_type": STORED[dtype][1],
+                **({"general.quantization_version": QUANTISATION_VERSION} if dtype == "q8_0" else {}), **vocabulary.metadata(),
+                **{f"{architecture.name}.{key}": value for key, value in architecture_metadata(model.config).items()}}
     with new_folder(folder) as building:
         file = building / f"{name}-{STORED[dtype][0]}.gguf"
-        write_file(file, model, architecture, metadata, dtype)
+        write_file(file, model, architecture.name, metadata, dtype)
         tensors = check_tensors(file, ((name, tensor.numpy(), *as_stored(name, tensor, dtype))
                                        for name, tensor in all_tensors(model)))
         check_settings(file, metadata)
@@ -191,16 +179,11 @@ def export_gguf(model: Decoder, folder: Path, tokenizer: SavedTokenizer, *, name
     return GGUFReport(folder / file.name, size_bytes, tensors, (*notes, *vocabulary.notes), said)
 
 
-def general_metadata(name: str, dtype: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"general.type": "model", "general.name": name, "general.file_type": STORED[dtype][1]}
-    return found | ({"general.quantization_version": QUANTISATION_VERSION} if dtype == "q8_0" else {})
-
-
-def write_file(file: Path, model: Decoder, architecture: Architecture, metadata: dict[str, Any], dtype: str) -> None:
+def write_file(file: Path, model: Decoder, architecture: str, metadata: dict[str, Any], dtype: str) -> None:
     """Raises OSError if the disk refuses, and WrongUse for a weight that the dtype cannot hold."""
     import gguf
 
-    writer = gguf.GGUFWriter(file, architecture.name)
+    writer = gguf.GGUFWriter(file, architecture)
     try:
         for key, value in metadata.items():
             add(writer, key, value)
@@ -218,17 +201,10 @@ def write_file(file: Path, model: Decoder, architecture: Architecture, metadata:
 
 
 def add(writer: Any, key: str, value: Any) -> None:
-    """A setting in the type that llama.cpp reads it in: counts are uint32, shares and scores float32."""
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)
+    """Add a setting in the type in which llama.cpp reads settings: counts are uint32, shares and scores float32."""
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
+             list: writer.add_array}
+    kinds[type(value)](key, value)
 
 
 def all_tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:

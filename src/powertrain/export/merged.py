@@ -9,9 +9,11 @@ Models behind the bridge are merged by peft, written as transformers' own files,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -26,6 +28,7 @@ from powertrain.models.huggingface.folder import load_folder, save_folder
 from powertrain.models.model import SavedTokenizer
 from powertrain.records import RunFailed, WrongUse
 
+Opened = TypeVar("Opened", bound=torch.nn.Module)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -48,13 +51,15 @@ def export_merged(model: Decoder, folder: Path, tokenizer: SavedTokenizer, examp
     plain, agreement, effect = merge_checked(model, examples, dtype=dtype, base_dtype=base_dtype)
     with new_folder(folder) as building:
         save_folder(as_stored(plain, DTYPES[dtype], keep=True), building, tokenizer)
-        refuse_other_folder(building, plain)
+        opened = refuse_other_folder(partial(load_folder, building), plain)
+        if opened.config != plain.config:
+            raise _not_the_same("its config")
     return MergeReport(folder, dtype, agreement, effect)
 
 
 def merge_checked(model: Decoder, examples: Sequence[Example], *, dtype: str,
                   base_dtype: str) -> tuple[Decoder, Agreement | None, float]:
-    """The merged model, in fp32 with what `dtype` keeps; how far it is from base + adapter, and what the adapter changes.
+    """Return the merged model, in fp32 with what `dtype` keeps; its distance from base + adapter; what the adapter changes.
 
     Raises as `export_merged` does, before anything is written.
     """
@@ -101,18 +106,23 @@ def refuse_loss(found: Agreement, effect: float, dtype: str, base_dtype: str) ->
                         "use --dtype float32, or keep the adapter (--to adapter)")
 
 
-def refuse_other_folder(folder: Path, expected: Decoder) -> None:
-    """Raises RunFailed unless the folder opens as the very weights that were to be written."""
+def refuse_other_folder(load: Callable[[], Opened], expected: torch.nn.Module) -> Opened:
+    """Return the model that was written. Raises RunFailed unless it opens, on the CPU, with the weights of `expected`."""
     try:
-        opened = load_folder(folder)         # on the CPU, wherever the model is
+        opened = load()
     except WrongUse as error:
         raise RunFailed(f"the merged model was written and cannot be opened again: {error}; it was removed") from error
     found = opened.state_dict()
-    wrong = [name for name, tensor in expected.state_dict().items() if not torch.equal(found[name], tensor.cpu())]
-    if wrong or opened.config != expected.config:
-        what = f"{len(wrong)} weights such as {wrong[0]}" if wrong else "its config"
-        raise RunFailed(f"the merged model was written, opened again and is not the same ({what}); it was removed. Try again, "
-                        "and report it if it stays so")
+    wrong = [name for name, tensor in expected.state_dict().items()
+             if name not in found or not torch.equal(found[name].float(), tensor.float().cpu())]
+    if wrong:
+        raise _not_the_same(f"{len(wrong)} weights such as {wrong[0]}")
+    return opened
+
+
+def _not_the_same(what: str) -> RunFailed:
+    return RunFailed(f"the merged model was written, opened again and is not the same ({what}); it was removed. Try again, "
+                     "and report it if it stays so")
 
 
 # ------------------------------------------------------------------------------------------------ models behind the bridge
@@ -132,31 +142,19 @@ def export_merged_bridge(model: BridgedModel, folder: Path, tokenizer: SavedToke
         agreement = compare_scores(with_adapter, all_scores(model, checked))
         refuse_difference(agreement)
         if dtype != "float32":
-            agreement = _rounded(model, dtype, checked, with_adapter)
+            _round(model, DTYPES[dtype])
+            agreement = compare_scores(with_adapter, all_scores(model, checked))
             refuse_loss(agreement, effect, dtype, base_dtype)
     with new_folder(folder) as building:
         model.network.to(DTYPES[dtype])
         model.save(building, tokenizer)
-        _refuse_other_folder(building, model)
+        refuse_other_folder(lambda: load_bridged(building, task=model.task, method="full").network, model.network)
     return MergeReport(folder, dtype, agreement, effect)
 
 
-def _rounded(model: BridgedModel, dtype: str, checked: Sequence[Example], expected: list[torch.Tensor]) -> Agreement:
-    """The merged model against base + adapter, with the weights that `dtype` keeps."""
+def _round(model: BridgedModel, dtype: torch.dtype) -> None:
+    """Round all weights of `model` to `dtype`, in the dtype that they have."""
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.is_floating_point():
-                tensor.copy_(tensor.to(DTYPES[dtype]))
-    return compare_scores(expected, all_scores(model, checked))
-
-
-def _refuse_other_folder(folder: Path, model: BridgedModel) -> None:
-    try:
-        opened = load_bridged(folder, task=model.task, method="full").network.state_dict()
-    except WrongUse as error:
-        raise RunFailed(f"the merged model was written and cannot be opened again: {error}; it was removed") from error
-    wrong = [name for name, tensor in model.network.state_dict().items()
-             if name not in opened or not torch.equal(opened[name].float(), tensor.float().cpu())]
-    if wrong:
-        raise RunFailed(f"the merged model was written, opened again and is not the same ({len(wrong)} weights such as "
-                        f"{wrong[0]}); it was removed. Try again, and report it if it stays so")
+                tensor.copy_(tensor.to(dtype))
