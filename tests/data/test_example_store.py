@@ -41,7 +41,7 @@ def no_building(monkeypatch):
     def forbid():
         def refuse(*arguments, **named):
             raise AssertionError("it was built again")
-        monkeypatch.setattr(making, "write_part", refuse)
+        monkeypatch.setattr(making, "write_rows", refuse)
     return forbid
 
 
@@ -108,7 +108,7 @@ def test_a_folder_appears_only_when_it_is_whole(opened, rows, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
     with monkeypatch.context() as patched:
-        patched.setattr(making, "write_part", interrupted)
+        patched.setattr(making, "write_rows", interrupted)
         with pytest.raises(KeyboardInterrupt):
             opened(rows)
     assert not list((Path(opened(rows).folder).parent).glob(".building*"))

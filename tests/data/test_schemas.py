@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powertrain.data.rows.formats import FORMATS, JOIN, SUMMARISE
-from powertrain.data.rows.row import Row
-from powertrain.data.rows.schemas import BadRow, Conversation, Message, Pair, Span, Text, find_schema
+from powertrain.data.rows.row import BadRow, Conversation, Message, Pair, Row, Span, Text
+from powertrain.data.rows.schemas import find_schema
 from powertrain.records import WrongUse
 
 TURNS = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]

@@ -122,7 +122,7 @@ def test_what_is_remembered_does_not_grow_with_the_text(monkeypatch):
 
 def rows_of(folder, *, by_words, template=None, train_on="assistant", samples=(), max_length=10_000, cut=Limit):
     tokenizer = open_example_tokenizer(folder)
-    chat = find_template(None, template, tokenizer=tokenizer)
+    chat = find_template(tokenizer, template)
     if not by_words:
         tokenizer.__dict__["words"] = None
         chat.__dict__["_has_shapes"] = False
@@ -198,7 +198,7 @@ def test_a_template_that_looks_at_a_content_has_no_shape(body):
 
 def test_a_row_is_rendered_by_jinja_once_for_each_order_of_roles(folders, monkeypatch):
     tokenizer = open_example_tokenizer(folders["chatml"])
-    template = find_template(None, None, tokenizer=tokenizer)
+    template = find_template(tokenizer, None)
     encoder = ConversationEncoder(tokenizer, template, "assistant", Limit(100, drop=False))
     samples = [Conversation((Message("user", json.dumps(n)), Message("assistant", "yes"))) for n in range(5)]
     (first, *_) = encoder.encode(samples[:1])

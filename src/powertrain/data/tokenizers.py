@@ -6,7 +6,6 @@ tokenizer (library_tokenizers.py). Each saves to a folder that transformers.Auto
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ from powertrain.data.documents import Document
 from powertrain.data.library_tokenizers import BytePairTokenizer, FolderTokenizer
 from powertrain.data.table_tokenizers import MARKER, ByteTokenizer, CharTokenizer, marked_kind
 from powertrain.records import WrongUse
+from powertrain.records.errors import did_you_mean
 
 BPE_VOCABULARY = 4096
 KINDS = ("char", "byte", "bpe")
@@ -65,9 +65,8 @@ def make_tokenizer(kind: str, documents: Sequence[Document], vocabulary: int | N
 def check_tokenizer(kind: str, vocabulary: int | None) -> None:
     """Raises WrongUse if no tokenizer of this kind and size can be made, without making it."""
     if kind not in KINDS and not Path(kind).expanduser().is_dir():
-        near = difflib.get_close_matches(kind, KINDS, n=1)
-        cure = f"did you mean {near[0]}?" if near else "give one of these, or the folder that has its tokenizer.json"
-        raise WrongUse(f"data.tokenizer={kind} is neither char, byte, bpe nor a folder; {cure}")
+        cure = did_you_mean(kind, KINDS, otherwise="give one of these, or the folder that has its tokenizer.json")
+        raise WrongUse(f"data.tokenizer={kind} is neither char, byte, bpe nor a folder{cure}")
     if kind != "bpe" and vocabulary is not None:
         raise WrongUse(f"data.vocabulary={vocabulary} is the size of a bpe tokenizer trained here, and "
                        f"data.tokenizer={kind} has its own; leave data.vocabulary out")

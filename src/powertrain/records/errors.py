@@ -6,7 +6,9 @@ sentence from them; `kind` is then the name of that class in snake case.
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 
@@ -97,3 +99,13 @@ class DoesNotFit(RunFailed):
 
 class UnknownFact(LookupError):
     """A fact that the arithmetic needs is not known for this machine."""
+
+
+def did_you_mean(word: str, known: Iterable[str], *, key: str = "", otherwise: str = "") -> str:
+    """Return the end of a message: "; did you mean NAME?" with the known name most like `word`, else `otherwise`.
+
+    With `key`, the name is shown as its value: "did you mean data.split=train?".
+    """
+    near = difflib.get_close_matches(word, list(known), n=1)
+    cure = f"did you mean {f'{key}=' if key else ''}{near[0]}?" if near else otherwise
+    return f"; {cure}" if cure else ""

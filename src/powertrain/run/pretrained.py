@@ -41,7 +41,7 @@ def pretrained_material(resolved: Resolved, software: Software, cache: Path, say
     return Material(
         resolved, facts, example_facts(store, train_batch_size=recipe.train_batch_size),
         training=store.training, held_out=store.validation, collate=collate_padded if padded else collate,
-        tokenizer=store.saved_tokenizer, build=partial(_build, recipe, base, adapters), said=store.said,
+        tokenizer=store.tokenizer, build=partial(_build, recipe, base, adapters), said=store.said,
         providers=availability(base.config, base.choice.task, software), as_prompt=store.as_prompt)
 
 

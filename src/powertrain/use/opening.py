@@ -106,7 +106,7 @@ class OpenedModel:
     @cached_property
     def template(self) -> ChatTemplate:
         """The tokenizer's chat template, or a plain one. Raises WrongUse for a broken one."""
-        return find_template(None, None, tokenizer=self.chat_tokenizer)
+        return find_template(self.chat_tokenizer, None)
 
     @cached_property
     def stops(self) -> frozenset[int]:

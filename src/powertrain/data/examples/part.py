@@ -18,7 +18,7 @@ import shutil
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -265,31 +265,24 @@ class PartWriter:
         return self.places.setdefault(beginning, len(self.places)), number
 
 
-def write_part(folder: Path, source: str, rows: Iterable[Row | Rejected], schema: Schema, said: str, encoder: Encoder[Any],
-               vocabulary: int, say: Say) -> dict[str, Any]:
-    """Writes all but meta.json into `folder`, and returns what goes there."""
-    with PartWriter(folder, vocabulary, schema.kind) as writer, ThreadPoolExecutor(1) as tokenizing:
-        progress = Progress(source, say)
-        waiting: deque[tuple[list[Read | Rejected], Any]] = deque()
+def write_rows(writer: PartWriter, rows: Iterable[Row | Rejected], schema: Schema, encoder: Encoder[Any],
+               tell: Callable[[PartWriter], None] = lambda _: None) -> None:
+    """Add the examples of `rows` to `writer`: a thread tokenises one batch while the next one is read."""
+    waiting: deque[tuple[list[Read | Rejected], Future[list[EncodedRow]]]] = deque()
 
-        def write_first() -> None:
-            batch, encoded = waiting.popleft()
-            writer.add(batch, encoded.result())
+    def add_first() -> None:
+        batch, encoded = waiting.popleft()
+        writer.add(batch, encoded.result())
+        tell(writer)
 
+    with ThreadPoolExecutor(1) as tokenizing:
         for batch in _batches(_samples(rows, schema)):
-            waiting.append((batch, tokenizing.submit(encoder.encode, _read(batch))))
+            samples = [read.sample for read in batch if isinstance(read, Read)]
+            waiting.append((batch, tokenizing.submit(encoder.encode, samples)))
             if len(waiting) > 1:
-                write_first()
-                progress.tell(writer)
+                add_first()
         while waiting:
-            write_first()
-        return writer.meta(schema, said)
-
-
-def write_rows(writer: PartWriter, rows: Iterable[Row | Rejected], schema: Schema, encoder: Encoder[Any]) -> None:
-    """The same one step after the other: for one of several processes, which have no cores to spare for each other."""
-    for batch in _batches(_samples(rows, schema)):
-        writer.add(batch, encoder.encode(_read(batch)))
+            add_first()
 
 
 class Progress:
@@ -322,10 +315,6 @@ def _samples(rows: Iterable[Row | Rejected], schema: Schema) -> Iterator[Read | 
             continue
         content = content_of(sample)
         yield Read(sample, row.origin, len(content), digest64(content))
-
-
-def _read(batch: Sequence[Read | Rejected]) -> list[Sample]:
-    return [read.sample for read in batch if isinstance(read, Read)]
 
 
 def content_of(sample: Sample) -> str:

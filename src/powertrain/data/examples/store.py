@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
@@ -21,11 +21,12 @@ import numpy.typing as npt
 
 from powertrain.data.example import Example
 from powertrain.data.examples.encoding import Limit, TrainOn, check_length
-from powertrain.data.examples.making import Making, Reading, Say
-from powertrain.data.examples.part import Part
+from powertrain.data.examples.making import Reading, make_part
+from powertrain.data.examples.part import Part, Say
 from powertrain.data.examples.templates import ChatTemplate, find_template, own_templates
 from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
 from powertrain.data.examples.view import pieces_of
+from powertrain.data.examples.work import Work
 from powertrain.data.order import SPLIT_STREAM, seeded_order
 from powertrain.data.rows.row import Message
 from powertrain.data.rows.schemas import Schema
@@ -130,10 +131,6 @@ class ExampleStore:
     @property
     def folder(self) -> Path:
         return self.parts[0].folder
-
-    @property
-    def saved_tokenizer(self) -> ExampleTokenizer:
-        return self.tokenizer
 
     @cached_property
     def training(self) -> Examples:
@@ -240,23 +237,19 @@ def open_examples(sources: Sequence[str], *, weights: Sequence[float] | None = N
     found = [reading.look(source) for source in everything]
     _check_kinds(everything, [schema for schema, _, _ in found])
     tokenizer = open_example_tokenizer(tokenizer_folder, end_token, task=task)
-    template = _template(tokenizer, chat_template, found) if found[0][0].kind == "conversation" else None
+    texts = all(is_text for _, _, is_text in found)
+    template = find_template(tokenizer, chat_template, texts=texts) if found[0][0].kind == "conversation" else None
     check_length(found[0][0].kind, max_length, tokenizer)
     limit = Limit(max_length, drop=long_examples == "drop")
-    making = Making(reading, tokenizer, tokenizer_folder, template, train_on, limit, say)
-    parts = [making.part(source, schema, said) for source, (schema, said, _) in zip(everything, found, strict=True)]
+    parts = [make_part(source, reading, Work(schema, tokenizer, template, train_on, limit), said, say)
+             for source, (schema, said, _) in zip(everything, found, strict=True)]
     _check_parts(parts, everything, limit, long_examples)
-    return _assembled(parts, everything, template, tokenizer, making, decoder_start=decoder_start,
+    return _assembled(parts, everything, template, tokenizer, max_length, decoder_start=decoder_start,
                       weights=weights, has_validation_source=validation_source is not None, share=validation_share, seed=seed)
 
 
-def _template(tokenizer: ExampleTokenizer, wanted: str | None, found: Sequence[tuple[Schema, str, bool]]) -> ChatTemplate:
-    texts = all(is_text for _, _, is_text in found)
-    return find_template(None, wanted, schema=found[0][0] if texts else None, tokenizer=tokenizer)
-
-
 def _assembled(parts: Sequence[Part], sources: Sequence[str], template: ChatTemplate | None, tokenizer: ExampleTokenizer,
-               making: Making, *, decoder_start: int | None, weights: Sequence[float] | None, has_validation_source: bool,
+               max_length: int, *, decoder_start: int | None, weights: Sequence[float] | None, has_validation_source: bool,
                share: float, seed: int) -> ExampleStore:
     part_of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     prompts = np.concatenate([part.records["prompt"] for part in parts])
@@ -267,10 +260,10 @@ def _assembled(parts: Sequence[Part], sources: Sequence[str], template: ChatTemp
     if shared:
         said += (f"warning: {shared:,} prompts of {sources[-1]} are trained on too; `powertrain data check` names them",)
     own = own_templates(tokenizer.files).get("default")
-    saved = tokenizer if template is None or template.text == own else tokenizer.with_template(template.text)
+    saved = tokenizer if template is None or template.text == own else replace(tokenizer, template=template.text)
     digest = hashlib.sha256("".join(part.folder.name for part in parts).encode()).hexdigest()
     return ExampleStore(tuple(parts), tuple(sources), parts[0].kind, parts[0].schema, said, template, saved,
-                        digest, making.limit.max_length, decoder_start, in_validation, weighted(trains, weights, seed))
+                        digest, max_length, decoder_start, in_validation, weighted(trains, weights, seed))
 
 
 # ------------------------------------------------------------------------------------------------ what is said and refused

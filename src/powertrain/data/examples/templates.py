@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from powertrain.data.examples.shapes import Layout, find_layout, plainly_rendered, writes_contents_only
-from powertrain.data.examples.tokenizer import CONFIG, TEMPLATE_FILE, ExampleTokenizer, Place, open_example_tokenizer
+from powertrain.data.examples.tokenizer import CONFIG, TEMPLATE_FILE, ExampleTokenizer, Place
 from powertrain.data.rows.row import BadRow, Message
 from powertrain.records import WrongUse
 from powertrain.records.json_files import read_json
@@ -37,11 +37,6 @@ SHIPPED: Mapping[str, str] = {
     "raw": "{% for message in messages %}"
            "{{ message['content'] + (eos_token if message['role'] == 'assistant' else '') }}{% endfor %}",
 }
-
-
-class SchemaLike(Protocol):
-    @property
-    def name(self) -> str: ...
 
 
 class Marked(NamedTuple):
@@ -183,18 +178,14 @@ class ChatTemplate:
         return stop + max((len(token) for token in self.special if text.startswith(token, stop)), default=0)
 
 
-def find_template(tokenizer_folder: Path | None, wanted: str | None, *, schema: SchemaLike | None = None,
-                  tokenizer: ExampleTokenizer | None = None) -> ChatTemplate:
-    """The template `wanted` (a file, or a shipped one's name), else the tokenizer's own, else `plain`.
+def find_template(tokenizer: ExampleTokenizer, wanted: str | None, *, texts: bool = False) -> ChatTemplate:
+    """Return the template `wanted` (a file, or a shipped one's name), else the tokenizer's own, else `plain`.
 
-    Rows of prompt and completion are texts already: for them it is `raw`, as in TRL. `tokenizer` is the one in the folder,
-    where it is open already. Raises WrongUse if the template is missing, broken, or needs tokens that there are not.
+    `texts`: the rows are prompts and completions as texts, for which the template is `raw`, as in TRL.
+    Raises WrongUse if the template is missing, broken, or needs tokens that the tokenizer does not have.
     """
-    if tokenizer is None:
-        assert tokenizer_folder is not None, "a template needs a tokenizer"
-        tokenizer = open_example_tokenizer(tokenizer_folder)
     own = own_templates(tokenizer.files)
-    name, text, because = _chosen(wanted, own, schema)
+    name, text, because = _chosen(wanted, own, texts)
     if name == "chatml":
         _check_chatml(tokenizer)
     template = ChatTemplate(name, text, because, dict(tokenizer.named),
@@ -218,10 +209,10 @@ def own_templates(files: Sequence[Path]) -> dict[str, str]:
     return found
 
 
-def _chosen(wanted: str | None, own: Mapping[str, str], schema: SchemaLike | None) -> tuple[str, str, str]:
+def _chosen(wanted: str | None, own: Mapping[str, str], texts: bool) -> tuple[str, str, str]:
     """(name, Jinja, why)."""
     if wanted is None:
-        if schema is not None and schema.name == "prompt_completion":
+        if texts:
             return "raw", SHIPPED["raw"], "prompts and completions are texts already: no template, only the end token"
         if "default" in own or len(own) == 1:
             return "the tokenizer's", own.get("default") or next(iter(own.values())), "the tokenizer has one"

@@ -12,7 +12,7 @@ import difflib
 import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,6 +43,11 @@ class ExampleTokenizer(FolderTokenizer):
     template: str | None = None              # saved as chat_template.jinja; None: the folder's own, if it has one
     changed: bool = False                    # `library` is no longer what the files hold
 
+    @property
+    def folder(self) -> Path:
+        """Where the tokenizer was opened."""
+        return self.files[0].parent
+
     @cached_property
     def is_added(self) -> npt.NDArray[np.bool_]:
         """(vocabulary,) the tokens that are cut out of a text before anything else is looked at."""
@@ -69,9 +74,6 @@ class ExampleTokenizer(FolderTokenizer):
     def encodings(self, texts: Sequence[Any], *, add_special_tokens: bool = False) -> list[Encoding]:
         """Ids with offsets, of texts or of pairs of them, on all cores."""
         return list(self.library.encode_batch(list(texts), add_special_tokens=add_special_tokens))
-
-    def with_template(self, template: str | None) -> ExampleTokenizer:
-        return replace(self, template=template)
 
     def save(self, folder: Path) -> None:
         """All files, with the end token and the template that the examples were made with."""

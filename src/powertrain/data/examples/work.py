@@ -30,7 +30,7 @@ from powertrain.data.rows.files import json_lines
 from powertrain.data.rows.folders import LINES, data_suffix
 from powertrain.data.rows.reading import local_files
 from powertrain.data.rows.row import Rejected, Row
-from powertrain.data.rows.schemas import Schema, schema_of
+from powertrain.data.rows.schemas import Schema
 from powertrain.records import WrongUse
 
 PIECE_BYTES = 1 << 16                        # read at a time to count lines
@@ -87,7 +87,6 @@ TOLD = "told.json"                           # beside the files of a stretch, wr
 @dataclass(frozen=True, eq=False)
 class Work:
     schema: Schema
-    tokenizer_folder: Path
     tokenizer: ExampleTokenizer
     template: ChatTemplate | None
     train_on: TrainOn
@@ -106,7 +105,7 @@ class Work:
 
     def to_json(self) -> dict[str, Any]:
         return {"schema": [self.schema.name, self.schema.kind, dict(self.schema.columns)],
-                "tokenizer": [str(self.tokenizer_folder), self.tokenizer.end, self.tokenizer.digest],
+                "tokenizer": [str(self.tokenizer.folder), self.tokenizer.end, self.tokenizer.digest],
                 "template": None if self.template is None else asdict(self.template),
                 "train_on": self.train_on, "limit": asdict(self.limit)}
 
@@ -119,7 +118,7 @@ def work_from(told: Mapping[str, Any]) -> Work:
         raise WrongUse(f"the tokenizer in {folder} changed while rows were tokenised with it; start again")
     template = None if told["template"] is None else \
         ChatTemplate(**{**told["template"], "special": tuple(told["template"]["special"])})
-    return Work(schema_of(*told["schema"]), Path(folder), tokenizer, template, told["train_on"], Limit(**told["limit"]))
+    return Work(Schema(*told["schema"]), tokenizer, template, told["train_on"], Limit(**told["limit"]))
 
 
 # ------------------------------------------------------------------------------------------------ a further process

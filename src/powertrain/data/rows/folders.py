@@ -7,13 +7,13 @@ twice. So is a mixture of rows and texts, except for the files that describe a d
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from powertrain.data.reading import looks_like_text, text_files, visible_files
 from powertrain.records import WrongUse
+from powertrain.records.errors import did_you_mean
 from powertrain.records.json_files import read_json
 
 TRAIN = "train"
@@ -27,15 +27,13 @@ def choose_split(where: str, names: Sequence[str], wanted: str | None) -> str:
     if wanted is None and len(names) == 1:
         return names[0]
     meant = wanted or TRAIN
-    for name in names:
-        if name == meant:
-            return name
+    if meant in names:
+        return meant
     for name in names:
         if WORDS.get(name) == WORDS.get(meant, meant):
             return name
-    near = difflib.get_close_matches(meant, names, n=1)
-    cure = f"did you mean data.split={near[0]}?" if near else "name one with data.split=NAME"
-    raise WrongUse(f"{where} has no part {meant!r}; it has: {', '.join(names)}; {cure}")
+    cure = did_you_mean(meant, names, key="data.split", otherwise="name one with data.split=NAME")
+    raise WrongUse(f"{where} has no part {meant!r}; it has: {', '.join(names)}{cure}")
 
 
 def named_split(path: PurePath) -> str | None:

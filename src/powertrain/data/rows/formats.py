@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from powertrain.data.reading import json_kind
@@ -132,8 +133,6 @@ Values = Mapping[str, Any]                   # our column -> value; optional one
 Reader = Callable[[Values], Sample]
 
 SUMMARISE = "Summarise the following text."  # what a user says to a decoder, before the document
-ALPACA_ORDER = ("instruction", "input")      # of what the user says; blank ones are left out
-SPAN_ORDER = ("context", "question")         # of what the user says to a decoder
 
 
 @dataclass(frozen=True)
@@ -162,19 +161,14 @@ class Format:
     kind: Kind
     columns: tuple[Column, ...]
     read: Reader                             # raises BadRow
-    shape: str                               # as an example, for who has to write one
     read_as_prompt: Reader | None = None     # of a pair or span: as a prompt and its answer, for a decoder
 
 
 # ------------------------------------------------------------------------------------------------ conversations
 
 
-def _messages(values: Values) -> Conversation:
-    return conversation([*_system(values), *turns_of(values["messages"], "messages")])
-
-
-def _sharegpt(values: Values) -> Conversation:
-    return conversation([*_system(values), *turns_of(values["conversations"], "conversations")])
+def _turns(column: str, values: Values) -> Conversation:
+    return conversation([*_system(values), *turns_of(values[column], column)])
 
 
 def _system(values: Values) -> list[Message]:
@@ -182,7 +176,7 @@ def _system(values: Values) -> list[Message]:
 
 
 def _alpaca(values: Values) -> Conversation:
-    parts = [text_of(values[name], name) for name in ALPACA_ORDER if name in values]
+    parts = [text_of(values[name], name) for name in ("instruction", "input") if name in values]
     prompt = JOIN.join(part for part in parts if not is_blank(part))
     return conversation([*_system(values), Message("user", prompt), Message("assistant", text_of(values["output"], "output"))])
 
@@ -205,31 +199,18 @@ def _question_answer(values: Values) -> Conversation:
 # ------------------------------------------------------------------------------------------------ pairs
 
 
-def _pair(values: Values, source: str, target: str) -> Pair:
+def _pair(source: str, target: str, values: Values) -> Pair:
     pair = Pair(text_of(values[source], source), text_of(values[target], target))
-    if is_blank(pair.source):
-        raise BadRow(f"empty {source}")
-    if is_blank(pair.target):
-        raise BadRow(f"empty {target}")
+    for text, column in ((pair.source, source), (pair.target, target)):
+        if is_blank(text):
+            raise BadRow(f"empty {column}")
     return pair
 
 
-def _document_summary(values: Values) -> Pair:
-    return _pair(values, "document", "summary")
-
-
-def _input_output(values: Values) -> Pair:
-    return _pair(values, "input", "output")
-
-
-def _summary_prompt(values: Values) -> Conversation:
-    pair = _document_summary(values)
-    return prompt_and_answer(JOIN.join([SUMMARISE, pair.source]), pair.target)
-
-
-def _input_prompt(values: Values) -> Conversation:
-    pair = _input_output(values)
-    return prompt_and_answer(pair.source, pair.target)
+def _pair_prompt(source: str, target: str, lead: str, values: Values) -> Conversation:
+    """A pair as a prompt, which begins with `lead` if that is not empty, and its answer."""
+    pair = _pair(source, target, values)
+    return prompt_and_answer(JOIN.join(filter(None, [lead, pair.source])), pair.target)
 
 
 # ------------------------------------------------------------------------------------------------ spans
@@ -265,9 +246,10 @@ def _answers(value: Any) -> list[tuple[str, int | None]]:
     else:
         found = [(value, None)]
     for text, start in found:
-        if not isinstance(text, str) or not (start is None or (isinstance(start, int) and not isinstance(start, bool))):
-            wrong = "text" if not isinstance(text, str) else "answer_start"
-            raise BadRow(f"'answers' holds {json_kind(start if wrong == 'answer_start' else text)} as {wrong}")
+        if not isinstance(text, str):
+            raise BadRow(f"'answers' holds {json_kind(text)} as text")
+        if start is not None and type(start) is not int:
+            raise BadRow(f"'answers' holds {json_kind(start)} as answer_start")
     return [(text, start) for text, start in found if not is_blank(text)]
 
 
@@ -291,8 +273,7 @@ def _span_prompt(values: Values) -> Conversation:
     answers = _answers(values["answers"])
     if not answers:
         raise BadRow("empty answer: the context does not answer the question, so there is nothing to write")
-    parts = {"context": context, "question": question}
-    return prompt_and_answer(JOIN.join(parts[name] for name in SPAN_ORDER), answers[0][0])
+    return prompt_and_answer(JOIN.join([context, question]), answers[0][0])
 
 
 # ------------------------------------------------------------------------------------------------ text
@@ -307,29 +288,22 @@ def _text(values: Values) -> Text:
 
 SYSTEM = Column("system", optional=True)
 FORMATS = (
-    Format("messages", "conversation", (Column("messages", "turns"), SYSTEM), _messages,
-           '{"messages": [{"role", "content"}, ...]}'),
-    Format("sharegpt", "conversation", (Column("conversations", "turns"), SYSTEM), _sharegpt,
-           '{"conversations": [{"from", "value"}, ...]}'),
+    Format("messages", "conversation", (Column("messages", "turns"), SYSTEM), partial(_turns, "messages")),
+    Format("sharegpt", "conversation", (Column("conversations", "turns"), SYSTEM), partial(_turns, "conversations")),
     Format("alpaca", "conversation", (Column("instruction"), Column("input", also=("context",), optional=True),
-                                      Column("output", also=("response",)), SYSTEM), _alpaca,
-           '{"instruction", "input", "output"}'),
+                                      Column("output", also=("response",)), SYSTEM), _alpaca),
     Format("context_question_answers", "span", (Column("context"), Column("question"),
-                                                Column("answers", "answers", also=("answer",))), _span,
-           '{"context", "question", "answers": {"text": [...], "answer_start": [...]}}', _span_prompt),
-    Format("prompt_completion", "conversation", (Column("prompt", "text or turns"),
-                                                 Column("completion", "text or turns", also=("response",))), _prompt_completion,
-           '{"prompt", "completion"}'),
-    Format("question_answer", "conversation", (Column("question"), Column("answer")), _question_answer,
-           '{"question", "answer"}'),
-    Format("input_messages", "conversation", (Column("input", "turns"), Column("output")), _input_messages,
-           '{"input": [{"role", "content"}, ...], "output"}'),
+                                                Column("answers", "answers", also=("answer",))), _span, _span_prompt),
+    Format("prompt_completion", "conversation",
+           (Column("prompt", "text or turns"), Column("completion", "text or turns", also=("response",))), _prompt_completion),
+    Format("question_answer", "conversation", (Column("question"), Column("answer")), _question_answer),
+    Format("input_messages", "conversation", (Column("input", "turns"), Column("output")), _input_messages),
     Format("document_summary", "pair", (Column("document", also=("article", "dialogue", "text")),
-                                        Column("summary", also=("highlights",))), _document_summary,
-           '{"document", "summary"}', _summary_prompt),
-    Format("input_output", "pair", (Column("input", also=("source",)), Column("output", also=("target",))), _input_output,
-           '{"input", "output"}', _input_prompt),
-    Format("text", "text", (Column("text"),), _text, '{"text"}'),
+                                        Column("summary", also=("highlights",))),
+           partial(_pair, "document", "summary"), partial(_pair_prompt, "document", "summary", SUMMARISE)),
+    Format("input_output", "pair", (Column("input", also=("source",)), Column("output", also=("target",))),
+           partial(_pair, "input", "output"), partial(_pair_prompt, "input", "output", "")),
+    Format("text", "text", (Column("text"),), _text),
 )
 BY_NAME: Mapping[str, Format] = {known.name: known for known in FORMATS}
 # other names for data.format: as data sets and other trainers call them

@@ -10,30 +10,21 @@ pairs and conversations of one exchange, a question-answering head (span) questi
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from powertrain.data.reading import FIELDS_NAMED, json_kind
-from powertrain.data.rows.formats import (
-    ALSO_CALLED,
-    BY_NAME,
-    FORMATS,
-    Column,
-    Format,
-    Kind,
-    Reader,
-    SeveralTurns,
-    single_exchange,
-)
-from powertrain.data.rows.row import BadRow, Conversation, Message, Pair, Row, Sample, Span, Text
+from powertrain.data.rows.formats import ALSO_CALLED, BY_NAME, FORMATS, Format, Kind, SeveralTurns, single_exchange
+from powertrain.data.rows.row import BadRow, Conversation, Row, Sample
 from powertrain.records import WrongUse
-
-__all__ = ["BadRow", "Conversation", "Message", "Pair", "Sample", "Schema", "Span", "Text", "find_schema"]
+from powertrain.records.errors import did_you_mean
 
 FITTING_SHARE = 0.5                          # of the first rows: a format that fits no more than these is not theirs
 PREFERENCES = ("chosen", "rejected")
+KINDS: Mapping[Kind, str] = {"conversation": "conversations", "text": "plain text", "pair": "sequence-to-sequence data",
+                             "span": "extractive question-answering data"}
 
 
 @dataclass(frozen=True)
@@ -41,30 +32,24 @@ class Schema:
     """How to read the rows of one source."""
 
     name: str                                # of the format
-    columns: Mapping[str, str]               # our column -> the data's; an optional one that the data lack is absent
     kind: Kind                               # of what `read` gives
-    required: tuple[str, ...]                # of our columns
-    reader: Reader
+    columns: Mapping[str, str]               # our column -> the data's; an optional one that the data lack is absent
+
+    @cached_property
+    def _format(self) -> Format:
+        return BY_NAME[self.name]
 
     def read(self, fields: Mapping[str, Any]) -> Sample:
-        """What a row means. Raises BadRow if it does not fit."""
+        """Return the meaning of a row. Raises BadRow if the row does not fit."""
+        known = self._format
         values = {ours: fields[theirs] for ours, theirs in self.columns.items() if fields.get(theirs) is not None}
-        for ours in self.required:
-            if ours not in values:
-                theirs = self.columns[ours]
+        for column in known.columns:
+            if column.name not in values and not column.optional:
+                theirs = self.columns[column.name]
                 raise BadRow(f"the column {theirs!r} is null" if theirs in fields else
                              f"no column {theirs!r}; it has: {_named(list(fields))}")
-        sample = self.reader(values)
+        sample = ((known.kind != self.kind and known.read_as_prompt) or known.read)(values)
         return single_exchange(sample) if self.kind == "pair" and isinstance(sample, Conversation) else sample
-
-
-def schema_of(name: str, kind: Kind, columns: Mapping[str, str]) -> Schema:
-    """How rows of the format `name` are read as a `kind`."""
-    known = BY_NAME[name]
-    as_it_is = known.kind == kind or known.kind in ("conversation", "text")
-    reader = known.read if as_it_is else known.read_as_prompt
-    assert reader is not None                # every pair and span format has one
-    return Schema(name, columns, kind, tuple(column.name for column in known.columns if not column.optional), reader)
 
 
 def find_schema(rows: Sequence[Row], *, name: str | None, columns: Mapping[str, str], task: str) -> tuple[Schema, str]:
@@ -83,9 +68,23 @@ def find_schema(rows: Sequence[Row], *, name: str | None, columns: Mapping[str, 
         _check_taken(rows, known, taken, columns)
     else:
         known, taken = _detected(rows, columns)
-    schema = _for_task(known, taken, task, named=name is not None, origin=rows[0].origin)
-    _check_some_row(rows, schema)
-    return schema, _said(rows, schema, found=name is None)
+    kind = _kind_for(known, " and ".join(taken.values()), task, named=name is not None, origin=rows[0].origin)
+    schema = Schema(known.name, kind, taken)
+    bad = [reason for row in rows if (reason := _fault(row, schema))]
+    if len(bad) == len(rows):
+        cure = "use a decoder, or rows of one question and one answer" if isinstance(bad[0], SeveralTurns) else \
+            "mend the data, or choose another data.format"
+        raise WrongUse(f"{rows[0].origin}: none of the first {len(rows)} rows can be read as {schema.name}, this one because "
+                       f"of: {bad[0]}; {cure}")
+    return schema, _said(rows, schema, len(bad), found=name is None)
+
+
+def _fault(row: Row, schema: Schema) -> BadRow | None:
+    try:
+        schema.read(row.fields)
+    except BadRow as error:
+        return error
+    return None
 
 
 # ------------------------------------------------------------------------------------------------ which format
@@ -95,23 +94,19 @@ def _by_name(name: str) -> Format:
     plain = name.strip().lower().replace("/", "_").replace("-", "_").replace(" ", "_")
     if known := BY_NAME.get(ALSO_CALLED.get(plain, plain)):
         return known
-    near = difflib.get_close_matches(plain, [*BY_NAME, *ALSO_CALLED], n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise WrongUse(f"data.format={name} is not known; it is one of {', '.join(BY_NAME)}{hint}")
+    raise WrongUse(f"data.format={name} is not known; it is one of {', '.join(BY_NAME)}"
+                   f"{did_you_mean(plain, [*BY_NAME, *ALSO_CALLED])}")
 
 
 def _check_columns(rows: Sequence[Row], columns: Mapping[str, str]) -> None:
     ours = sorted({column.name for known in FORMATS for column in known.columns})
     for wanted, theirs in columns.items():
         if wanted not in ours:
-            near = difflib.get_close_matches(wanted, ours, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise WrongUse(f"data.columns names {wanted!r}, which no format has; known are {', '.join(ours)}{hint}")
+            raise WrongUse(f"data.columns names {wanted!r}, which no format has; known are {', '.join(ours)}"
+                           f"{did_you_mean(wanted, ours)}")
         if not any(theirs in row.fields for row in rows):
-            near = difflib.get_close_matches(theirs, _found_columns(rows), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
             raise WrongUse(f"{rows[0].origin}: no column {theirs!r}, which data.columns names for {wanted}; "
-                           f"there are: {_shown(rows)}{hint}")
+                           f"there are: {_shown(rows)}{did_you_mean(theirs, _found_columns(rows))}")
 
 
 def _taken(rows: Sequence[Row], known: Format, columns: Mapping[str, str]) -> dict[str, str]:
@@ -126,12 +121,8 @@ def _taken(rows: Sequence[Row], known: Format, columns: Mapping[str, str]) -> di
 
 
 def _fits(row: Row, known: Format, taken: Mapping[str, str]) -> bool:
-    return all(_column_fits(row, column, taken.get(column.name)) for column in known.columns)
-
-
-def _column_fits(row: Row, column: Column, theirs: str | None) -> bool:
-    value = None if theirs is None else row.fields.get(theirs)
-    return column.optional if value is None else column.fits(value)
+    values = ((column, row.fields.get(taken[column.name]) if column.name in taken else None) for column in known.columns)
+    return all(column.optional if value is None else column.fits(value) for column, value in values)
 
 
 def _detected(rows: Sequence[Row], columns: Mapping[str, str]) -> tuple[Format, dict[str, str]]:
@@ -179,77 +170,34 @@ def _check_taken(rows: Sequence[Row], known: Format, taken: Mapping[str, str], c
 # ------------------------------------------------------------------------------------------------ for which model
 
 
-def _for_task(known: Format, taken: Mapping[str, str], task: str, *, named: bool, origin: str) -> Schema:
-    """The schema with which a model that does `task` reads `known`. Raises WrongUse if it cannot learn from it."""
-    columns = " and ".join(taken.values())
-    if task == "span":
-        if known.kind != "span":
-            raise WrongUse(f"{origin}: rows with {columns} are {_kind_said(known.kind)}, and a question-answering head learns "
-                           "from context, question and answers; use such data, or another model.task")
-        return schema_of(known.name, "span", taken)
-    if known.kind in ("conversation", "text"):
-        if task == "causal":
-            return schema_of(known.name, known.kind, taken)
-        if known.kind == "text":
-            raise WrongUse(f"{origin}: plain text teaches a decoder, and this is an encoder-decoder model, which learns from "
-                           'pairs; use rows such as {"input", "output"}, or a decoder')
-        return schema_of(known.name, "pair", taken)
-    if known.kind == "pair" and task == "seq2seq":
-        return schema_of(known.name, "pair", taken)
-    if not named:
-        raise WrongUse(f"{origin}: rows with {columns} are {_kind_said(known.kind)}, and this model is {_task_said(task)}; "
-                       f"use {_model_for(known.kind)}, or data.format={known.name} to train it as a prompt and its answer")
-    return schema_of(known.name, "pair" if task == "seq2seq" else "conversation", taken)
-
-
-def _kind_said(kind: Kind) -> str:
-    return {"conversation": "conversations", "text": "plain text", "pair": "sequence-to-sequence data",
-            "span": "extractive question-answering data"}[kind]
-
-
-def _task_said(task: str) -> str:
-    return {"causal": "a decoder", "seq2seq": "an encoder-decoder"}.get(task, task)
-
-
-def _model_for(kind: Kind) -> str:
-    return "an encoder-decoder model (T5, BART)" if kind == "pair" else "a question-answering head (model.task=span)"
-
-
-def _check_some_row(rows: Sequence[Row], schema: Schema) -> None:
-    """Raises WrongUse if not one of the first rows can be read."""
-    reason: BadRow | None = None
-    for row in rows:
-        try:
-            schema.read(row.fields)
-        except BadRow as error:
-            reason = reason or error
-        else:
-            return
-    cure = "use a decoder, or rows of one question and one answer" if isinstance(reason, SeveralTurns) else \
-        "mend the data, or choose another data.format"
-    raise WrongUse(f"{rows[0].origin}: none of the first {len(rows)} rows can be read as {schema.name}, this one because of: "
-                   f"{reason}; {cure}")
+def _kind_for(known: Format, columns: str, task: str, *, named: bool, origin: str) -> Kind:
+    """Return the kind of sample as which a model that does `task` reads `known`. Raises WrongUse if it cannot learn from it."""
+    if task == "span" and known.kind != "span":
+        raise WrongUse(f"{origin}: rows with {columns} are {KINDS[known.kind]}, and a question-answering head learns "
+                       "from context, question and answers; use such data, or another model.task")
+    if task == "seq2seq" and known.kind == "text":
+        raise WrongUse(f"{origin}: plain text teaches a decoder, and this is an encoder-decoder model, which learns from "
+                       'pairs; use rows such as {"input", "output"}, or a decoder')
+    if task == "span" or known.kind == "text":
+        return known.kind
+    if not (named or known.kind == "conversation" or (known.kind == "pair" and task == "seq2seq")):
+        able = "an encoder-decoder model (T5, BART)" if known.kind == "pair" else "a question-answering head (model.task=span)"
+        raise WrongUse(f"{origin}: rows with {columns} are {KINDS[known.kind]}, and this model is "
+                       f"{'an encoder-decoder' if task == 'seq2seq' else 'a decoder'}; use {able}, or "
+                       f"data.format={known.name} to train it as a prompt and its answer")
+    return "pair" if task == "seq2seq" else "conversation"
 
 
 # ------------------------------------------------------------------------------------------------ what is said
 
 
-def _said(rows: Sequence[Row], schema: Schema, *, found: bool) -> str:
-    bad = sum(_is_bad(row, schema) for row in rows)
+def _said(rows: Sequence[Row], schema: Schema, bad: int, *, found: bool) -> str:
     used = ", ".join(theirs if ours == theirs else f"{ours} = {theirs}" for ours, theirs in schema.columns.items())
     unused = [theirs for theirs in _found_columns(rows) if theirs not in schema.columns.values()]
     looked = f"found by looking at {len(rows)} row{'' if len(rows) == 1 else 's'}" if found else "as data.format says"
-    return (f"rows are {schema.name} ({looked}), read as {_kind_said(schema.kind)} from {used}"
+    return (f"rows are {schema.name} ({looked}), read as {KINDS[schema.kind]} from {used}"
             + (f"; not used: {_named(unused)}" if unused else "")
             + (f"; {bad} of these rows do not fit" if bad else ""))
-
-
-def _is_bad(row: Row, schema: Schema) -> bool:
-    try:
-        schema.read(row.fields)
-    except BadRow:
-        return True
-    return False
 
 
 def _found_columns(rows: Sequence[Row]) -> list[str]:
@@ -258,17 +206,13 @@ def _found_columns(rows: Sequence[Row]) -> list[str]:
 
 def _shown(rows: Sequence[Row]) -> str:
     """The columns with what they hold, as far as it is not text: "question, answer (a number)"."""
-    names = _found_columns(rows)
     shown = []
-    for name in names[:FIELDS_NAMED]:
+    for name in _found_columns(rows):
         value = next((row.fields[name] for row in rows if row.fields.get(name) is not None), None)
         shown.append(name if isinstance(value, str) else f"{name} ({json_kind(value)})")
-    return _with_rest(shown, len(names)) or "none"
+    return _named(shown) if shown else "none"
 
 
 def _named(names: Sequence[str]) -> str:
-    return _with_rest(list(names[:FIELDS_NAMED]), len(names)) or "nothing"
-
-
-def _with_rest(shown: Sequence[str], of: int) -> str:
-    return ", ".join(shown) + (f" and {of - len(shown)} more" if of > len(shown) else "")
+    more = f" and {len(names) - FIELDS_NAMED} more" if len(names) > FIELDS_NAMED else ""
+    return ", ".join(names[:FIELDS_NAMED]) + more or "nothing"
