@@ -170,7 +170,7 @@ def test_confirm_notices_blocks_that_keep_everything(monkeypatch: pytest.MonkeyP
     technique = SavedActivations(**ALL)
     with pytest.raises(NotApplied, match="keep all that they need"):
         technique.confirm(by_hand())
-    with pytest.raises(NotApplied, match="not by hand"):
+    with pytest.raises(NotApplied, match="not as fused blocks"):
         technique.apply(make_ragged(LORA))
     setup = technique.apply(by_hand())
     technique.confirm(setup)

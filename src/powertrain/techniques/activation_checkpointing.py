@@ -12,7 +12,7 @@ from powertrain.cost.memory import peak_memory
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, Facts, ModelFacts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
-from powertrain.techniques.base import GIB, Exactness, Technique, find_runner
+from powertrain.techniques.base import Exactness, Technique, find_runner, of_free
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -72,10 +72,6 @@ class ActivationCheckpointing(Technique):
     slots = frozenset({"recomputing"})
     source = "Chen et al. 2016, arXiv:1604.06174; torch.utils.checkpoint, selective and with early stop"
 
-    def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"techniques.activation_checkpointing.every={self.every} must be at least 1 (every block)")
-
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         if decided.replayed:
@@ -84,7 +80,7 @@ class ActivationCheckpointing(Technique):
         room_bytes, tokens = planned_room_bytes(facts.hardware), longest_example(facts.data)
         plain = Workload(facts.data.train_batch_size, tokens, micro_batch=1)
         needed_bytes = sum(peak_memory(facts.model, plain).values())
-        shown = f"one example of {tokens:,} tokens needs {needed_bytes / GIB:.2f} GiB of the {room_bytes / GIB:.1f} GiB free"
+        shown = f"one example of {tokens:,} tokens needs {of_free(needed_bytes, room_bytes)}"
         numbers = {"needed_bytes": needed_bytes, "room_bytes": room_bytes}
         if needed_bytes <= room_bytes:
             return cls.refuse(Why.NOT_NEEDED, f"memory is not short: {shown}", cls(), numbers=numbers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
@@ -35,14 +35,11 @@ class Allocator(Technique):
 
     name = "allocator"
     does = "keeps freed memory for the next step"
+    choices: ClassVar = {"kind": ("glibc", "cuda")}
     exactness = Exactness.BITWISE
     touches = frozenset({"runtime"})
     acts_on = EVERYTHING
     source = "glibc manual, mallopt; PyTorch notes on CUDA memory management (expandable_segments)"
-
-    def __post_init__(self) -> None:
-        if self.kind not in _SETTINGS:
-            raise ValueError(f"techniques.allocator.kind={self.kind!r} is none of {', '.join(_SETTINGS)}")
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.estimate import bargain
 from powertrain.cost.fitting import longest_example
@@ -43,16 +43,13 @@ class AttentionKernel(Technique):
 
     name = "attention_kernel"
     does = "computes attention with the fastest kernel for these lengths"
+    choices: ClassVar = {"kernel": KERNELS}
     native_only = True
     exactness = Exactness.ROUNDING
     touches = frozenset({"attention"})
     acts_on = frozenset({"attention"})
     slots = frozenset({"attention"})
     source = "Dao et al. 2022, arXiv:2205.14135 (flash attention); torch.nn.functional.scaled_dot_product_attention"
-
-    def __post_init__(self) -> None:
-        if self.kernel not in KERNELS:
-            raise ValueError(f"techniques.attention_kernel.kernel={self.kernel!r} is none of {', '.join(KERNELS)}")
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:

@@ -55,9 +55,20 @@ class Technique:
     touches: ClassVar[frozenset[str]]        # the fields of Setup that apply() may change
     acts_on: ClassVar[frozenset[str]] = EVERYTHING       # the work whose time it can change: bounds what it can gain
     slots: ClassVar[frozenset[str]] = frozenset()        # of techniques that share a slot at most one is in force
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}        # of a setting: the values that it may have
+    may_be_zero: ClassVar[frozenset[str]] = frozenset()  # of the whole-number settings; the others are 1 or more
     native_only: ClassVar[bool] = False      # it changes the inside of the built-in decoder
     asked_first: ClassVar[bool] = False      # others depend on its decision, though it is applied after them
     source: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a setting that cannot have its value."""
+        for setting, value in vars(self).items():
+            key, least = f"techniques.{self.name}.{setting}", 0 if setting in self.may_be_zero else 1
+            if value not in self.choices.get(setting, (value,)):
+                raise ValueError(f"{key}={value!r} is none of {', '.join(self.choices[setting])}")
+            if type(value) is int and value < least:
+                raise ValueError(f"{key} is {value}; use {least} or more")
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
@@ -132,6 +143,12 @@ class Technique:
         if missing is None:
             return None
         return cls.refuse(Why.PART_MISSING, f"{missing}: {facts.software.missing[missing]}", part=missing)
+
+
+def of_free(needed_bytes: int, room_bytes: int) -> str:
+    """Say how much memory is needed, beside how much is free."""
+    needed, free = f"{needed_bytes / GIB:.2f} GiB", f"{room_bytes / GIB:.1f} GiB"
+    return f"{needed} of the {free} free" if needed_bytes <= room_bytes else f"{needed}, and {free} are free"
 
 
 def find_runner(run_block: Any, kind: type[T]) -> T | None:

@@ -81,10 +81,6 @@ class ChunkedCrossEntropy(Technique):
         tokens = facts.data.train_batch_size * facts.data.block      # more rows than that are all at once
         return None, found, *(cls(rows) for rows in (found.rows // 4, 4 * found.rows) if 0 < rows < tokens)
 
-    def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise ValueError(f"techniques.chunked_cross_entropy.rows={self.rows} must be at least 1")
-
     def apply(self, setup: Setup) -> Setup:
         return replace(setup, loss=self.loss)
 

@@ -39,10 +39,6 @@ class DequantisedCache(Technique):
     acts_on = frozenset({"products", "elementwise"})
     source = "Dettmers et al. 2023, arXiv:2305.14314 (QLoRA)"
 
-    def __post_init__(self) -> None:
-        if self.blocks < 1:
-            raise ValueError(f"techniques.dequantised_cache.blocks={self.blocks} must be at least 1")
-
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         model, hardware = facts.model, facts.hardware

@@ -10,7 +10,7 @@ from powertrain.cost.memory import peak_memory
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, Facts, ModelFacts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
-from powertrain.techniques.base import GIB, Exactness, Technique
+from powertrain.techniques.base import GIB, Exactness, Technique, of_free
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,7 +46,7 @@ class FourBitBase(Technique):
         needed_bytes = _needed_bytes(facts)
         saved_bytes = round((2 - BITS[recipe.quantisation.double] / 8) * model.matmul_parameters)
         numbers = {"needed_bytes": needed_bytes, "room_bytes": room_bytes, "saved_bytes": saved_bytes}
-        there = f"with a bf16 base a step needs about {needed_bytes / GIB:.1f} GiB of the {room_bytes / GIB:.1f} GiB free"
+        there = f"with a bf16 base a step needs about {of_free(needed_bytes, room_bytes)}"
         if model.method != "qlora" and needed_bytes <= room_bytes:
             return cls.refuse(Why.NOT_NEEDED, f"memory is not short: {there}", numbers=numbers)
         if model.method != "qlora":

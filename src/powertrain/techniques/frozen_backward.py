@@ -54,15 +54,12 @@ class FrozenBackward(Technique):
 
     name = "frozen_backward"
     does = "computes no gradient for frozen weights"
+    may_be_zero = frozenset({"first"})
     native_only = True
     exactness = Exactness.BITWISE
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "attention", "elementwise"})
     source = "PyTorch notes on autograd, locally disabling gradient computation"
-
-    def __post_init__(self) -> None:
-        if self.first < 0:
-            raise ValueError(f"techniques.frozen_backward.first={self.first} must be 0 or more")
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:

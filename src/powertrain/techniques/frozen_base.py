@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
@@ -39,16 +39,13 @@ class FrozenBase(Technique):
 
     name = "frozen_base"
     does = "stores the frozen weights in the type of the products"
+    choices: ClassVar = {"dtype": tuple(DTYPES)}
     native_only = True
     exactness = Exactness.ROUNDING
     touches = frozenset({"runtime"})
     acts_on = frozenset({"products", "elementwise"})
     slots = frozenset({"base"})
     source = "frozen weights need no fp32 master copy (Micikevicius et al. 2018)"
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"techniques.frozen_base.dtype={self.dtype!r} is none of {', '.join(DTYPES)}")
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.estimate import COMPILER_PARTS, PASS_TOKENS, bargain
 from powertrain.cost.fitting import longest_example, planned_room_bytes
@@ -12,7 +12,7 @@ from powertrain.cost.memory import peak_memory
 from powertrain.cost.workload import Workload
 from powertrain.records import Batch, Effect, Facts, ModelFacts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
-from powertrain.techniques.base import GIB, Exactness, Technique
+from powertrain.techniques.base import Exactness, Technique, of_free
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,16 +65,13 @@ class FusedBlocks(Technique):
 
     name = "fused_blocks"
     does = "runs hand-written, compiled passes of each block"
+    choices: ClassVar = {"kernels": KERNELS}
     native_only = True
     exactness = Exactness.ROUNDING
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "attention", "elementwise"})
     slots = frozenset({"blocks", "recomputing"})
     source = "regions compiled by Inductor (Ansel et al. 2024, ASPLOS)"
-
-    def __post_init__(self) -> None:
-        if self.kernels not in KERNELS:
-            raise ValueError(f"techniques.fused_blocks.kernels={self.kernels!r} is none of {', '.join(KERNELS)}")
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
@@ -140,7 +137,7 @@ class FusedBlocks(Technique):
         if needed_bytes <= room_bytes:
             return None
         return cls.refuse(Why.NO_ROOM, f"memory is short: without recomputing activations one example of {tokens:,} tokens "
-                          f"needs {needed_bytes / GIB:.2f} GiB of the {room_bytes / GIB:.1f} GiB free", cls(),
+                          f"needs {of_free(needed_bytes, room_bytes)}", cls(),
                           numbers={"needed_bytes": needed_bytes, "room_bytes": room_bytes})
 
     def reckon(self, workload: Workload) -> Workload:

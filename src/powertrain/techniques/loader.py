@@ -37,14 +37,11 @@ class Loader(Technique):
 
     name = "loader"
     does = "prepares the next batches on other threads"
+    may_be_zero = frozenset({"workers"})
     exactness = Exactness.BITWISE
     touches = frozenset({"loader"})
     acts_on = frozenset({"data", "copy"})
     source = "PyTorch notes on pinned memory and asynchronous copies"
-
-    def __post_init__(self) -> None:
-        if self.workers < 0 or self.ahead < 1:
-            raise ValueError(f"techniques.loader: workers={self.workers} must be 0 or more and ahead={self.ahead} at least 1")
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:

@@ -44,10 +44,6 @@ class MicroBatch(Technique):
     slots = frozenset({"passes"})
     source = "gradient accumulation with token-weighted loss; passes of 2,048 to 4,096 tokens were fastest on CPUs"
 
-    def __post_init__(self) -> None:
-        if self.examples < 1:
-            raise ValueError(f"techniques.micro_batch.examples={self.examples} must be at least 1")
-
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         data, hardware = facts.data, facts.hardware

@@ -48,11 +48,6 @@ class Packing(Technique):
     slots = frozenset({"passes"})
     source = "Krell et al. 2021, arXiv:2107.02027 (packing); Kundu et al. 2024, arXiv:2407.09105 (padding-free)"
 
-    def __post_init__(self) -> None:
-        if min(self.tokens, self.crossover, self.multiple) < 1:
-            raise ValueError(f"techniques.packing: tokens={self.tokens}, crossover={self.crossover} and "
-                             f"multiple={self.multiple} must be at least 1")
-
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         model, data, hardware = facts.model, facts.data, facts.hardware

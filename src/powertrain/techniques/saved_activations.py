@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from powertrain.cost.fitting import longest_example, planned_room_bytes
 from powertrain.cost.memory import peak_memory
@@ -14,7 +14,7 @@ from powertrain.cost.work import training_flops
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, Facts, ModelFacts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
-from powertrain.techniques.base import GIB, Exactness, Technique
+from powertrain.techniques.base import Exactness, Technique, of_free
 
 if TYPE_CHECKING:
     from powertrain.models.kernels.fused.block import HandWritten
@@ -46,19 +46,12 @@ class SavedActivations(Technique):
 
     name = "saved_activations"
     does = "plans which activations a hand-written block stores"
+    choices: ClassVar = {kind: ACTIONS if kind in RECOMPUTABLE else ("keep", "offload") for kind in KINDS}
     native_only = True
     exactness = Exactness.ROUNDING
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "elementwise", "copy"})
     source = "Korthikanti et al. 2022, arXiv:2205.05198 (what to compute again)"
-
-    def __post_init__(self) -> None:
-        for kind in KINDS:
-            action, known = getattr(self, kind), ACTIONS if kind in RECOMPUTABLE else ("keep", "offload")
-            if action not in known:
-                raise ValueError(f"techniques.saved_activations.{kind}={action!r} is none of {', '.join(known)}")
-        if self.blocks < 1:
-            raise ValueError(f"techniques.saved_activations.blocks={self.blocks} must be at least 1")
 
     @property
     def actions(self) -> Mapping[str, str]:
@@ -75,7 +68,7 @@ class SavedActivations(Technique):
         plain = Workload(data.train_batch_size, tokens, micro_batch=1, attention_saves_scores=False, fused_blocks=True,
                          device=hardware.device)
         needed_bytes = sum(peak_memory(model, plain).values())
-        shown = f"one example of {tokens:,} tokens needs {needed_bytes / GIB:.2f} GiB of the {room_bytes / GIB:.1f} GiB free"
+        shown = f"one example of {tokens:,} tokens needs {of_free(needed_bytes, room_bytes)}"
         numbers = {"needed_bytes": needed_bytes, "room_bytes": room_bytes}
         if needed_bytes <= room_bytes:
             return cls.refuse(Why.NOT_NEEDED, f"memory is not short: {shown}", cls(), numbers=numbers)

@@ -37,10 +37,6 @@ class Threads(Technique):
     acts_on = EVERYTHING
     source = "PyTorch performance tuning guide, CPU: torch.set_num_threads = physical cores"
 
-    def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise ValueError(f"techniques.threads.threads={self.threads} must be at least 1")
-
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
         cores = facts.hardware.cores

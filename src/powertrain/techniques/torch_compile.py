@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.estimate import COMPILER_PARTS, bargain
 from powertrain.cost.fitting import longest_example
@@ -60,17 +60,13 @@ class TorchCompile(Technique):
 
     name = "torch_compile"
     does = "compiles each block's elementwise work into a few loops"
+    choices: ClassVar = {"mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")}
     native_only = True
     exactness = Exactness.ROUNDING
     touches = frozenset({"run_block"})
     acts_on = frozenset({"products", "attention", "elementwise"})
     slots = frozenset({"blocks"})
     source = "torch.compile (Ansel et al. 2024, ASPLOS); regional compilation recipe of PyTorch"
-
-    def __post_init__(self) -> None:
-        modes = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-        if self.mode not in modes:
-            raise ValueError(f"techniques.torch_compile.mode={self.mode!r} is none of {', '.join(modes)}")
 
     @classmethod
     def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
