@@ -67,12 +67,12 @@ EXPECTED = (
     # not hold: SFTTrainer's own collator takes padding out of the loss by its place, not by its token. F4: not fused (small
     # for adapters). F10: it is padded to the batch's longest, not to 2048
     Expected("before_002.py", TWO_GPUS, {
-        "device_map_auto": "critical", "optimizer_not_fused": "low", "packing_off": "low"},
+        "device_map_auto": "moderate", "optimizer_not_fused": "low", "packing_off": "low"},
         frozenset({"good_precision", "good_batch"})),
     # F8 and 1.2: FlashAttention is not installed. F9: the 4-bit model is compiled. X2: workers for data that TRL has
     # tokenised
     Expected("after_002.py", TWO_GPUS, {
-        "device_map_auto": "critical", "flash_attention_unfit": "critical", "compile_quantised": "critical",
+        "device_map_auto": "moderate", "flash_attention_unfit": "critical", "compile_quantised": "critical",
         "workers_for_ready_data": "low", "packing_off": "low"},
         frozenset({"good_precision", "good_batch"})),
     Expected("config_003.yaml", ADA, {}, frozenset({"good_batch"})),

@@ -21,7 +21,7 @@ from powertrain.records.findings import Finding
 EVERYDAY = Path(__file__).parent / "everyday"
 BY_NAME = {rule.name: rule for rule in RULES}
 EXPECTED: dict[str, dict[str, str]] = {
-    "trainer.py": {"device_map_auto": "critical", "pad_is_end": "critical", "half_weights_trained": "moderate",
+    "trainer.py": {"device_map_auto": "moderate", "pad_is_end": "critical", "half_weights_trained": "moderate",
                    "padding_to_max_length": "moderate", "prompts_trained": "moderate", "removed_names": "moderate"},
     "qlora_sft.py": {"removed_names": "moderate", "adapters_with_spilled_optimizer": "low", "double_quantisation_off": "low",
                      "lora_dropout_cost": "low", "lora_on_attention_only": "low", "lora_scaling": "low"},

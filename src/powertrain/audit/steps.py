@@ -192,11 +192,10 @@ def interval(test: ast.expr) -> ast.expr | None:
     return None
 
 
-def training_steps(script: Script | None) -> list[Step]:
+def training_steps(script: Script) -> list[Step]:
     """Return the steps of the script's own loops: of each the innermost loop with a backward pass and the optimizer's step."""
     found: dict[ast.AST, Step] = {}
-    for loop in script.training_loops if script is not None else ():
-        assert script is not None
+    for loop in script.training_loops:
         around = [Step(script, outer) for outer in (loop, *script.loops(loop))]
         step = next((step for step in around if any(not call.micro and not call.inner_loop for call in step.optimizer_steps)),
                     around[0])
@@ -204,10 +203,8 @@ def training_steps(script: Script | None) -> list[Step]:
     return list(found.values())
 
 
-def step_code(script: Script | None) -> list[Step]:
+def step_code(script: Script) -> list[Step]:
     """The steps of its loops, and the hooks that a trainer calls at every step."""
-    if script is None:
-        return []
     hooks = [node for node in script.nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
              and node.name in STEP_HOOKS]
     return [*training_steps(script), *(Step(script, hook) for hook in hooks)]

@@ -116,9 +116,10 @@ class Rule(Generic[P]):
         return (inspect.getdoc(self.ask) or "").partition("\n")[0]
 
     def find(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Finding]:
-        """Yield the findings, signed with this rule's name; none where all is well or nothing can be told."""
+        """Yield the findings, signed with this rule's name, titled by its docstring where they have no title of their own."""
         for found in self.ask(*args, **kwargs):
-            yield replace(found, rule=self.name, rests_on=self.rests_on)
+            title = found.title or self.about.removesuffix(".")
+            yield replace(found, rule=self.name, rests_on=self.rests_on, title=title)
 
 
 def rule(rests_on: str, *, gives_way_to: Iterable[str] = ()) -> Callable[[Callable[P, Iterable[Finding]]], Rule[P]]:

@@ -18,7 +18,8 @@ from powertrain.audit.resolved import (
     seen,
     value,
 )
-from powertrain.audit.rules.base import STARTS, Findings, found
+from powertrain.audit.rules.base import STARTS, Findings, found, of_script
+from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.records.findings import NO_SPEED, UNMEASURED, Expected, rule
 from powertrain.shapes import FOUR_BIT_BYTES, FP32, QUANTISED_BLOCK
@@ -43,10 +44,10 @@ def adapters_with_spilled_optimizer(subject: Subject, where: Circumstances) -> F
     asked = str(subject.value(OPTIM) or "")
     if method(subject) in ("lora", "qlora") and ("paged" in asked or "8bit" in asked):
         here = f": {MOMENTS_BYTES * where.model.trainable / 2**20:.0f} MiB here" if where.model else ""
-        yield found("low", "a paged or 8-bit optimizer for adapters", "Adapters have few weights, so AdamW's moments are "
-                    f"small{here}. {asked} saves a part of that and updates through another library's kernels",
-                    subject.settings[OPTIM], expected=UNMEASURED, cure="Use adamw_torch_fused",
-                    edits=set_to(subject, OPTIM, "adamw_torch_fused"), words=("techniques.fused_adamw=on",))
+        yield found("low", f"Adapters have few weights, so AdamW's moments are small{here}. {asked} saves a part of that and "
+                    "updates through another library's kernels", subject.settings[OPTIM], expected=UNMEASURED,
+                    cure="Use adamw_torch_fused", edits=set_to(subject, OPTIM, "adamw_torch_fused"),
+                    words=("techniques.fused_adamw=on",))
 
 
 @rule("fact: decay shrinks A and B, and with BA = 0 the model is the one that was there before")
@@ -54,9 +55,9 @@ def decay_of_adapters(subject: Subject, where: Circumstances) -> Findings:
     """Weight decay pulls adapters back to having no effect."""
     decay = number(subject, DECAY)
     if DECAY in subject.settings and decay is not None and decay > LITTLE_DECAY and method(subject) in ("lora", "qlora"):
-        yield found("low", "weight decay on adapters", f"weight_decay={decay:g} pulls A and B to zero: not to smaller weights "
-                    "of the model, but back to the model as it was", subject.settings[DECAY], cure="Leave it at 0 for "
-                    "adapters", edits=set_to(subject, DECAY, 0.0), words=("weight_decay=0",))
+        yield found("low", f"weight_decay={decay:g} pulls A and B to zero: not to smaller weights of the model, but back to "
+                    "the model as it was", subject.settings[DECAY], cure="Leave it at 0 for adapters",
+                    edits=set_to(subject, DECAY, 0.0), words=("weight_decay=0",))
 
 
 @rule("fact: dropout before A gives each adapted layer a second, full-width input to draw, write and keep")
@@ -69,7 +70,7 @@ def lora_dropout_cost(subject: Subject, where: Circumstances) -> Findings:
         layers = len(model.adapted_layers) or model.layers
         inputs = (6 if model.gated_mlp else 5) * model.width + model.mlp_width     # of a block's linear layers
         here = f", about {layers * inputs:,} random numbers a token with adapters on all linear layers"
-    yield found("low", "dropout on the adapters' inputs",
+    yield found("low",
                 f"Each adapted layer draws a mask as wide as its input{here}, and fused kernels for adapters have no dropout",
                 subject.settings[DROPOUT], expected=UNMEASURED, accuracy="low",
                 cure="Remove it unless the run repeats little data many times", edits=set_to(subject, DROPOUT, 0.0),
@@ -82,9 +83,9 @@ def lora_on_attention_only(subject: Subject, where: Circumstances) -> Findings:
     asked = subject.value(TARGETS)
     names = [asked] if isinstance(asked, str) else asked
     if isinstance(names, (list, tuple, set)) and names and {str(name) for name in names} <= ATTENTION:
-        yield found("low", "adapters on attention only", f"Adapters are on {', '.join(map(str, names))}. The MLPs, with most "
-                    "of the weights, are not adapted, and a higher rank does not make up for that. On all linear layers "
-                    "adapters learn like full tuning, with more matrix products", subject.settings[TARGETS],
+        yield found("low", f"Adapters are on {', '.join(map(str, names))}. The MLPs, with most of the weights, are not "
+                    "adapted, and a higher rank does not make up for that. On all linear layers adapters learn like full "
+                    "tuning, with more matrix products", subject.settings[TARGETS],
                     cure=f"Use {ALL.get(subject.framework, ALL['trl'])}", edits=set_to(subject, TARGETS, "all-linear"),
                     words=("lora.target_modules=all-linear",))
 
@@ -98,29 +99,28 @@ def lora_scaling(subject: Subject, where: Circumstances) -> Findings:
     scale = alpha / (math.sqrt(rank) if rooted else rank) if rank and alpha is not None else 1.0
     if rank and not LEAST <= scale <= (MOST * 4 if rooted else MOST):
         usual = int(2 * rank)                # QLoRA's own 16 / 64 is below: it works, with its own learning rate
-        yield found("low", "adapters are scaled unusually", f"Their scale, alpha / {'sqrt(r)' if rooted else 'r'}, is "
-                    f"{scale:.2g}, where 1 to 2 is usual. It multiplies the adapters' output and gradients, like another "
-                    "learning rate", seen(subject, ALPHA), seen(subject, RANK), accuracy="medium",
-                    cure=f"Set lora_alpha={usual}", edits=set_to(subject, ALPHA, usual), words=(f"lora.alpha={usual}",))
+        yield found("low", f"Their scale, alpha / {'sqrt(r)' if rooted else 'r'}, is {scale:.2g}, where 1 to 2 is usual. It "
+                    "multiplies the adapters' output and gradients, like another learning rate", seen(subject, ALPHA),
+                    seen(subject, RANK), accuracy="medium", cure=f"Set lora_alpha={usual}", edits=set_to(subject, ALPHA, usual),
+                    words=(f"lora.alpha={usual}",))
 
 
 # ------------------------------------------------------------------------------------------------ quantised weights
 
 
 @rule("documentation: transformers' validate_quantization_for_training")
-def quantised_without_adapters(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def quantised_without_adapters(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A trainer gets a quantised model without adapters."""
-    script = subject.script
-    if subject.framework not in TRAINERS or script is None or is_unread(subject, RANK) or is_unread(subject,
+    if subject.framework not in TRAINERS or is_unread(subject, RANK) or is_unread(subject,
                                                                                                     "lora.target_modules"):
         return
     attaches = method(subject) in ("lora", "qlora") or script.says("peft", "adapter", "lora", "LoRA", "Lora") or any(
         name.split(".")[0] in ("peft", "unsloth") for name in script.imported.values())
     key = next((key for key in BITS if subject.on(key)), None)
     if key is not None and not attaches:
-        yield found("critical", "quantised weights without adapters", "Quantised weights cannot be trained: Trainer raises "
-                    "\"You cannot perform fine-tuning on purely quantized models. Please attach trainable adapters\"",
-                    subject.settings[key], expected=STARTS,
+        yield found("critical", "Quantised weights cannot be trained: Trainer raises \"You cannot perform fine-tuning on "
+                    "purely quantized models. Please attach trainable adapters\"", subject.settings[key], expected=STARTS,
                     cure="Add adapters to the model (peft's LoraConfig), or load it unquantised", words=("method=qlora",))
 
 
@@ -134,11 +134,10 @@ def compile_quantised(subject: Subject, where: Circumstances) -> Findings:
     if asked is None or bits is None:
         return
     raises = subject.script is not None and "torch.compile" in subject.script.trained
-    yield found("critical" if raises else "moderate", "torch.compile on quantised weights", "Trainer raises \"You cannot "
-                "fine-tune quantized model with torch.compile()\" for a compiled model" if raises else
-                "The graph breaks at every quantised matrix, and little is left to fuse; a Trainer refuses a quantised model "
-                "that was compiled before", asked, bits, expected=UNMEASURED,
-                cure="Use one of the two: compile the model unquantised if it fits, else do not compile",
+    yield found("critical" if raises else "moderate", "Trainer raises \"You cannot fine-tune quantized model with "
+                "torch.compile()\" for a compiled model" if raises else "The graph breaks at every quantised matrix, and "
+                "little is left to fuse; a Trainer refuses a quantised model that was compiled before", asked, bits,
+                expected=UNMEASURED, cure="Use one of the two: compile the model unquantised if it fits, else do not compile",
                 edits=set_to(subject, "training.torch_compile", False), words=("techniques.torch_compile=off",))
 
 
@@ -148,9 +147,8 @@ def four_bit_needless(subject: Subject, where: Circumstances) -> Findings:
     space = room(subject, where, four_bits=False)
     if space is not None and is_four_bit(subject) and space[0] <= space[1]:
         needed, there = space
-        yield found("moderate", "4-bit weights where bf16 fits", f"In bf16 a step needs about {needed / GIB:.1f} GiB, and "
-                    f"{there / GIB:.1f} GiB are free: 4 bits round the weights and convert each matrix before each product, "
-                    "for no gain", seen(subject, BITS[0]),
+        yield found("moderate", f"In bf16 a step needs about {needed / GIB:.1f} GiB, and {there / GIB:.1f} GiB are free: 4 "
+                    "bits round the weights and convert each matrix before each product, for no gain", seen(subject, BITS[0]),
                     expected=Expected("faster, by how much is not measured here; no rounding of the base", "none"),
                     breaking="low", cure="Load the model in bf16 and train adapters on that",
                     edits=set_to(subject, BITS[0], False), words=("method=lora",))
@@ -167,17 +165,18 @@ def four_bit_compute_type(subject: Subject, where: Circumstances) -> Findings:
         why = (f"Frozen matrices are multiplied in {widened} and the rest in {rest}: each layer converts twice, and values "
                f"that {widened} cannot hold are lost")
     type_ = "bfloat16" if rest == "bf16" else "float16"
-    yield found("moderate", f"4-bit weights are multiplied in {widened}", why, seen(subject, COMPUTE),
-                seen(subject, f"training.{rest}"), expected=Expected(f"products in {rest}", "none"), accuracy="low",
-                cure=f"Set bnb_4bit_compute_dtype to {type_}", edits=set_to(subject, COMPUTE, type_), words=("method=qlora",))
+    yield found("moderate", why, seen(subject, COMPUTE), seen(subject, f"training.{rest}"),
+                expected=Expected(f"products in {rest}", "none"), accuracy="low", cure="Set bnb_4bit_compute_dtype to "
+                f"{type_}", edits=set_to(subject, COMPUTE, type_), words=("method=qlora",),
+                title=f"4-bit weights are multiplied in {widened}")
 
 
 @rule("documentation: BitsAndBytesConfig (fp4 where it is not set); Dettmers et al. 2023 (NF4 is the more exact one)")
 def four_bit_type(subject: Subject, where: Circumstances) -> Findings:
     """4-bit weights are FP4 instead of NF4."""
     if is_four_bit(subject) and value(subject, KIND) == "fp4" and (KIND in subject.settings or subject.framework in TRAINERS):
-        yield found("low", "4-bit weights as FP4", "Weights are spread like a normal distribution, and NF4's 16 values fit "
-                    "that better than FP4's: the same memory, a more exact model", seen(subject, KIND), accuracy="low",
+        yield found("low", "Weights are spread like a normal distribution, and NF4's 16 values fit that better than FP4's: "
+                    "the same memory, a more exact model", seen(subject, KIND), accuracy="low",
                     cure="Set bnb_4bit_quant_type=\"nf4\"", edits=set_to(subject, KIND, "nf4"),
                     words=("quantisation.type=nf4",))
 
@@ -190,8 +189,7 @@ def double_quantisation_off(subject: Subject, where: Circumstances) -> Findings:
     saved = f": {SAVED_BYTES * where.model.matmul_parameters / 2**20:.0f} MiB here" if where.model else ""
     expected = Expected(f"{SAVED_BYTES * 8:.2f} bits a weight less{saved}", "formula: a scale of 8 bits instead of 32 "
                         f"for each {QUANTISED_BLOCK} weights") if where.model else NO_SPEED
-    yield found("low", "scales of 4-bit weights are not quantised",
-                f"Each {QUANTISED_BLOCK} weights have a scale in fp32. Quantised scales take "
-                f"{SAVED_BYTES * 8:.2f} bits a weight less{saved}", seen(subject, DOUBLE), expected=expected,
+    yield found("low", f"Each {QUANTISED_BLOCK} weights have a scale in fp32. Quantised scales take {SAVED_BYTES * 8:.2f} "
+                f"bits a weight less{saved}", seen(subject, DOUBLE), expected=expected,
                 cure="Set bnb_4bit_use_double_quant=True if memory is short", edits=set_to(subject, DOUBLE, True),
                 words=("quantisation.double=true",))

@@ -10,7 +10,7 @@ from pathlib import Path
 from powertrain.audit.editing import added, removed, set_to
 from powertrain.audit.reckoning import at_most
 from powertrain.audit.resolved import examples_per_pass, examples_per_step, is_on, is_unread, number, seen, value
-from powertrain.audit.rules.base import STARTS, Findings, found
+from powertrain.audit.rules.base import STARTS, Findings, found, of_script
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Setting, Subject
 from powertrain.cost.workload import length_at, padding_share
@@ -53,7 +53,7 @@ def packing_off(subject: Subject, where: Circumstances) -> Findings:
     if share is not None:
         why = f"Padded to the longest of {each}, {share:.0%} of the slots are padding, by the lengths of the examples"
     edits = set_to(subject, PACKING, True) if PACKING in subject.settings else added(subject, BESIDE, "packing", True)
-    yield found("low" if share is None else "moderate", "packing is off", why, seen(subject, PACKING), seen(subject, PASS),
+    yield found("low" if share is None else "moderate", why, seen(subject, PACKING), seen(subject, PASS),
                 expected=at_most(share, "the share of padding") if share else UNMEASURED, breaking="low", accuracy="low",
                 cure="Pack examples. A step then has more of them, so accumulate less to keep the batch", edits=edits,
                 words=PACKED)
@@ -75,9 +75,9 @@ def packing_leaks(subject: Subject, where: Circumstances) -> Findings:
         leak, cure = (Evidence("no attention is set that keeps packed examples apart"),
                       Cure("Set flash_attention: true or sdp_attention: true"))
     if leak is not None:
-        yield found("moderate", "packed examples see each other", "A token attends to the examples that lie before its own in "
-                    "the pack, and examples are cut where a pack ends: the model is trained on contexts that do not exist",
-                    subject.settings[PACKING], leak, breaking="low", cure=cure.says, edits=cure.edits, words=PACKED)
+        yield found("moderate", "A token attends to the examples that lie before its own in the pack, and examples are cut "
+                    "where a pack ends: the model is trained on contexts that do not exist", subject.settings[PACKING], leak,
+                    breaking="low", cure=cure.says, edits=cure.edits, words=PACKED)
 
 
 @rule("documentation: SFTTrainer (TRL 1.16)")
@@ -85,8 +85,7 @@ def padding_free_unbounded(subject: Subject, where: Circumstances) -> Findings:
     """padding_free is on without packing, so nothing enforces max_length."""
     if subject.framework == "trl" and subject.on("training.padding_free") and not is_on(subject, PACKING) \
             and value(subject, LONGEST) is not None and not is_unread(subject, PACKING):
-        yield found("critical", "padding_free without packing",
-                    "TRL raises \"When padding_free=True without packing, max_length is not enforced\"",
+        yield found("critical", "TRL raises \"When padding_free=True without packing, max_length is not enforced\"",
                     subject.settings["training.padding_free"], seen(subject, LONGEST), expected=STARTS,
                     cure="Set packing=True, which is padding-free by itself", edits=set_to(subject, PACKING, True),
                     words=PACKED)
@@ -102,8 +101,7 @@ def padding_to_max_length(subject: Subject, where: Circumstances) -> Findings:
     if (data is not None and data.kind == "blocks") or (share is not None and share < WORTH_PADDING):
         return                               # all have that length anyway
     here = f": {share:.0%} of the slots, for examples of {data.block} tokens on average" if share and data else ""
-    yield found("moderate", "every example is padded to max_length",
-                "Padding takes as much work as text and teaches nothing" + here, subject.settings[PADDING],
+    yield found("moderate", "Padding takes as much work as text and teaches nothing" + here, subject.settings[PADDING],
                 subject.settings.get(LONGEST), expected=at_most(share, "the share of padding") if share else UNMEASURED,
                 cure="Let the collator pad to the longest of each batch, or pack",
                 edits=set_to(subject, PADDING, True) if _sees_a_batch(subject) else (), words=PACKED)
@@ -132,9 +130,8 @@ def length_grouping_without_effect(subject: Subject, where: Circumstances) -> Fi
         (data is not None and data.kind == "blocks", "all examples have one length", ""),
     ) if holds), ("", ""))
     if reason:
-        yield found("low", "grouping by length changes nothing", "It saves padding where the examples of a batch differ in "
-                    f"length; here {reason}. It costs a scan of all lengths and makes the order less random",
-                    subject.settings[GROUPING], subject.settings.get(because),
+        yield found("low", f"It saves padding where the examples of a batch differ in length; here {reason}. It costs a scan "
+                    "of all lengths and makes the order less random", subject.settings[GROUPING], subject.settings.get(because),
                     expected=Expected("as fast, and a random order", "none"), cure="Remove it",
                     edits=removed(subject, GROUPING), words=("techniques.length_grouping=off",))
 
@@ -147,9 +144,9 @@ def max_length_cuts(subject: Subject, where: Circumstances) -> Findings:
         return
     cut, longest = _cut_share(data, limit), max(data.length_quantiles.get("max", 0), data.max_length)
     if cut >= FEW:
-        yield found("moderate", "max_length cuts examples off", f"About {cut:.0%} of the examples have more than {limit:g} "
-                    f"tokens (the longest {longest:,}). They lose their end: the answer, and the sign that it is finished",
-                    seen(subject, LONGEST), cure=f"Raise max_length to {longest:,}, or drop the longer examples",
+        yield found("moderate", f"About {cut:.0%} of the examples have more than {limit:g} tokens (the longest {longest:,}). "
+                    "They lose their end: the answer, and the sign that it is finished", seen(subject, LONGEST),
+                    cure=f"Raise max_length to {longest:,}, or drop the longer examples",
                     words=(f"data.max_length={longest}",))
 
 
@@ -165,9 +162,8 @@ def batch_arithmetic(subject: Subject, where: Circumstances) -> Findings:
     settings = [subject.settings[key] for key in (TIMES, PASS) if key in subject.settings]
     said = next((said for setting in settings for said in _said(subject, setting)), None) if batch is not None else None
     if said is not None and said[0] != batch:
-        yield found("moderate", "the effective batch is another than the comment says", "Examples per pass times "
-                    f"accumulation give {batch} a step, and the comment says {said[0]}: losses and learning rates tuned for "
-                    f"{said[0]} do not carry over", said[1], *settings,
+        yield found("moderate", f"Examples per pass times accumulation give {batch} a step, and the comment says {said[0]}: "
+                    f"losses and learning rates tuned for {said[0]} do not carry over", said[1], *settings,
                     cure=f"Choose two factors of {said[0]}, or correct the comment", words=(f"train_batch_size={said[0]}",))
 
 
@@ -200,9 +196,9 @@ def batch_beyond_data(subject: Subject, where: Circumstances) -> Findings:
     if batch is None or data is None or batch <= data.examples:
         return
     dropped = is_on(subject, "training.dataloader_drop_last") or is_on(subject, "loader.drop_last")
-    yield found("critical" if dropped else "moderate", "a step is larger than the data", f"A step takes {batch} examples, and "
-                f"the data has {data.examples}: " + ("the incomplete batch is dropped, and nothing is left to train on" if
-                dropped else "each epoch is one step, of fewer examples"), seen(subject, PASS), seen(subject, TIMES),
+    yield found("critical" if dropped else "moderate", f"A step takes {batch} examples, and the data has {data.examples}: " + (
+                "the incomplete batch is dropped, and nothing is left to train on" if dropped else
+                "each epoch is one step, of fewer examples"), seen(subject, PASS), seen(subject, TIMES),
                 cure="Take fewer examples a step", words=(f"train_batch_size={max(1, data.examples // 10)}",))
 
 
@@ -211,28 +207,28 @@ def columns_kept(subject: Subject, where: Circumstances) -> Findings:
     """remove_unused_columns is off, which saves no time."""
     key = "training.remove_unused_columns"
     if subject.value(key) is False:
-        yield found("low", "unused columns are kept", "Columns that the model does not read go to the collator, which may "
-                    "fail on them; removing them happens once, before training", subject.settings[key],
+        yield found("low", "Columns that the model does not read go to the collator, which may fail on them; removing them "
+                    "happens once, before training", subject.settings[key],
                     expected=Expected("no effect that could be measured (claim 000-06)", "study: 2026-11-21_claims-2"),
                     cure="Remove this setting, unless your own collator needs the columns", edits=removed(subject, key))
 
 
 @rule("technique: packing; features: F11 (naive concatenation leaks across examples, trl #1230)",
       gives_way_to=("packing_leaks",))
-def documents_concatenated(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def documents_concatenated(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Documents are joined and cut into blocks, and nothing keeps them apart."""
-    script = subject.script
-    if script is None or script.says(*APART):
+    if script.says(*APART):
         return
     for function in script.functions.values():
         inner = list(ast.walk(function)) if script.is_reached(function) else []
         joined = next((node for node in inner if _joins(script, node)), None)
         if joined is not None and any(_cuts(node) for node in inner):
-            yield found("moderate" if script.says(*PROMPTED) else "low", "documents in one block see each other",
-                        "Token lists are joined and cut into blocks, and nothing marks where a document ends. A token attends "
-                        "to documents that lie before its own, and documents are cut in two", script.evidence(joined),
-                        breaking="low", accuracy="low", difficulty="medium", words=PACKED, cure="Pack whole examples, and "
-                        "restart positions and attention at each (in TRL packing=True with packing_strategy=\"bfd\")")
+            yield found("moderate" if script.says(*PROMPTED) else "low", "Token lists are joined and cut into blocks, and "
+                        "nothing marks where a document ends. A token attends to documents that lie before its own, and "
+                        "documents are cut in two", script.evidence(joined), breaking="low", accuracy="low",
+                        difficulty="medium", words=PACKED, cure="Pack whole examples, and restart positions and attention at "
+                        "each (in TRL packing=True with packing_strategy=\"bfd\")")
             return
 
 
@@ -250,17 +246,16 @@ def _cuts(node: ast.AST) -> bool:
 
 
 @rule("technique: the token store (examples are tokenised once); features: 2.2 (pre-tokenised data)")
-def tokenised_each_epoch(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def tokenised_each_epoch(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Text is tokenised again whenever it is drawn."""
-    script = subject.script
-    for name in DRAWING if script is not None and not script.says("IterableDataset") else ():
-        function = script.functions.get(name) if script is not None else None
+    for name in DRAWING if not script.says("IterableDataset") else ():
+        function = script.functions.get(name)
         call = next((node for node in ast.walk(function) if isinstance(node, ast.Call) and _tokenises(node)),
                     None) if function is not None else None
-        if script is not None and call is not None and script.is_reached(call):
-            yield found("low", "text is tokenised again in every epoch", f"{name} tokenises the examples that it is asked "
-                        "for. Each epoch does the same work again, on the processor that also prepares the steps",
-                        script.evidence(call), expected=UNMEASURED,
+        if call is not None and script.is_reached(call):
+            yield found("low", f"{name} tokenises the examples that it is asked for. Each epoch does the same work again, on "
+                        "the processor that also prepares the steps", script.evidence(call), expected=UNMEASURED,
                         cure="Tokenise once before training (`dataset.map`), and keep token lists")
             return
 

@@ -23,8 +23,8 @@ def attention_eager(subject: Subject, where: Circumstances) -> Findings:
     if model is not None and where.data is not None:
         tokens = where.data.max_length or where.data.block
         here = f": {4 * model.heads * tokens**2 / 2**20:.0f} MiB a layer for one example of {tokens} tokens, in fp32"
-    yield found("moderate", "attention in its plain form", "Each head writes the scores of all tokens with all tokens, reads "
-                f"them for the softmax and keeps them for the backward pass{here}", subject.settings[ATTENTION], breaking="low",
+    yield found("moderate", "Each head writes the scores of all tokens with all tokens, reads them for the softmax and keeps "
+                f"them for the backward pass{here}", subject.settings[ATTENTION], breaking="low",
                 expected=Expected("memory linear in the length instead of quadratic; how much faster depends on the length",
                 "study: 2026-11-21_claims (002-01a, 002-02)"), words=KERNEL,
                 cure='Use attn_implementation="sdpa", transformers\' default', edits=set_to(subject, ATTENTION, "sdpa"))
@@ -36,10 +36,9 @@ def flash_attention_unfit(subject: Subject, where: Circumstances) -> Findings:
     asked = str(subject.value(ATTENTION))
     reason = _reason(subject, where, asked) if asked in NEEDS else ""
     if reason:
-        yield found("critical", f"{asked} cannot run here",
-                    f"{reason}. transformers' default, sdpa, uses torch's own flash kernel if there is one",
+        yield found("critical", f"{reason}. transformers' default, sdpa, uses torch's own flash kernel if there is one",
                     subject.settings[ATTENTION], expected=STARTS, cure='Use attn_implementation="sdpa"',
-                    edits=set_to(subject, ATTENTION, "sdpa"), words=KERNEL)
+                    edits=set_to(subject, ATTENTION, "sdpa"), words=KERNEL, title=f"{asked} cannot run here")
 
 
 def _reason(subject: Subject, where: Circumstances, asked: str) -> str:
@@ -67,11 +66,10 @@ def compile_changing_lengths(subject: Subject, where: Circumstances) -> Findings
     mode = compile_mode(subject)
     graphs = "; a mode with CUDA graphs records one more for each shape" if mode is not None and mode.value in (
         "reduce-overhead", "max-autotune") else ""
-    yield found("moderate", "compiled for shapes that keep changing", "Batches are as long as their longest example. torch "
-                f"compiles the graph again for new lengths, then for any length, and after {RECOMPILE_LIMIT} times no "
-                f"more{graphs}", seen, None if mode is None or mode.evidence == seen else mode.evidence, expected=UNMEASURED,
-                breaking="low", difficulty="medium",
-                cure="Give all batches one length (examples cut from packed text), or do not compile",
+    yield found("moderate", "Batches are as long as their longest example. torch compiles the graph again for new lengths, "
+                f"then for any length, and after {RECOMPILE_LIMIT} times no more{graphs}", seen,
+                None if mode is None or mode.evidence == seen else mode.evidence, expected=UNMEASURED, breaking="low",
+                difficulty="medium", cure="Give all batches one length (examples cut from packed text), or do not compile",
                 edits=set_to(subject, "training.torch_compile", False), words=("techniques.torch_compile=off",))
 
 
@@ -80,8 +78,7 @@ def reduce_overhead_without_gpu(subject: Subject, where: Circumstances) -> Findi
     """torch.compile's mode for CUDA graphs is used without CUDA."""
     mode, hardware = compile_mode(subject), where.hardware
     if mode is not None and mode.value == "reduce-overhead" and hardware is not None and hardware.device != "cuda":
-        yield found("low", "reduce-overhead without CUDA",
-                    f"The mode records CUDA graphs; {hardware.name} has none, so this is the default mode", mode,
+        yield found("low", f"The mode records CUDA graphs; {hardware.name} has none, so this is the default mode", mode,
                     expected=Expected("none here: study 2026-11-21_claims, 000-16-speed, cannot tell it from no effect",
                     "study: 2026-11-21_claims"), cure="Leave the mode out on this machine",
                     edits=removed(subject, "training.torch_compile_mode"))

@@ -10,7 +10,7 @@ from powertrain.audit.editing import removed
 from powertrain.audit.reading_calls import WITHOUT_PADDING
 from powertrain.audit.reckoning import at_most
 from powertrain.audit.resolved import examples_per_pass, number
-from powertrain.audit.rules.base import STARTS, Findings, found
+from powertrain.audit.rules.base import STARTS, Findings, found, of_script
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.records.findings import Edit, Evidence, Finding, rule
@@ -91,16 +91,15 @@ def ends_before_the_last(node: ast.AST) -> bool:
 
 
 @rule("documentation: transformers/loss/loss_utils.py, ForCausalLMLoss (shifts the labels); features: 4.4 and 5.2")
-def labels_shifted_twice(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def labels_shifted_twice(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The data shifts the labels by one token, and the model shifts them again."""
-    script = subject.script
-    shifted = next((node for node in script.nodes if _shifts_labels(script, node)), None) if script is not None else None
-    again = _shifts_too(script, subject.framework) if script is not None and shifted is not None else None
-    if script is not None and shifted is not None and again is not None:
-        yield found("critical" if isinstance(again, ast.Call) else "moderate", "labels are shifted twice",
-                    "The data moves the labels to the next token, and the loss moves them again: the model learns to guess "
-                    "the token after the next one. Its loss falls all the same, and what it writes is broken",
-                    script.evidence(shifted), script.evidence(again),
+    shifted = next((node for node in script.nodes if _shifts_labels(script, node)), None)
+    again = _shifts_too(script, subject.framework) if shifted is not None else None
+    if shifted is not None and again is not None:
+        yield found("critical" if isinstance(again, ast.Call) else "moderate", "The data moves the labels to the next token, "
+                    "and the loss moves them again: the model learns to guess the token after the next one. Its loss falls "
+                    "all the same, and what it writes is broken", script.evidence(shifted), script.evidence(again),
                     cure="Give input_ids and labels the same tokens, and let the model shift them",
                     edits=_unshifted(script, shifted))
 
@@ -149,11 +148,11 @@ def _unshifted(script: Script, shifted: ast.AST) -> tuple[Edit, ...]:
 
 
 @rule("documentation: transformers, ...ForCausalLM (logits at a position predict the next token)")
-def labels_not_shifted(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def labels_not_shifted(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The script's own loss compares logits with the tokens that the model has just read."""
-    script = subject.script
-    for call in script.nodes if script is not None else ():
-        if script is None or not isinstance(call, ast.Call) or len(call.args) < 2 or not (
+    for call in script.nodes:
+        if not isinstance(call, ast.Call) or len(call.args) < 2 or not (
                 script.name(call).endswith(LOSSES) or script.is_made_by(call.func, "nn.CrossEntropyLoss")):
             continue
         logits, labels = (script.behind(item) for item in call.args[:2])
@@ -161,9 +160,9 @@ def labels_not_shifted(subject: Subject, where: Circumstances) -> Findings:
             isinstance(node, ast.Attribute) and node.attr == "logits" for node in logits)
         tokens = any(getattr(node, "value", getattr(node, "id", "")) == "input_ids" for node in labels)
         if from_model and tokens and not any(isinstance(node, ast.Slice) for node in (*logits, *labels)):
-            yield found("critical", "the loss asks for the token that was just read", "The logits at a position predict the "
-                        "next token, and this loss compares them with the token at the same position. The model learns to "
-                        "repeat its input, and the loss falls to 0", script.evidence(call),
+            yield found("critical", "The logits at a position predict the next token, and this loss compares them with the "
+                        "token at the same position. The model learns to repeat its input, and the loss falls to 0",
+                        script.evidence(call),
                         cure="Pass labels to the model, which shifts them, or compare logits[:, :-1] with labels[:, 1:]")
             return
 
@@ -172,19 +171,20 @@ def labels_not_shifted(subject: Subject, where: Circumstances) -> Findings:
 
 
 @rule("features: F29; documentation: transformers #23530 (the collator takes every pad token out of the labels)")
-def pad_is_end(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def pad_is_end(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The end-of-text token is the padding token, and the loss ignores the padding token."""
-    script, pad = subject.script, subject.settings.get("tokenizer.pad_token")
-    masks = _masking(script) if script is not None and pad is not None and pad.value == "eos_token" else None
-    if script is None or pad is None or masks is None:
+    pad = subject.settings.get("tokenizer.pad_token")
+    masks = _masking(script) if pad is not None and pad.value == "eos_token" else None
+    if pad is None or masks is None:
         return
     ended = _has_ends(script, pad.place.line)
-    yield found("critical" if ended else "moderate", "the model never learns to stop", "Padding is the end-of-text token "
-                "here, and every label that equals the padding token is ignored: so is the true end of every example" + ("" if
-                ended else ", if the examples have one, which this code does not show") +
-                ". The trained model writes until it is cut off", pad, script.evidence(masks), breaking="low",
-                cure="Give the tokenizer a padding token of its own (an unused or unknown token, or a new one with the "
-                "embeddings resized), or mask by attention_mask instead of by the token")
+    yield found("critical" if ended else "moderate", "Padding is the end-of-text token here, and every label that equals the "
+                "padding token is ignored: so is the true end of every example" + ("" if ended else
+                ", if the examples have one, which this code does not show") + ". The trained model writes until it is cut "
+                "off", pad, script.evidence(masks), breaking="low", cure="Give the tokenizer a padding token of its own (an "
+                "unused or unknown token, or a new one with the embeddings resized), or mask by attention_mask instead of by "
+                "the token")
 
 
 def _has_ends(script: Script, padded: int) -> bool:
@@ -228,10 +228,11 @@ def _ignores_padding(script: Script, node: ast.AST) -> bool:
 
 
 @rule("documentation: torch.nn.CrossEntropyLoss (ignore_index is -100: every other label counts); features: F10")
-def padding_trained(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def padding_trained(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The labels are a copy of padded tokens, so the loss counts padding like text."""
-    script, padding = subject.script, subject.settings.get("data.padding")
-    if script is None or padding is None or padding.value not in (*TO_THE_LONGEST, "max_length"):
+    padding = subject.settings.get("data.padding")
+    if padding is None or padding.value not in (*TO_THE_LONGEST, "max_length"):
         return
     if is_masked(script) or script.has_call(*OWN_LABELS) or (padding.value in TO_THE_LONGEST
                                                              and examples_per_pass(subject) == 1):
@@ -240,9 +241,9 @@ def padding_trained(subject: Subject, where: Circumstances) -> Findings:
     if copied is not None:
         pad = subject.settings.get("tokenizer.pad_token")
         ends = ", which is the end of text here," if pad is not None and pad.value == "eos_token" else ""
-        yield found("moderate", "padding is trained like text", "The labels are a copy of the tokens, and the loss counts "
-                    f"all labels but -100. It asks for the padding token{ends} after every example's end, and the loss that "
-                    "is shown falls as that is learned", script.evidence(copied), padding, accuracy="low",
+        yield found("moderate", "The labels are a copy of the tokens, and the loss counts all labels but -100. It asks for "
+                    f"the padding token{ends} after every example's end, and the loss that is shown falls as that is learned",
+                    script.evidence(copied), padding, accuracy="low",
                     cure="Set the labels to -100 where the attention mask is 0: labels[attention_mask == 0] = -100")
 
 
@@ -256,42 +257,43 @@ def _gives(script: Script, node: ast.AST) -> bool:
 
 
 @rule("documentation: transformers, PreTrainedTokenizerBase.pad (raises where there is no padding token)")
-def pad_token_missing(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def pad_token_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The script pads with a tokenizer that has no padding token."""
-    script, padding, path = subject.script, subject.settings.get("data.padding"), subject.settings.get("tokenizer.path")
-    if script is None or padding is None or path is None or padding.value not in (*TO_THE_LONGEST, "max_length"):
+    padding, path = subject.settings.get("data.padding"), subject.settings.get("tokenizer.path")
+    if padding is None or path is None or padding.value not in (*TO_THE_LONGEST, "max_length"):
         return
     if str(path.value).startswith(WITHOUT_PADDING) and not script.says("pad_token", "add_special_tokens", "pad_id"):
-        yield found("critical", "padding without a padding token", f"The tokenizer of {path.value} has no padding token, and "
-                    "none is set: the first batch raises \"Asking to pad but the tokenizer does not have a padding token\"",
-                    padding, path, expected=STARTS, cure="Give the tokenizer a padding token: "
-                    "tokenizer.add_special_tokens({'pad_token': '[PAD]'}), with the embeddings resized")
+        yield found("critical", f"The tokenizer of {path.value} has no padding token, and none is set: the first batch raises "
+                    "\"Asking to pad but the tokenizer does not have a padding token\"", padding, path, expected=STARTS,
+                    cure="Give the tokenizer a padding token: tokenizer.add_special_tokens({'pad_token': '[PAD]'}), with the "
+                    "embeddings resized")
 
 
 # ------------------------------------------------------------------------------------------------ which tokens count
 
 
 @rule("documentation: DataCollatorForLanguageModeling (mlm is True where it is not set; raises without a mask token)")
-def masked_collator(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def masked_collator(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A collator for masked language modelling serves a model that predicts the next token."""
-    script = subject.script
-    causal = script is not None and any(kind.endswith(CAUSAL) for kinds in script.kinds.values() for kind in kinds)
-    for call in script.calls(*COLLATORS) if script is not None and causal and not script.says("MaskedLM", "mask_token") else ():
+    causal = any(kind.endswith(CAUSAL) for kinds in script.kinds.values() for kind in kinds)
+    for call in script.calls(*COLLATORS) if causal and not script.says("MaskedLM", "mask_token") else ():
         given = argument(call, 1, "mlm")
-        if script is not None and (given is None or (isinstance(given, ast.Constant) and given.value is True)) and all(
+        if (given is None or (isinstance(given, ast.Constant) and given.value is True)) and all(
                 keyword.arg for keyword in call.keywords):
-            yield found("critical", "a collator for masked language modelling", "mlm is True where it is not set: the "
-                        "collator hides tokens and asks for them, and raises for tokenizers without a mask token. This model "
-                        "predicts the next token", script.evidence(call), expected=STARTS, cure="Pass mlm=False")
+            yield found("critical", "mlm is True where it is not set: the collator hides tokens and asks for them, and raises "
+                        "for tokenizers without a mask token. This model predicts the next token", script.evidence(call),
+                        expected=STARTS, cure="Pass mlm=False")
             return
 
 
 @rule("documentation: transformers, Trainer.compute_loss (raises \"The model did not return a loss\")")
-def labels_missing(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def labels_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A Trainer gets examples without labels, and no collator that makes them."""
-    script = subject.script
-    trainer = script.sections.get("trainer") if script is not None else None
-    if script is None or trainer is None or subject.framework != "transformers" or any(item.arg is None
+    trainer = script.sections.get("trainer")
+    if trainer is None or subject.framework != "transformers" or any(item.arg is None
                                                                                        for item in trainer.keywords):
         return
     model, collator = argument(trainer, 0, "model"), argument(trainer, 2, "data_collator")
@@ -301,10 +303,9 @@ def labels_missing(subject: Subject, where: Circumstances) -> Findings:
                     for node in script.nodes)
     if model is not None and script.is_made_by(model, *CAUSAL) and makes_none and tokenised and not script.says(
             "label", "compute_loss", "input_ids") and script.has_call(".map"):
-        yield found("critical", "examples without labels", "The examples have no labels, and this collator makes none, so the "
-                    "model returns no loss: the first step raises", script.evidence(trainer), expected=STARTS,
-                    cure="Pass data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False), or add labels to the "
-                    "examples")
+        yield found("critical", "The examples have no labels, and this collator makes none, so the model returns no loss: the "
+                    "first step raises", script.evidence(trainer), expected=STARTS, cure="Pass "
+                    "data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False), or add labels to the examples")
 
 
 @rule("features: 2.2 and 5.2 (completion-only loss); documentation: TRL SFTConfig.completion_only_loss")
@@ -329,9 +330,9 @@ def prompts_trained(subject: Subject, where: Circumstances) -> Findings:
 
 
 def _prompts(*asked: Evidence, says: str, edits: tuple[Edit, ...] = ()) -> Finding:
-    return found("moderate", "prompts are trained like answers", "The labels are the whole text with its prompt: part of "
-                 "every update teaches the model to write questions, and with long prompts most of it", *asked, accuracy="low",
-                 cure=says, edits=edits, words=("data.format=auto",))
+    return found("moderate", "The labels are the whole text with its prompt: part of every update teaches the model to write "
+                 "questions, and with long prompts most of it", *asked, accuracy="low", cure=says, edits=edits,
+                 words=("data.format=auto",), title="prompts are trained like answers")
 
 
 def _is_plain_text(subject: Subject) -> bool:
@@ -355,8 +356,7 @@ def _joins(node: ast.AST) -> bool:
 def label_smoothing_cost(subject: Subject, where: Circumstances) -> Findings:
     """Label smoothing in SFTTrainer costs another forward pass."""
     if subject.framework == "trl" and number(subject, SMOOTHING):
-        yield found("moderate", "label smoothing with SFTTrainer", "It needs all logits, which TRL's own loss never makes: "
-                    "each step runs another forward pass, and holds tokens x vocabulary numbers", subject.settings[SMOOTHING],
-                    breaking="low", accuracy="low",
+        yield found("moderate", "It needs all logits, which TRL's own loss never makes: each step runs another forward pass, "
+                    "and holds tokens x vocabulary numbers", subject.settings[SMOOTHING], breaking="low", accuracy="low",
                     expected=at_most(FORWARD, "one forward pass of two beside a backward pass of two forward ones"),
                     cure="Remove it", edits=removed(subject, SMOOTHING))

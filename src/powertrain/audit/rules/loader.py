@@ -7,7 +7,7 @@ import ast
 from powertrain.audit.code_editing import with_argument, with_line
 from powertrain.audit.editing import removed, set_to
 from powertrain.audit.resolved import is_on, is_unread, number, processes, seen
-from powertrain.audit.rules.base import STARTS, Findings, found
+from powertrain.audit.rules.base import STARTS, Findings, found, of_script
 from powertrain.audit.script import Loop, Script
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.records.findings import UNMEASURED, Expected, rule
@@ -31,9 +31,8 @@ def loader_needs_workers(subject: Subject, where: Circumstances) -> Findings:
         asked = [key for key in (PREFETCH[workers], LASTING[workers]) if subject.on(key)]
         if asked and number(subject, workers) == 0:
             names = " and ".join(key.partition(".")[2] for key in asked)
-            yield found("critical", "prefetching without workers",
-                        f"The loader raises on {names}: this loader has no worker processes", seen(subject, workers),
-                        *(subject.settings[key] for key in asked), expected=STARTS,
+            yield found("critical", f"The loader raises on {names}: this loader has no worker processes",
+                        seen(subject, workers), *(subject.settings[key] for key in asked), expected=STARTS,
                         cure=f"Remove {names}, or give the loader workers if it waits for data",
                         edits=tuple(edit for key in asked for edit in removed(subject, key)), words=("techniques.loader=on",))
 
@@ -46,7 +45,7 @@ def workers_beyond_cores(subject: Subject, where: Circumstances) -> Findings:
         assert hardware is not None
         workers, on_cpu = int(number(subject, key) or 0) * processes(subject), hardware.device == "cpu"
         if key in subject.settings and workers > hardware.cores:
-            yield found("moderate", "more loader workers than cores", f"{workers} workers share {hardware.cores} cores" + (
+            yield found("moderate", f"{workers} workers share {hardware.cores} cores" + (
                         " with the training itself, which runs on them" if on_cpu else ""), subject.settings[key],
                         expected=Expected("less waiting: study 2026-11-21_claims, 004-03 and 003-15, found workers harmful on "
                         "2 cores", CLAIMS) if on_cpu else UNMEASURED, words=("techniques.loader=off",) if on_cpu else (),
@@ -61,10 +60,9 @@ def workers_for_ready_data(subject: Subject, where: Circumstances) -> Findings:
     key = WORKERS[0]
     if subject.framework == "trl" and key in subject.settings and (number(subject, key) or 0) >= 1 \
             and not is_on(subject, "data.streaming"):
-        yield found("low", "loader workers for data that is ready", "SFTTrainer tokenises before training. Workers only put "
-                    "rows together, and each is a process with a copy of the dataset's handle and a start at every epoch",
-                    subject.settings[key], expected=Expected("no effect that could be measured (claim 002-03)", CLAIMS),
-                    edits=set_to(subject, key, 0),
+        yield found("low", "SFTTrainer tokenises before training. Workers only put rows together, and each is a process with "
+                    "a copy of the dataset's handle and a start at every epoch", subject.settings[key],
+                    expected=Expected("no effect that could be measured (claim 002-03)", CLAIMS), edits=set_to(subject, key, 0),
                     cure="Measure first (`powertrain diagnose`): keep 0 while a step waits less than 2 % for data")
 
 
@@ -77,19 +75,18 @@ def workers_start_each_epoch(subject: Subject, where: Circumstances) -> Findings
         if workers in subject.settings and (number(subject, workers) or 0) >= 1 and not is_unread(subject, lasting) \
                 and not subject.on(lasting) and (epochs or 1) > 1 and (number(subject, "training.max_steps") or -1) < 0:
             written = f"{lasting.partition('.')[2]}{'=True' if subject.script else ': true'}"
-            yield found("low", "workers are started again each epoch", f"{epochs:g} epochs start their worker processes "
-                        f"{epochs:g} times, and each imports what the dataset needs", subject.settings[workers],
-                        subject.settings.get("training.num_train_epochs"), expected=UNMEASURED,
-                        cure=f"Let them live: {written}", edits=set_to(subject, lasting, True))
+            yield found("low", f"{epochs:g} epochs start their worker processes {epochs:g} times, and each imports what the "
+                        "dataset needs", subject.settings[workers], subject.settings.get("training.num_train_epochs"),
+                        expected=UNMEASURED, cure=f"Let them live: {written}", edits=set_to(subject, lasting, True))
 
 
 @rule("technique: loader; features: X2")
 def streaming_without_workers(subject: Subject, where: Circumstances) -> Findings:
     """The training process itself reads and tokenises streamed data."""
     if is_on(subject, "data.streaming") and number(subject, WORKERS[0]) == 0:
-        yield found("moderate", "streamed data without workers", "A streamed dataset is read, decoded and tokenised when its "
-                    "batch is drawn. Without workers the device waits for all of that in every step",
-                    subject.settings["data.streaming"], seen(subject, WORKERS[0]), expected=UNMEASURED,
+        yield found("moderate", "A streamed dataset is read, decoded and tokenised when its batch is drawn. Without workers "
+                    "the device waits for all of that in every step", subject.settings["data.streaming"],
+                    seen(subject, WORKERS[0]), expected=UNMEASURED,
                     cure="Tokenise once and keep the result, or give the loader workers", edits=set_to(subject, WORKERS[0], 2),
                     words=("techniques.loader=on",))
 
@@ -103,13 +100,13 @@ def pinned_memory(subject: Subject, where: Circumstances) -> Findings:
         if asked is None or device is None:
             continue
         if asked.value is True and device != "cuda":
-            yield found("low", "pinned memory without a CUDA device",
-                        f"Pinning speeds up copies to a GPU; on {device} torch warns and pins nothing", asked,
-                        expected=Expected("none", "none"), cure="Remove it", edits=removed(subject, key))
+            yield found("low", f"Pinning speeds up copies to a GPU; on {device} torch warns and pins nothing", asked,
+                        expected=Expected("none", "none"), cure="Remove it", edits=removed(subject, key),
+                        title="pinned memory without a CUDA device")
         elif asked.value is False and device == "cuda":
-            yield found("low", "batches are not pinned", "Copies from pageable memory cannot overlap with computing; a batch "
-                        "of token ids is small, so little is lost", asked, expected=UNMEASURED, cure="Pin them",
-                        edits=set_to(subject, key, True), words=("techniques.loader=on",))
+            yield found("low", "Copies from pageable memory cannot overlap with computing; a batch of token ids is small, so "
+                        "little is lost", asked, expected=UNMEASURED, cure="Pin them", edits=set_to(subject, key, True),
+                        words=("techniques.loader=on",), title="batches are not pinned")
 
 
 @rule("features: F21 (it lets one tokenizer use threads; it starts no loader workers)")
@@ -118,7 +115,7 @@ def tokenizers_parallelism(subject: Subject, where: Circumstances) -> Findings:
     forced = str(subject.value(TOKENIZERS)).lower() in ("true", "1", "on", "yes")
     workers = next((subject.settings[key] for key in WORKERS if key in subject.settings and number(subject, key)), None)
     if TOKENIZERS in subject.settings and forced and workers is not None:
-        yield found("low", "a tokenizer with threads in forked workers",
+        yield found("low",
                     "The library switches threads off after a fork; true keeps them on, and forked loader workers may hang",
                     subject.settings[TOKENIZERS], workers, expected=UNMEASURED,
                     cure="Leave it unset: the tokenizer uses threads before the fork, and none after it")
@@ -135,30 +132,29 @@ def threads_fixed(subject: Subject, where: Circumstances) -> Findings:
         threads, fair = int(str(asked.value)), max(1, hardware.cores // processes(subject))
         on_cpu, many = hardware.device == "cpu", threads > fair
         if many or (threads < fair and on_cpu):
-            yield found("moderate" if on_cpu else "low", f"too {'many' if many else 'few'} threads",
-                        f"Each process has {threads} threads and {fair} cores: " + (
+            yield found("moderate" if on_cpu else "low", f"Each process has {threads} threads and {fair} cores: " + (
                         "threads wait for each other at the end of every operator" if many else "the other cores are idle"),
                         asked, expected=Expected("too many were harmful in study 2026-11-21_claims (001-10-threads)", CLAIMS) if
                         many and on_cpu else UNMEASURED, cure=f"Leave it unset, or set {key.partition('.')[2]}={fair}",
-                        words=(f"techniques.threads.threads={fair}",))
+                        words=(f"techniques.threads.threads={fair}",), title=f"too {'many' if many else 'few'} threads")
             return
 
 
 @rule("documentation: torch.utils.data.DataLoader (shuffle=False is the default)")
-def loader_not_shuffled(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def loader_not_shuffled(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Training examples come in the order of the file in every epoch."""
-    script = subject.script
-    calls = [call for loop in script.training_loops for call in _loaders(script, loop)] if script is not None else []
-    if script is None or len(calls) != 1 or _draws(script):
+    calls = [call for loop in script.training_loops for call in _loaders(script, loop)]
+    if len(calls) != 1 or _draws(script):
         return
     call = calls[0]
     if len(call.args) > 2 or any(item.arg is None or item.arg in ORDERED_OTHERWISE for item in call.keywords):
         return
     shuffle = next((item.value for item in call.keywords if item.arg == "shuffle"), None)
     if shuffle is None or (isinstance(shuffle, ast.Constant) and not shuffle.value):
-        yield found("moderate", "training data is not shuffled", "Every epoch goes through the examples in the order of the "
-                    "file: batches of neighbours are alike, and the last examples count most", script.evidence(call),
-                    accuracy="low", cure="Pass shuffle=True", edits=with_argument(script, call, "shuffle", "True"))
+        yield found("moderate", "Every epoch goes through the examples in the order of the file: batches of neighbours are "
+                    "alike, and the last examples count most", script.evidence(call), accuracy="low", cure="Pass "
+                    "shuffle=True", edits=with_argument(script, call, "shuffle", "True"))
 
 
 def _draws(script: Script) -> bool:
@@ -177,11 +173,11 @@ def _loaders(script: Script, loop: Loop) -> list[ast.Call]:
 
 
 @rule("documentation: torch.utils.data.distributed.DistributedSampler (set_epoch at the beginning of each epoch)")
-def sampler_without_epoch(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def sampler_without_epoch(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A DistributedSampler draws the same order in every epoch."""
-    script = subject.script
-    call = next(script.calls(*SAMPLERS), None) if script is not None else None
-    if script is None or call is None or script.has_call(".set_epoch") or not script.training_loops or any(
+    call = next(script.calls(*SAMPLERS), None)
+    if call is None or script.has_call(".set_epoch") or not script.training_loops or any(
             item.arg == "shuffle" and isinstance(item.value, ast.Constant) and not item.value.value for item in call.keywords):
         return
     statement = script.statement(call)
@@ -190,7 +186,6 @@ def sampler_without_epoch(subject: Subject, where: Circumstances) -> Findings:
                                                                                                                   ast.Name)]
     edits = with_line(script, epochs[0].body[0], f"{name}.set_epoch({script.words(epochs[0].target)})") if (
         name and epochs and script.function(epochs[0]) is script.function(call)) else ()
-    yield found("moderate", "every epoch sees the data in the same order",
-                "The sampler draws its order from its seed and the epoch's number, and nothing tells it the number",
-                script.evidence(call), accuracy="low", cure="Call sampler.set_epoch(epoch) at the beginning of each epoch",
-                edits=edits)
+    yield found("moderate", "The sampler draws its order from its seed and the epoch's number, and nothing tells it the "
+                "number", script.evidence(call), accuracy="low",
+                cure="Call sampler.set_epoch(epoch) at the beginning of each epoch", edits=edits)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from powertrain.audit.code_editing import block_of, indent, indented, with_line, with_text, without
 from powertrain.audit.editing import set_to
-from powertrain.audit.rules.base import Findings, found
+from powertrain.audit.rules.base import Findings, found, of_script
 from powertrain.audit.script import Loop, Script
 from powertrain.audit.steps import Step, interval, is_rare, step_code, training_steps
 from powertrain.audit.subject import Circumstances, Subject
@@ -27,18 +27,19 @@ def whole(statements: list[ast.stmt]) -> bool:
 
 
 @rule("features: F16 (`.item()` waits for the device); documentation: torch.Tensor.item")
-def item_each_step(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def item_each_step(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop waits for the device at every step, to read a number."""
-    for step in step_code(subject.script):
+    for step in step_code(script):
         waits = [call for call in step.named(*WAITING) if call.each_pass]
         waits += [call for call in step.named("float") if call.each_pass and _is_loss(call.node)]
         if not waits:
             continue
         alone = where.hardware is not None and where.hardware.device == "cpu"
-        yield found("low" if alone else "moderate", "the loop waits for the device at every step",
-                    f"{step.script.words(waits[0].node)} copies a number from the device. Python waits until all queued work "
-                    "is done, and the device then has nothing queued" + ("; a CPU has no queue, and little is lost" if alone
-                    else ""), *(step.script.evidence(call.node) for call in waits[:4]), expected=UNMEASURED,
+        yield found("low" if alone else "moderate", f"{step.script.words(waits[0].node)} copies a number from the device. "
+                    "Python waits until all queued work is done, and the device then has nothing queued" + (
+                    "; a CPU has no queue, and little is lost" if alone else ""),
+                    *(step.script.evidence(call.node) for call in waits[:4]), expected=UNMEASURED,
                     cure="Add losses up on the device (`total += loss.detach()`), and read them every so many steps",
                     edits=tuple(edit for call in waits for edit in _kept_on_device(step.script, call.node)))
 
@@ -55,37 +56,35 @@ def _kept_on_device(script: Script, node: ast.Call) -> tuple[Edit, ...]:
 
 
 @rule("documentation: torch.cuda.synchronize (waits for all kernels in all streams)")
-def synchronised_each_step(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def synchronised_each_step(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop synchronises the device at every step, as for a measurement."""
-    for step in step_code(subject.script):
+    for step in step_code(script):
         waits = [call for call in step.named("torch.cuda.synchronize", "torch.mps.synchronize") if call.each_pass]
         statements = [step.script.statement(call.node) for call in waits]
         if waits:
-            yield found("moderate", "the device is synchronised at every step", "Python prepares no step while it waits, so "
-                        "the device is idle at the beginning of each. A measurement needs this, training does not",
-                        *(step.script.evidence(call.node) for call in waits), expected=UNMEASURED,
-                        cure="Synchronise only around what is timed",
+            yield found("moderate", "Python prepares no step while it waits, so the device is idle at the beginning of each. "
+                        "A measurement needs this, training does not", *(step.script.evidence(call.node) for call in waits),
+                        expected=UNMEASURED, cure="Synchronise only around what is timed",
                         edits=without(step.script, *statements) if whole(statements) else ())
 
 
 @rule("features: X3 (empty_cache gives PyTorch no memory that it did not have); documentation: torch.cuda.empty_cache",
       gives_way_to=("cache_emptied",))
-def cache_emptied_in_loop(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def cache_emptied_in_loop(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop empties the allocator's cache or collects garbage."""
-    script = subject.script
-    if script is None:
-        return
     calls = [call for step in step_code(script) for call in step.named(*EMPTYING)]
     often = any(not is_rare(call) for call in calls)
     nodes = [call.node for call in calls] or [node for node in script.calls(*EMPTYING) if _counts_steps(script, node)]
     statements = list(dict.fromkeys(script.statement(node) for node in nodes))
     if nodes:
-        yield found("moderate" if often else "low",
-                    "the allocator's cache is emptied " + ("at every step" if often else "in the loop"),
-                    "This waits for the device and gives memory back that the next step asks for again. Memory in use stays "
-                    "in use: it cures neither a leak nor an out-of-memory error", *map(script.evidence, nodes[:4]),
-                    expected=UNMEASURED, edits=without(script, *statements) if whole(statements) else (),
-                    cure="Remove it; against fragmentation set PYTORCH_ALLOC_CONF=expandable_segments:True")
+        yield found("moderate" if often else "low", "This waits for the device and gives memory back that the next step asks "
+                    "for again. Memory in use stays in use: it cures neither a leak nor an out-of-memory error",
+                    *map(script.evidence, nodes[:4]), expected=UNMEASURED,
+                    edits=without(script, *statements) if whole(statements) else (),
+                    cure="Remove it; against fragmentation set PYTORCH_ALLOC_CONF=expandable_segments:True",
+                    title="the allocator's cache is emptied " + ("at every step" if often else "in the loop"))
 
 
 def _counts_steps(script: Script, node: ast.AST) -> bool:
@@ -95,19 +94,19 @@ def _counts_steps(script: Script, node: ast.AST) -> bool:
 
 
 @rule("documentation: torch.autograd.detect_anomaly (\"should be enabled only for debugging\")")
-def anomaly_detection_on(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def anomaly_detection_on(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Autograd's search for the origin of NaN is on."""
-    script = subject.script
-    for call in script.calls(*ANOMALIES) if script is not None else ():
+    for call in script.calls(*ANOMALIES):
         given = call.args[0] if call.args else next((item.value for item in call.keywords if item.arg == "mode"), None)
         off = given is not None and not (isinstance(given, ast.Constant) and given.value)
-        if script is None or off or script.conditions(call):
+        if off or script.conditions(call):
             continue
         statement = script.statement(call)
-        yield found("moderate", "autograd searches for anomalies in every step", "Autograd records a Python traceback for "
-                    "every operation of the forward pass and checks every gradient for NaN, which waits for the device",
-                    script.evidence(call), expected=UNMEASURED, cure="Use it for debugging only",
-                    edits=without(script, statement) if isinstance(statement, ast.Expr) else ())
+        yield found("moderate", "Autograd records a Python traceback for every operation of the forward pass and checks every "
+                    "gradient for NaN, which waits for the device", script.evidence(call), expected=UNMEASURED,
+                    cure="Use it for debugging only", edits=without(script, statement) if isinstance(statement, ast.Expr) else
+                    ())
         return
 
 
@@ -116,46 +115,47 @@ def determinism_forced(subject: Subject, where: Circumstances) -> Findings:
     """All kernels are the deterministic, slower ones."""
     key = "training.full_determinism"
     if subject.value(key) is True:
-        yield found("low", "deterministic kernels throughout", "torch takes a slower kernel wherever the faster one adds in "
-                    "another order; a seed alone gives the same data and weights", subject.settings[key], expected=UNMEASURED,
-                    cure="Use it for debugging only", edits=set_to(subject, key, False))
+        yield found("low", "torch takes a slower kernel wherever the faster one adds in another order; a seed alone gives the "
+                    "same data and weights", subject.settings[key], expected=UNMEASURED, cure="Use it for debugging only",
+                    edits=set_to(subject, key, False))
 
 
 @rule("features: F15; documentation: torch.backends.cudnn.benchmark (\"multiple convolution algorithms\")")
-def cudnn_benchmark(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def cudnn_benchmark(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """cuDNN searches for the fastest convolution in a model without convolutions."""
-    script, setting = subject.script, subject.settings.get(BENCHMARK)
-    if script is None or setting is None or setting.value is not True or script.says("Conv", "conv"):
+    setting = subject.settings.get(BENCHMARK)
+    if setting is None or setting.value is not True or script.says("Conv", "conv"):
         return
     contrary = subject.settings.get(DETERMINISTIC)
     forced = contrary if contrary is not None and contrary.value is True else None
     statement = next((node for node in script.nodes if isinstance(node, ast.Assign) and node.lineno == setting.place.line
                       and "benchmark" in script.words(node)), None)
-    yield found("low", "cudnn.benchmark does nothing here", "It chooses between algorithms for convolutions, and this script "
-                "has none: attention and linear layers do not use it" + ("; deterministic=True forbids the choice anyway" if
-                forced else ""), setting, forced, expected=Expected("nothing changes", "fact: there is no convolution"),
-                cure="Remove it", edits=without(script, statement) if statement is not None else ())
+    yield found("low", "It chooses between algorithms for convolutions, and this script has none: attention and linear layers "
+                "do not use it" + ("; deterministic=True forbids the choice anyway" if forced else ""), setting, forced,
+                expected=Expected("nothing changes", "fact: there is no convolution"), cure="Remove it",
+                edits=without(script, statement) if statement is not None else ())
 
 
 # ------------------------------------------------------------------------------------------------ evaluation
 
 
 @rule("documentation: torch.inference_mode; fact: without it every activation is kept until the loss is dropped")
-def evaluation_keeps_gradients(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def evaluation_keeps_gradients(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The evaluation stores activations that only a backward pass needs."""
-    script = subject.script
-    for call in script.calls(".eval") if script is not None and not script.has_call("torch.set_grad_enabled") else ():
-        loop = _evaluation_after(script, call) if script is not None and not call.args and not call.keywords else None
-        if script is None or loop is None or _is_without_gradients(script, loop):
+    for call in script.calls(".eval") if not script.has_call("torch.set_grad_enabled") else ():
+        loop = _evaluation_after(script, call) if not call.args and not call.keywords else None
+        if loop is None or _is_without_gradients(script, loop):
             continue
         function = script.function(loop)
         edits = with_line(script, function, "@torch.inference_mode()") if (
             function is not None and not any(script.is_within(other, function) for other in script.training_loops)
             and script.imported.get("torch") == "torch") else ()
-        yield found("moderate", "the evaluation stores activations for a backward pass", "Without torch.no_grad() each "
-                    "batch's activations are stored as in training: the evaluation takes as much memory, and time to write "
-                    "it", script.evidence(call), script.evidence(loop.iter if isinstance(loop, ast.For) else loop),
-                    expected=UNMEASURED, cure="Evaluate under torch.inference_mode()", edits=edits)
+        yield found("moderate", "Without torch.no_grad() each batch's activations are stored as in training: the evaluation "
+                    "takes as much memory, and time to write it", script.evidence(call),
+                    script.evidence(loop.iter if isinstance(loop, ast.For) else loop), expected=UNMEASURED,
+                    cure="Evaluate under torch.inference_mode()", edits=edits)
         return
 
 
@@ -183,20 +183,18 @@ def _is_without_gradients(script: Script, loop: Loop) -> bool:
 
 
 @rule("documentation: torch.nn.Module.eval (holds until train() is called)")
-def evaluation_mode_left_on(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def evaluation_mode_left_on(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop calls model.eval() and never model.train(), so dropout stays off."""
-    script = subject.script
     for step in training_steps(script):
-        assert script is not None
         for around in _around(script, step):
             switched = _switches(script, around, "eval")
             if not switched or _switches(script, around, "train"):
                 continue
             model = script.words(switched[0].func.value) if isinstance(switched[0].func, ast.Attribute) else "model"
             elsewhere = script.function(switched[0]) is not script.function(around) or around is step.node
-            yield found("moderate", "after the first evaluation the model trains in evaluation mode",
-                        "eval() switches dropout off until train() is called, and the loop calls no train(): regularisation "
-                        "ends with the first evaluation", script.evidence(switched[0]), accuracy="low",
+            yield found("moderate", "eval() switches dropout off until train() is called, and the loop calls no train(): "
+                        "regularisation ends with the first evaluation", script.evidence(switched[0]), accuracy="low",
                         cure="Call model.train() at the beginning of every epoch, and after an evaluation within one",
                         edits=() if elsewhere else with_line(script, around.body[0], f"{model}.train()"))
             return
@@ -220,11 +218,10 @@ def _switches(script: Script, loop: Loop, name: str) -> list[ast.Call]:
 
 
 @rule("features: 1.3 (the indentation bug of document 003)")
-def outside_the_epoch_loop(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def outside_the_epoch_loop(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Evaluation or checkpoints use the epoch's number but stand after the loop over epochs."""
-    script = subject.script
-    for loop in _epoch_loops(script) if script is not None else ():
-        assert script is not None
+    for loop in _epoch_loops(script):
         block = block_of(script, loop)
         after = block[block.index(loop) + 1:]
         late = [node for node in after if _belongs_inside(script, node, loop)]
@@ -233,10 +230,9 @@ def outside_the_epoch_loop(subject: Subject, where: Circumstances) -> Findings:
         between = after[after.index(late[0]):after.index(late[-1]) + 1]
         deeper = indent(script, loop.body[0])[len(indent(script, late[0])):]
         lines = " and ".join(f"line {node.lineno}" for node in late[:3])
-        yield found("critical", "evaluation and checkpoints come only after the last epoch", f"{lines} "
-                    f"{'uses' if len(late) == 1 else 'use'} {script.words(loop.target)} after its loop, and so runs only "
-                    "once, at the end. A run that stops earlier has saved nothing, and nobody sees it overfit",
-                    *(script.evidence(node.test if isinstance(node, ast.If) else node) for node in late),
+        yield found("critical", f"{lines} {'uses' if len(late) == 1 else 'use'} {script.words(loop.target)} after its loop, "
+                    "and so runs only once, at the end. A run that stops earlier has saved nothing, and nobody sees it "
+                    "overfit", *(script.evidence(node.test if isinstance(node, ast.If) else node) for node in late),
                     script.evidence(loop.target), cure="Move these lines into the loop over epochs",
                     edits=indented(script, between, deeper))
 

@@ -9,7 +9,8 @@ from powertrain.audit.code_editing import with_text
 from powertrain.audit.editing import added, removed, set_to
 from powertrain.audit.reckoning import GIB, as_trained, at_most, needed_and_there, reckonable, recomputed_share, room
 from powertrain.audit.resolved import TRAINERS, accumulation, examples_per_pass, first_set, is_on, is_unread, number, seen
-from powertrain.audit.rules.base import Findings, found
+from powertrain.audit.rules.base import Findings, found, of_script
+from powertrain.audit.script import Script
 from powertrain.audit.steps import training_steps
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.cost.fitting import largest_micro_batch, own_bytes, planned_room_bytes
@@ -43,10 +44,9 @@ def checkpointing_needless(subject: Subject, where: Circumstances) -> Findings:
     if not edits and CHECKPOINTING not in subject.settings:
         edits = added(subject, BESIDE, "gradient_checkpointing", False)
     if needed <= there:
-        yield found("moderate", "activations are recomputed although they fit", "A step that keeps all activations needs "
-                    f"about {needed / GIB:.2f} GiB, and {there / GIB:.1f} GiB are free: each block's forward pass runs a "
-                    "second time for nothing", seen(subject, CHECKPOINTING), breaking="low",
-                    expected=at_most(recomputed_share(facts), "the products that are computed a second time"),
+        yield found("moderate", f"A step that keeps all activations needs about {needed / GIB:.2f} GiB, and {there / GIB:.1f} "
+                    "GiB are free: each block's forward pass runs a second time for nothing", seen(subject, CHECKPOINTING),
+                    breaking="low", expected=at_most(recomputed_share(facts), "the products that are computed a second time"),
                     cure="Turn activation checkpointing off", edits=edits, words=("techniques.activation_checkpointing=off",))
 
 
@@ -63,10 +63,9 @@ def checkpointing_reentrant(subject: Subject, where: Circumstances) -> Findings:
         key, says = CHECKPOINTING, f"use_reentrant is not set, and transformers {version[0]} takes True"
     else:
         return
-    yield found("low", "reentrant checkpointing", f"{says}. The reentrant form recomputes a whole block where the other stops "
-                "at the last tensor that is needed, gives adapters no gradient unless the inputs require one, and breaks "
-                "torch.compile", subject.settings[key], expected=UNMEASURED,
-                cure='Set gradient_checkpointing_kwargs={"use_reentrant": False}')
+    yield found("low", f"{says}. The reentrant form recomputes a whole block where the other stops at the last tensor that is "
+                "needed, gives adapters no gradient unless the inputs require one, and breaks torch.compile",
+                subject.settings[key], expected=UNMEASURED, cure='Set gradient_checkpointing_kwargs={"use_reentrant": False}')
 
 
 @rule("features: F13 (it is no matter of loading either); documentation: TrainingArguments.use_cache")
@@ -74,10 +73,9 @@ def cache_while_training(subject: Subject, where: Circumstances) -> Findings:
     """The key/value cache is on while training."""
     key = next((key for key in ("training.use_cache", "model.use_cache") if subject.value(key) is True), None)
     if key is not None:
-        yield found("low", "use_cache is on", "Keys and values of past tokens are kept for generation, which training never "
-                    "does. With checkpointing transformers turns the cache off again, with a warning",
-                    first_set(subject, (key,)), expected=Expected("some memory", "none"), cure="Set use_cache=False",
-                    edits=set_to(subject, key, False))
+        yield found("low", "Keys and values of past tokens are kept for generation, which training never does. With "
+                    "checkpointing transformers turns the cache off again, with a warning", first_set(subject, (key,)),
+                    expected=Expected("some memory", "none"), cure="Set use_cache=False", edits=set_to(subject, key, False))
 
 
 @rule("technique: allocator; features: X3 (it gives torch no memory that it did not have)")
@@ -86,28 +84,28 @@ def cache_emptied(subject: Subject, where: Circumstances) -> Findings:
     if not subject.value(EMPTYING):
         return
     on_gpu = where.hardware is None or where.hardware.device == "cuda"
-    yield found("moderate" if on_gpu else "low", "the allocator's cache is emptied", "Memory that the next step needs is "
-                "given back to the driver and asked for again; torch reuses its cache anyway. This helps only against "
-                "fragmentation, for which there are expandable segments" if on_gpu else
-                "There is no GPU whose cache could be emptied", subject.settings[EMPTYING],
+    yield found("moderate" if on_gpu else "low", "Memory that the next step needs is given back to the driver and asked for "
+                "again; torch reuses its cache anyway. This helps only against fragmentation, for which there are expandable "
+                "segments" if on_gpu else "There is no GPU whose cache could be emptied", subject.settings[EMPTYING],
                 expected=UNMEASURED if on_gpu else Expected("none", "none"), breaking="low",
                 cure="Remove it; against fragmentation set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
                 edits=removed(subject, EMPTYING), words=("techniques.allocator=on",) if on_gpu else ())
 
 
 @rule("features: F14 (a leak is a tensor that is kept); documentation: torch FAQ, \"my model reports out of memory\"")
-def losses_kept_with_graph(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def losses_kept_with_graph(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Losses are kept together with the graph that computed them."""
-    for step in training_steps(subject.script):
+    for step in training_steps(script):
         names = set(_backward_of(step.node))
         for node in ast.walk(step.node):
             kept = _kept(node)
             # a sum that is itself differentiated has to keep its graph
             if isinstance(kept, ast.Name) and kept.id in names and not (
                     isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id in names):
-                yield found("moderate", "losses are kept with their graphs", f"{kept.id} refers to everything that computed "
-                            "it. Each loss that is kept holds its graph, and memory grows with every step",
-                            step.script.evidence(node), cure="Keep only its value: `loss.detach()`",
+                yield found("moderate", f"{kept.id} refers to everything that computed it. Each loss that is kept holds its "
+                            "graph, and memory grows with every step", step.script.evidence(node),
+                            cure="Keep only its value: `loss.detach()`",
                             edits=with_text(step.script, kept, f"{kept.id}.detach()"))
                 return
 
@@ -134,9 +132,9 @@ def _kept(node: ast.AST) -> ast.expr | None:
 def batch_found_by_failing(subject: Subject, where: Circumstances) -> Findings:
     """The trainer chooses the batch by running out of memory."""
     if subject.value(FINDING_BATCH) is True:
-        yield found("low", "the batch depends on free memory", "When memory runs out, the trainer takes fewer examples a pass "
-                    "and keeps the accumulation. A step then has fewer examples, and another machine trains another run",
-                    subject.settings[FINDING_BATCH], accuracy="low", edits=removed(subject, FINDING_BATCH),
+        yield found("low", "When memory runs out, the trainer takes fewer examples a pass and keeps the accumulation. A step "
+                    "then has fewer examples, and another machine trains another run", subject.settings[FINDING_BATCH],
+                    accuracy="low", edits=removed(subject, FINDING_BATCH),
                     cure="Set the batch, and let accumulation make up for smaller passes")
 
 
@@ -148,7 +146,7 @@ def offload_that_is_none(subject: Subject, where: Circumstances) -> Findings:
                   if OFFLOAD in key.split(".") and "accelerator_config" not in key), None)
     if asked is not None:
         raises = subject.framework in TRAINERS
-        yield found("critical" if raises else "moderate", "an offload that does not exist", f"No trainer has {OFFLOAD}: " + (
+        yield found("critical" if raises else "moderate", f"No trainer has {OFFLOAD}: " + (
                     "TrainingArguments raises a TypeError" if raises else "nothing reads it, and nothing is offloaded"), asked,
                     expected=Expected("none: nothing was offloaded", "none"),
                     words=("techniques.activation_checkpointing=on",),
@@ -166,7 +164,7 @@ def micro_batch_small(subject: Subject, where: Circumstances) -> Findings:
     if facts is not None and larger is None:
         return
     fewer = each * times // larger if larger else 0
-    yield found("moderate" if larger else "low", "small passes, accumulated", f"A step is {times} passes of {each} "
+    yield found("moderate" if larger else "low", f"A step is {times} passes of {each} "
                 f"{'example' if each == 1 else 'examples'}: weights are read and kernels started {times} times; " + (
                 f"{larger} examples fit here" if larger else "`powertrain plan` computes how many examples fit"),
                 seen(subject, PASS), seen(subject, TIMES), expected=UNMEASURED, words=("techniques.micro_batch=on",),
@@ -196,13 +194,11 @@ def sharding_one_device(subject: Subject, where: Circumstances) -> Findings:
     alone = number(subject, processes) == 1 or (
         where.hardware is not None and where.hardware.devices == 1 and not is_on(subject, processes))
     if offload is not None and needed <= there:
-        yield found("moderate", "weights or optimizer are offloaded although they fit", "A step takes about "
-                    f"{needed / GIB:.2f} GiB, and {there / GIB:.1f} GiB are free: all that is offloaded crosses the bus in "
-                    "each step for nothing", offload.evidence, expected=UNMEASURED, breaking="low",
-                    cure="Keep everything on the device")
+        yield found("moderate", f"A step takes about {needed / GIB:.2f} GiB, and {there / GIB:.1f} GiB are free: all that is "
+                    "offloaded crosses the bus in each step for nothing", offload.evidence, expected=UNMEASURED, breaking="low",
+                    cure="Keep everything on the device", title="weights or optimizer are offloaded although they fit")
     elif asked is not None and alone and offload is None:
-        yield found("low", "sharding over one device",
-                    "ZeRO and FSDP divide states by the number of processes, which is one; their cost remains", asked,
+        yield found("low", "ZeRO and FSDP divide states by the number of processes, which is one; their cost remains", asked,
                     subject.settings.get(processes), breaking="low", expected=Expected("no effect on memory, and none on "
                     "speed that could be measured (claim 000-19)", "study: 2026-11-21_claims"),
-                    cure="Train without it on one device")
+                    cure="Train without it on one device", title="sharding over one device")

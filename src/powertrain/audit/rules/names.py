@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from powertrain.audit.editing import BY_LENGTH, removed, renamed, set_to
 from powertrain.audit.resolved import TRAINERS
-from powertrain.audit.rules.base import Findings, found
+from powertrain.audit.rules.base import Findings, found, of_script
 from powertrain.audit.rules.memory import OFFLOAD
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Setting, Subject
@@ -62,8 +62,7 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
         edits = tuple(edit for key, (_, name) in names.items() for edit in _edits(subject, key, name))
         seen: list[Setting | Evidence] = [setting for setting, _ in names.values()]
         seen += [script.evidence(item) for item in moved if script is not None]
-        yield found(since(where), "arguments that transformers 5 and TRL 1 no longer have",
-                    f"{', '.join(says)}: they end the script with a TypeError before anything is loaded", *seen,
+        yield found(since(where), f"{', '.join(says)}: they end the script with a TypeError before anything is loaded", *seen,
                     expected=Expected("the script starts", "none"), cure="Use the new names", edits=edits if not moved else ())
 
 
@@ -104,33 +103,32 @@ def unknown_keys(subject: Subject, where: Circumstances) -> Findings:
     if keys:
         does = ("the trainer raises on an argument that it does not know" if raises else
                 "nothing reads them, so the run differs from the file")
-        yield found("critical" if raises else "moderate", "keys that the trainer does not have",
-                    f"{', '.join(key.removeprefix('training.') for key in keys)}: {does}", *keys.values(),
+        yield found("critical" if raises else "moderate", f"{', '.join(key.removeprefix('training.') for key in keys)}: "
+                    f"{does}", *keys.values(),
                     expected=Expected("what was meant, once it is spelled as the trainer knows it", "none"),
                     cure="Remove them, or use the trainer's own name for what is meant")
 
 
 @rule("documentation: release notes of transformers 5, peft 0.10, datasets 3 and TRL 1 (these names are gone)")
-def removed_imports(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def removed_imports(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The script imports names that the libraries no longer have."""
-    script = subject.script
-    gone = [(node, name) for node in (script.tree.body if script is not None else ()) if isinstance(node, ast.ImportFrom)
+    gone = [(node, name) for node in script.tree.body if isinstance(node, ast.ImportFrom)
             for item in node.names if (name := f"{node.module}.{item.name}") in GONE]
-    if script is not None and gone:
-        yield found(since(where), "imports that no longer exist",
-                    ", ".join(f"{name} (now {GONE[name]})" for _, name in gone) + ": the import ends the script",
-                    *dict.fromkeys(script.evidence(node) for node, _ in gone), expected=Expected("the script starts", "none"),
-                    cure="Import the new names")
+    if gone:
+        yield found(since(where), ", ".join(f"{name} (now {GONE[name]})" for _, name in gone) + ": the import ends the "
+                    "script", *dict.fromkeys(script.evidence(node) for node, _ in gone),
+                    expected=Expected("the script starts", "none"), cure="Import the new names")
 
 
 @rule("documentation: torch.cuda.amp.autocast (enabled, dtype, cache_enabled); torch.amp.autocast has device_type")
-def wrong_arguments(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def wrong_arguments(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A call has an argument that its function does not take."""
-    script = subject.script
-    for call in script.calls("torch.cuda.amp.autocast") if script is not None else ():
+    for call in script.calls("torch.cuda.amp.autocast"):
         wrong = next((item for item in call.keywords if item.arg == "device_type"), None)
-        if script is not None and wrong is not None:
-            yield found("critical", "torch.cuda.amp.autocast has no device_type",
+        if wrong is not None:
+            yield found("critical",
                         "torch.cuda.amp.autocast takes enabled, dtype and cache_enabled: the first step ends in a TypeError",
                         script.evidence(wrong), expected=Expected("the first step runs", "none"),
                         cure="Use torch.autocast, which has device_type")
@@ -138,16 +136,17 @@ def wrong_arguments(subject: Subject, where: Circumstances) -> Findings:
 
 
 @rule("documentation: Trainer.__init__ (raises where eval_strategy is set and eval_dataset is not)")
-def evaluation_without_data(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def evaluation_without_data(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The trainer shall evaluate, but gets no evaluation data."""
-    script, asked = subject.script, subject.settings.get("training.eval_strategy")
-    trainer = script.sections.get("trainer") if script is not None else None
-    if script is None or trainer is None or asked is None or asked.value in (None, False,
+    asked = subject.settings.get("training.eval_strategy")
+    trainer = script.sections.get("trainer")
+    if trainer is None or asked is None or asked.value in (None, False,
                                                                              "no") or subject.framework not in TRAINERS:
         return
     if len(trainer.args) < 5 and not any(item.arg in ("eval_dataset", None) for item in trainer.keywords) and not any(
             isinstance(item, ast.Starred) for item in trainer.args):
-        yield found("critical", "an evaluation without data",
+        yield found("critical",
                     f"eval_strategy is {asked.value!r}, and the trainer gets no eval_dataset: it raises before the first "
                     "step", asked, Evidence(script.words(trainer.func), script.place(trainer)),
                     expected=Expected("the run starts", "none"), cure='Pass eval_dataset, or set eval_strategy="no"',
@@ -158,7 +157,7 @@ def evaluation_without_data(subject: Subject, where: Circumstances) -> Findings:
 def reporting_everywhere(subject: Subject, where: Circumstances) -> Findings:
     """The run reports to every tracker that is installed."""
     if subject.value(REPORTING) in ("all", ["all"]):
-        yield found("low", "reported to every tracker that is installed",
+        yield found("low",
                     "The trainer starts each tracker that it finds; some ask for a login or the network before the first "
                     "step", subject.settings[REPORTING], expected=UNMEASURED, cure="Name the tracker that you look at",
                     edits=set_to(subject, REPORTING, "none"))

@@ -7,7 +7,7 @@ import ast
 from powertrain.audit.code_editing import with_line
 from powertrain.audit.editing import added, removed, renamed, set_to
 from powertrain.audit.resolved import TRAINERS, dtype_named, is_on, method, number, products_dtype, seen, value
-from powertrain.audit.rules.base import STARTS, UNCHANGED, Findings, found
+from powertrain.audit.rules.base import STARTS, UNCHANGED, Findings, found, of_script
 from powertrain.audit.script import Script
 from powertrain.audit.steps import Step, training_steps
 from powertrain.audit.subject import Circumstances, Subject
@@ -36,15 +36,16 @@ def bf16_without_hardware(subject: Subject, where: Circumstances) -> Findings:
         on_gpu = hardware.device == "cuda"
         lacks = f"{hardware.name} has compute capability {hardware.compute_capability}, and bf16 begins at {BF16_SINCE}" \
             if on_gpu else f"{hardware.name} has neither AMX nor AVX512-BF16"
-        yield found("critical", "bf16 on hardware without bf16",
-                    f"{lacks}: either torch emulates bf16, or the trainer refuses to start", asked, expected=UNMEASURED,
-                    breaking="low", accuracy="low", cure=f"Compute in {'fp16' if on_gpu else 'fp32'} on this machine",
-                    edits=set_to(subject, "training.bf16", False), words=("techniques.bf16=off",))
+        yield found("critical", f"{lacks}: either torch emulates bf16, or the trainer refuses to start", asked,
+                    expected=UNMEASURED, breaking="low", accuracy="low",
+                    cure=f"Compute in {'fp16' if on_gpu else 'fp32'} on this machine",
+                    edits=set_to(subject, "training.bf16", False), words=("techniques.bf16=off",),
+                    title="bf16 on hardware without bf16")
     elif hardware.device == "cpu" and subject.framework in TRAINERS and not is_on(subject, "training.use_cpu"):
-        yield found("critical", "bf16 on a CPU without use_cpu", f"{hardware.name} multiplies bf16, but without a GPU "
-                    "TrainingArguments raises \"Your setup doesn't support bf16/gpu. You need to assign use_cpu\"", asked,
+        yield found("critical", f"{hardware.name} multiplies bf16, but without a GPU TrainingArguments raises \"Your setup "
+                    "doesn't support bf16/gpu. You need to assign use_cpu\"", asked,
                     expected=Expected("the run starts", "documentation: TrainingArguments._validate_args"),
-                    cure="Set use_cpu=True if the run shall use this machine's CPU")
+                    cure="Set use_cpu=True if the run shall use this machine's CPU", title="bf16 on a CPU without use_cpu")
 
 
 @rule("documentation: TrainingArguments._validate_args (transformers 5.23)")
@@ -54,13 +55,13 @@ def both_half_precisions(subject: Subject, where: Circumstances) -> Findings:
         return
     both = subject.settings["training.fp16"], subject.settings["training.bf16"]
     if subject.framework == "axolotl":       # core/builders/base.py: fp16 is passed on only where bf16 is off
-        yield found("low", "fp16 beside bf16 does nothing", "Axolotl uses fp16 only if bf16 is off", *both, expected=UNCHANGED,
-                    cure="Remove fp16", edits=removed(subject, "training.fp16"))
+        yield found("low", "Axolotl uses fp16 only if bf16 is off", *both, expected=UNCHANGED, cure="Remove fp16",
+                    edits=removed(subject, "training.fp16"), title="fp16 beside bf16 does nothing")
     else:
-        yield found("critical", "fp16 and bf16 together",
+        yield found("critical",
                     "A run computes in one of the two types; the trainer raises \"At most one of fp16 and bf16 can be True\"",
                     *both, expected=STARTS, cure="Keep bf16 if the hardware has it, else fp16",
-                    edits=set_to(subject, "training.fp16", False))
+                    edits=set_to(subject, "training.fp16", False), title="fp16 and bf16 together")
 
 
 @rule("technique: bf16; features: X6 (equal tensor-core peaks; bf16 needs no loss scaling)",
@@ -73,8 +74,8 @@ def fp16_on_bf16_hardware(subject: Subject, where: Circumstances) -> Findings:
     edits = renamed(subject, "training.fp16", "bf16")
     if "training.bf16" in subject.settings:
         edits = (*set_to(subject, "training.fp16", False), *set_to(subject, "training.bf16", True))
-    yield found("moderate", "fp16 on hardware with bf16", f"bf16 is as fast here ({unit}) and has the range of fp32. fp16 "
-                "overflows above 65,504, so the loss is scaled, and steps whose gradients overflow are skipped",
+    yield found("moderate", f"bf16 is as fast here ({unit}) and has the range of fp32. fp16 overflows above 65,504, so the "
+                "loss is scaled, and steps whose gradients overflow are skipped",
                 seen(subject, "training.fp16" if subject.on("training.fp16") else "accelerate.mixed_precision"),
                 expected=Expected("no skipped steps; about as fast", "none"), accuracy="low", cure="Compute in bf16",
                 edits=edits, words=("techniques.bf16=on",))
@@ -85,22 +86,23 @@ def fp16_weights_unscaled(subject: Subject, where: Circumstances) -> Findings:
     """All weights are fp16 and trained under a gradient scaler, which refuses fp16 gradients."""
     types = dtype_named(value(subject, "model.dtype")), products_dtype(subject)
     if types == ("fp16", "fp16") and method(subject) == "full":
-        yield found("critical", "fp16 weights under a gradient scaler", "All weights are loaded in fp16 and trained with "
-                    "fp16=True. The gradient scaler needs fp32 weights: the first step ends in \"Attempting to unscale FP16 "
-                    "gradients\"", subject.settings["model.dtype"], subject.settings.get("training.fp16"), expected=STARTS,
+        yield found("critical", "All weights are loaded in fp16 and trained with fp16=True. The gradient scaler needs fp32 "
+                    "weights: the first step ends in \"Attempting to unscale FP16 gradients\"", subject.settings["model.dtype"],
+                    subject.settings.get("training.fp16"), expected=STARTS,
                     cure="Load the weights in fp32; autocast computes in fp16")
 
 
 @rule("documentation: torch.amp (gradients of fp16 below 6e-8 are zero; GradScaler prevents it)")
-def fp16_without_scaler(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def fp16_without_scaler(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The training loop computes in fp16 without loss scaling."""
-    script, fp16 = subject.script, subject.settings.get("training.fp16")
-    if script is None or fp16 is None or fp16.value is not True or subject.framework != "pytorch" or script.says("caler"):
+    fp16 = subject.settings.get("training.fp16")
+    if fp16 is None or fp16.value is not True or subject.framework != "pytorch" or script.says("caler"):
         return
     for step in training_steps(script):
         if "autocast" in fp16.spelled and _computes_under_autocast(script, step):
-            yield found("critical", "fp16 gradients without loss scaling", "Autocast computes in fp16, whose smallest number "
-                        "is 6e-8. Without a GradScaler smaller gradients become zero, and their weights are not trained", fp16,
+            yield found("critical", "Autocast computes in fp16, whose smallest number is 6e-8. Without a GradScaler smaller "
+                        "gradients become zero, and their weights are not trained", fp16,
                         *(script.evidence(call.node) for call in step.backward[:1]), breaking="low", accuracy="low",
                         cure="Compute in bf16 if the device has it (compute capability 8.0 or newer), else add a GradScaler")
             return
@@ -120,11 +122,11 @@ def fp16_without_tensor_cores(subject: Subject, where: Circumstances) -> Finding
     capability = hardware.compute_capability if hardware is not None else None
     if hardware is not None and capability is not None and products_dtype(subject) == "fp16" and \
             capability < FP16_SINCE and capability != FAST_PASCAL:
-        yield found("moderate", "fp16 on a GPU without fast fp16", f"{hardware.name} has compute capability {capability}: it "
-                    f"has no tensor cores, which begin at {FP16_SINCE}, and few fp16 units. fp16 saves memory of activations, "
-                    "but matrix products may be slower than in fp32", asked_for(subject, "training.fp16"), expected=UNMEASURED,
-                    breaking="low", cure="Compute in fp32 if it fits, and measure both",
-                    edits=set_to(subject, "training.fp16", False), words=("techniques.fp16=off",))
+        yield found("moderate", f"{hardware.name} has compute capability {capability}: it has no tensor cores, which begin at "
+                    f"{FP16_SINCE}, and few fp16 units. fp16 saves memory of activations, but matrix products may be slower "
+                    "than in fp32", asked_for(subject, "training.fp16"), expected=UNMEASURED, breaking="low",
+                    cure="Compute in fp32 if it fits, and measure both", edits=set_to(subject, "training.fp16", False),
+                    words=("techniques.fp16=off",))
 
 
 @rule("technique: bf16, fp16")
@@ -144,10 +146,9 @@ def fp32_on_half_hardware(subject: Subject, where: Circumstances) -> Findings:
     edits = set_to(subject, key, True if trainer else type_) or (
         added(subject, BESIDE, type_, True) if trainer and key not in subject.settings else ())
     unit = bf16_unit(hardware) if type_ == "bf16" else f"{hardware.name} has fp16 tensor cores"
-    yield found("moderate", f"fp32 on hardware with {type_}", f"{unit}, but all matrix products are computed in fp32",
-                seen(subject, key), expected=expected, accuracy="low",
-                cure=f"Compute matrix products in {type_}; weights and optimizer stay fp32", edits=edits,
-                words=(f"techniques.{type_}=on",))
+    yield found("moderate", f"{unit}, but all matrix products are computed in fp32", seen(subject, key), expected=expected,
+                accuracy="low", cure=f"Compute matrix products in {type_}; weights and optimizer stay fp32", edits=edits,
+                words=(f"techniques.{type_}=on",), title=f"fp32 on hardware with {type_}")
 
 
 @rule("fact: bf16 has 8 bits of mantissa, so a weight changes by 2^-9 of itself or not at all",
@@ -160,10 +161,9 @@ def half_weights_trained(subject: Subject, where: Circumstances) -> Findings:
     rate = number(subject, "training.learning_rate")
     step = f". AdamW moves a weight by about the learning rate, {rate:g}: weights above {rate * 512:g} do not move" \
         if rate and dtype == "bf16" else ""
-    yield found("moderate", f"all weights are trained in {dtype}",
-                f"Weights, updates and AdamW's moments are all {dtype}{step}", subject.settings["model.dtype"], breaking="low",
-                words=("method=full",), cure="Load the weights in fp32 and let autocast compute in bf16; weights and moments "
-                "then take 12 bytes more a weight")
+    yield found("moderate", f"Weights, updates and AdamW's moments are all {dtype}{step}", subject.settings["model.dtype"],
+                breaking="low", words=("method=full",), cure="Load the weights in fp32 and let autocast compute in bf16; "
+                "weights and moments then take 12 bytes more a weight", title=f"all weights are trained in {dtype}")
 
 
 @rule("technique: tf32; features: F3 (it changes fp32 matrix products only)")
@@ -173,45 +173,46 @@ def tf32_without_effect(subject: Subject, where: Circumstances) -> Findings:
         return
     asked, dtype, edits = subject.settings["training.tf32"], products_dtype(subject), removed(subject, "training.tf32")
     if where.hardware is not None and not has_tf32(where.hardware):
-        yield found("critical" if subject.framework in TRAINERS else "low", "TF32 on hardware without TF32",
-                    f"{where.hardware.name} has no TF32, which begins with compute capability 8.0: TrainingArguments raises "
-                    "\"--tf32 requires Ampere\"", asked, expected=STARTS, cure="Remove tf32", edits=edits)
+        yield found("critical" if subject.framework in TRAINERS else "low", f"{where.hardware.name} has no TF32, which begins "
+                    "with compute capability 8.0: TrainingArguments raises \"--tf32 requires Ampere\"", asked, expected=STARTS,
+                    cure="Remove tf32", edits=edits, title="TF32 on hardware without TF32")
     elif dtype in ("bf16", "fp16"):
-        yield found("low", "TF32 under autocast changes nothing",
+        yield found("low",
                     f"Autocast computes matrix products in {dtype}; hardly any fp32 product is left for TF32 to speed up",
                     asked, cure="Remove tf32", edits=edits,
-                    expected=Expected("none: the documents' factor is that of one fp32 product", "none"))
+                    expected=Expected("none: the documents' factor is that of one fp32 product", "none"),
+                    title="TF32 under autocast changes nothing")
 
 
 @rule("documentation: torch.amp examples, \"gradient clipping\" (unscale_ before clipping)")
-def clip_before_unscale(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def clip_before_unscale(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Gradients are clipped while the GradScaler's factor is still in them."""
-    for step in training_steps(subject.script):
-        script = step.script
+    for step in training_steps(script):
         scaled = [call for call in step.optimizer_steps if call.owner is not None and step.is_scaler(call.owner)]
         clip = next((clip for clip in step.clipping if not any(call.order < clip.order for call in step.unscaling)), None)
         if not scaled or clip is None:
             continue
         optimizer = script.words(scaled[0].node.args[0]) if scaled[0].node.args else "optimizer"
         scaler = script.words(scaled[0].owner or scaled[0].node)
-        yield found("critical", "gradients are clipped while they are scaled", "The GradScaler has multiplied the gradients "
-                    "by its factor, which begins at 65,536. Clipping cuts every step to a tiny part of its gradient",
-                    script.evidence(clip.node), script.evidence(scaled[0].node), accuracy="low",
+        yield found("critical", "The GradScaler has multiplied the gradients by its factor, which begins at 65,536. Clipping "
+                    "cuts every step to a tiny part of its gradient", script.evidence(clip.node),
+                    script.evidence(scaled[0].node), accuracy="low",
                     cure=f"Call {scaler}.unscale_({optimizer}) before clipping",
                     edits=with_line(script, script.statement(clip.node), f"{scaler}.unscale_({optimizer})"))
 
 
 @rule("documentation: torch.amp.GradScaler (scale, step, update belong together)")
-def scaler_half_used(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def scaler_half_used(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A GradScaler lacks one of its parts: scaling, step, update or autocast."""
-    script, steps = subject.script, training_steps(subject.script)
-    made = next(script.calls("torch.amp.GradScaler", "torch.cuda.amp.GradScaler"), None) if script and steps else None
-    missing = _missing_of_scaler(script, steps) if script is not None and made is not None else ""
-    if script is not None and made is not None and missing:
-        yield found("moderate", "the GradScaler is used in part only", missing, script.evidence(made),
-                    *(script.evidence(call.node) for call in steps[0].backward[:1]), breaking="low",
-                    cure="Use scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update() under autocast; or "
-                    "compute in bf16, which needs no scaler")
+    steps = training_steps(script)
+    made = next(script.calls("torch.amp.GradScaler", "torch.cuda.amp.GradScaler"), None) if steps else None
+    missing = _missing_of_scaler(script, steps) if made is not None else ""
+    if made is not None and missing:
+        yield found("moderate", missing, script.evidence(made), *(script.evidence(call.node) for call in steps[0].backward[:1]),
+                    breaking="low", cure="Use scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update() under "
+                    "autocast; or compute in bf16, which needs no scaler")
 
 
 def _missing_of_scaler(script: Script, steps: list[Step]) -> str:

@@ -9,7 +9,7 @@ from powertrain.audit.code_editing import with_line, without
 from powertrain.audit.editing import added, set_to
 from powertrain.audit.reckoning import at_most, evaluation_share, reckonable, tokens_per_step
 from powertrain.audit.resolved import TRAINERS, first_set, interval_steps, method, number, run_steps, seen, value, warmup_steps
-from powertrain.audit.rules.base import STARTS, Findings, found
+from powertrain.audit.rules.base import STARTS, Findings, found, of_script
 from powertrain.audit.script import Script
 from powertrain.audit.steps import SCHEDULERS, Step, outermost, training_steps
 from powertrain.audit.subject import Circumstances, Subject
@@ -46,10 +46,10 @@ def learning_rate_unfit(subject: Subject, where: Circumstances) -> Findings:
     usual = USUAL_RATE[how]
     edits = set_to(subject, RATE, usual) or (added(subject, BESIDE, "learning_rate", usual) if RATE not in subject.settings
                                              else ())
-    yield found("moderate", f"a learning rate that does not fit {'full tuning' if how == 'full' else 'LoRA'}",
-                f"The learning rate is {rate:g} for {'all weights' if how == 'full' else 'adapters'}, where about {usual:g} "
-                f"is usual: {follows}", seen(subject, RATE), cure=f"Start from {usual:g}", edits=edits,
-                words=(f"learning_rate={usual:g}",))
+    yield found("moderate", f"The learning rate is {rate:g} for {'all weights' if how == 'full' else 'adapters'}, where about "
+                f"{usual:g} is usual: {follows}", seen(subject, RATE), cure=f"Start from {usual:g}", edits=edits,
+                words=(f"learning_rate={usual:g}",),
+                title=f"a learning rate that does not fit {'full tuning' if how == 'full' else 'LoRA'}")
 
 
 @rule("fact: the learning rate rises from 0 to the one that is set during the warm-up")
@@ -60,8 +60,8 @@ def warmup_beyond_run(subject: Subject, where: Circumstances) -> Findings:
     if steps is None or warming is None or warming <= MOST_WARMUP * steps:
         return
     usual, whole = max(1, round(USUAL_WARMUP * steps)), warming >= steps
-    yield found("critical" if whole else "moderate", "the warm-up takes up the run", f"{warming:g} of {steps} steps are "
-                "warm-up" + (", so the learning rate never reaches the value that is set" if whole else ""),
+    yield found("critical" if whole else "moderate", f"{warming:g} of {steps} steps are warm-up" + (
+                ", so the learning rate never reaches the value that is set" if whole else ""),
                 first_set(subject, ("training.warmup_ratio", "training.warmup_steps")),
                 subject.settings.get("training.max_steps"), cure=f"Warm up for about {usual} steps",
                 edits=set_to(subject, "training.warmup_steps", usual), words=(f"warmup_steps={usual}",))
@@ -100,8 +100,7 @@ def intervals_cost(subject: Subject, where: Circumstances) -> Findings:
     if says:
         text = "; ".join(says)
         severity: Severity = "low" if saving != 1 and share is not None and share < MUCH else "moderate"
-        yield found(severity, "evaluation or checkpoints come too often", text[0].upper() + text[1:], *asked, expected=expected,
-                    cure=cure, edits=edits, words=words)
+        yield found(severity, text[0].upper() + text[1:], *asked, expected=expected, cure=cure, edits=edits, words=words)
 
 
 @rule("fact: an interval longer than the run never comes round")
@@ -114,9 +113,8 @@ def intervals_never_fire(subject: Subject, where: Circumstances) -> Findings:
     if never and steps is not None:
         tenth = max(1, steps // 10)
         says = "; ".join(f"{NEVER[what]} ({what}_steps={intervals[what]:g})" for what in never)
-        yield found("low" if never ==["save"] else "moderate", "intervals longer than the run",
-                    f"The run has {steps} steps: {says}", *(seen(subject, f"training.{what}_steps") for what in never),
-                    subject.settings.get("training.max_steps"),
+        yield found("low" if never ==["save"] else "moderate", f"The run has {steps} steps: {says}",
+                    *(seen(subject, f"training.{what}_steps") for what in never), subject.settings.get("training.max_steps"),
                     cure=f"Choose intervals below {steps} steps: a tenth of the run is {tenth}",
                     words=tuple(f"{what}_steps={tenth}" for what in never))
 
@@ -126,7 +124,7 @@ def logging_each_step(subject: Subject, where: Circumstances) -> Findings:
     """The loss is logged at every step."""
     key, steps = "training.logging_steps", run_steps(subject, where)
     if key in subject.settings and interval_steps(subject, "logging", steps) == 1 and (steps or SHORT_RUN + 1) > SHORT_RUN:
-        yield found("low", "the loss is read after every step",
+        yield found("low",
                     "A GPU runs ahead of Python until Python reads the loss; read at every step, each waits for the other",
                     subject.settings[key], cure="Log every 10 steps", edits=set_to(subject, key, 10),
                     words=("logging_steps=10",),
@@ -143,18 +141,20 @@ def best_checkpoint_intervals(subject: Subject, where: Circumstances) -> Finding
     if None in (evaluating, saving) or saving == "best":
         return
     if evaluating != saving:
-        yield found("critical", "load_best_model_at_end without matching strategies", "The trainer evaluates by "
-                    f"{evaluating!r} and saves by {saving!r}; it raises, because the checkpoints would have no score", asked,
-                    seen(subject, "training.eval_strategy"), seen(subject, "training.save_strategy"), expected=STARTS,
-                    cure=f"Set eval_strategy={saving!r}", edits=set_to(subject, "training.eval_strategy", saving))
+        yield found("critical", f"The trainer evaluates by {evaluating!r} and saves by {saving!r}; it raises, because the "
+                    "checkpoints would have no score", asked, seen(subject, "training.eval_strategy"),
+                    seen(subject, "training.save_strategy"), expected=STARTS, cure=f"Set eval_strategy={saving!r}",
+                    edits=set_to(subject, "training.eval_strategy", saving),
+                    title="load_best_model_at_end without matching strategies")
         return
     every, kept = interval_steps(subject, "eval", None), interval_steps(subject, "save", None)
     if every and kept and kept % every:
         multiple = -(-kept // every) * every
-        yield found("critical", "save_steps is no multiple of eval_steps", f"Checkpoints come every {kept:g} steps and scores "
-                    f"every {every:g}: with load_best_model_at_end the trainer raises", asked,
-                    seen(subject, "training.eval_steps"), seen(subject, "training.save_steps"), expected=STARTS,
-                    cure=f"Save every {multiple:g} steps", edits=set_to(subject, "training.save_steps", int(multiple)))
+        yield found("critical", f"Checkpoints come every {kept:g} steps and scores every {every:g}: with "
+                    "load_best_model_at_end the trainer raises", asked, seen(subject, "training.eval_steps"),
+                    seen(subject, "training.save_steps"), expected=STARTS, cure=f"Save every {multiple:g} steps",
+                    edits=set_to(subject, "training.save_steps", int(multiple)),
+                    title="save_steps is no multiple of eval_steps")
 
 
 # ------------------------------------------------------------------------------------------------ a script's own schedule
@@ -183,10 +183,11 @@ def counts_batches(script: Script, length: ast.AST) -> bool:
 
 
 @rule("documentation: torch.optim.lr_scheduler (one scheduler step for each optimizer step)")
-def scheduler_each_micro_batch(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def scheduler_each_micro_batch(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The learning-rate schedule advances at every micro-batch instead of every optimizer step."""
-    for step in training_steps(subject.script):
-        script, accumulation = step.script, step.accumulation
+    for step in training_steps(script):
+        accumulation = step.accumulation
         if accumulation is None or step.accumulates_by_accelerate:
             continue
         early = next((call for call in step.scheduler_steps if accumulation.at_each_pass(call)), None)
@@ -199,19 +200,17 @@ def scheduler_each_micro_batch(subject: Subject, where: Circumstances) -> Findin
             continue                                     # a schedule as long as all micro-batches is right
         edits = (*without(script, script.statement(early.node)),
                  *with_line(script, script.statement(stepped.node), script.words(early.node), after=True))
-        yield found("critical" if divided else "moderate", "the learning rate decays with every micro-batch",
-                    f"The optimizer steps every {every} micro-batches, the schedule at each: it ends {every} times too early, "
-                    "and the rest of the run trains at the final learning rate", script.evidence(early.node),
-                    script.evidence(stepped.node), accuracy="low", cure="Step the schedule where the optimizer steps",
-                    edits=edits if len(edits) == 2 else ())
+        yield found("critical" if divided else "moderate", f"The optimizer steps every {every} micro-batches, the schedule at "
+                    f"each: it ends {every} times too early, and the rest of the run trains at the final learning rate",
+                    script.evidence(early.node), script.evidence(stepped.node), accuracy="low",
+                    cure="Step the schedule where the optimizer steps", edits=edits if len(edits) == 2 else ())
 
 
 @rule("documentation: torch.optim.lr_scheduler (T_max and num_training_steps count calls of scheduler.step)")
-def schedule_in_other_units(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def schedule_in_other_units(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The schedule's length counts epochs and its steps are batches, or the other way round."""
-    script = subject.script
     for step in training_steps(script):
-        assert script is not None
         around = outermost(script, step.node) if not isinstance(step.node, (ast.FunctionDef,
                                                                             ast.AsyncFunctionDef)) else step.node
         inside = [call for call in step.scheduler_steps if call.each_pass]
@@ -231,16 +230,16 @@ def schedule_in_other_units(subject: Subject, where: Circumstances) -> Findings:
                                      "rate hardly leaves its beginning, which with a warm-up is near 0")
         else:
             continue
-        yield found("critical", "the schedule counts other steps than it takes", says, script.evidence(made),
-                    script.evidence(how.node), accuracy="low", cure="Give the schedule a length in the steps that it takes: "
-                    "batches if it steps after each batch, epochs if it steps after each epoch")
+        yield found("critical", says, script.evidence(made), script.evidence(how.node), accuracy="low",
+                    cure="Give the schedule a length in the steps that it takes: batches if it steps after each batch, epochs "
+                    "if it steps after each epoch")
 
 
 @rule("features: F17; documentation: accelerate/scheduler.py (a prepared scheduler steps num_processes times a step)")
-def scheduler_each_process(subject: Subject, where: Circumstances) -> Findings:
+@of_script
+def scheduler_each_process(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Accelerate steps a prepared schedule once for every process, and its length does not count processes."""
-    script = subject.script
-    if script is None or subject.framework != "accelerate" or script.says("step_scheduler_with_optimizer", "split_batches"):
+    if subject.framework != "accelerate" or script.says("step_scheduler_with_optimizer", "split_batches"):
         return
     devices = where.hardware.devices if where.hardware is not None else 0
     for call in script.calls(".prepare"):
@@ -256,11 +255,10 @@ def scheduler_each_process(subject: Subject, where: Circumstances) -> Findings:
                 continue                                 # in all processes together it has as many batches
             severity: Severity = "low" if devices == 1 else "critical" if devices > 1 or counts_batches(script,
                                                                                                         length) else "moderate"
-            yield found(severity, "the schedule ends too early on several processes", "accelerator.prepare makes "
-                        f"{script.words(given)} step once for each process at every optimizer step, and its length does not "
-                        "count processes: on N processes the schedule ends after 1/N of the run" + (
-                        "; this machine has one device" if devices == 1 else ""), script.evidence(made), script.evidence(call),
-                        accuracy="low",
+            yield found(severity, f"accelerator.prepare makes {script.words(given)} step once for each process at every "
+                        "optimizer step, and its length does not count processes: on N processes the schedule ends after 1/N "
+                        "of the run" + ("; this machine has one device" if devices == 1 else ""), script.evidence(made),
+                        script.evidence(call), accuracy="low",
                         cure="Do not prepare the schedule, or multiply its length and warm-up by accelerator.num_processes")
             return
 
