@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+import operator
+import posixpath
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from powertrain.audit.known_functions import FUNCTIONS, TEXT_METHODS, apply_operator, call_function
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Setting
 from powertrain.audit.values import (
@@ -24,6 +25,21 @@ from powertrain.audit.values import (
 )
 from powertrain.records.findings import Place
 
+OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "Div": operator.truediv, "FloorDiv": operator.floordiv,
+    "Mod": operator.mod, "Pow": operator.pow,
+    "Eq": operator.eq, "NotEq": operator.ne, "Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge,
+    "Is": operator.is_, "IsNot": operator.is_not, "In": lambda a, b: a in b, "NotIn": lambda a, b: a not in b,
+}
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "int": int, "float": float, "str": str, "bool": bool, "len": len, "min": min, "max": max, "abs": abs, "round": round,
+    "sum": sum, "list": list, "tuple": tuple, "sorted": sorted,
+    "os.path.join": posixpath.join, "os.path.basename": posixpath.basename, "os.path.dirname": posixpath.dirname,
+    "pathlib.Path": lambda *parts: posixpath.join(*parts) if parts else ".",
+}
+TEXT_METHODS = frozenset({"lower", "upper", "strip", "lstrip", "rstrip", "split", "replace", "startswith", "endswith", "format",
+                          "join", "removesuffix", "removeprefix", "title", "capitalize"})
+MOST = 10_000                                # of a number's bits or a text's characters: a script may say 10 ** 10 ** 10
 FOLLOWED = ("vars", "dict", "getattr", "open")           # functions of Python's own that known_calls.py answers
 WRONG = (ArithmeticError, TypeError, ValueError, LookupError, AttributeError)   # the script's own mistake, or our ignorance
 
@@ -133,14 +149,14 @@ class Expressions:
             self.merge(merged, right, self.script.words(node.right))
             return merged
         if isinstance(node.op, ast.Div) and isinstance(left, str) and isinstance(right, str):
-            return f"{left.rstrip('/')}/{right}"         # of paths: known_functions keeps them as text
+            return f"{left.rstrip('/')}/{right}"         # of paths: pathlib.Path keeps them as text
         return self._applied(node, type(node.op).__name__, left, right)
 
-    def _applied(self, node: ast.AST, operator: str, left: Any, right: Any) -> Any:
+    def _applied(self, node: ast.AST, sign: str, left: Any, right: Any) -> Any:
         if not (is_known(left) and is_known(right)) or isinstance(left, Reference) != isinstance(right, Reference):
             return self.unread(node)
         try:
-            return apply_operator(operator, left, right)
+            return apply_operator(sign, left, right)
         except WRONG:
             return self.unread(node)
 
@@ -171,15 +187,15 @@ class Expressions:
 
     def _compare(self, node: ast.Compare, scope: Scope) -> Any:
         left = self.value(node.left, scope)
-        for operator, item in zip(node.ops, node.comparators, strict=True):
+        for sign, item in zip(node.ops, node.comparators, strict=True):
             right = self.value(item, scope)
-            if isinstance(operator, (ast.Is, ast.IsNot)) and right is None and is_told_from_none(left):
-                answer: Any = (left is None) == isinstance(operator, ast.Is)
-            elif isinstance(operator, (ast.In, ast.NotIn)) and isinstance(right, Table) and is_known(left):
+            if isinstance(sign, (ast.Is, ast.IsNot)) and right is None and is_told_from_none(left):
+                answer: Any = (left is None) == isinstance(sign, ast.Is)
+            elif isinstance(sign, (ast.In, ast.NotIn)) and isinstance(right, Table) and is_known(left):
                 answer = (self.unread(node) if right.open and left not in right.entries
-                          else (left in right.entries) == isinstance(operator, ast.In))
+                          else (left in right.entries) == isinstance(sign, ast.In))
             else:
-                answer = self._applied(node, type(operator).__name__, left, right)
+                answer = self._applied(node, type(sign).__name__, left, right)
             if answer is not True:
                 return answer
             left = right
@@ -244,7 +260,7 @@ class Expressions:
         if not all(map(is_known, [*positional, *values.values()])):
             return self.unread(node)
         try:
-            return call_function(name, positional, values)
+            return FUNCTIONS[name](*positional, **values)
         except WRONG:
             return self.unread(node)
 
@@ -255,6 +271,19 @@ class Expressions:
             return getattr(owner, method)(*positional)
         except WRONG:
             return self.unread(node)
+
+
+def apply_operator(name: str, a: Any, b: Any) -> Any:
+    """The result. Raises what Python raises, and OverflowError where it would be needlessly large."""
+    if name in ("Pow", "Mult") and any(isinstance(value, (int, float)) and abs(value) > MOST ** 4 for value in (a, b)):
+        raise OverflowError
+    if name == "Pow" and isinstance(b, (int, float)) and abs(b) > 64:
+        raise OverflowError
+    length = len(a) if isinstance(a, Sequence) else len(b) if isinstance(b, Sequence) else 0
+    times = next((value for value in (a, b) if isinstance(value, int)), 1) if name == "Mult" else 2
+    if length * times > MOST:
+        raise OverflowError
+    return OPERATORS[name](a, b)
 
 
 def is_told_from_none(value: Any) -> bool:

@@ -101,9 +101,7 @@ def _moved(script: Script, clip: StepCall, stepped: StepCall) -> tuple[Edit, ...
 def gradients_cleared_early(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Gradients are set to zero before the optimizer has used them."""
     for step in training_steps(script):
-        if step.accumulates_by_accelerate or not step.backward:
-            continue
-        accumulation = step.accumulation
+        accumulation = None if step.accumulates_by_accelerate else step.accumulation
         each = [call for call in step.zeroing if accumulation is not None and accumulation.at_each_pass(call)]
         if accumulation is not None and each:
             stepped, every = accumulation.step, script.words(accumulation.every)
@@ -134,10 +132,9 @@ def _zeroed_between(step: Step) -> StepCall | None:
 @of_script
 def gradients_not_zeroed(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Nothing sets the gradients back, so they add up over the whole run."""
-    if script.has_call(*ZEROED_BY_OTHERS) or script.says("zero_grad", "set_to_none"):
-        return
-    if any(isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.ctx, ast.Store)
-           for node in script.nodes):
+    names = {node.attr for node in script.nodes if isinstance(node, ast.Attribute) and (
+        node.attr == "zero_grad" or (node.attr == "grad" and isinstance(node.ctx, ast.Store)))}
+    if names or script.has_call(*ZEROED_BY_OTHERS):
         return
     for step in training_steps(script):
         own = [call for call in step.optimizer_steps if call.owner is not None and not _is_a_wrapper(script, call.owner)]
@@ -154,10 +151,11 @@ def gradients_not_zeroed(script: Script, subject: Subject, where: Circumstances)
 
 
 def _is_a_wrapper(script: Script, owner: ast.AST) -> bool:
-    """Whether an optimizer is made by the script's own code or by a package that is not known: its step may zero gradients."""
+    """Whether an optimizer is of a class that is not known, of the script itself or a package: its step may zero gradients."""
     last = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
     made = script.kinds.get(last, frozenset())
-    return bool(made) and not any(name.startswith(("torch.", "bitsandbytes.", "transformers.")) for name in made)
+    return bool(made) and all(name.rpartition(".")[2][:1].isupper() for name in made) and not any(
+        name.startswith(("torch.", "bitsandbytes.", "transformers.")) for name in made)
 
 
 @rule("fact: backward() sums over micro-batches, and the loss of each is a mean of its own")
