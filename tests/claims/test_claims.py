@@ -147,7 +147,8 @@ def test_an_id_means_all_its_parts():
 @pytest.mark.parametrize(("need", "reason"), [
     ("cuda", "the claim needs an NVIDIA GPU"), ("cuda>=8.0", "the claim needs an NVIDIA GPU"),
     ("two_gpus", "the claim needs two GPUs"),
-    ("bitsandbytes", "not installed"), ("compiler", "torch.compile cannot work here"), ("gpu:RTX 2080 Ti", "this machine is a CPU")])
+    ("bitsandbytes", "not installed"), ("compiler", "torch.compile cannot work here"),
+    ("gpu:RTX 2080 Ti", "this machine is a CPU")])
 def test_what_is_missing_on_a_cpu_is_said(need, reason):
     software = Software({}, {"bitsandbytes": "not installed", "c++ compiler": "none is on the PATH"})
     found = why_not([need], Hardware("a CPU", "cpu", 2, 1 << 33, 1 << 33), software)
