@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels.attention import Attention, bmm_attention, ragged_attention, sdpa_attention
-from powertrain.techniques import activation_checkpointing
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
 from powertrain.techniques.packing import Packing
 from powertrain.training.setup import Setup
@@ -94,8 +93,8 @@ def test_an_adapters_dropout_is_drawn_again_beside_kept_attention() -> None:
 
 def test_blocks_below_the_lowest_trained_weight_are_not_checkpointed(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpointed: list[int] = []
-    original = activation_checkpointing.checkpoint
-    monkeypatch.setattr(activation_checkpointing, "checkpoint",
+    original = torch.utils.checkpoint.checkpoint
+    monkeypatch.setattr("torch.utils.checkpoint.checkpoint",
                         lambda inner, block, index, *rest, **named: checkpointed.append(index) or original(
                             inner, block, index, *rest, **named))
     upper = replace(LORA, target_modules=r".*layers\.1\..*(q_proj|down_proj)")
