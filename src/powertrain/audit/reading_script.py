@@ -61,7 +61,7 @@ def parse(path: Path) -> Script:
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         raise WrongUse(f"{path}{f':{line}' if line else ''} is not Python that this interpreter can parse "
-                       f"({getattr(error, 'msg', error)}); mend it first") from None
+                       f"({getattr(error, 'msg', error)}); correct the syntax first") from None
     return Script(path, text, tree, imports(tree))
 
 

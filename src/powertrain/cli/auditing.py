@@ -108,7 +108,7 @@ def _audits(path: Path, where: Where) -> tuple[list[Audit], list[Path]]:
         else:
             skipped.append(file)
     if not audits:
-        raise WrongUse(f"there is no training script or config in {path}/; name a file to be told what is wrong with it")
+        raise WrongUse(f"there is no training script or config in {path}/; name one file to see why it was not read")
     return audits, skipped
 
 

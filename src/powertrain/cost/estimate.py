@@ -181,7 +181,7 @@ def bargain(facts: Facts, gain: tuple[float, float], compile_s: float, *, train_
     saved_s = steps * step_s * (1 - sum(gain) / 2)
     cost = f"compiling takes about {compile_s:.0f} s and would save about {saved_s:.0f} s of {steps * step_s:,.0f} s"
     if saved_s < WORTH_IT * compile_s:
-        return Bargain(False, f"{cost}, less than {WORTH_IT} times its cost")
+        return Bargain(False, f"{cost}; compiling is used only if it saves {WORTH_IT} times its own time")
     return Bargain(True, f"{cost}, so it pays after step {compile_s / saved_s * steps:,.0f} of {steps:,}")
 
 

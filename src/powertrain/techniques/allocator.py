@@ -49,7 +49,7 @@ class Allocator(Technique):
         if facts.hardware.device != "cpu" or not hasattr(ctypes.CDLL(None), "mallinfo2"):
             return cls.refuse(Why.HARDWARE_LACKS, f"this needs glibc 2.33 or newer, or a CUDA GPU; here {platform.system()} "
                                                   f"allocates memory for {facts.hardware.device!r}")
-        return cls("glibc").on("each pass frees and takes the same activations; kept pages need no zeroing",
+        return cls("glibc").on("each pass frees and allocates the same activations; the system zeroes returned memory again",
                                Effect((0.94, 1.03), 0, basis=f"study: {STUDY}"))
 
     def apply(self, setup: Setup) -> Setup:

@@ -59,9 +59,8 @@ class ChunkedCrossEntropy(Technique):
             shown += f", and skipping the {1 - data.trained_share:.0%} without a target saves {skipped:.0%} of the products"
         numbers = {"logits_bytes": whole_bytes, "skipped_share": skipped}
         if whole_bytes < WORTH_BYTES and skipped < WORTH_SHARE:
-            return cls.refuse(Why.WOULD_NOT_PAY, f"{shown}; this pays from {WORTH_BYTES >> 20} MiB or {WORTH_SHARE:.0%} "
-                                                 "on", cls(rows),
-                              numbers=numbers)
+            return cls.refuse(Why.WOULD_NOT_PAY, f"{shown}; chunks pay off only above {WORTH_BYTES >> 20} MiB of logits or "
+                                                 f"{WORTH_SHARE:.0%} of skipped products", cls(rows), numbers=numbers)
         chunk_bytes = min(rows, tokens) * model.vocabulary * LOGIT_COPIES_BYTES
         basis = "guess: memory by formula, time not measured yet" if not skipped else \
             "guess: what rows without a target save by formula, the rest not measured yet"

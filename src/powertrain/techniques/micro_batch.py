@@ -56,9 +56,9 @@ class MicroBatch(Technique):
                                               "tokens)",
                               cls(_even_split(batch, min(wanted, batch))), rival="packing")
         if wanted >= batch:
-            return cls.refuse(Why.NOT_NEEDED, f"the whole batch of {shape} is small enough for one pass (at most {target:,} "
-                              f"tokens are best, and {fitting:,} fit)", cls(_even_split(batch, -(-batch // 2))),
-                              numbers={"fitting_tokens": fitting})
+            return cls.refuse(Why.NOT_NEEDED, f"the whole batch of {shape} is small enough for one pass (a pass is fastest "
+                              f"up to {target:,} tokens; {fitting:,} fit in memory)",
+                              cls(_even_split(batch, -(-batch // 2))), numbers={"fitting_tokens": fitting})
         examples = _even_split(batch, wanted)
         limit = "fits the memory" if fitting < target else "suits the caches" if hardware.device == "cpu" else "is large enough"
         saved_bytes = memory_of_examples(facts.model, tokens)[1] * (batch - examples)

@@ -51,7 +51,7 @@ def slow_down(run: RunRecord) -> Iterator[Finding]:
     yield finding("moderate" if lost_s > SERIOUS_SHARE * total_s else "low",
                   f"steps took {worst.slow_s / worst.usual_s:.2g} times as long {_where(times, worst)}",
                   f"{seconds(worst.slow_s)} instead of {seconds(worst.usual_s)}"
-                  + (f", and {len(found) - 1} more such stretches" if len(found) > 1 else "")
+                  + (f"; {len(found) - 1} more slow {'stretch' if len(found) == 2 else 'stretches'}" if len(found) > 1 else "")
                   + f": {seconds(lost_s)} of {seconds(total_s)} were lost. {because}", *_beginning(run, times, worst),
                   cure=cure, expected=Expected(f"at most {total_s / (total_s - lost_s):.3g} times as fast", UNHINDERED),
                   numbers={"usual_s": worst.usual_s, "slow_s": worst.slow_s, "lost_s": lost_s})

@@ -37,8 +37,8 @@ def find_model(path: str, *, revision: str | None = None) -> Path:
         kind = "a GGUF file is made from a model, and is not read back" if folder.suffix == ".gguf" else "a file is not a model"
         raise WrongUse(f"{path} is a file, and {kind}; give the folder that holds {CONFIG} and the weights")
     if not HUB_ID.fullmatch(path):
-        raise WrongUse(f"there is no folder {path}, and it is no id of the Hugging Face hub either, which is org/name "
-                       f"(openai-community/gpt2); check the spelling")
+        raise WrongUse(f"there is no folder {path}, and the name is not a hub id of the form org/name, such as "
+                       "openai-community/gpt2; check the spelling")
     cached = find_cached(path, revision)
     if cached is None or missing_files(cached):
         return fetch(path, revision, cached)
