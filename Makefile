@@ -37,7 +37,7 @@ picture: install
 
 # the schema of events.jsonl, from the classes of records/events.py; a test fails where it is out of date
 schema: install
-	$(BIN)/python -m powertrain.records.events_schema > docs/events.schema.json
+	$(BIN)/python benchmarks/events_schema.py > docs/events.schema.json
 
 # the peers get an environment of their own, .peers/
 bench: install

@@ -44,12 +44,12 @@ from powertrain.evidence.clock import Arena, Pace
 from powertrain.models.saving import save_model
 from powertrain.recipe import Recipe, resolve_words
 from powertrain.records import Batch, Facts, Refusal, to_plain
+from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Evaluated, ModelSaved, Saved
 from powertrain.records.evidence import Arm, ArmRun, Comparison, Study
 from powertrain.records.plan import Why
 from powertrain.run.prepare import prepare
 from powertrain.techniques.base import Exactness, Technique
-from powertrain.training.events import read_events
 from powertrain.training.setup import Setup
 
 HALF = 0.5                   # of the gain that is predicted: what a cure has to give at least

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from powertrain.records import timeline
+from powertrain.records.event_log import read_events
 from powertrain.report import figures_loss, svg_plot
 from powertrain.report.chart import Plot
 from powertrain.report.html import style
 from powertrain.report.page import Missing
-from powertrain.training.events import read_events
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "run.svg"
 WIDTH_PX = 640.0

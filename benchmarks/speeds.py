@@ -30,10 +30,10 @@ from powertrain.evidence.studies import describe, new_folder, save
 from powertrain.models.saving import save_model
 from powertrain.planner import make_plan
 from powertrain.recipe import resolve_words
+from powertrain.records.event_log import read_events
 from powertrain.records.events import Step
 from powertrain.records.evidence import Study
 from powertrain.run.prepare import Prepared, prepare
-from powertrain.training.events import read_events
 
 # nothing but training, in eager PyTorch
 QUIET = ["eval_steps=0", "save_steps=0", "sample.tokens=0", "max_eval_samples=1", "techniques.torch_compile=off",

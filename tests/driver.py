@@ -78,8 +78,9 @@ def _child(words: list[str], cache: str, folder: str, out: str, err: str, fault:
 
 
 def _plant(place: str, number: int) -> None:
+    from powertrain.records import event_log
     from powertrain.run import part, storing
-    from powertrain.training import checkpoint, events
+    from powertrain.training import checkpoint
 
     if place in ("step", "signal"):
         original = part.train
@@ -113,11 +114,11 @@ def _plant(place: str, number: int) -> None:
         Path.write_text = counted(Path.write_text)  # type: ignore[method-assign]
     elif place == "sync":
         time.time = time.perf_counter
-        events.os = SimpleNamespace(**{**vars(os), "fsync": _slow(os.fsync, number / 1e3)})  # type: ignore[assignment]
+        event_log.os = SimpleNamespace(**{**vars(os), "fsync": _slow(os.fsync, number / 1e3)})  # type: ignore[assignment]
     elif place == "delete":
         checkpoint.shutil = SimpleNamespace(rmtree=_refused(shutil.rmtree, from_call=number))  # type: ignore[assignment]
     elif place == "events":
-        events.os = SimpleNamespace(**{**vars(os), "fsync": _refused(os.fsync, from_call=number)})  # type: ignore[assignment]
+        event_log.os = SimpleNamespace(**{**vars(os), "fsync": _refused(os.fsync, from_call=number)})  # type: ignore[assignment]
     elif place == "model":
         storing.save_model = _on_a_full_disk(storing.save_model, from_call=1)
     elif place == "full":

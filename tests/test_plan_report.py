@@ -9,7 +9,7 @@ from powertrain.facts.model import model_facts
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
 from powertrain.records import DataFacts, Estimate, Facts, ModelFacts, to_plain
-from powertrain.records.events import from_line
+from powertrain.records.event_log import from_line
 from powertrain.report.plan import data_row, expected_rows, facts_rows, fitting_rows, model_row, run_row
 from powertrain.report.result import result_rows
 

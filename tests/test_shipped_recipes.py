@@ -17,8 +17,8 @@ from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
 from powertrain.recipe import resolve, shipped_recipes
 from powertrain.records import ModelFacts
+from powertrain.records.event_log import read_events
 from powertrain.records.events import Evaluated, Step
-from powertrain.training.events import read_events
 
 Cli = Callable[..., tuple[int, str, str]]
 SHRINK = ["model.layers=1", "model.width=32", "model.heads=2", "data.block=32", "model.context=32", "train_batch_size=4",

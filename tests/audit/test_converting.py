@@ -22,9 +22,9 @@ from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.models.huggingface.folder import save_folder
 from powertrain.recipe import resolve
 from powertrain.records import WrongUse
+from powertrain.records.event_log import read_events
 from powertrain.records.events import Step
 from powertrain.records.findings import Place
-from powertrain.training.events import read_events
 
 Cli = Callable[..., tuple[int, str, str]]
 # what a recipe says by one key, and other trainers by several

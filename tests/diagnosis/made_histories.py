@@ -11,7 +11,7 @@ from typing import Any
 
 from powertrain.diagnosis.run_record import RunRecord
 from powertrain.recipe import Recipe, Resolved
-from powertrain.records.events import from_line
+from powertrain.records.event_log import from_line
 from powertrain.records.timeline import read
 
 BEGAN = 1_795_268_000.0

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from powertrain.records.events import Event, from_line
+from powertrain.records.event_log import from_line
+from powertrain.records.events import Event
 from powertrain.report.run_page import RunFiles
 
 BEGAN = 1_795_268_000.0

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from powertrain.records.events import Event, Step, from_line
+from powertrain.records.event_log import from_line
+from powertrain.records.events import Event, Step
 from powertrain.records.origins import COMMAND_LINE, DEFAULT, Origin
 from powertrain.report.comparing import (
     ABSENT,

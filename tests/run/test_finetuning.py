@@ -23,11 +23,11 @@ from powertrain.models.saving import save_model
 from powertrain.planner import workload_of
 from powertrain.recipe import resolve
 from powertrain.records import WrongUse
+from powertrain.records.event_log import read_events
 from powertrain.records.events import Memory, Note, Start, Step
 from powertrain.records.origins import Origin
 from powertrain.run.fits import workload_of_step
 from powertrain.run.prepare import build_setup, prepare
-from powertrain.training.events import read_events
 
 Cli = Callable[..., tuple[int, str, str]]
 QUICK = ["train_batch_size=6", "max_steps=5", "learning_rate=1e-2", "save_steps=2", "eval_steps=3", "logging_steps=2",

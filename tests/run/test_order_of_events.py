@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from driver import TINY
+from powertrain.records.event_log import read_events
 from powertrain.records.timeline import read
-from powertrain.training.events import read_events
 
 
 def test_what_was_seen_of_a_step_stands_behind_it_and_the_parts_are_the_wall_time(cli: Callable[..., tuple[int, str, str]],

@@ -16,12 +16,12 @@ from driver import run_cli
 from powertrain import planner
 from powertrain.recipe import Recipe
 from powertrain.records import DataFacts, Facts
+from powertrain.records.event_log import read_events
 from powertrain.records.events import OutOfMemory, Step
 from powertrain.run.out_of_memory import clear_step, largest_pass, with_smaller_passes
 from powertrain.run.prepare import Prepared
 from powertrain.techniques.micro_batch import MicroBatch
 from powertrain.techniques.packing import Packing
-from powertrain.training.events import read_events
 from powertrain.training.loop import backward, new_state
 from powertrain.training.out_of_memory import UpdateWatch, is_out_of_memory
 from powertrain.training.setup import Setup

@@ -17,8 +17,8 @@ from driver import TINY
 from powertrain.cli import output
 from powertrain.cli.app import app
 from powertrain.models.decoder import Decoder
+from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Event, ListenerFailed, Step
-from powertrain.training.events import read_events
 
 PACKAGE = str(Path(powertrain.__file__).parent)
 MOST_CALLS = 6

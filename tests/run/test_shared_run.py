@@ -15,12 +15,12 @@ import torch
 
 from driver import TINY
 from powertrain.recipe import resolve
+from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Evaluated, Event, ModelSaved, OutOfMemory, Saved, Start, Step
 from powertrain.run.part import Part, new_run
 from powertrain.run.prepare import Prepared, prepare
 from powertrain.run.session import exit_code, run
 from powertrain.training.checkpoint import newest_checkpoint, what_is_wrong
-from powertrain.training.events import read_events
 from powertrain.training.ranks import joined
 
 WORLD, STEPS = 2, 11

@@ -14,9 +14,9 @@ from powertrain.cost.estimate import kind_of_work, workload_work
 from powertrain.cost.roofline import ideal_step_s
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Plan
+from powertrain.records.event_log import read_events
 from powertrain.records.events import Memory
 from powertrain.run.speeds import keep_speed, read_speeds, speed_line, speeds_file, with_speeds
-from powertrain.training.events import read_events
 
 Cli = Callable[..., tuple[int, str, str]]
 

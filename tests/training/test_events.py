@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from powertrain.records import WrongUse
+from powertrain.records.event_log import EventLog, read_events
 from powertrain.records.events import End, Event, Note, Resume, Start, Step
-from powertrain.training.events import EventLog, read_events
 
 
 def step(number: int, **more: object) -> Step:

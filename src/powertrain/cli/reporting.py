@@ -12,6 +12,7 @@ from powertrain import __version__
 from powertrain.cli import output as screen
 from powertrain.recipe import read_yaml
 from powertrain.records import WrongUse
+from powertrain.records.event_log import read_all_events, read_events
 from powertrain.records.json_files import read_json
 from powertrain.records.origins import asked_lines
 from powertrain.report import html, markdown, run_page, study_page
@@ -19,7 +20,6 @@ from powertrain.report import page as pages
 from powertrain.report.page import Page
 from powertrain.report.run_page import RunFiles
 from powertrain.run.folder import RunFolder, stored_recipe
-from powertrain.training.events import read_all_events, read_events
 
 
 def report(target: Path, *, output: Path | None, as_json: bool) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 from powertrain.cli import output
 from powertrain.cli.diagnosing import worst_rows
 from powertrain.records import WrongUse, to_plain
+from powertrain.records.event_log import read_events
 from powertrain.records.json_files import read_json
 from powertrain.records.origins import asked_lines
 from powertrain.report.comparing import RunFiles, comparison_rows, difference, sentences, to_json
 from powertrain.report.figures import count
 from powertrain.report.result import result_rows, sample_rows, step_time_row
 from powertrain.run import folder as run_folder
-from powertrain.training.events import read_events
 
 
 def list_runs(folder: Path, *, as_json: bool) -> None:

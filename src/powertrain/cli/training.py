@@ -13,7 +13,8 @@ from powertrain.cli import output
 from powertrain.cli.environment import cache_folder, resident_bytes, say
 from powertrain.recipe import flat, quoted, resolve_words
 from powertrain.records import RunFailed, WrongUse, to_plain
-from powertrain.records.events import Evaluated, Event, RunWarning, Start, Step, to_line
+from powertrain.records.event_log import read_events, to_line
+from powertrain.records.events import Evaluated, Event, RunWarning, Start, Step
 from powertrain.records.json_files import read_json
 from powertrain.records.origins import COMMAND_LINE, Origin, Stored
 from powertrain.records.timeline import last_of
@@ -26,7 +27,6 @@ from powertrain.run.downloads import refuse_downloads
 from powertrain.run.fits import needed_bytes, room_bytes, savings_of
 from powertrain.run.folder import RUNS, RunFolder, check_free, continued, existing, is_complete, missing_base, stored_recipe
 from powertrain.run.prepare import Prepared, prepare, with_stored_plan
-from powertrain.training.events import read_events
 
 if TYPE_CHECKING:
     from rich.live import Live as RichLive

@@ -13,11 +13,11 @@ from typing import Any
 
 from powertrain.recipe import Recipe, resolve
 from powertrain.records import WrongUse
+from powertrain.records.event_log import counted, read_all_events
 from powertrain.records.events import Step
 from powertrain.records.json_files import read_json
 from powertrain.records.timeline import History, estimate_of, read, steady
 from powertrain.run.folder import existing, is_being_written
-from powertrain.training.events import counted, read_all_events
 
 IDLE_LOAD = 0.75             # of a machine when a session began: above it, another process was at work
 LEAST_STEPS = 20             # of a run: a curve of fewer has no shape that could be judged

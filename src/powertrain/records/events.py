@@ -1,24 +1,14 @@
 """The events of a run: one frozen dataclass a kind, as `events.jsonl`, the terminal and every follower get them.
 
-A line is a JSON object: `event` names the kind, `about` the kind of a warning or note, and the other keys are fields of the
-class. Fields and kinds of a later version are kept (`more`, `Unknown`); lines of version 1 become today's kinds in
-old_events.py. docs/events.schema.json is made from these classes (`make schema`).
+event_log.py writes and reads them. docs/events.schema.json is made from these classes (`make schema`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from powertrain.records import WrongUse, to_plain
-from powertrain.records.old_events import upgraded
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+from typing import Any, ClassVar
 
 VERSION = 2                  # of these classes; `start` and `resume` carry it. Version 1 told warnings as sentences
 
@@ -178,21 +168,29 @@ class End(Event):
         return f"{self.reason} ({self.signal})" if self.signal else self.reason
 
 
-# ------------------------------------------------------------------------------------------------ warnings
+# ------------------------------------------------------------------------------------------------ warnings and notes
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunWarning(Event):
-    """A warning. This class itself is one of version 1 that no kind below covers, or one of a later version."""
+class Told(Event):
+    """A warning or a note: something that is also shown to people, as a sentence made from its fields."""
 
-    kind = "warning"
     about: ClassVar[str] = ""
-    message: str = ""
+    says: ClassVar[str] = ""                 # the sentence, with names of fields in it
+    message: str = ""                        # the sentence itself, where it was not made from fields
 
     @property
     def sentence(self) -> str:
-        """Return the warning for people."""
-        return self.message or f"a warning that this version of powertrain does not know: {dict(self.more)}"
+        """Return the warning or note for people."""
+        unknown = f"a {self.kind} that this version of powertrain does not know: {dict(self.more)}"
+        return self.message or self.says.format_map(vars(self)) or unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunWarning(Told):
+    """A warning. This class itself is one of version 1 that no kind below covers, or one of a later version."""
+
+    kind = "warning"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,13 +240,10 @@ class CheckpointNotDeleted(RunWarning):
     """An older checkpoint could not be deleted."""
 
     about = "checkpoint_not_deleted"
+    says = ("step {step:,} is saved, but an older checkpoint could not be deleted: {why}. {folder} takes more disk space than "
+            "planned")
     why: str
     folder: str
-
-    @property
-    def sentence(self) -> str:
-        return (f"step {self.step:,} is saved, but an older checkpoint could not be deleted: {self.why}. {self.folder} takes "
-                "more disk space than planned")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,12 +251,9 @@ class CheckpointRejected(RunWarning):
     """A checkpoint did not verify, so the run went on from an older one."""
 
     about = "checkpoint_rejected"
+    says = "the checkpoint {name} was not used: {why}"
     name: str
     why: str
-
-    @property
-    def sentence(self) -> str:
-        return f"the checkpoint {self.name} was not used: {self.why}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,12 +276,9 @@ class EventsWaiting(RunWarning):
     """events.jsonl cannot be written; events wait in memory."""
 
     about = "events_waiting"
+    says = ("events.jsonl cannot be written ({why}). Training goes on; the events are kept in memory until the file can be "
+            "written")
     why: str
-
-    @property
-    def sentence(self) -> str:
-        return (f"events.jsonl cannot be written ({self.why}). Training goes on; the events are kept in memory until "
-                "the file can be written")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,28 +286,15 @@ class ListenerFailed(RunWarning):
     """Whoever was shown the events raised an error; training goes on."""
 
     about = "listener_failed"
+    says = "the display of the run failed ({why}). Training goes on; events.jsonl has every event"
     why: str
-
-    @property
-    def sentence(self) -> str:
-        return f"the display of the run failed ({self.why}). Training goes on; events.jsonl has every event"
-
-
-# ------------------------------------------------------------------------------------------------ notes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Note(Event):
+class Note(Told):
     """Something worth knowing that asks for nothing."""
 
     kind = "note"
-    about: ClassVar[str] = ""
-    message: str = ""
-
-    @property
-    def sentence(self) -> str:
-        """Return the note for people."""
-        return self.message or f"a note that this version of powertrain does not know: {dict(self.more)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,54 +310,10 @@ class TimingSteps(Note):
     """A few steps are timed, to turn `train_time_s` into a number of steps."""
 
     about = "timing_steps"
+    says = "timing a few steps, to choose how many fit into {seconds:g} s"
     seconds: float
 
-    @property
-    def sentence(self) -> str:
-        return f"timing a few steps, to choose how many fit into {self.seconds:g} s"
 
-
-KINDS: tuple[type[Event], ...] = (
-    Folder, Start, Resume, Step, Evaluated, Sample, Adapters, Memory, Saved, ModelSaved, End,
-    RunWarning, OutOfMemory, CheckpointFailed, CheckpointNotDeleted, CheckpointRejected, LittleDisk, EventsWaiting,
-    ListenerFailed, Note, TechniqueNote, TimingSteps)
-
-
-# ------------------------------------------------------------------------------------------------ lines
-
-
-def to_line(event: Event) -> dict[str, Any]:
-    """Return the event as JSON holds it. A field that is None is left out: what is unknown is absent."""
-    about = getattr(event, "about", "")
-    head = {"event": event.event if isinstance(event, Unknown) else event.kind, **({"about": about} if about else {})}
-    fields = {name: value for name, value in to_plain(event).items() if value is not None and name not in ("more", "event")}
-    return {**head, **fields, **event.more}
-
-
-def from_line(line: Mapping[str, Any]) -> Event:
-    """Return the event of a line, of any version. Raises WrongUse where a field is missing or of another type."""
-    from pydantic import ValidationError
-
-    line = upgraded(line)
-    cls = _classes().get((line["event"], line.get("about", ""))) or _classes().get((line["event"], ""), Unknown)
-    known = {one.name for one in dataclasses.fields(cls)}
-    read = {name: value for name, value in line.items() if name in known}
-    more = {name: value for name, value in line.items() if name not in known | {"event"} and (
-        name, value) != ("about", getattr(cls, "about", None))}
-    try:
-        return _adapters()[cls].validate_python({"time": 0.0, **read, "more": more})
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        raise WrongUse(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from None
-
-
-@cache
-def _classes() -> dict[tuple[str, str], type[Event]]:
-    return {(kind.kind, getattr(kind, "about", "")): kind for kind in KINDS}
-
-
-@cache
-def _adapters() -> dict[type[Event], TypeAdapter[Event]]:
-    from pydantic import TypeAdapter
-
-    return {kind: TypeAdapter(kind) for kind in (*KINDS, Unknown)}
+# every class above that is a kind of its own, in the order of this file
+KINDS: tuple[type[Event], ...] = tuple(found for found in list(globals().values())
+                                       if isinstance(found, type) and issubclass(found, Event) and found.kind)

@@ -19,11 +19,11 @@ from typing import Any, TextIO
 
 from powertrain.recipe import Recipe, Resolved, flat, read_yaml, resolve
 from powertrain.records import WrongUse, origins
+from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Evaluated, Event, Start, Step
 from powertrain.records.json_files import read_json
 from powertrain.records.origins import Origin
 from powertrain.records.timeline import last_of
-from powertrain.training.events import read_events
 
 RUNS = Path("runs")
 NEWEST = "recipe:"           # model.path=recipe:NAME: the newest finished run of that recipe

@@ -21,6 +21,7 @@ from powertrain import planner
 from powertrain.cost.memory import peak_memory
 from powertrain.records import RunFailed, UserError, to_plain
 from powertrain.records.errors import LossNotFinite
+from powertrain.records.event_log import EVENTS_EVERY_S, EventLog
 from powertrain.records.events import (
     VERSION,
     CheckpointRejected,
@@ -42,7 +43,6 @@ from powertrain.run.folder import RunFolder
 from powertrain.run.interrupt import Interrupt, listen
 from powertrain.run.prepare import Prepared, build_setup, schedule_of, with_measured_length
 from powertrain.training.checkpoint import clear_leftovers, load_checkpoint, newest_checkpoint, set_aside
-from powertrain.training.events import EVENTS_EVERY_S, EventLog
 from powertrain.training.ledger import MemoryLedger, peak_memory_bytes, standing_bytes
 from powertrain.training.loop import State, StepResult, new_state, train
 from powertrain.training.out_of_memory import UpdateWatch

@@ -31,11 +31,11 @@ from powertrain.claims.probes.probe import (
 from powertrain.evidence.stats import interval
 from powertrain.facts.hardware import read_hardware
 from powertrain.recipe import resolve_words
+from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Evaluated, Saved
 from powertrain.run.prepare import build_setup, prepare, schedule_of
 from powertrain.run.session import start_run
 from powertrain.training.evaluation import evaluate, spread
-from powertrain.training.events import read_events
 from powertrain.training.loop import new_state, train
 from powertrain.use.sampling import write_sample
 

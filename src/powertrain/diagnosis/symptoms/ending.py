@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from powertrain.diagnosis.run_record import RunRecord, seconds, several
+from powertrain.records.event_log import EVENTS_EVERY_S
 from powertrain.records.events import (
     CheckpointFailed,
     CheckpointRejected,
@@ -18,7 +19,6 @@ from powertrain.records.events import (
     Saved,
 )
 from powertrain.records.findings import Cure, Expected, Finding, Severity, finding, rule
-from powertrain.training.events import EVENTS_EVERY_S
 
 LEAST_SILENCE_S = 60.0       # a shorter silence may be a slow disk or a paused machine
 PATIENCE = 5.0               # times the longest silence that the run's own settings explain

@@ -1,6 +1,6 @@
-"""The JSON schema of a line of events.jsonl, made from the classes of events.py.
+"""The JSON schema of a line of events.jsonl, made from the classes of records/events.py.
 
-    python -m powertrain.records.events_schema > docs/events.schema.json        (`make schema`)
+    python benchmarks/events_schema.py > docs/events.schema.json        (`make schema`)
 """
 
 from __future__ import annotations
@@ -8,10 +8,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from powertrain.records.events import KINDS, VERSION, Event
 
 ABOUT = ("One event of a powertrain run, as a line of events.jsonl or of `powertrain train --json` holds it. A follower passes "
          "over kinds and fields that it does not know. What is unknown is absent.")
+# JSON has no numbers that are not finite: they are texts
+NUMBER = {"type": ["number", "string"], "pattern": "^(nan|-?inf)$"}
 
 
 def schema() -> dict[str, Any]:
@@ -22,15 +26,17 @@ def schema() -> dict[str, Any]:
 
 
 def _kind(kind: type[Event]) -> dict[str, Any]:
-    from pydantic import TypeAdapter
-
-    found = TypeAdapter(kind).json_schema()
+    found = json.loads(json.dumps(TypeAdapter(kind).json_schema()), object_hook=_with_every_number)
     about = getattr(kind, "about", None)
     named = {"event": {"const": kind.kind}, **({"about": {"const": about}} if about else {})}
     fields = {name: {key: value for key, value in field.items() if key != "title"}
               for name, field in found["properties"].items() if name != "more"}
     return {"description": found["description"], "type": "object", "properties": {**named, **fields},
             "required": ["event", "time", *(["about"] if about else []), *found.get("required", ())]}
+
+
+def _with_every_number(found: dict[str, Any]) -> dict[str, Any]:
+    return found | NUMBER if found.get("type") == "number" else found
 
 
 def text() -> str:
