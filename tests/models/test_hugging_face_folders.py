@@ -15,7 +15,7 @@ from torch import Tensor
 
 from powertrain.models.config import FAMILIES
 from powertrain.models.decoder import Decoder
-from powertrain.models.huggingface.families import ARCHITECTURES, from_hf_config, to_hf_config
+from powertrain.models.huggingface.families import FORMATS, from_hf_config, to_hf_config
 from powertrain.models.huggingface.folder import load_folder, save_folder
 from powertrain.records import Batch, WrongUse
 
@@ -92,7 +92,7 @@ def test_a_folder_that_transformers_saved_gives_equal_logits(family: str, tmp_pa
     import transformers
 
     config = to_hf_config(tiny_model(family, kv_heads=2 if FAMILIES[family].grouped_heads else None).config)
-    kind = getattr(transformers, ARCHITECTURES[family])
+    kind = getattr(transformers, FORMATS[family].architecture)
     torch.manual_seed(0)
     model = kind(kind.config_class(**{k: v for k, v in config.items() if k not in ("architectures", "model_type")}))
     with torch.no_grad():
@@ -108,7 +108,7 @@ def test_a_folder_that_transformers_saved_gives_equal_logits(family: str, tmp_pa
 def test_the_defaults_of_a_published_config_are_read_as_transformers_reads_them(family: str) -> None:
     import transformers
 
-    config = getattr(transformers, ARCHITECTURES[family]).config_class()
+    config = getattr(transformers, FORMATS[family].architecture).config_class()
     full = config.to_dict() | {"sliding_window": getattr(config, "sliding_window", None)}
     ours = from_hf_config({key: value for key, value in full.items() if key in (
         "model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",

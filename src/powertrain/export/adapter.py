@@ -6,7 +6,7 @@ from pathlib import Path
 
 from powertrain.export.output import new_folder
 from powertrain.models.adapters.files import CONFIG, WEIGHTS
-from powertrain.models.huggingface.shards import Shards
+from powertrain.models.huggingface.weights import Shards
 from powertrain.models.model import SavedTokenizer
 from powertrain.records import RunFailed, WrongUse
 from powertrain.records.json_files import read_json, write_json

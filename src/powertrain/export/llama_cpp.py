@@ -22,7 +22,7 @@ from torch import Tensor
 
 from powertrain.models.config import ModelConfig, RotaryScaling
 from powertrain.models.decoder import Decoder
-from powertrain.models.huggingface.names import map_weights
+from powertrain.models.huggingface.families import map_weights
 from powertrain.models.rotary import inverse_frequencies
 from powertrain.records import WrongUse
 

@@ -18,6 +18,7 @@ EVEN_QUARTERS = 8      # a head of so many dimensions, or a multiple, can be rot
 HEAD_WIDTH = 64        # of GPT-2, GPT-NeoX and the small Llamas; kernels are tuned for 64 and 128
 ASPECT = 64            # width / layers of GPT-2 small (768 / 12) and of nanochat
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu")
+ROTARY_BASE = 10_000.0  # Su et al. 2021
 SCALINGS = ("linear", "llama3", "yarn", "longrope")
 
 
@@ -125,6 +126,12 @@ class Family:
     may_slide: bool = False           # a sliding window can be expressed
     may_drop_biases: bool = False
 
+    def settings(self, width: int) -> dict[str, Any]:
+        """Return the fields of a ModelConfig that the family fixes, or fills in where a model does not name them."""
+        shared = {name: value for name, value in vars(self).items() if name in ModelConfig.__dataclass_fields__}
+        scale = math.sqrt(width) if self.scaled_embedding else 1.0
+        return shared | {"norm_bias": self.norm == "layer", "embedding_scale": scale}
+
 
 FAMILIES: dict[str, Family] = {
     "gpt2": Family(norm="layer", norm_epsilon=1e-5, positions="learned", activation="gelu_tanh", gated_mlp=False,
@@ -153,12 +160,8 @@ def find_family(name: str) -> Family:
 
 def check_numbers(config: ModelConfig) -> None:
     """Raises WrongUse for a number outside its range."""
-    for name in ("vocabulary", "layers", "width", "heads", "kv_heads", "head_width", "mlp_width", "context", "window"):
-        value = getattr(config, name)
-        if name == "window" and value is None:
-            continue
-        if value < 1:
-            raise WrongUse(f"{name} is {value}; it counts something that there must be at least 1 of")
+    refuse_below_one(**{name: getattr(config, name) for name in (
+        "vocabulary", "layers", "width", "heads", "kv_heads", "head_width", "mlp_width", "context", "window")})
     if not 0 <= config.dropout < 1:
         raise WrongUse(f"dropout is {config.dropout}; it is the share that is dropped, from 0 to below 1")
     if config.activation not in ACTIVATIONS:
@@ -166,6 +169,13 @@ def check_numbers(config: ModelConfig) -> None:
     if config.end_of_text is not None and not 0 <= config.end_of_text < config.vocabulary:
         raise WrongUse(f"end_of_text is token {config.end_of_text}, but the vocabulary has {config.vocabulary} tokens, "
                        f"0 to {config.vocabulary - 1}")
+
+
+def refuse_below_one(**counts: int | None) -> None:
+    """Raises WrongUse for a count below 1, by its name; None passes."""
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise WrongUse(f"{name} is {count}; use 1 or more")
 
 
 def check_heads(config: ModelConfig) -> None:
@@ -232,52 +242,35 @@ def make_config(family: str, *, vocabulary: int, layers: int | None = None, widt
 
     Raises WrongUse for an unknown family, impossible numbers, and what the family cannot express.
     """
-    row, reasons = find_family(family), Reasons()
-    layers = reasons.take("layers", layers, *default_layers(width))
-    width = reasons.take("width", width, ASPECT * layers, f"{ASPECT} x layers, as GPT-2 small has it")
-    for name, value in (("layers", layers), ("width", width), ("heads", heads), ("head_width", head_width)):
-        if value is not None and value < 1:
-            raise WrongUse(f"{name} is {value}; it counts something that there must be at least 1 of")
-    heads = reasons.take("heads", heads, *derive_heads(width, head_width))
+    row, reasons = find_family(family), dict[str, str]()
+
+    def take(field: str, asked: Any, derived: Any, reason: str) -> Any:
+        """`asked`, or where that is None `derived`, with its reason noted."""
+        if asked is None:
+            reasons[field] = reason
+        return derived if asked is None else asked
+
+    refuse_below_one(layers=layers, width=width, heads=heads, head_width=head_width)
+    by_width = (6, "6: no depth and no width were asked for") if width is None else \
+        (max(1, round(width / ASPECT)), f"width / {ASPECT}, as GPT-2 small has it")
+    layers = take("layers", layers, *by_width)
+    width = take("width", width, ASPECT * layers, f"{ASPECT} x layers, as GPT-2 small has it")
+    heads = take("heads", heads, *derive_heads(width, head_width))
     if head_width is None and width % heads:
         raise no_fit(width, heads)
     if bias is False and not row.may_drop_biases:
         raise WrongUse(f"{family} fixes which of its layers have a bias; leave bias out, or use gpt2")
-    has_bias = bias is not False
-    config = ModelConfig(
-        family=family, vocabulary=vocabulary, layers=layers, width=width, heads=heads,
-        kv_heads=reasons.take("kv_heads", kv_heads, heads, "one for each head"),
-        head_width=reasons.take("head_width", head_width, width // heads, "width / heads"),
-        mlp_width=reasons.take("mlp_width", mlp_width, *derive_mlp_width(width, row.gated_mlp)),
-        context=reasons.take("context", context, 256, "256 tokens: nothing longer was asked for"),
-        activation=reasons.take("activation", activation, row.activation, f"what {family} uses"),
-        tied_head=reasons.take("tied_head", tied_head, row.tied_head, f"what {family} does"),
-        dropout=dropout, window=window, end_of_text=end_of_text,
-        norm=row.norm, norm_epsilon=row.norm_epsilon, norm_offset=row.norm_offset,
-        norm_bias=row.norm == "layer" and has_bias,
-        positions=row.positions, rotary_base=10_000.0, rotary_share=row.rotary_share, gated_mlp=row.gated_mlp,
-        qkv_bias=row.qkv_bias and has_bias, output_bias=row.output_bias and has_bias,
-        mlp_bias=row.mlp_bias and has_bias, qk_norm=row.qk_norm, parallel_residual=row.parallel_residual,
-        embedding_scale=math.sqrt(width) if row.scaled_embedding else 1.0)
-    return config, dict(reasons)
-
-
-class Reasons(dict[str, str]):
-    """Field -> why it has the value that was derived for it."""
-
-    def take(self, field: str, asked: Any, derived: Any, reason: str) -> Any:
-        """`asked`, or where that is None `derived`, with its reason noted."""
-        if asked is not None:
-            return asked
-        self[field] = reason
-        return derived
-
-
-def default_layers(width: int | None) -> tuple[int, str]:
-    """Layers for a width, and the reason."""
-    if width is None:
-        return 6, "6: no depth and no width were asked for"
-    return max(1, round(width / ASPECT)), f"width / {ASPECT}, as GPT-2 small has it"
+    asked = {
+        "kv_heads": take("kv_heads", kv_heads, heads, "one for each head"),
+        "head_width": take("head_width", head_width, width // heads, "width / heads"),
+        "mlp_width": take("mlp_width", mlp_width, *derive_mlp_width(width, row.gated_mlp)),
+        "context": take("context", context, 256, "256 tokens: nothing longer was asked for"),
+        "activation": take("activation", activation, row.activation, f"what {family} uses"),
+        "tied_head": take("tied_head", tied_head, row.tied_head, f"what {family} does")}
+    biases = {} if bias is not False else dict.fromkeys(("norm_bias", "qkv_bias", "output_bias", "mlp_bias"), False)
+    return ModelConfig(family=family, vocabulary=vocabulary, layers=layers, width=width, heads=heads, dropout=dropout,
+                       window=window, end_of_text=end_of_text, rotary_base=ROTARY_BASE,
+                       **row.settings(width) | asked | biases), reasons
 
 
 def derive_heads(width: int, head_width: int | None) -> tuple[int, str]:

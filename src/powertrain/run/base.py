@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from powertrain.models.huggingface.families import read_model_json
-from powertrain.models.huggingface.hub import find_model
+from powertrain.models.huggingface.hub import find_model, read_model_json
 from powertrain.models.huggingface.providers import Choice, choose_provider
 from powertrain.recipe import Recipe
 from powertrain.records import Software, WrongUse

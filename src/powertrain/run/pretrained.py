@@ -12,7 +12,7 @@ from powertrain.data.examples.store import ExampleStore
 from powertrain.facts.data import example_facts
 from powertrain.facts.model import model_facts
 from powertrain.models.adapters.targets import AdapterConfig
-from powertrain.models.huggingface.families import read_config
+from powertrain.models.huggingface.hub import read_config
 from powertrain.models.huggingface.providers import availability
 from powertrain.recipe import Recipe, Resolved
 from powertrain.records import ModelFacts, Software, WrongUse

@@ -21,10 +21,8 @@ from powertrain.models.adapters.files import load_adapter, read_adapter_config
 from powertrain.models.bridge.loading import load_bridged
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.decoder import Decoder
-from powertrain.models.huggingface.families import read_model_json
 from powertrain.models.huggingface.folder import load_folder
-from powertrain.models.huggingface.hub import HUB_ID, TOKENIZERS, find_model
-from powertrain.models.huggingface.names import CONFIG
+from powertrain.models.huggingface.hub import CONFIG, HUB_ID, TOKENIZERS, find_model, read_model_json
 from powertrain.models.huggingface.providers import AUTO_CLASSES, Choice, choose_provider
 from powertrain.models.model import Model
 from powertrain.recipe import Recipe, resolve

@@ -19,8 +19,7 @@ from powertrain.models.adapters.attached import adapter_config, adapters_of, add
 from powertrain.models.adapters.targets import KINDS, AdapterConfig, Slot, find_slots, find_targets
 from powertrain.models.config import ModelConfig
 from powertrain.models.decoder import Decoder
-from powertrain.models.huggingface.shards import Shards, save_tensors
-from powertrain.models.huggingface.weights import rearrange
+from powertrain.models.huggingface.weights import Shards, rearrange, save_tensors
 from powertrain.models.model import SavedTokenizer
 from powertrain.records import WrongUse
 from powertrain.records.json_files import read_json, write_json

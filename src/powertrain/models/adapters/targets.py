@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from powertrain.models.config import ModelConfig
-from powertrain.models.huggingface.names import map_weights
+from powertrain.models.huggingface.families import map_weights
 from powertrain.records import WrongUse
 from powertrain.shapes import linear_shapes
 

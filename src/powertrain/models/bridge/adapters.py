@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from powertrain.models.adapters.targets import AdapterConfig
-from powertrain.models.huggingface.shards import save_tensors
+from powertrain.models.huggingface.weights import save_tensors
 from powertrain.records import WrongUse
 from powertrain.records.json_files import read_json
 

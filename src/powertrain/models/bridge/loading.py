@@ -16,8 +16,7 @@ from powertrain.models.bridge.adapters import continue_adapter, put_adapters, wr
 from powertrain.models.bridge.facts import count_model
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.bridge.opening import open_empty, open_network, refuse_looking_ahead, refuse_quantised, remote_code
-from powertrain.models.huggingface.families import read_model_json
-from powertrain.models.huggingface.names import CONFIG
+from powertrain.models.huggingface.hub import CONFIG, read_model_json
 from powertrain.records import ModelFacts
 
 NF4 = ("nf4", True)                          # 4-bit type, and whether its scales are quantised too

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from powertrain.models.bridge.adapters import save_adapter_files
-from powertrain.models.huggingface.shards import disk_errors
+from powertrain.models.huggingface.weights import disk_errors
 from powertrain.models.kernels.attention import Attention, math_attention
 from powertrain.models.model import Model, RunBlock, SavedTokenizer
 from powertrain.records import Batch, WrongUse

@@ -14,7 +14,7 @@ from torch import nn
 
 from powertrain.models.bridge.adapters import first_line, head_names
 from powertrain.models.bridge.model import quietly
-from powertrain.models.huggingface.families import weight_files
+from powertrain.models.huggingface.hub import weight_files
 from powertrain.models.huggingface.providers import AUTO_CLASSES
 from powertrain.records import WrongUse
 from powertrain.shapes import QUANTISED_BLOCK

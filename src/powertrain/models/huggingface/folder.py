@@ -11,10 +11,9 @@ from pathlib import Path
 import torch
 
 from powertrain.models.decoder import Decoder
-from powertrain.models.huggingface.families import read_config, read_model_json, to_hf_config, token_fields, weight_files
-from powertrain.models.huggingface.names import CONFIG, GENERATION, WEIGHTS
-from powertrain.models.huggingface.shards import Shards, save_tensors
-from powertrain.models.huggingface.weights import fill_weights, has_head_of_its_own, to_hf_weights
+from powertrain.models.huggingface.families import to_hf_config, token_fields
+from powertrain.models.huggingface.hub import CONFIG, GENERATION, WEIGHTS, read_config, read_model_json, weight_files
+from powertrain.models.huggingface.weights import Shards, fill_weights, has_head_of_its_own, save_tensors, to_hf_weights
 from powertrain.models.model import SavedTokenizer
 from powertrain.records import WrongUse
 from powertrain.records.json_files import write_json

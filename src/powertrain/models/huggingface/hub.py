@@ -1,4 +1,4 @@
-"""Where a model's files are: a folder, or a repository of the Hugging Face hub, whose files are kept in its cache.
+"""A model's files: which a folder has, and where they are: in a folder, or in the Hugging Face hub's cache. Loads no torch.
 
 What is cached is used without asking the hub, so that a run that worked works again without a network, on the same
 files. Only files that cannot run anything by being read are fetched: JSON, text and safetensors, never pickles. Code
@@ -8,20 +8,66 @@ that a repository brings is fetched as text; running it takes `trust_remote_code
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
-from powertrain.models.huggingface.families import weight_files
-from powertrain.models.huggingface.names import CONFIG, SHARDS, WEIGHTS
+from powertrain.models.config import ModelConfig
+from powertrain.models.huggingface.families import Json, from_hf_config, token_ids
 from powertrain.records import WrongUse
+from powertrain.records.json_files import read_json
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")     # one of them is enough
 FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
 # in folders of their own lie copies for other programs, and consolidated*.safetensors are Mistral's weights once more
 NOT_FETCHED = ["*/*", "consolidated*", "*.fp16.*"]
 CONNECT = "connect and run it again, or give a folder that holds the model"
 ANSWER_S = 10.0              # to wait for the hub's first answer: what huggingface_hub waits for a file's
+
+
+def read_config(folder: Path, dropout: float = 0.0) -> ModelConfig:
+    """Return the config of a Hugging Face folder. Raises WrongUse if it is missing, or not one that the decoder computes.
+
+    The tokens that end an answer are also read from generation_config.json, which is where chat models name them all.
+    """
+    config = from_hf_config(read_model_json(folder / CONFIG), dropout)
+    if not (folder / GENERATION).exists():
+        return config
+    ends = token_ids(read_model_json(folder / GENERATION) | {"vocab_size": config.vocabulary}, "eos_token_id")
+    known = (config.end_of_text, *config.other_ends)
+    added = tuple(token for token in dict.fromkeys(ends) if token not in known)
+    return replace(config, other_ends=config.other_ends + added) if config.end_of_text is not None else config
+
+
+def read_model_json(file: Path) -> Json:
+    """Return the JSON object in a file of a model's folder. Raises WrongUse if the file is missing or holds none."""
+    if file.exists():
+        return read_json(file, "copy or download it again")
+    if file.name == CONFIG and (file.parent / ADAPTER_CONFIG).exists():
+        raise WrongUse(f"{file.parent} holds an adapter, not a model; give it as model.adapter, and its base as model.path")
+    raise WrongUse(f"there is no {file}; a model's folder holds {CONFIG} and {WEIGHTS}")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that hold the folder's weights, there or not. Raises WrongUse if there are none to name."""
+    if (folder / WEIGHTS).exists():
+        return [folder / WEIGHTS]
+    if not (folder / SHARDS).exists():
+        pickled = any(folder.glob("pytorch_model*.bin"))
+        cure = (f"it has pickled weights, which are never loaded: save the model anew as {WEIGHTS}" if pickled
+                else "check the path")
+        raise WrongUse(f"{folder} has neither {WEIGHTS} nor {SHARDS}; {cure}")
+    where = read_model_json(folder / SHARDS).get("weight_map")
+    if not isinstance(where, dict):
+        raise WrongUse(f"{folder / SHARDS} does not say which file holds which weight; copy or download it again")
+    return [folder / name for name in sorted({Path(str(file)).name for file in where.values()})]
+
+
+# ------------------------------------------------------------------------------------------------ the hub
 
 
 def find_model(path: str, *, revision: str | None = None) -> Path:

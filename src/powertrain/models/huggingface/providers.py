@@ -5,14 +5,14 @@ Everything is read off `config.json`. Loads no torch until transformers is asked
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from powertrain.models.config import FAMILIES
-from powertrain.models.huggingface.families import from_hf_config, read_model_json
-from powertrain.models.huggingface.names import CONFIG, GENERATION
+from powertrain.models.huggingface.families import from_hf_config
+from powertrain.models.huggingface.hub import CONFIG, GENERATION, read_model_json
 from powertrain.records import Software, WrongUse
 
 Json = Mapping[str, Any]
@@ -87,9 +87,14 @@ def _known_types(task: str) -> Mapping[str, Any]:
 # ------------------------------------------------------------------------------------------------ providers
 
 
-def why_not_native(config: Json, task: str, software: Software) -> str | None:
-    """Why our decoder does not compute this model; None if it does."""
-    del software
+def availability(config: Json, task: str, software: Software) -> dict[str, str | None]:
+    """Return provider -> why it cannot compute this model here, or None if it can."""
+    return {"native": _why_not_native(config, task),
+            "transformers": software.missing.get("transformers") or why_not_task(config, task),
+            "unsloth": _why_not_unsloth(config, task, software)}
+
+
+def _why_not_native(config: Json, task: str) -> str | None:
     if task != CAUSAL:
         return f"the native decoder is for {DESCRIPTIONS[CAUSAL]}, and the task is {task}"
     try:
@@ -99,28 +104,13 @@ def why_not_native(config: Json, task: str, software: Software) -> str | None:
     return None
 
 
-def why_not_transformers(config: Json, task: str, software: Software) -> str | None:
-    """Why transformers does not compute this model; None if it does."""
-    return software.missing.get("transformers") or why_not_task(config, task)
-
-
-def why_not_unsloth(config: Json, task: str, software: Software) -> str | None:
-    """Why unsloth does not compute this model, as far as is known before it is asked to; None if nothing speaks against it."""
+def _why_not_unsloth(config: Json, task: str, software: Software) -> str | None:
+    """As far as that is known before unsloth is asked to load the model."""
     if "unsloth" not in software.versions:
         return f"unsloth {software.missing.get('unsloth', 'is not installed (pip install unsloth)')}"
     if task != CAUSAL:
         return f"unsloth's FastLanguageModel is for {DESCRIPTIONS[CAUSAL]}, and the task is {task}"
     return why_not_task(config, task)
-
-
-PROVIDERS: dict[str, Callable[[Json, str, Software], str | None]] = {
-    "native": why_not_native, "transformers": why_not_transformers, "unsloth": why_not_unsloth,
-}
-
-
-def availability(config: Json, task: str, software: Software) -> dict[str, str | None]:
-    """Provider -> why it cannot compute this model here, or None if it can."""
-    return {name: why_not(config, task, software) for name, why_not in PROVIDERS.items()}
 
 
 def choose_provider(config: Json, wanted: str | None, task: str | None, software: Software) -> Choice:
