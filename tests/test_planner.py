@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from powertrain import techniques
-from powertrain.planner import Tuned, from_json, make_plan, to_json, with_pins, with_steps, workload_of
+from powertrain.models.kernels.ragged import build
+from powertrain.planner import Tuned, from_json, make_plan, to_json, with_built_code, with_pins, with_steps, workload_of
 from powertrain.recipe import Recipe
 from powertrain.records import Effect, Facts, Plan, Proposal, WrongUse
 from powertrain.records.evidence import Interval
 from powertrain.records.plan import PinRefused, PinsClash, Why
 from powertrain.techniques import CATALOGUE
+from powertrain.techniques.attention_kernel import AttentionKernel
+from powertrain.techniques.base import CannotBuild
 from powertrain.techniques.packing import Packing
 from powertrain.techniques.tf32 import Tf32
 
@@ -165,6 +168,24 @@ def test_a_tuned_technique_wins_its_slot_unless_the_user_wants_another(gpu_facts
     plan = make_plan(gpu_facts((9, 0)), pinned(bf16="on"), 100, tuned(tf32={}))
     assert "bf16" in names(plan)
     assert "tf32" not in names(plan)
+
+
+def test_a_kernel_that_does_not_compile_gives_way_to_one_that_needs_no_compiler(
+        facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise build.CannotBuild("c++ failed: error: no such instruction")
+
+    monkeypatch.setattr(build, "load", fail)
+    plan = make_plan(facts, pinned(attention_kernel={"kernel": "ragged"}), 100)
+    with pytest.raises(CannotBuild, match="no such instruction"):
+        with_built_code(plan)
+    chosen = replace(plan, steps=tuple(replace(step, pinned=False) for step in plan.steps))
+    built, failed = with_built_code(chosen)
+    assert "no such instruction" in failed["attention_kernel"]
+    changed = [(before.technique, after.technique) for before, after in zip(chosen.steps, built.steps, strict=True)
+               if before != after]
+    assert changed == [(AttentionKernel("ragged"), AttentionKernel("bmm"))]
+    assert built.estimate == chosen.estimate
 
 
 def test_what_has_to_earn_back_its_start_is_for_long_runs(facts: Facts) -> None:
