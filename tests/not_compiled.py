@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from powertrain.models.decoder import Block, Decoder
-from powertrain.models.kernels.fused.block import Functions, HandWritten
+from powertrain.models.kernels.fused.block import Functions, HandWritten, Weights
 from powertrain.models.kernels.fused.parts import Parts
-from powertrain.models.kernels.fused.weights import Weights
 from powertrain.records import NotApplied
 from powertrain.techniques.fused_blocks import ByHand, FusedBlocks
 from powertrain.training.setup import Setup

@@ -19,7 +19,6 @@ from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import ModelConfig, make_config
 from powertrain.models.decoder import Decoder
 from powertrain.models.kernels.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention
-from powertrain.models.kernels.fused.saving import KINDS
 from powertrain.models.kernels.quantised import keep_whole, quantise_base
 from powertrain.models.kernels.scaled import FP8, INT8, scale_base
 from powertrain.recipe import Recipe
@@ -28,7 +27,7 @@ from powertrain.techniques.activation_checkpointing import CheckpointedBlocks
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.flat_parameters import FlatParameters
 from powertrain.techniques.fused_blocks import FusedBlocks
-from powertrain.techniques.saved_activations import SavedActivations
+from powertrain.techniques.saved_activations import KINDS, SavedActivations
 from powertrain.training.ledger import measured_step_bytes
 from powertrain.training.loop import new_state
 from powertrain.training.optimizers import OPTIMIZERS, optimizer_of

@@ -11,9 +11,8 @@ import pytest
 import torch
 from test_fused_blocks import ByHand, distance, gradients, make_batch, make_model
 
-from powertrain.models.kernels.fused.compiled import CompiledPart, StoredPart, settle
-from powertrain.models.kernels.fused.library import built, describe, load, structure_of
-from powertrain.models.kernels.fused.values import LeaveWeights, Linear, NormWeights, Wanted
+from powertrain.models.kernels.fused.compiled import CompiledPart, StoredPart, built, describe, load, settle, structure_of
+from powertrain.models.kernels.fused.parts import LeaveWeights, Linear, NormWeights, Wanted
 
 pytestmark = pytest.mark.skipif(not torch._inductor.cpp_builder.get_cpp_compiler(), reason="no C++ compiler")
 

@@ -19,10 +19,9 @@ from powertrain.models.decoder import Block, Decoder
 from powertrain.models.kernels.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention
 from powertrain.models.kernels.fused import block as fused
 from powertrain.models.kernels.fused import parts
-from powertrain.models.kernels.fused.block import Functions, HandWritten
+from powertrain.models.kernels.fused.block import Functions, HandWritten, Weights
 from powertrain.models.kernels.fused.compiled import CompiledPart
 from powertrain.models.kernels.fused.parts import Parts
-from powertrain.models.kernels.fused.weights import Weights
 from powertrain.records import Batch, WrongUse
 
 LENGTHS = (5, 17, 1, 30)

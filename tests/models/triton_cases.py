@@ -16,11 +16,9 @@ from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import FAMILIES, make_config
 from powertrain.models.decoder import Block, Decoder
 from powertrain.models.kernels.attention import math_attention
-from powertrain.models.kernels.fused.block import Functions, HandWritten
-from powertrain.models.kernels.fused.parts import Parts
-from powertrain.models.kernels.fused.triton_parts import TritonParts
-from powertrain.models.kernels.fused.values import NormWeights
-from powertrain.models.kernels.fused.weights import Weights
+from powertrain.models.kernels.fused.block import Functions, HandWritten, Weights
+from powertrain.models.kernels.fused.parts import NormWeights, Parts
+from powertrain.models.kernels.fused.triton_kernels import TritonParts
 from powertrain.records import Batch
 
 ROWS = (1, 5, 123)

@@ -15,9 +15,8 @@ from powertrain.models.adapters.attached import add_adapters
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Block, Decoder
-from powertrain.models.kernels.fused.block import Functions, HandWritten
+from powertrain.models.kernels.fused.block import Functions, HandWritten, Weights
 from powertrain.models.kernels.fused.parts import Parts
-from powertrain.models.kernels.fused.weights import Weights
 from powertrain.models.kernels.quantised import quantise_base
 from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, Facts

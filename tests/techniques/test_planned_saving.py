@@ -22,12 +22,11 @@ from powertrain.cost.saving import (
 from powertrain.cost.work import training_flops
 from powertrain.cost.workload import Workload
 from powertrain.models.adapters.targets import AdapterConfig
-from powertrain.models.kernels.fused.saving import KINDS
 from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Proposal, Refusal
 from powertrain.records.plan import Why
-from powertrain.techniques.saved_activations import SavedActivations
+from powertrain.techniques.saved_activations import KINDS, SavedActivations
 
 PINNED = Recipe.model_validate({"max_steps": 1000, "techniques": {"fused_blocks": "on"}})
 

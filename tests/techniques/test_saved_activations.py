@@ -14,12 +14,12 @@ from torch import Tensor
 from not_compiled import NotCompiled
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels.attention import bmm_attention, math_attention, sdpa_attention
-from powertrain.models.kernels.fused.saving import KINDS, PlainHost
+from powertrain.models.kernels.fused.saving import PlainHost
 from powertrain.records import NotApplied
 from powertrain.techniques.frozen_backward import FrozenBackward
 from powertrain.techniques.fused_blocks import ByHand, FusedBlocks
 from powertrain.techniques.packing import Packing
-from powertrain.techniques.saved_activations import SavedActivations
+from powertrain.techniques.saved_activations import KINDS, SavedActivations
 from powertrain.training.ledger import MemoryLedger
 from powertrain.training.loop import new_state, train
 from powertrain.training.schedule import Schedule

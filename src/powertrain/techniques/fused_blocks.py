@@ -145,10 +145,9 @@ class FusedBlocks(Technique):
 
     def apply(self, setup: Setup) -> Setup:
         from powertrain.models.decoder import Block, Decoder
-        from powertrain.models.kernels.fused.block import Functions, HandWritten
+        from powertrain.models.kernels.fused.block import Functions, HandWritten, Weights
         from powertrain.models.kernels.fused.compiled import CompiledPart, StoredPart
         from powertrain.models.kernels.fused.parts import Parts
-        from powertrain.models.kernels.fused.weights import Weights
 
         assert isinstance(setup.model, Decoder)
         if self.kernels == "compiled":
@@ -199,7 +198,7 @@ def _try(setup: Setup, few: Batch) -> int:
 
 def _triton_parts(setup: Setup) -> Parts:
     try:
-        from powertrain.models.kernels.fused.triton_parts import TritonParts
+        from powertrain.models.kernels.fused.triton_kernels import TritonParts
     except ImportError as error:
         raise NotApplied(f"fused_blocks: Triton's kernels cannot be loaded ({error}); use kernels=compiled") from error
     from powertrain.models.decoder import Decoder

@@ -1,40 +1,186 @@
 """A block's forward and backward pass as one autograd function, around whichever attention kernel is in force.
 
-Memory: what the backward pass needs is held by the function itself and let go as soon as it is used.
+Memory: what the backward pass needs is held by the function itself and let go as soon as it is used. Trained weights are
+copied in the products' type in each forward pass, for it and its backward pass: no optimizer has to say that it changed a
+weight (torch's fused ones do so without torch noticing). A frozen weight is not copied but asked for when it is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from powertrain.models.adapters.attached import AdaptedLinear
+from powertrain.models.adapters.kinds import Adapter, Lora
+from powertrain.models.decoder import Block, Norm
 from powertrain.models.kernels.attention import Attention
-from powertrain.models.kernels.fused.parts import Parts
-from powertrain.models.kernels.fused.saving import Saved, Saving
-from powertrain.models.kernels.fused.values import Entered, EnteredBack, Left, LeftBack, Seeds, Wanted
-from powertrain.models.kernels.fused.weights import Weights
-from powertrain.models.linear import compute_dtype
+from powertrain.models.kernels.fused import parts
+from powertrain.models.kernels.fused.saving import Copies, Saved, Saving
+from powertrain.models.kernels.scaled import ScaledLinear
+from powertrain.models.linear import FrozenLinear, compute_dtype
 from powertrain.models.model import Rotary
+from powertrain.records import WrongUse
+
+LINEARS = ("qkv", "attention_out", "mlp_in", "mlp_out")
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of one block as its products read them, adapters joined.
+
+    Raises WrongUse for adapters that are not plain low-rank products.
+    """
+
+    block: Block
+    trained: tuple[nn.Parameter, ...] = field(init=False)    # in the order of `gradients`
+
+    def __post_init__(self) -> None:
+        if (why := why_not(self.block)) is not None:
+            raise WrongUse(why)
+        trained = tuple(parameter for parameter in self.block.parameters() if parameter.requires_grad)
+        object.__setattr__(self, "trained", trained)
+
+    def copies(self, dtype: torch.dtype) -> Copies:
+        """What is trained, in `dtype`."""
+        found: dict[str, tuple[Tensor, Tensor | None]] = {}
+        for name in LINEARS:
+            linear = getattr(self.block, name)
+            if isinstance(linear, AdaptedLinear):
+                found[name] = _joined(linear, dtype)
+            elif not isinstance(linear, FrozenLinear):
+                found[name] = linear.weight.detach().to(dtype), _converted(linear.bias, dtype)
+        return found
+
+    def enter(self, copies: Copies, dtype: torch.dtype) -> parts.EnterWeights:
+        block = self.block
+        q_norm, k_norm = (None if norm is None else _norm(norm).weight for norm in (block.q_norm, block.k_norm))
+        return parts.EnterWeights(_norm(block.attention_norm), self._linear("qkv", copies, dtype), dtype, q_norm, k_norm)
+
+    def leave(self, copies: Copies, dtype: torch.dtype) -> parts.LeaveWeights:
+        return parts.LeaveWeights(self._linear("attention_out", copies, dtype), _norm(self.block.mlp_norm),
+                                  self._linear("mlp_in", copies, dtype), self._linear("mlp_out", copies, dtype), dtype)
+
+    def _linear(self, name: str, copies: Copies, dtype: torch.dtype) -> parts.Linear:
+        linear = getattr(self.block, name)
+        base = linear.base if isinstance(linear, AdaptedLinear) else linear
+        if not isinstance(base, FrozenLinear):
+            return parts.Linear(*copies[name])
+        a, b = copies.get(name, (None, None))
+        if isinstance(base, ScaledLinear):
+            return parts.Linear(base.codes, _converted(base.bias, dtype), a, b, base.scales)
+        return parts.Linear(base.matrix(dtype).detach(), _converted(base.bias, dtype), a, b)
+
+    @property
+    def trains_whole(self) -> bool:
+        """Whether all its weights are trained, and not only adapters."""
+        return self.block.attention_norm.weight.requires_grad
+
+    def adapts(self, name: str) -> bool:
+        """Whether a linear has adapters."""
+        return isinstance(getattr(self.block, name), AdaptedLinear)
+
+    def gradients(self, entered: parts.EnteredBack | None, left: parts.LeftBack) -> tuple[Tensor | None, ...]:
+        """Of `trained`, in fp32. Without `entered` nothing before attention is trained."""
+        block, entered = self.block, entered or parts.EnteredBack()
+        linears = dict(zip(LINEARS, (entered.qkv, left.out, left.mlp_in, left.mlp_out), strict=True))
+        found: dict[int, Tensor | None] = {}
+        for norm, gradient in ((block.attention_norm, entered.norm), (block.mlp_norm, left.norm)):
+            _put(found, norm, gradient.weight, gradient.bias)
+        for head_norm, weight in ((block.q_norm, entered.q_norm), (block.k_norm, entered.k_norm)):
+            if head_norm is not None:
+                _put(found, head_norm, weight, None)
+        for name, of in linears.items():
+            linear = getattr(block, name)
+            if isinstance(linear, AdaptedLinear):
+                found |= _adapter_gradients(linear, of)
+            else:
+                _put(found, linear, of.weight, of.bias)
+        return tuple(found[id(parameter)] for parameter in self.trained)
+
+
+def why_not(block: Block) -> str | None:
+    """Why this block cannot be run by hand."""
+    for linear in (getattr(block, name) for name in LINEARS):
+        if not isinstance(linear, AdaptedLinear):
+            continue
+        for slot in linear.slots:
+            adapter = linear.adapter(slot)
+            if type(adapter) is not Lora:
+                return f"the backward pass of a {type(adapter).__name__} adapter is not written by hand"
+            if adapter.dropout:
+                return "adapters with dropout read an input of their own each, and so have no product in common"
+    trained = {id(parameter) for parameter in block.parameters() if parameter.requires_grad}
+    adapters = {id(x) for name in LINEARS if isinstance(linear := getattr(block, name), AdaptedLinear)
+                for slot in linear.slots for x in (linear.adapter(slot).A, linear.adapter(slot).B)}
+    if trained not in (adapters, {id(parameter) for parameter in block.parameters()}, set()):
+        return "some of a block's weights are trained and others not, and not as adapters"
+    return None
+
+
+def _norm(norm: Norm) -> parts.NormWeights:
+    weight = norm.weight.detach().float()
+    return parts.NormWeights(weight + 1 if norm.offset else weight, _converted(norm.bias, torch.float32))
+
+
+def _converted(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if tensor is None else tensor.detach().to(dtype)
+
+
+def _joined(linear: AdaptedLinear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """a (R, in) and b (out, R), as in `Linear`."""
+    a = torch.cat([linear.adapter(slot).A.detach() for slot in linear.slots]).to(dtype)
+    b = a.new_zeros(linear.out_features, len(a))
+    for adapter, ranks, rows in _places(linear):
+        torch.mul(adapter.B.detach(), adapter.scale, out=b[rows, ranks])
+    return a, b
+
+
+def _places(linear: AdaptedLinear) -> Iterator[tuple[Adapter, slice, slice]]:
+    """Each adapter, its ranks among those of all, and its rows of the output."""
+    first = 0
+    for slot in linear.slots:
+        adapter = linear.adapter(slot)
+        yield adapter, slice(first, first + len(adapter.A)), slice(slot.first, slot.last)
+        first += len(adapter.A)
+
+
+def _put(found: dict[int, Tensor | None], module: Norm | nn.Module, weight: Tensor | None, bias: Tensor | None) -> None:
+    for parameter, gradient in ((module.weight, weight), (module.bias, bias)):
+        if isinstance(parameter, nn.Parameter):
+            found[id(parameter)] = gradient
+
+
+def _adapter_gradients(linear: AdaptedLinear, of: parts.Gradients) -> dict[int, Tensor | None]:
+    """Each adapter's own rows and columns of the joined gradients."""
+    assert of.a is not None
+    assert of.b is not None
+    found: dict[int, Tensor | None] = {}
+    for adapter, ranks, rows in _places(linear):
+        found[id(adapter.A)] = of.a[ranks].float()
+        found[id(adapter.B)] = of.b[rows, ranks].float() * adapter.scale
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ the function
 
 
 @dataclass(frozen=True)
 class Functions:
-    """Parts, compiled or as they are."""
+    """The halves of a block, compiled or as they are."""
 
-    enter: Callable[..., tuple[Tensor, Entered]]
-    leave: Callable[..., tuple[Tensor, Left]]
-    leave_back: Callable[..., LeftBack]
-    enter_back: Callable[..., EnteredBack]
-    enter_back_of_first: Callable[..., EnteredBack]  # where nobody reads the gradient of the input: too little to be compiled
+    enter: Callable[..., tuple[Tensor, parts.Entered]]
+    leave: Callable[..., tuple[Tensor, parts.Left]]
+    leave_back: Callable[..., parts.LeftBack]
+    enter_back: Callable[..., parts.EnteredBack]
+    enter_back_of_first: Callable[..., parts.EnteredBack]    # nobody reads its input's gradient: too little to compile
 
     @classmethod
-    def of(cls, parts: Parts, change: Callable[[Any], Any] = lambda function: function) -> Functions:
-        return cls(change(parts.enter), change(parts.leave), change(parts.leave_back), change(parts.enter_back),
-                   parts.enter_back)
+    def of(cls, halves: parts.Parts, change: Callable[[Any], Any] = lambda function: function) -> Functions:
+        return cls(change(halves.enter), change(halves.leave), change(halves.leave_back), change(halves.enter_back),
+                   halves.enter_back)
 
 
 @dataclass(frozen=True)
@@ -82,7 +228,7 @@ class Call:
             with torch.set_grad_enabled(record):
                 mixed = self.attention(q, k, v, self.lengths, layer=weights.block.index, dropout=dropout,
                                        window=config.window, scale=config.head_width ** -0.5)
-            seeds = Seeds(draw_seed(x.device), draw_seed(x.device)) if dropout else Seeds()
+            seeds = parts.Seeds(draw_seed(x.device), draw_seed(x.device)) if dropout else parts.Seeds()
             out, left = self.block.functions.leave(x, mixed.detach().flatten(1), seeds, weights.leave(copies, self.dtype))
         saved = Saved(copies, entered, (q, k, v), mixed, left, seeds)
         if record and self.block.saving is not None:
@@ -92,12 +238,12 @@ class Call:
     def backward(self, dx: Tensor, saved: Saved, *, needs_x: bool) -> tuple[Tensor | None, ...]:
         """Gradients of x and of the trained weights."""
         weights, copies = self.block.weights, saved.copies
-        wanted = Wanted(weights=weights.trains_whole, input=needs_x)
+        wanted = parts.Wanted(weights=weights.trains_whole, input=needs_x)
         functions, saving = self.block.functions, self.block.saving
         if saving is not None:
             saving.bring_left(saved, weights.leave(copies, self.dtype))
         left = functions.leave_back(dx, saved.mixed.detach().flatten(1), saved.left, saved.seeds,
-                                    weights.leave(copies, self.dtype), Wanted(wanted.weights, input=True))  # one kind of call
+                                    weights.leave(copies, self.dtype), wanted._replace(input=True))  # one kind of call
         del saved.left
         if not (wanted.input or wanted.weights or weights.adapts("qkv")):
             return None, *weights.gradients(None, left)

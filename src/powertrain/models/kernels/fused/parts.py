@@ -14,28 +14,124 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from powertrain.models.config import ModelConfig
-from powertrain.models.kernels.fused.values import (
-    Entered,
-    EnteredBack,
-    EnterWeights,
-    LeaveWeights,
-    Left,
-    LeftBack,
-    Linear,
-    LinearGradients,
-    Normalised,
-    NormGradients,
-    NormWeights,
-    Seeds,
-    Wanted,
-)
 from powertrain.models.kernels.scaled import scaled_product, scaled_product_back
+
+# ------------------------------------------------------------------------------------------------ values
+
+
+class Linear(NamedTuple):
+    """A linear and its adapters, all in the type that products are computed in: y = x (weight + b a)^T + bias.
+
+    With `scales`, `weight` is the codes of a frozen base in 8 bits (models/kernels/scaled.py).
+    """
+
+    weight: Tensor                   # (out, in)
+    bias: Tensor | None = None       # (out,)
+    a: Tensor | None = None          # (R, in): the A of all adapters, one below the other
+    b: Tensor | None = None          # (out, R): scale x B of each, in its rows and columns, and zeros
+    scales: Tensor | None = None     # (out,) fp32
+
+
+class NormWeights(NamedTuple):
+    """fp32. Gemma's 1 + weight is made before."""
+
+    weight: Tensor                   # (d,)
+    bias: Tensor | None = None       # (d,)
+
+
+class Normalised(NamedTuple):
+    """What a norm's backward pass needs of its input."""
+
+    n: Tensor                        # (T, d) in the type of products: the input less its mean, over its deviation
+    rate: Tensor                     # (T, 1) fp32: one over the deviation
+
+
+class Gradients(NamedTuple):
+    """Of a linear or a norm; None for what is not trained. In the types of the products; a and b as in `Linear`."""
+
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    a: Tensor | None = None
+    b: Tensor | None = None
+
+
+class Wanted(NamedTuple):
+    """Which gradients a block has to make."""
+
+    weights: bool                    # of all its weights; else only those of adapters
+    input: bool                      # of the residual that it was given
+
+
+class Entered(NamedTuple):
+    """What the backward pass of the half before attention needs."""
+
+    normalised: Normalised
+    ranks: Tensor | None             # (T, R) of the adapters of qkv
+    raw: Tensor | None               # (T, H + K, D): queries and keys before their own norm, where they have one
+
+
+class Left(NamedTuple):
+    """What the backward pass of the half after attention needs, and what attention gave."""
+
+    normalised: Normalised
+    inner: Tensor                    # (T, f), or (T, 2 f) if gated: what the MLP's first product gave
+    out_ranks: Tensor | None
+    in_ranks: Tensor | None
+    down_ranks: Tensor | None
+
+
+class LeftBack(NamedTuple):
+    """Gradients made by the half after attention."""
+
+    x: Tensor                        # (T, d) fp32, of the residual that its norm read
+    mixed: Tensor                    # (T, H D), of what attention gave
+    norm: Gradients
+    out: Gradients
+    mlp_in: Gradients
+    mlp_out: Gradients
+
+
+class EnteredBack(NamedTuple):
+    """Gradients made by the half before attention. None for what nobody needs."""
+
+    x: Tensor | None = None          # (T, d) fp32
+    norm: Gradients = Gradients()
+    q_norm: Tensor | None = None     # (D,) fp32
+    k_norm: Tensor | None = None
+    qkv: Gradients = Gradients()
+
+
+class LeaveWeights(NamedTuple):
+    out: Linear
+    norm: NormWeights
+    mlp_in: Linear
+    mlp_out: Linear
+    dtype: torch.dtype               # of products
+
+
+class EnterWeights(NamedTuple):
+    norm: NormWeights
+    qkv: Linear
+    dtype: torch.dtype               # of products
+    q_norm: Tensor | None = None     # (D,) fp32
+    k_norm: Tensor | None = None
+
+
+class Seeds(NamedTuple):
+    """What the two branches' dropout is a function of, () int32; None without dropout."""
+
+    attention: Tensor | None = None
+    mlp: Tensor | None = None
+
+
+# ------------------------------------------------------------------------------------------------ halves
 
 
 def is_kept(seed: Tensor, x: Tensor, dropout: float) -> Tensor:
@@ -89,6 +185,14 @@ class Parts:
         inner, in_ranks = product(h, weights.mlp_in)
         y, down_ranks = product(self._act(inner).to(dtype), weights.mlp_out)
         return between + self._drop(y, seeds.mlp), Left(normalised, inner, out_ranks, in_ranks, down_ranks)
+
+    def inner_again(self, n: Tensor, weights: LeaveWeights) -> Tensor:
+        """`inner` of `Left`, made again from `n` of its norm."""
+        return product(_scaled(n.float(), weights.norm).to(n.dtype), weights.mlp_in)[0]
+
+    def heads_again(self, n: Tensor, cosines: Tensor | None, sines: Tensor | None, weights: EnterWeights) -> Tensor:
+        """What attention reads, made again from `n` of the norm before it."""
+        return self.heads(product(_scaled(n.float(), weights.norm).to(n.dtype), weights.qkv)[0], cosines, sines, weights)[0]
 
     # ------------------------------------------------------------------------------------------- backward
 
@@ -148,8 +252,7 @@ class Parts:
         else:
             centred = x - x.mean(-1, keepdim=True)
             n, rate = _unit(centred, self.config.norm_epsilon)
-        h = n * norm.weight if norm.bias is None else n * norm.weight + norm.bias
-        return Normalised(n.to(dtype), rate), h.to(dtype)
+        return Normalised(n.to(dtype), rate), _scaled(n, norm).to(dtype)
 
     def _join_normalise(self, x: Tensor, branch: Tensor, seed: Tensor | None, norm: NormWeights,
                         dtype: torch.dtype) -> tuple[Tensor, Normalised, Tensor]:
@@ -166,14 +269,18 @@ class Parts:
         return dx + normalised.rate * (dn - dn.mean(-1, keepdim=True) - n * along)
 
     def _turn(self, x: Tensor, cosines: Tensor, sines: Tensor, dtype: torch.dtype) -> Tensor:
-        return _turn(x, cosines, sines, dtype)
+        """decoder.rotate, without a turned copy of x. Each piece is rounded to `dtype` before they are joined, not after."""
+        half = cosines.shape[-1] // 2
+        left, right, rest = x[..., :half].float(), x[..., half:2 * half].float(), x[..., 2 * half:]
+        c, s = cosines[..., :half], sines[..., :half]
+        return torch.cat(((left * c - right * s).to(dtype), (right * c + left * s).to(dtype), rest.to(dtype)), dim=-1)
 
     def _act(self, inner: Tensor) -> Tensor:
         """(T, f) fp32."""
         if not self.config.gated_mlp:
-            return _activate(inner.float(), self.config.activation)
+            return _activate_with_slope(inner.float(), self.config.activation)[0]
         gate, up = inner.chunk(2, dim=-1)
-        return _activate(gate.float(), self.config.activation) * up.float()
+        return _activate_with_slope(gate.float(), self.config.activation)[0] * up.float()
 
     def _act_back(self, inner: Tensor, dact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """What the activation gave (T, f), made again, and the gradient of `inner`; both in `dtype`."""
@@ -191,47 +298,28 @@ class Parts:
 
 def product(x: Tensor, linear: Linear) -> tuple[Tensor, Tensor | None]:
     """x (T, in) -> (T, out), and x a^T (T, R), where there are adapters."""
-    if linear.scales is not None:
-        return _scaled(x, linear, linear.scales)
-    y = F.linear(x, linear.weight, linear.bias)
-    if linear.a is None or linear.b is None:
-        return y, None
-    ranks = x @ linear.a.t()
-    return torch.addmm(y, ranks, linear.b.t()), ranks
+    ranks = None if linear.a is None else x @ linear.a.t()
+    if linear.scales is None:
+        y = F.linear(x, linear.weight, linear.bias)
+        return y if ranks is None or linear.b is None else torch.addmm(y, ranks, linear.b.t()), ranks
+    # in 8 bits scales, bias and what adapters add meet in one loop, in fp32
+    y = scaled_product(x, linear.weight, linear.scales)
+    y = y if linear.bias is None else y + linear.bias
+    return (y if ranks is None or linear.b is None else y + ranks @ linear.b.t()).to(x.dtype), ranks
 
 
 def product_back(dy: Tensor, linear: Linear) -> tuple[Tensor, Tensor | None]:
     """The gradients of x (T, in) and of `ranks`, from that of y."""
-    if linear.scales is not None:
-        return _scaled_back(dy, linear, linear.scales)
-    dx = dy @ linear.weight
-    if linear.a is None or linear.b is None:
-        return dx, None
-    dranks = dy @ linear.b
-    return torch.addmm(dx, dranks, linear.a), dranks
-
-
-def _scaled(x: Tensor, linear: Linear, scales: Tensor) -> tuple[Tensor, Tensor | None]:
-    """`product` in 8 bits. Scales, bias and what adapters add meet in one loop, in fp32."""
-    y = scaled_product(x, linear.weight, scales)
-    y = y if linear.bias is None else y + linear.bias
-    if linear.a is None or linear.b is None:
-        return y.to(x.dtype), None
-    ranks = x @ linear.a.t()
-    return (y + ranks @ linear.b.t()).to(x.dtype), ranks
-
-
-def _scaled_back(dy: Tensor, linear: Linear, scales: Tensor) -> tuple[Tensor, Tensor | None]:
-    """`product_back` in 8 bits."""
-    dx = scaled_product_back(dy, linear.weight, scales)
-    if linear.a is None or linear.b is None:
-        return dx.to(dy.dtype), None
-    dranks = dy @ linear.b
-    return (dx + dranks @ linear.a).to(dy.dtype), dranks
+    dranks = None if linear.b is None else dy @ linear.b
+    if linear.scales is None:
+        dx = dy @ linear.weight
+        return dx if dranks is None or linear.a is None else torch.addmm(dx, dranks, linear.a), dranks
+    dx = scaled_product_back(dy, linear.weight, linear.scales)
+    return (dx if dranks is None or linear.a is None else dx + dranks @ linear.a).to(dy.dtype), dranks
 
 
 def weight_gradients(dy: Tensor, x: Tensor, ranks: Tensor | None, dranks: Tensor | None, linear: Linear,
-                     norm: NormWeights | None, wanted: Wanted) -> LinearGradients:
+                     norm: NormWeights | None, wanted: Wanted) -> Gradients:
     """Gradients of a linear's weights. Where its input is a norm's result, x is the n of the norm, and `norm` its weights.
 
     A product with n w + b is the product with n, its columns times w, and a rank-one term of b; so h need not be made.
@@ -243,7 +331,7 @@ def weight_gradients(dy: Tensor, x: Tensor, ranks: Tensor | None, dranks: Tensor
     if ranks is not None and dranks is not None:
         a = _through_norm(dranks.t() @ x, dranks, norm)
         b = (ranks.t() @ dy).t()             # this way round a CPU's libraries are faster
-    return LinearGradients(weight, bias, a, b)
+    return Gradients(weight, bias, a, b)
 
 
 def _through_norm(gradient: Tensor, dy: Tensor, norm: NormWeights | None) -> Tensor:
@@ -257,10 +345,15 @@ def _through_norm(gradient: Tensor, dy: Tensor, norm: NormWeights | None) -> Ten
 # ------------------------------------------------------------------------------------------------ norms, positions, activations
 
 
-def _norm_gradients(dh: Tensor, normalised: Normalised, norm: NormWeights, wanted: Wanted) -> NormGradients:
+def _norm_gradients(dh: Tensor, normalised: Normalised, norm: NormWeights, wanted: Wanted) -> Gradients:
     if not wanted.weights:
-        return NormGradients()
-    return NormGradients((dh.float() * normalised.n.float()).sum(0), None if norm.bias is None else dh.float().sum(0))
+        return Gradients()
+    return Gradients((dh.float() * normalised.n.float()).sum(0), None if norm.bias is None else dh.float().sum(0))
+
+
+def _scaled(n: Tensor, norm: NormWeights) -> Tensor:
+    """A norm's result in fp32, from n of `Normalised`."""
+    return n * norm.weight if norm.bias is None else n * norm.weight + norm.bias
 
 
 def _unit(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -277,14 +370,6 @@ def _unit_back(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float) -> tuple[T
     return rate * (dn - n * (dn * n).mean(-1, keepdim=True)), (dy.float() * n).sum((0, 1))
 
 
-def _turn(x: Tensor, cosines: Tensor, sines: Tensor, dtype: torch.dtype) -> Tensor:
-    """decoder.rotate, without a turned copy of x. Each piece is rounded to `dtype` before they are joined, not after."""
-    half = cosines.shape[-1] // 2
-    left, right, rest = x[..., :half].float(), x[..., half:2 * half].float(), x[..., 2 * half:]
-    c, s = cosines[..., :half], sines[..., :half]
-    return torch.cat(((left * c - right * s).to(dtype), (right * c + left * s).to(dtype), rest.to(dtype)), dim=-1)
-
-
 def _normal_share(x: Tensor, bell: Tensor) -> Tensor:
     """The share of a normal distribution below x, within 8e-8; `bell` is exp(-x^2 / 2), which the slope needs too.
 
@@ -294,10 +379,6 @@ def _normal_share(x: Tensor, bell: Tensor) -> Tensor:
     series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
     above = 0.5 * series * bell
     return torch.where(x < 0, above, 1 - above)
-
-
-def _activate(x: Tensor, activation: str) -> Tensor:
-    return _activate_with_slope(x, activation)[0]
 
 
 def _activate_with_slope(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:

@@ -19,17 +19,14 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from powertrain.models.kernels.fused.parts import Parts, product
-from powertrain.models.kernels.fused.values import Entered, EnterWeights, LeaveWeights, Left, NormWeights, Seeds
-from powertrain.models.kernels.fused.weights import Copies
+from powertrain.models.kernels.fused.parts import Entered, EnterWeights, LeaveWeights, Left, Parts, Seeds
 
-KINDS = ("inner", "heads", "mixed", "normalised")
-RECOMPUTABLE = ("inner", "heads")
+Copies = Mapping[str, tuple[Tensor, Tensor | None]]      # linear -> weight and bias, or its adapters' joined a and b
 AHEAD = 4                                    # tensors that are on their way back while a block computes: about a block's
 
 
@@ -44,30 +41,6 @@ class Saved:
     left: Left
     seeds: Seeds
     away: dict[str, Any] = field(default_factory=dict)       # what `Saving.put_away` needs to bring a tensor back
-
-
-class Host(Protocol):
-    """Memory that is not the device's."""
-
-    def put(self, tensor: Tensor) -> Any:
-        """Begins to copy the numbers of a contiguous tensor, whose memory is about to be given back."""
-
-    def fetch(self, stay: Any) -> Tensor:
-        """The numbers, in new memory of the device."""
-
-
-@dataclass(frozen=True)
-class Again:
-    """What makes tensors again, from what is kept and the weights."""
-
-    parts: Parts
-
-    def inner(self, n: Tensor, weights: LeaveWeights) -> Tensor:
-        return product(_scaled(n, weights.norm), weights.mlp_in)[0]
-
-    def heads(self, n: Tensor, cosines: Tensor | None, sines: Tensor | None, weights: EnterWeights) -> Tensor:
-        y = product(_scaled(n, weights.norm), weights.qkv)[0]
-        return self.parts.heads(y, cosines, sines, weights)[0]
 
 
 @dataclass
@@ -90,8 +63,7 @@ class Saving:
     @classmethod
     def of(cls, actions: Mapping[str, str], host: Host, parts: Parts,
            change: Callable[[Any], Any] = lambda function: function) -> Saving:
-        again = Again(parts)
-        return cls(actions, host, change(again.inner), change(again.heads))
+        return cls(actions, host, change(parts.inner_again), change(parts.heads_again))
 
     def put_away(self, saved: Saved) -> None:
         """After the forward pass. In the order in which it is needed last."""
@@ -135,16 +107,12 @@ class PlainHost:
     """The machine's memory, without haste: what a GPU's is tested against, and all there is on a CPU."""
 
     def put(self, tensor: Tensor) -> Tensor:
+        """Copies the numbers of a contiguous tensor, whose memory is about to be given back."""
         return torch.empty_like(tensor, device="cpu").copy_(tensor)
 
     def fetch(self, stay: Tensor) -> Tensor:
+        """The numbers, in any memory."""
         return stay
-
-
-def _scaled(n: Tensor, norm: NormWeights) -> Tensor:
-    """A norm's result h, from what is kept of it (parts.Normalised)."""
-    h = n.float() * norm.weight if norm.bias is None else n.float() * norm.weight + norm.bias
-    return h.to(n.dtype)
 
 
 def _is_alone(tensor: Tensor, parts: tuple[Tensor, ...]) -> bool:
@@ -189,7 +157,7 @@ class PinnedHost:
         self._free: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
 
     def put(self, tensor: Tensor) -> Stay:
-        """Begins to copy a contiguous row of numbers; see `Host`."""
+        """Begins to copy a contiguous row of numbers; see `PlainHost`."""
         self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(self._stream):
             pinned = self._buffer(tensor)
@@ -227,3 +195,6 @@ class PinnedHost:
         if not free:
             return torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
         return free.pop()                    # the copy out of it is older on the same stream than the one into it
+
+
+Host = PlainHost | PinnedHost

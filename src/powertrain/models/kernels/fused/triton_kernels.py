@@ -1,7 +1,8 @@
 """The elementwise stretches of a block as Triton kernels: each reads and writes a token's numbers once.
 
 For where torch's compiler is not there, or does not fuse. Arithmetic is fp32 whatever the tensors' type; each function here
-does what the method of `Parts` of its name does, which is its definition. Only this file imports Triton.
+does what the method of `Parts` of its name does, which is its definition. Only this file imports Triton. What has no kernel
+runs as `Parts` has it.
 
 One program has one token's row (norms), a piece of it (SwiGLU), or one head of a token (rotary). `place` is where a row
 begins, in 64 bits: a batch has more than 2^31 numbers sooner than one thinks.
@@ -9,12 +10,15 @@ begins, in 64 bits: a batch has more than 2^31 numbers sooner than one thinks.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from powertrain.models.kernels.fused.parts import Normalised, NormWeights, Parts
 
 PIECE = 1024                                 # numbers of a row that one program of SwiGLU has
 
@@ -153,3 +157,45 @@ def turn(x: Tensor, cosines: Tensor, sines: Tensor, dtype: torch.dtype) -> Tenso
 
 def _piece(width: int) -> int:
     return min(PIECE, int(triton.next_power_of_2(width)))
+
+
+# ------------------------------------------------------------------------------------------------ parts
+
+
+@dataclass(frozen=True)
+class TritonParts(Parts):
+    """RMS norms with the residual, SwiGLU and rotary positions, forward and backward. Not to be compiled on top."""
+
+    def _join_normalise(self, x: Tensor, branch: Tensor, seed: Tensor | None, norm: NormWeights,
+                        dtype: torch.dtype) -> tuple[Tensor, Normalised, Tensor]:
+        if self._is_rms(norm) and seed is None and not self.config.parallel_residual:
+            joined, n, rates, h = normalise(x, branch, norm.weight, self.config.norm_epsilon, dtype)
+            return joined, Normalised(n, rates), h
+        return super()._join_normalise(x, branch, seed, norm, dtype)
+
+    def _normalise(self, x: Tensor, norm: NormWeights, dtype: torch.dtype) -> tuple[Normalised, Tensor]:
+        if not self._is_rms(norm):
+            return super()._normalise(x, norm, dtype)
+        _, n, rates, h = normalise(x, None, norm.weight, self.config.norm_epsilon, dtype)
+        return Normalised(n, rates), h
+
+    def _normalise_back(self, dx: Tensor, dh: Tensor, normalised: Normalised, norm: NormWeights) -> Tensor:
+        if not self._is_rms(norm):
+            return super()._normalise_back(dx, dh, normalised, norm)
+        return normalise_back(dh, normalised.n, normalised.rate, norm.weight, dx)
+
+    def _act(self, inner: Tensor) -> Tensor:
+        return swiglu(inner) if self._is_swiglu else super()._act(inner)
+
+    def _act_back(self, inner: Tensor, dact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return swiglu_back(inner, dact, dtype) if self._is_swiglu else super()._act_back(inner, dact, dtype)
+
+    def _turn(self, x: Tensor, cosines: Tensor, sines: Tensor, dtype: torch.dtype) -> Tensor:
+        return turn(x, cosines, sines, dtype)
+
+    def _is_rms(self, norm: NormWeights) -> bool:
+        return self.config.norm == "rms" and norm.bias is None
+
+    @property
+    def _is_swiglu(self) -> bool:
+        return self.config.gated_mlp and self.config.activation == "silu"
