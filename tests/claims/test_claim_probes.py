@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from driver import TINY
-from powertrain.claims.probes import Context, data, devices, files, memory, runs
+from powertrain.claims.probes import Context, files, kernels, memory, runs
 from powertrain.claims.probes.memory import stands_from, step_peak
-from powertrain.claims.probes.probe import apart, open_training
+from powertrain.claims.probes.probe import FEWEST, apart, open_training
 from powertrain.evidence.worker import Probe
 from powertrain.records import WrongUse
 
@@ -38,15 +38,14 @@ def test_a_peak_that_is_gone_again_is_seen():
             for _ in range(held >> 20):
                 pages.write(b"x" * (1 << 20))
 
-    assert 0.95 * held < files._peak_bytes(work) < 2 * held        # the kernel counts in batches
+    assert 0.95 * held < files.peak_bytes(work) < 2 * held        # the kernel counts in batches
 
 
 def test_a_whole_run_says_what_lies_between_its_steps(source, cache, tmp_path):
-    seconds, (evaluation, checkpoint) = apart(runs._whole_run, [f"data={source}", *TINY], cache, tmp_path / "run")
-    assert seconds > 0
-    assert evaluation > 0
-    assert checkpoint > 0
-    assert evaluation + checkpoint < 1
+    found = apart(runs.whole_run, [f"data={source}", *TINY], cache, tmp_path / "run")
+    assert found["evaluation"] > 0
+    assert found["checkpoint"] > 0
+    assert found["evaluation"] + found["checkpoint"] < found["run"]
 
 
 def test_the_rule_of_thumb_is_held_against_the_real_peak(tiny, cache, tmp_path):
@@ -59,14 +58,14 @@ def test_the_rule_of_thumb_is_held_against_the_real_peak(tiny, cache, tmp_path):
     assert measured.detail["powertrain_bytes"] > measured.detail["rule_bytes"]
 
 
-def test_tokenising_has_rows_to_tokenise(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "CHARACTERS", 20_000)
-    tokenizer, rows = data._tokenising_material(tmp_path)
-    assert tokenizer.stat().st_size > 1000
-    assert rows.stat().st_size > 20_000
+def test_tokenising_runs_to_a_value(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "CHARACTERS", 20_000)
+    measured = files.tokenising(Context(cache, float("inf"), None, tmp_path), repeats=FEWEST)
+    assert measured.value.median > 0
+    assert measured.detail["characters"] == 20_000
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there are two GPUs here")
 def test_two_gpus_are_asked_for_where_there_are_none(tmp_path):
     with pytest.raises(WrongUse, match="two GPUs"):
-        devices.data_parallel(Context(Path(), 0.0, None, tmp_path))
+        kernels.data_parallel(Context(Path(), 0.0, None, tmp_path))

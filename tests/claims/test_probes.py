@@ -17,10 +17,10 @@ import torch
 from driver import TINY
 from powertrain.claims.probes import PROBES, Context, Measured, OutOfTime
 from powertrain.claims.probes.files import blocked_s
-from powertrain.claims.probes.habits import HABITS, spread
 from powertrain.claims.probes.kernels import attention_flops_share, eager_attention, exponents_of
-from powertrain.claims.probes.memory import SHAPES, bytes_per_weight, known_facts, weight_bytes
-from powertrain.claims.probes.probe import FEWEST, apart, by_turns, exactly, medians, open_training, ratio
+from powertrain.claims.probes.loops import HABITS, spread
+from powertrain.claims.probes.memory import SHAPES, known_facts
+from powertrain.claims.probes.probe import FEWEST, Arms, apart, by_turns, exactly, medians, open_training, ratio
 from powertrain.claims.probes.runs import first_at, smoothed
 from powertrain.data.tokenizers import ByteTokenizer
 from powertrain.models.config import make_config
@@ -70,7 +70,7 @@ QUICK: list[tuple[str, dict[str, Any]]] = [
     ("matmul", {"b": "bf16", "edge": 32}),
     ("optimizer_step", {"a": "loop", "b": "fused", "steps": 1}),
     ("saving", {"steps": 1}),
-    ("target_loss", {"a": ["data.stride=16"], "b": ["data.stride=8"], "steps": 12, "metric": "epochs"}),
+    ("target_loss", {"a": ["data.stride=16"], "b": ["data.stride=8"], "steps": 12}),
     ("unlike_runs", {"a": ["data.block=16"], "b": ["data.block=8"], "per": "examples", "steps": 2}),
     ("utilisation", {"steps": 2}),
 ]
@@ -86,7 +86,7 @@ def test_a_probe_runs_to_a_value(name: str, settings: dict[str, Any], context: C
 
 
 def test_a_smaller_rank_takes_less_memory(context: Context, lora_words: list[str]) -> None:
-    found = PROBES["adapter_rank"](context, words=lora_words, a=16, b=4)
+    found = PROBES["step_memory"](context, words=lora_words, a=["lora.r=16"], b=["lora.r=4"])
     check_form(found)
     assert found.detail["adapter_ratio"] == 0.25
     assert found.value.median < 1
@@ -162,19 +162,19 @@ def test_arms_take_turns_a_b_b_a() -> None:
 
         return call
 
-    rounds = by_turns([arm("a"), arm("b"), arm("c")], FAR, repeats=5)
+    rounds = by_turns({name: arm(name) for name in "abc"}, FAR, repeats=5)
     assert "".join(called) == "abccbaabccbaabc"
-    assert rounds == [(1.0, 1.0, 1.0)] * 5
+    assert rounds == {name: [1.0] * 5 for name in "abc"}
 
 
 def test_a_value_stays_with_its_arm_whichever_comes_first() -> None:
-    rounds = by_turns([lambda: 2.0, lambda: 6.0], FAR)
-    assert ratio(rounds, 1, 0) == exactly(3.0)
-    assert medians(rounds, ("a", "b")) == {"a": 2.0, "b": 6.0}
+    rounds = by_turns({"a": lambda: 2.0, "b": lambda: 6.0}, FAR)
+    assert ratio(rounds, "b", "a") == exactly(3.0)
+    assert medians(rounds) == {"a": 2.0, "b": 6.0}
 
 
 @pytest.fixture
-def second_long_arm(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+def second_long_arm(monkeypatch: pytest.MonkeyPatch) -> Arms:
     """By a clock that stands at 0 and goes on for nothing else."""
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
@@ -183,17 +183,17 @@ def second_long_arm(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
         clock[0] += 1.0
         return 1.0
 
-    return arm
+    return {"arm": arm}
 
 
-def test_no_repeat_is_begun_after_the_deadline(second_long_arm: Callable[[], float]) -> None:
-    assert len(by_turns([second_long_arm], 6.5, repeats=100)) == 7
+def test_no_repeat_is_begun_after_the_deadline(second_long_arm: Arms) -> None:
+    assert len(by_turns(second_long_arm, 6.5, repeats=100)["arm"]) == 7
 
 
 @pytest.mark.parametrize(("deadline", "repeats"), [(-1.0, 0), (3.5, 4)])
-def test_too_little_time_for_five_repeats_is_said(second_long_arm: Callable[[], float], deadline: float, repeats: int) -> None:
+def test_too_little_time_for_five_repeats_is_said(second_long_arm: Arms, deadline: float, repeats: int) -> None:
     with pytest.raises(OutOfTime, match=f"time for {repeats} repeats"):
-        by_turns([second_long_arm], deadline)
+        by_turns(second_long_arm, deadline)
 
 
 # ------------------------------------------------------------------------------------------------ processes
@@ -250,7 +250,7 @@ def test_attention_is_little_of_phi_3s_arithmetic() -> None:
     assert attention_flops_share(phi3, [256]) < 0.01
 
 
-@pytest.mark.parametrize(("name", "billions"), [("llama-3.1-8b", 8.03), ("phi-3-mini", 3.82), ("tinyllama-1.1b", 1.10)])
+@pytest.mark.parametrize(("name", "billions"), [("llama-3.1-8b", 8.03), ("phi-3-mini", 3.82)])
 def test_known_models_have_the_parameters_that_they_are_known_for(name: str, billions: float) -> None:
     assert known_facts(name).parameters / 1e9 == pytest.approx(billions, abs=0.005)
 
@@ -260,11 +260,10 @@ def test_an_unknown_model_is_refused_with_those_that_are_known() -> None:
         known_facts("gpt-5")
 
 
-def test_four_bits_leave_more_than_a_quarter_of_a_model() -> None:
-    before, after = weight_bytes(known_facts("llama-3.1-8b"), bytes_per_weight("nf4", double=False))
-    assert before == pytest.approx(16.06e9, rel=0.01)
-    assert 1 - after / before == pytest.approx(0.62, abs=0.02)
-    assert bytes_per_weight("nf4", double=True) < bytes_per_weight("nf4", double=False)
+def test_four_bits_leave_more_than_a_quarter_of_a_model(context: Context) -> None:
+    detail = PROBES["four_bit_bytes"](context, model="llama-3.1-8b").detail
+    assert detail["bytes"]["16 bits"] == pytest.approx(16.06e9, rel=0.01)
+    assert detail["saved_share"] == pytest.approx(0.62, abs=0.02)
 
 
 def test_a_tenth_of_the_saves_block_a_tenth() -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from powertrain.claims.probes import data, devices, files, habits, kernels, memory, runs
-from powertrain.claims.probes.probe import Context, Measured, OutOfTime
+from powertrain.claims.probes import files, kernels, loops, memory, runs
+from powertrain.claims.probes.probe import Context, Measured, OutOfTime, in_own_process
 
-PROBES: Mapping[str, Callable[..., Measured]] = {function.__name__: function for function in (
-    memory.memory_trace, memory.activations, memory.adapter_rank, memory.memory_rule, memory.four_bit_bytes,
-    kernels.attention_kernels, kernels.attention_memory, kernels.attention_share, kernels.matmul, kernels.optimizer_step,
-    habits.loop_habit, habits.dropped_examples, habits.unused_columns, habits.utilisation,
-    devices.data_parallel, devices.sharding,
-    data.data_loading, data.tokenising,
-    files.compression, files.saving, files.loading,
-    runs.epochs, runs.start_up, runs.target_loss, runs.unlike_runs, runs.whole_runs,
-)}
+PROBES: Mapping[str, Callable[..., Measured]] = {
+    **{probe.__name__: in_own_process(probe) for probe in (
+        memory.memory_trace, kernels.attention_kernels, kernels.attention_memory, kernels.attention_share, kernels.matmul,
+        kernels.optimizer_step, kernels.data_parallel, kernels.sharding, loops.loop_habit, loops.data_loading,
+        loops.dropped_examples, loops.unused_columns, loops.utilisation, loops.unlike_runs, files.compression, files.saving,
+        files.loading, runs.epochs, runs.start_up, runs.target_loss)},
+    # these start processes of their own, or measure nothing
+    **{probe.__name__: probe for probe in (
+        memory.step_memory, memory.memory_rule, memory.four_bit_bytes, files.tokenising, runs.whole_runs)},
+}
 
 __all__ = ["PROBES", "Context", "Measured", "OutOfTime"]

@@ -1,15 +1,12 @@
-"""Probes of files: compressing a checkpoint, saving it, and loading a model."""
+"""Probes of files: compressing a checkpoint, saving it, loading a model, and tokenising text."""
 
 from __future__ import annotations
 
 import gc
 import gzip
-import importlib
-import lzma
 import os
 import shutil
 import statistics
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,118 +14,78 @@ from typing import Any
 
 import torch
 
-from powertrain.claims.probes.probe import (
-    REPEATS,
-    Context,
-    Measured,
-    Rounds,
-    apart,
-    by_turns,
-    exactly,
-    medians,
-    one_of,
-    open_training,
-    ratio,
-    seconds_of,
-)
+from powertrain.claims.probes import probe
+from powertrain.claims.probes.probe import REPEATS, Context, Measured
+from powertrain.data.library_tokenizers import BytePairTokenizer
+from powertrain.data.reading import read_documents
 from powertrain.evidence.stats import interval
 from powertrain.records import WrongUse
 from powertrain.training.checkpoint import save_checkpoint
 
-# ------------------------------------------------------------------------------------------------ compression
-# A real checkpoint, compressed: how many bytes are left, and how long writing it then takes.
+CPU = torch.device("cpu")                    # nothing here waits for another device
+COMPRESSIONS: Mapping[str, Callable[[bytes], bytes]] = {"none": bytes, "gzip": partial(gzip.compress, compresslevel=6)}
+PER_STEPS = 1000                             # the steps over which the time of saving is counted
+SMALL_LLAMA: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
+                               "vocab_size": 8192}
+PEAK, STATUS, RESET = "VmHWM:", Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
-Compress = Callable[[bytes], bytes]
-COMPRESSION_METRICS = ("saved_share", "speed")
 
+def compression(context: Context, *, words: Sequence[str], a: str = "none", b: str = "gzip", steps: int = 20,
+                most_bytes: int = 8 << 20, repeats: int = REPEATS) -> Measured:
+    """Return the share of arm a's bytes that arm b saves of a real checkpoint; arms are none and gzip.
 
-def compression(context: Context, *, words: Sequence[str], a: str = "none", b: str = "gzip", metric: str = "saved_share",
-                steps: int = 20, most_bytes: int = 8 << 20, repeats: int = REPEATS) -> Measured:
-    """Compare two compressions: "saved_share" of arm a's bytes that arm b saves, or arm b's "speed" of writing over arm a's.
-
-    Methods: none, gzip, zlib (its fastest level), lzma, and zstd where a library for it is installed. A larger checkpoint is
-    cut to `most_bytes`, weights and moments alike.
+    A larger checkpoint is cut to `most_bytes`, weights and moments alike. Detail: `times_slower`, the seconds of writing with
+    arm b over arm a.
     """
-    one_of("metric", metric, COMPRESSION_METRICS)
-    known = methods()
-    for name, method in (("a", a), ("b", b)):
-        one_of(name, method, tuple(known))
-    whole, sizes, rounds = apart(_compression_rounds, words, context.cache, context.deadline, context.folder, (a, b), steps,
-                                 most_bytes, repeats)
-    rest = dict(zip((a, b), sizes, strict=True))
-    detail = {"checkpoint_bytes": whole, "bytes": rest, "seconds": medians(rounds, (a, b)),
-              "times_slower": vars(ratio(rounds, 1, 0)), "saved_share": 1 - rest[b] / rest[a],
-              "bytes_per_s": rest[a] / medians(rounds, (a, b))[b]}
-    if metric == "speed":
-        return Measured(ratio(rounds, 0, 1), "times as fast", a, b, detail)
-    return Measured(exactly(1 - rest[b] / rest[a]), "of the bytes", a, b, detail)
-
-
-def methods() -> Mapping[str, Compress]:
-    """Return the compression methods that are installed."""
-    found: dict[str, Compress] = {"none": bytes, "gzip": partial(gzip.compress, compresslevel=6),
-                                  "zlib": partial(zlib.compress, level=1), "lzma": partial(lzma.compress, preset=0)}
-    for module in ("compression.zstd", "zstandard"):     # Python's own from 3.14 on, and the library
-        try:
-            library: Any = importlib.import_module(module)
-        except ImportError:
-            continue
-        found.setdefault("zstd", library.compress)
-    return found
-
-
-def _compression_rounds(words: Sequence[str], cache: Path, deadline: float, folder: Path, names: tuple[str, str], steps: int,
-                        most_bytes: int, repeats: int) -> tuple[int, list[int], Rounds]:
-    """Return the bytes of the checkpoint, the bytes that each method leaves, and the seconds of each."""
-    training = open_training(words, cache, warm_up=steps)
-    content = _checkpoint(training.state, folder / "compression")
-    sample, known = b"".join(_cut(part, most_bytes / sum(map(len, content))) for part in content), methods()
+    training = probe.open_training(words, context.cache, warm_up=steps)
+    saved = save_checkpoint(context.folder / "compression", training.state)
+    content = [(saved.folder / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")]
+    whole_bytes = sum(map(len, content))
+    kept = min(1.0, most_bytes / whole_bytes)
+    sample = b"".join(part[:round(kept * len(part))] for part in content)
 
     def write(name: str) -> None:
-        with open(folder / f"compressed.{name}", "wb") as file:
-            file.write(known[name](sample))
+        with open(context.folder / f"compressed.{name}", "wb") as file:
+            file.write(COMPRESSIONS[name](sample))
             file.flush()
             os.fsync(file.fileno())
 
-    arms = [lambda n=name: seconds_of(lambda: write(n), torch.device("cpu")) for name in names]
-    rounds = by_turns(arms, deadline, repeats)
-    return sum(map(len, content)), [(folder / f"compressed.{name}").stat().st_size for name in names], rounds
-
-
-def _checkpoint(state: Any, folder: Path) -> list[bytes]:
-    """Return the content of the checkpoint's two large files."""
-    saved = save_checkpoint(folder, state)
-    content = [(saved.folder / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")]
-    shutil.rmtree(folder)
-    return content
-
-
-def _cut(content: bytes, share: float) -> bytes:
-    return content if share >= 1 else content[:round(share * len(content))]
-
-
-# ------------------------------------------------------------------------------------------------ saving
-# How long saving keeps a run from training: real checkpoints, timed, times how often each arm writes one.
-
-PER_STEPS = 1000                                   # steps
+    arms = {name: partial(probe.seconds_of, partial(write, name), CPU) for name in (a, b)}
+    rounds = probe.by_turns(arms, context.deadline, repeats)
+    left = {name: (context.folder / f"compressed.{name}").stat().st_size for name in (a, b)}
+    saved_share = 1 - left[b] / left[a]
+    return Measured(probe.exactly(saved_share), "of the bytes", a, b,
+                    {"checkpoint_bytes": whole_bytes, "bytes": left, "seconds": probe.medians(rounds),
+                     "times_slower": vars(probe.ratio(rounds, b, a)), "saved_share": saved_share,
+                     "bytes_per_s": left[a] / probe.medians(rounds)[b]})
 
 
 def saving(context: Context, *, words: Sequence[str], a: int = 50, b: int = 500, steps: int = 4,
            repeats: int = REPEATS) -> Measured:
-    """Return the share by which saving every b steps blocks less than every a steps (checkpoints synced, with sha256).
+    """Return the share by which saving every b steps blocks training less than every a steps.
 
-    Detail: seconds blocked per 1000 steps, and their share of the wall time of both arms.
+    The seconds of real checkpoints (synced, with sha256) are multiplied by how often each arm writes one. Detail: seconds
+    blocked per 1000 steps, and their share of the wall time of both arms.
     """
-    rounds = apart(_saving_rounds, words, context.cache, context.deadline, context.folder / "saving", steps, repeats)
-    less = [1 - blocked_s(values[1], b) / blocked_s(values[0], a) for values in rounds]
-    save_s = statistics.median(seconds for values in rounds for seconds in values[:2])
-    step_s = statistics.median(values[2] for values in rounds)
-    names = (f"saved every {a} steps", f"saved every {b} steps")
-    detail = {"save_s": save_s, "step_s": step_s}
-    for name, every in zip(("a", "b"), (a, b), strict=True):
-        blocked = blocked_s(save_s, every)
+    training, folder = probe.open_training(words, context.cache), context.folder / "saving"
+
+    def save_s() -> float:
+        training.advance(1)                  # each checkpoint is of a step of its own
+        seconds = probe.seconds_of(lambda: save_checkpoint(folder, training.state), training.setup.device)
+        shutil.rmtree(folder)
+        return seconds
+
+    save_s()
+    one, other = f"saved every {a} steps", f"saved every {b} steps"
+    rounds = probe.by_turns({one: save_s, other: save_s, "step": partial(training.step_s, steps)}, context.deadline, repeats)
+    less = [1 - blocked_s(often, b) / blocked_s(seldom, a)
+            for seldom, often in zip(rounds[one], rounds[other], strict=True)]
+    save, step_s = statistics.median([*rounds[one], *rounds[other]]), probe.medians(rounds)["step"]
+    detail = {"save_s": save, "step_s": step_s}
+    for name, every in (("a", a), ("b", b)):
+        blocked = blocked_s(save, every)
         detail |= {f"blocked_s_{name}": blocked, f"blocked_share_{name}": blocked / (blocked + PER_STEPS * step_s)}
-    return Measured(interval(less), "less time blocked", *names, detail)
+    return Measured(interval(less), "less time blocked", one, other, detail)
 
 
 def blocked_s(save_s: float, every: int) -> float:
@@ -136,73 +93,46 @@ def blocked_s(save_s: float, every: int) -> float:
     return save_s * PER_STEPS / every
 
 
-def _saving_rounds(words: Sequence[str], cache: Path, deadline: float, folder: Path, steps: int, repeats: int) -> Rounds:
-    """Return the seconds of a save of each arm, and of a step."""
-    training = open_training(words, cache)
-
-    def save_s() -> float:
-        training.advance(1)                  # each checkpoint is of a step of its own
-        seconds = seconds_of(lambda: save_checkpoint(folder, training.state), training.setup.device)
-        shutil.rmtree(folder)
-        return seconds
-
-    save_s()
-    return by_turns([save_s, save_s, lambda: training.step_s(steps)], deadline, repeats)
-
-
 # ------------------------------------------------------------------------------------------------ loading
-# Loading a model through transformers with and without options that a trainer passes: seconds, and memory on the way.
-#
-# A small Llama is written once and read by turns in one process. What is drawn from the disk's cache is so for both.
-
-SMALL_LLAMA: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
-                         "vocab_size": 8192}
-PEAK, STATUS, RESET = "VmHWM:", Path("/proc/self/status"), Path("/proc/self/clear_refs")
-LOAD_METRICS = ("seconds", "memory")
-
 
 def loading(context: Context, *, a: Mapping[str, Any], b: Mapping[str, Any], repeats: int = REPEATS,
             metric: str = "seconds") -> Measured:
-    """Compare two sets of options of from_pretrained by their "seconds" or their peak "memory"."""
-    one_of("metric", metric, LOAD_METRICS)
-    rounds, model_bytes = apart(_load_rounds, context.folder, context.deadline, a, b, repeats, metric)
-    names = (_options_name(a), _options_name(b))
-    detail = {metric: medians(rounds, names), "model_bytes": model_bytes}
-    if metric == "memory":
-        return Measured(ratio(rounds, 1, 0), "times the memory", *names, detail)
-    return Measured(ratio(rounds, 0, 1), "times as fast", *names, detail)
+    """Compare two sets of options of transformers' from_pretrained by their "seconds" or their peak "memory".
 
-
-def _load_rounds(folder: Path, deadline: float, a: Mapping[str, Any], b: Mapping[str, Any], repeats: int,
-                 metric: str) -> tuple[Rounds, int]:
+    A small Llama is written once and read by turns in one process. Both arms read the file from the disk's cache.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    probe.one_of("metric", metric, ("seconds", "memory"))
     model = LlamaForCausalLM(LlamaConfig(**SMALL_LLAMA))
     model_bytes = sum(value.numel() * value.element_size() for value in model.parameters())
-    model.save_pretrained(folder / "model")
+    model.save_pretrained(context.folder / "model")
     del model
 
     def load(options: Mapping[str, Any]) -> None:
-        loaded = LlamaForCausalLM.from_pretrained(folder / "model", **options)
+        loaded = LlamaForCausalLM.from_pretrained(context.folder / "model", **options)
         sum(value.sum().item() for value in loaded.parameters())     # pages that are only mapped are not loaded yet
 
-    take = _peak_bytes if metric == "memory" else lambda work: seconds_of(work, torch.device("cpu"))
-    for options in (a, b):
-        load(options)
-    return by_turns([lambda o=o: take(lambda: load(o)) for o in (a, b)], deadline, repeats), model_bytes  # type: ignore[misc]
+    take = peak_bytes if metric == "memory" else partial(probe.seconds_of, device=CPU)
+    arms = {", ".join(f"{key}={value}" for key, value in options.items()) or "as it is": partial(take, partial(load, options))
+            for options in (a, b)}
+    for arm in arms.values():
+        arm()
+    rounds = probe.by_turns(arms, context.deadline, repeats)
+    if metric == "seconds":
+        return probe.faster(rounds, model_bytes=model_bytes)
+    one, other = arms
+    return Measured(probe.ratio(rounds, other, one), "times the memory", one, other,
+                    {"memory": probe.medians(rounds), "model_bytes": model_bytes})
 
 
-def _options_name(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in options.items()) or "as it is"
-
-
-def _peak_bytes(work: Callable[[], None]) -> float:
-    """Return how far the resident memory of the process rose at most while `work` ran."""
+def peak_bytes(work: Callable[[], object]) -> float:
+    """Return the largest rise of the resident memory of the process while `work` ran."""
     gc.collect()
     try:
-        RESET.write_text("5")                # Linux, proc(5): the high-water mark becomes what is resident now
+        RESET.write_text("5")                # Linux, proc(5): the high-water mark becomes the present resident memory
     except OSError:
-        raise WrongUse(f"the peak of resident memory is read off {STATUS}, which only Linux has") from None
+        raise WrongUse(f"the peak of resident memory is read from {STATUS}, which only Linux has") from None
     before = _high_water_bytes()
     work()
     return max(1.0, _high_water_bytes() - before)
@@ -211,3 +141,32 @@ def _peak_bytes(work: Callable[[], None]) -> float:
 def _high_water_bytes() -> float:
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith(PEAK))
     return 1024.0 * int(line.split()[1])
+
+
+# ------------------------------------------------------------------------------------------------ tokenising
+
+CHARACTERS, ROW = 3_000_000, 1_000
+VOCABULARY, LEARNED_ROWS = 2048, 300         # of the BPE tokenizer, and the rows from which its merges are learned
+
+
+def tokenising(context: Context, *, repeats: int = REPEATS) -> Measured:
+    """Return how many times as fast the tokenizers library tokenises with TOKENIZERS_PARALLELISM=true as with false.
+
+    The rows are of Python's standard library. The library reads the variable once, so each turn is a process of its own.
+    """
+    text = "".join(document.text for document in read_documents("stdlib", cache=context.cache, max_chars=CHARACTERS))
+    rows = [text[at:at + ROW] for at in range(0, len(text), ROW)]
+    tokenizer = BytePairTokenizer.trained(rows[:LEARNED_ROWS], VOCABULARY).library.to_str()
+    arms = {f"TOKENIZERS_PARALLELISM={parallel}": partial(probe.apart, tokenising_s, tokenizer, rows, parallel)
+            for parallel in ("false", "true")}
+    return probe.faster(probe.by_turns(arms, context.deadline, repeats), characters=len(text))
+
+
+def tokenising_s(tokenizer: str, rows: list[str], parallel: str) -> float:
+    """Return the seconds in which this process tokenises `rows`, after a hundred of them for warming up."""
+    os.putenv("TOKENIZERS_PARALLELISM", parallel)
+    from tokenizers import Tokenizer
+
+    library = Tokenizer.from_str(tokenizer)
+    library.encode_batch(rows[:100])
+    return probe.seconds_of(lambda: library.encode_batch(rows), CPU)

@@ -1,4 +1,4 @@
-"""Probes of single operations: attention, matrix products and the optimizer's update, alone and as a share of a step."""
+"""Probes of single operations: attention, matrix products, the optimizer's update, and the same work on several devices."""
 
 from __future__ import annotations
 
@@ -6,44 +6,25 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from powertrain.claims.probes import probe
 from powertrain.claims.probes.memory import known_facts
-from powertrain.claims.probes.probe import (
-    REPEATS,
-    Context,
-    Measured,
-    Rounds,
-    Training,
-    apart,
-    by_turns,
-    enough_times,
-    fastest_device,
-    medians,
-    one_of,
-    open_training,
-    ratio,
-    seconds_of,
-)
+from powertrain.claims.probes.probe import REPEATS, Context, Measured
 from powertrain.cost.work import forward_flops, mean_keys
 from powertrain.evidence.stats import interval
-from powertrain.models.kernels.attention import (
-    Attention,
-    bmm_attention,
-    over_groups,
-    sdpa_attention,
-    varlen_attention,
-    visible,
-)
+from powertrain.models.kernels.attention import Attention, over_groups, sdpa_attention, varlen_attention, visible
 from powertrain.records import ModelFacts, WrongUse
-from powertrain.training.ledger import MemoryLedger
+from powertrain.training.ledger import MemoryLedger, standing_bytes
 from powertrain.training.setup import Setup
 
-# ------------------------------------------------------------------------------------------------ attention_kernels
-# Attention alone, forward and backward, by two kernels: no products around it, no model.
+# ------------------------------------------------------------------------------------------------ attention
+# Attention alone, forward and backward, by two kernels, without the projections around it.
 
 def eager_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *, layer: int, dropout: float,
                     window: int | None, scale: float) -> Tensor:
@@ -58,91 +39,69 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *
     return over_groups(q, k, v, lengths, attend)
 
 
-KERNELS: Mapping[str, Attention] = {
-    "eager": eager_attention, "sdpa": sdpa_attention, "bmm": bmm_attention, "varlen": varlen_attention}
+KERNELS: Mapping[str, Attention] = {"eager": eager_attention, "sdpa": sdpa_attention, "varlen": varlen_attention}
 
 
 def attention_kernels(context: Context, *, a: str = "eager", b: str = "sdpa", length: int = 256, documents: int = 4,
                       heads: int = 6, head_width: int = 64, repeats: int = REPEATS) -> Measured:
-    """Return the speed of kernel b over kernel a: eager, sdpa, bmm (CPU), varlen (FlashAttention).
+    """Return the speed of kernel b over kernel a: eager, sdpa, or varlen (FlashAttention).
 
     Both compute in fp32 on a CPU, else in bf16.
     """
-    for name, kernel in (("a", a), ("b", b)):
-        one_of(name, kernel, tuple(KERNELS))
-    shape = (length, documents, heads, head_width)
-    rounds = apart(_kernel_rounds, context.deadline, (a, b), shape, repeats)
-    return Measured(ratio(rounds, 0, 1), "times as fast", a, b,
-                    {"seconds": medians(rounds, (a, b)), "length": length, "documents": documents, "heads": heads,
-                     "head_width": head_width})
+    device = probe.fastest_device()
+    arms = {name: probe.timed(one_pass(name, (length,) * documents, heads, head_width, device), device) for name in (a, b)}
+    return probe.faster(probe.by_turns(arms, context.deadline, repeats), length=length, documents=documents, heads=heads,
+                        head_width=head_width)
 
 
-def _kernel_rounds(deadline: float, kernels: tuple[str, str], shape: tuple[int, int, int, int], repeats: int) -> Rounds:
-    device = fastest_device()
-    length, documents, heads, width = shape
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    passes = [one_pass(KERNELS[kernel], (length,) * documents, heads, heads, width, dtype, device) for kernel in kernels]
-    times = [enough_times(work, device) for work in passes]
-    return by_turns([lambda w=work, n=count: seconds_of(w, device, n)     # type: ignore[misc]
-                     for work, count in zip(passes, times, strict=True)], deadline, repeats)
-
-
-def one_pass(kernel: Attention, lengths: tuple[int, ...], heads: int, kv_heads: int, width: int, dtype: torch.dtype,
-             device: torch.device) -> Callable[[], None]:
+def one_pass(kernel: str | Attention, lengths: tuple[int, ...], heads: int, width: int, device: torch.device, *,
+             kv_heads: int | None = None, dtype: torch.dtype | None = None) -> Callable[[], None]:
     """Return a function that computes attention over random documents of these lengths, forward and backward."""
+    attend = KERNELS[probe.one_of("kernel", kernel, tuple(KERNELS))] if isinstance(kernel, str) else kernel
+    dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
     q, k, v = (torch.randn(sum(lengths), count, width, device=device, dtype=dtype, requires_grad=True)
-               for count in (heads, kv_heads, kv_heads))
+               for count in (heads, kv_heads or heads, kv_heads or heads))
     gradient = torch.randn_like(q)
 
     def work() -> None:
-        out = kernel(q, k, v, lengths, layer=0, dropout=0.0, window=None, scale=width ** -0.5)
+        out = attend(q, k, v, lengths, layer=0, dropout=0.0, window=None, scale=width ** -0.5)
         torch.autograd.backward(out, gradient)
         q.grad = k.grad = v.grad = None
 
     return work
 
 
-# ------------------------------------------------------------------------------------------------ attention_memory
-# How attention's memory grows with the length of a document: the exponent, from the real peaks of a pass.
-
 def attention_memory(context: Context, *, a: str = "eager", b: str = "sdpa", lengths: Sequence[int] = (256, 512, 1024, 2048),
                      heads: int = 4, head_width: int = 64) -> Measured:
     """Return the exponent p of kernel b, whose bytes grow as length^p between `lengths`; 1 is linear, 2 quadratic.
 
-    One document, forward and backward; what is counted is over what stood before. Detail: `exponent_a`, and the bytes.
+    One document, forward and backward; the bytes are those allocated during the pass. Detail: `exponent_a`, and the bytes.
     """
-    for name, kernel in (("a", a), ("b", b)):
-        one_of(name, kernel, tuple(KERNELS))
-    found = {kernel: apart(_attention_peaks, kernel, lengths, heads, head_width) for kernel in (a, b)}
-    exponents = {kernel: exponents_of(peaks) for kernel, peaks in found.items()}
-    return Measured(interval(exponents[b]), "as an exponent of the length", a, b,
-                    {"exponent_a": vars(interval(exponents[a])),
-                     "peak_bytes": {kernel: {str(length): peak for length, peak in peaks.items()}
-                                    for kernel, peaks in found.items()}})
+    del context
+    device = probe.fastest_device()
+    found = {kernel: {length: _peak_bytes(one_pass(kernel, (length,), heads, head_width, device), device) for length in lengths}
+             for kernel in (a, b)}
+    exponents = {kernel: interval(exponents_of(peaks)) for kernel, peaks in found.items()}
+    bytes_by_length = {kernel: {str(length): peak for length, peak in peaks.items()} for kernel, peaks in found.items()}
+    return Measured(exponents[b], "as an exponent of the length", a, b,
+                    {"exponent_a": vars(exponents[a]), "peak_bytes": bytes_by_length})
 
 
-def _attention_peaks(kernel: str, lengths: Sequence[int], heads: int, width: int) -> dict[int, int]:
-    device = fastest_device()
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    found = {}
-    for length in lengths:
-        work = one_pass(KERNELS[kernel], (length,), heads, heads, width, dtype, device)
-        work()                               # once, for what a library keeps
-        with MemoryLedger(device, standing=0) as ledger:
-            work()
-        found[length] = ledger.peak_bytes
-    return found
+def _peak_bytes(work: Callable[[], None], device: torch.device) -> int:
+    work()                                   # the first call also allocates what a library keeps
+    with MemoryLedger(device, standing=0) as ledger:
+        work()
+    return ledger.peak_bytes
 
 
 def exponents_of(peaks: Mapping[int, float]) -> list[float]:
     """Return the slope of log bytes over log length, from each length to the next."""
-    points = sorted(peaks.items())
     return [math.log(after / before) / math.log(longer / shorter)
-            for (shorter, before), (longer, after) in itertools.pairwise(points)]
+            for (shorter, before), (longer, after) in itertools.pairwise(sorted(peaks.items()))]
 
 
 # ------------------------------------------------------------------------------------------------ attention_share
-# What attention is of a step: of its time, timed alone beside the whole step, and of its arithmetic, counted.
+# The share of attention in a step: in its time, probe.timed alone beside the whole step, and in its arithmetic, counted.
 
 PHI3_LENGTHS = (256, 2048)
 
@@ -150,33 +109,25 @@ PHI3_LENGTHS = (256, 2048)
 def attention_share(context: Context, *, words: Sequence[str], steps: int = 4, repeats: int = REPEATS) -> Measured:
     """Return attention's share of the time of a step of this recipe, with the kernel of its plan.
 
-    It is the kernel's alone: the products before and after it are not attention's. Detail: `flops_share` of the same step, and
-    of Phi-3-mini at lengths of 256 and 2048.
+    Only the kernel is counted, without the projections before and after it. Detail: `flops_share` of the same step, and of
+    Phi-3-mini at lengths of 256 and 2048.
     """
-    rounds, flops_share = apart(_share_rounds, words, context.cache, context.deadline, steps, repeats)
-    names = ("attention of a step", "whole step")
-    phi3 = {f"phi3_flops_share_{length}": attention_flops_share(known_facts("phi-3-mini"), [length]) for length in PHI3_LENGTHS}
-    return Measured(interval([values[0] / values[1] for values in rounds]), "of the time", *names,
-                    {"seconds": medians(rounds, names), "flops_share": flops_share, **phi3})
-
-
-def _share_rounds(words: Sequence[str], cache: Path, deadline: float, steps: int, repeats: int) -> tuple[Rounds, float]:
-    training = open_training(words, cache)
-    model = training.prepared.facts.model
-    batches = training.setup.prepare(training.state.step)
-    passes = [one_pass(training.setup.attention, batch.lengths, model.heads, model.kv_heads, model.head_width,
-                       training.setup.precision.compute_dtype, training.setup.device) for batch in batches]
+    training = probe.open_training(words, context.cache)
+    model, setup = training.prepared.facts.model, training.setup
+    batches = setup.prepare(training.state.step)
+    passes = [one_pass(setup.attention, batch.lengths, model.heads, model.head_width, setup.device, kv_heads=model.kv_heads,
+                       dtype=setup.precision.compute_dtype) for batch in batches]
 
     def attention_s() -> float:
-        return model.layers * sum(seconds_of(work, training.setup.device, steps) for work in passes)
+        return model.layers * sum(probe.seconds_of(work, setup.device, steps) for work in passes)
 
-    attention_s()                            # once, for what it allocates
+    attention_s()                            # the first call allocates
     share = attention_flops_share(model, [length for batch in batches for length in batch.lengths])
-    return by_turns([attention_s, lambda: _step_s(training, steps)], deadline, repeats), share
-
-
-def _step_s(training: Training, steps: int) -> float:
-    return training.step_s(steps)
+    phi3 = {f"phi3_flops_share_{length}": attention_flops_share(known_facts("phi-3-mini"), [length]) for length in PHI3_LENGTHS}
+    a, b = "attention of a step", "whole step"
+    rounds = probe.by_turns({a: attention_s, b: partial(training.step_s, steps)}, context.deadline, repeats)
+    return Measured(probe.ratio(rounds, a, b), "of the time", a, b,
+                    {"seconds": probe.medians(rounds), "flops_share": share, **phi3})
 
 
 def attention_flops_share(model: ModelFacts, lengths: Sequence[int]) -> float:
@@ -185,29 +136,26 @@ def attention_flops_share(model: ModelFacts, lengths: Sequence[int]) -> float:
     return attention / forward_flops(model, lengths)
 
 
-# ------------------------------------------------------------------------------------------------ matmul
-# One square matrix product in two number formats: what the hardware's units give, without any model.
+# ------------------------------------------------------------------------------------------------ products and updates
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
+WAYS: Mapping[str, Mapping[str, bool]] = {
+    "loop": {"foreach": False, "fused": False}, "foreach": {"foreach": True, "fused": False},
+    "fused": {"foreach": False, "fused": True}}
 
 
 def matmul(context: Context, *, a: str = "fp32", b: str = "tf32", edge: int = 4096, repeats: int = REPEATS) -> Measured:
-    """Return the speed of dtype b over dtype a: fp32, tf32 (CUDA), bf16 or fp16. Detail: TFLOP/s of both."""
-    for name, dtype in (("a", a), ("b", b)):
-        one_of(name, dtype, tuple(DTYPES))
-    rounds = apart(_product_rounds, context.deadline, (a, b), edge, repeats)
-    speeds = {name: 2e-12 * edge**3 / seconds for name, seconds in medians(rounds, (a, b)).items()}
-    return Measured(ratio(rounds, 0, 1), "times as fast", a, b, {"tflops_per_s": speeds, "edge": edge})
+    """Return the speed of one square matrix product in dtype b over dtype a: fp32, tf32 (CUDA) or bf16.
 
-
-def _product_rounds(deadline: float, dtypes: tuple[str, str], edge: int, repeats: int) -> Rounds:
-    device = fastest_device()
-    if "tf32" in dtypes and device.type != "cuda":
+    Detail: TFLOP/s of both.
+    """
+    device = probe.fastest_device()
+    if "tf32" in (a, b) and device.type != "cuda":
         raise WrongUse(f"tf32 products are made by NVIDIA's tensor cores, and this machine trains on {device.type}")
-    arms = [_product(dtype, edge, device) for dtype in dtypes]
-    times = [enough_times(work, device) for work in arms]
-    return by_turns([lambda w=work, n=count: seconds_of(w, device, n)     # type: ignore[misc]
-                     for work, count in zip(arms, times, strict=True)], deadline, repeats)
+    arms = {name: probe.timed(_product(name, edge, device), device) for name in (a, b)}
+    rounds = probe.by_turns(arms, context.deadline, repeats)
+    speeds = {name: 2e-12 * edge**3 / seconds for name, seconds in probe.medians(rounds).items()}
+    return Measured(probe.ratio(rounds, a, b), "times as fast", a, b, {"tflops_per_s": speeds, "edge": edge})
 
 
 def _product(dtype: str, edge: int, device: torch.device) -> Callable[[], object]:
@@ -221,43 +169,106 @@ def _product(dtype: str, edge: int, device: torch.device) -> Callable[[], object
     return work
 
 
-# ------------------------------------------------------------------------------------------------ optimizer_step
-# AdamW's step alone, as torch carries it out: one tensor after another, several at a time, or all in one kernel.
-
-WAYS: Mapping[str, Mapping[str, bool]] = {
-    "loop": {"foreach": False, "fused": False}, "foreach": {"foreach": True, "fused": False},
-    "fused": {"foreach": False, "fused": True}}
-
-
 def optimizer_step(context: Context, *, words: Sequence[str], a: str = "foreach", b: str = "fused", steps: int = 4,
                    repeats: int = REPEATS) -> Measured:
-    """Return the speed of update b over update a (loop, foreach or fused) on the trained weights of the recipe.
+    """Return the speed of AdamW's update b over update a (loop over tensors, foreach or fused) on the recipe's trained weights.
 
-    Detail: `share`, what arm a is of a whole step, of which `steps` are timed beside it, and `at_most`, how many times as fast
-    the whole step could then become if the update took no time at all.
+    Detail: `share`, the share of arm a in a whole step, of which `steps` are timed beside it, and `at_most`, how many times as
+    fast the whole step could then become if the update took no time at all.
     """
-    for name, way in (("a", a), ("b", b)):
-        one_of(name, way, tuple(WAYS))
-    rounds = apart(_update_rounds, words, context.cache, context.deadline, (a, b), steps, repeats)
-    share = statistics.median(values[0] / values[2] for values in rounds)
-    return Measured(ratio(rounds, 0, 1), "times as fast", a, b,
-                    {"seconds": medians(rounds, (a, b, "whole step")), "share": share, "at_most": 1 / (1 - min(share, 0.99))})
+    training = probe.open_training(words, context.cache)
+    arms = {name: probe.timed(_optimizer(training.setup, name).step, training.setup.device) for name in (a, b)}
+    rounds = probe.by_turns({**arms, "whole step": partial(training.step_s, steps)}, context.deadline, repeats)
+    share = statistics.median(one / whole for one, whole in zip(rounds[a], rounds["whole step"], strict=True))
+    return probe.faster(rounds, share=share, at_most=1 / (1 - min(share, 0.99)))
 
 
-def _update_rounds(words: Sequence[str], cache: Path, deadline: float, ways: tuple[str, str], steps: int,
-                   repeats: int) -> Rounds:
-    training = open_training(words, cache)
-    device = training.setup.device
-    updates = [_updates(training.setup, way) for way in ways]
-    times = [enough_times(update.step, device) for update in updates]
-    arms = [lambda u=update, n=count: seconds_of(u.step, device, n)
-            for update, count in zip(updates, times, strict=True)]
-    return by_turns([*arms, lambda: training.step_s(steps)], deadline, repeats)
-
-
-def _updates(setup: Setup, way: str) -> torch.optim.AdamW:
+def _optimizer(setup: Setup, way: str) -> torch.optim.AdamW:
     """Return an optimizer of weights like the recipe's, with gradients and a tiny learning rate."""
-    weights = [torch.nn.Parameter(weight.detach().clone()) for weight in setup.model.parameters() if weight.requires_grad]
+    weights = [nn.Parameter(weight.detach().clone()) for weight in setup.model.parameters() if weight.requires_grad]
     for weight in weights:
         weight.grad = torch.randn_like(weight)
     return torch.optim.AdamW(weights, lr=1e-9, **WAYS[way])  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------ several devices
+
+GPU_WIDTH, GPU_LAYERS, GPU_HEADS, GPU_ROWS, GPU_TOKENS = 1024, 8, 16, 32, 512
+SHARD_WIDTH, SHARD_LAYERS, SHARD_ROWS = 512, 6, 256
+
+
+def data_parallel(context: Context, *, steps: int = 10, repeats: int = REPEATS) -> Measured:
+    """Return how many times as fast torch.nn.DataParallel trains a small transformer on two GPUs as on one of them."""
+    if torch.cuda.device_count() < 2:
+        raise WrongUse(f"two GPUs are compared with one, and torch sees {torch.cuda.device_count()} here")
+    device = torch.device("cuda:0")
+    arms = {}
+    for name, gpus in (("one GPU", [0]), ("DataParallel over two", [0, 1])):
+        step = _gpu_trainer(device, gpus)
+        probe.seconds_of(step, device, 3)
+        arms[name] = partial(probe.seconds_of, step, device, steps)
+    return probe.faster(probe.by_turns(arms, context.deadline, repeats), "step_s")
+
+
+def _gpu_trainer(device: torch.device, gpus: list[int]) -> Callable[[], None]:
+    layer = nn.TransformerEncoderLayer(GPU_WIDTH, GPU_HEADS, 4 * GPU_WIDTH, dropout=0.0, batch_first=True)
+    model = nn.DataParallel(nn.TransformerEncoder(layer, GPU_LAYERS, enable_nested_tensor=False).to(device), gpus)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    rows = torch.randn(GPU_ROWS, GPU_TOKENS, GPU_WIDTH, device=device)
+
+    def step() -> None:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(rows).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def sharding(context: Context, *, steps: int = 10, repeats: int = REPEATS) -> Measured:
+    """Return the speed of training with sharded optimizer states over plain data-parallel training, on one device.
+
+    torch's ZeroRedundancyOptimizer shards the states, as DeepSpeed's ZeRO stage 1 does. With one process there is no other
+    process to hold a shard; stage 2, which shards gradients too, keeps all of them just the same. Detail: `held_ratio`, the
+    bytes held by sharded over plain training.
+    """
+    device = probe.fastest_device()
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo",
+                                   init_method=f"file://{context.folder / 'group'}", rank=0, world_size=1)
+    try:
+        arms, held = {}, {}
+        for name, sharded in (("data-parallel", False), ("data-parallel with sharded states", True)):
+            step, held[name] = _shard_trainer(device, sharded)
+            probe.seconds_of(step, device, 2)
+            arms[name] = partial(probe.seconds_of, step, device, steps)
+        rounds = probe.by_turns(arms, context.deadline, repeats)
+        held_bytes = {name: count() for name, count in held.items()}
+    finally:
+        distributed.destroy_process_group()
+    plain, shards = held_bytes.values()
+    return probe.faster(rounds, "step_s", held_bytes=held_bytes, held_ratio=shards / plain)
+
+
+def _shard_trainer(device: torch.device, sharded: bool) -> tuple[Callable[[], None], Callable[[], int]]:
+    """Return a function that takes one step, and one that counts the bytes of weights, gradients and states."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns of torch's own deprecated parts when it is loaded
+
+    torch.manual_seed(0)
+    layers = [layer for _ in range(SHARD_LAYERS) for layer in (nn.Linear(SHARD_WIDTH, SHARD_WIDTH), nn.GELU())]
+    plain = nn.Sequential(*layers).to(device)
+    model = DistributedDataParallel(plain)
+    optimizer: torch.optim.Optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3) if sharded \
+        else torch.optim.AdamW(model.parameters(), lr=1e-3)
+    rows = torch.randn(SHARD_ROWS, SHARD_WIDTH, device=device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        model(rows).square().mean().backward()
+        optimizer.step()
+
+    def held() -> int:
+        inner: Any = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+        return standing_bytes(plain, inner)
+
+    return step, held

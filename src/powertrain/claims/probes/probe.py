@@ -2,47 +2,47 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from powertrain.evidence.stats import interval
-from powertrain.records import RunFailed, WrongUse
-from powertrain.records.evidence import Interval
-
-if TYPE_CHECKING:
-    from powertrain.evidence.clock import Arena
-import os
-from collections.abc import Iterator
-from multiprocessing.connection import Connection
-from typing import TypeVar
-
 from powertrain.evidence.arms import process_context
+from powertrain.evidence.stats import interval
 from powertrain.evidence.worker import be_silent, wait_for
 from powertrain.recipe import resolve_words
-from powertrain.records import UserError
+from powertrain.records import RunFailed, UserError, WrongUse
+from powertrain.records.evidence import Interval
 from powertrain.run.prepare import Prepared, build_setup, prepare
 from powertrain.training.loop import State, StepResult, new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
 
+if TYPE_CHECKING:
+    from powertrain.evidence.clock import Arena
+
 FEWEST = 5                                   # repeats that a median with an interval is made of
 REPEATS = 6                                  # A B, B A, A B, B A, A B, B A
-LONG_ENOUGH_S, MOST_TIMES = 0.1, 1000        # of something short, done so often in a row
+LONG_ENOUGH_S, MOST_TIMES = 0.1, 1000        # a short operation is repeated for this long, and at most this often
+WARM_UP = 4                                  # steps before anything is timed
 
-Rounds = list[tuple[float, ...]]             # for each repeat one value of each arm, in the order of the arms
+T = TypeVar("T")
+Arms = Mapping[str, Callable[[], float]]     # name -> function that carries the arm out once and returns one value
+Rounds = Mapping[str, Sequence[float]]       # name of an arm -> its values, one for each repeat
 
 
 @dataclass(frozen=True)
 class Context:
     cache: Path                              # token stores and the machine's peaks
     deadline: float                          # by time.monotonic(): begin no further repeat after it
-    arena: Arena                             # for arms of `train`
+    arena: Arena | None                      # for arms of `train`; None in the process of a probe
     folder: Path                             # to write into; the caller removes it
 
 
@@ -52,40 +52,47 @@ class Measured:
     unit: str                                # "times as fast", "of the step's time", ...
     a: str                                   # the arms, in words
     b: str
-    detail: Mapping[str, Any]                # plain JSON: what the value was made of
+    detail: Mapping[str, Any]                # plain JSON: the values that `value` was computed from
 
 
 class OutOfTime(RunFailed):
     """The deadline came before there were enough repeats for a result."""
 
 
-def by_turns(arms: Sequence[Callable[[], float]], deadline: float, repeats: int = REPEATS) -> Rounds:
+def by_turns(arms: Arms, deadline: float, repeats: int = REPEATS) -> Rounds:
     """Run each arm `repeats` times: all in order, then all in reverse, so that a machine that drifts favours none.
 
     After `deadline` no repeat is begun; with fewer than five done raises OutOfTime.
     """
-    rounds: Rounds = []
-    while len(rounds) < repeats:
+    rounds: dict[str, list[float]] = {name: [] for name in arms}
+    for done in range(repeats):
         if time.monotonic() > deadline:
-            if len(rounds) >= FEWEST:
+            if done >= FEWEST:
                 break
-            raise OutOfTime(f"there was time for {len(rounds)} repeats, and {FEWEST} are the fewest that say anything; give it "
+            raise OutOfTime(f"there was time for {done} repeats, and {FEWEST} are the fewest that say anything; give it "
                             "a larger --budget")
-        found = [0.0] * len(arms)
-        for index in range(len(arms)) if len(rounds) % 2 == 0 else reversed(range(len(arms))):
-            found[index] = arms[index]()
-        rounds.append(tuple(found))
+        for name in arms if done % 2 == 0 else reversed(arms):
+            rounds[name].append(arms[name]())
     return rounds
 
 
-def ratio(rounds: Rounds, upper: int, lower: int) -> Interval:
+def ratio(rounds: Rounds, upper: str, lower: str) -> Interval:
     """Return arm `upper` over arm `lower`, repeat by repeat."""
-    return interval([values[upper] / values[lower] for values in rounds])
+    return interval([one / other for one, other in zip(rounds[upper], rounds[lower], strict=True)])
 
 
-def medians(rounds: Rounds, names: Sequence[str]) -> dict[str, float]:
+def medians(rounds: Rounds) -> dict[str, float]:
     """Return the median of each arm by name."""
-    return {name: statistics.median(values[index] for values in rounds) for index, name in enumerate(names)}
+    return {name: statistics.median(values) for name, values in rounds.items()}
+
+
+def faster(rounds: Rounds, figure: str = "seconds", **detail: Any) -> Measured:
+    """Return how many times as fast the second arm is as the first, by the seconds of both.
+
+    The detail has the median seconds of every arm under the name `figure`.
+    """
+    a, b, *_ = rounds
+    return Measured(ratio(rounds, a, b), "times as fast", a, b, {figure: medians(rounds), **detail})
 
 
 def exactly(value: float) -> Interval:
@@ -103,11 +110,15 @@ def seconds_of(work: Callable[[], object], device: torch.device, times: int = 1)
     return (time.perf_counter() - began) / times
 
 
-def enough_times(work: Callable[[], object], device: torch.device) -> int:
-    """Return how many calls of `work` in a row take long enough to time. The first calls, which may allocate, are made here."""
+def timed(work: Callable[[], object], device: torch.device) -> Callable[[], float]:
+    """Return a function that gives the seconds of one call of `work`, from as many calls as take long enough to time.
+
+    The first calls, which may allocate or compile, are made here.
+    """
     work()
     once_s = seconds_of(work, device, 2)
-    return max(1, min(MOST_TIMES, round(LONG_ENOUGH_S / max(once_s, 1e-9))))
+    times = max(1, min(MOST_TIMES, round(LONG_ENOUGH_S / max(once_s, 1e-9))))
+    return partial(seconds_of, work, device, times)
 
 
 def fastest_device() -> torch.device:
@@ -115,14 +126,16 @@ def fastest_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
 
 
+def arm_name(words: Sequence[str]) -> str:
+    """Return the name of an arm that differs from the other one by these words of a recipe."""
+    return " ".join(words) or "as it is"
+
+
 def one_of(name: str, value: str, known: Sequence[str]) -> str:
     """Return `value`, a setting of the probe. Raises WrongUse if it is none of `known`."""
     if value not in known:
         raise WrongUse(f"the probe's setting {name}={value} is none of {', '.join(known)}")
     return value
-
-
-T = TypeVar("T")
 
 
 def apart(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
@@ -135,22 +148,29 @@ def apart(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
     process = context.Process(target=_answer, args=(sender, os.getcwd(), torch.get_num_threads(), function, arguments, named))
     process.start()
     sender.close()
-    try:
-        error, value = receiver.recv()
-    except EOFError:
-        process.join()
-        raise RunFailed(f"the process of {function.__module__} ended with code {process.exitcode} and no answer; was it "
-                        "killed for its memory?") from None
-    except BaseException:
-        process.kill()
-        raise
-    finally:
-        receiver.close()
+    with receiver:
+        try:
+            error, value = receiver.recv()
+        except EOFError:
+            process.join()
+            raise RunFailed(f"the process of {function.__module__} ended with code {process.exitcode} and no answer; was it "
+                            "killed for its memory?") from None
+        except BaseException:
+            process.kill()
+            raise
     process.join()
     if error is not None:
         raise error
-    result: T = value
-    return result
+    return cast(T, value)
+
+
+def in_own_process(probe: Callable[..., Measured]) -> Callable[..., Measured]:
+    """Return the probe as one that is carried out in a new process."""
+    @wraps(probe)
+    def measure(context: Context, **settings: Any) -> Measured:
+        return apart(probe, replace(context, arena=None), **settings)
+
+    return measure
 
 
 def _answer(sender: Connection, folder: str, threads: int, function: Callable[..., Any], arguments: tuple[Any, ...],
@@ -158,17 +178,13 @@ def _answer(sender: Connection, folder: str, threads: int, function: Callable[..
     be_silent()
     os.chdir(folder)                         # the server may have been started elsewhere
     torch.set_num_threads(threads)
-    try:
-        sender.send((None, function(*arguments, **named)))
-    except UserError as error:
-        sender.send((error, None))
-    except Exception as error:               # its sentence crosses the border, its traceback cannot
-        sender.send((RunFailed(f"{function.__module__} failed: {type(error).__name__}: {error}"), None))
-    finally:
-        sender.close()
-
-
-WARM_UP = 4                                  # steps before anything is timed
+    with sender:
+        try:
+            sender.send((None, function(*arguments, **named)))
+        except UserError as error:
+            sender.send((error, None))
+        except Exception as error:           # the sentence can be sent to the parent, the traceback cannot
+            sender.send((RunFailed(f"{function.__module__} failed: {type(error).__name__}: {error}"), None))
 
 
 @dataclass
