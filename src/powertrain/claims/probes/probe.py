@@ -71,7 +71,7 @@ def by_turns(arms: Arms, deadline: float, repeats: int = REPEATS) -> Rounds:
                 break
             raise OutOfTime(f"there was time for {done} repeats, and {FEWEST} are the fewest that say anything; give it "
                             "a larger --budget")
-        for name in arms if done % 2 == 0 else reversed(arms):
+        for name in arms if done % 2 == 0 else reversed(list(arms)):
             rounds[name].append(arms[name]())
     return rounds
 

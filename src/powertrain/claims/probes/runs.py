@@ -145,7 +145,7 @@ def whole_runs(context: Context, *, words: Sequence[str], a: Sequence[str], b: S
 
     arms: dict[str, Callable[[], float]] = {probe.arm_name(a): partial(run, "a", a), probe.arm_name(b): partial(run, "b", b)}
     rounds = probe.by_turns(arms, context.deadline, repeats)
-    return probe.faster(rounds, **{name: vars(interval(values)) for name, values in shares.items()})
+    return probe.faster(rounds, "seconds", **{name: vars(interval(values)) for name, values in shares.items()})
 
 
 def whole_run(words: Sequence[str], cache: Path, folder: Path) -> dict[str, float]:
