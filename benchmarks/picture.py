@@ -11,8 +11,9 @@ from pathlib import Path
 
 from powertrain.records import timeline
 from powertrain.records.event_log import read_events
-from powertrain.report import figures_loss, svg_plot
+from powertrain.report import figures_loss
 from powertrain.report.chart import Plot
+from powertrain.report.drawing import draw
 from powertrain.report.html import style
 from powertrain.report.page import Missing
 
@@ -26,7 +27,7 @@ def drawing(run: Path) -> str:
     if isinstance(figure, Missing) or not isinstance(figure.drawings[0], Plot):
         raise ValueError(f"{run} has no loss curve")
     plot = replace(figure.drawings[0], title=figure.title)
-    found = svg_plot.draw(plot, WIDTH_PX, name="run", title=figure.title, description=figure.description)
+    found = draw(plot, WIDTH_PX, name="run", title=figure.title, description=figure.description)
     first, _, rest = found.partition(">")
     sheet = f"svg{{background:var(--paper);font-family:system-ui,sans-serif}}{style('drawing.css')}"
     return f'{first} xmlns="http://www.w3.org/2000/svg"><style>{sheet}</style>{rest}\n'

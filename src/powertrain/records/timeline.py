@@ -169,6 +169,16 @@ def steady(history: History) -> list[int]:
     return [place for place in have if place not in warm] or have
 
 
+def steady_speeds(history: History) -> list[float]:
+    """Return the real tokens per second of the steady steps."""
+    return [speed for place in steady(history) if (speed := history.speeds[place]) is not None]
+
+
+def spread(found: Sequence[float]) -> tuple[float, float, float]:
+    """Return where eight values in ten lie, with the median: the 10%, 50% and 90% quantiles."""
+    return quantile(found, 0.1), quantile(found, 0.5), quantile(found, 0.9)
+
+
 def estimate_of(history: History, plan: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """What was expected when the run, or its last continuation, began; a plan that changed since has another one."""
     found: Mapping[str, Any] | None = history.start.estimate or plan.get("estimate")

@@ -1,4 +1,4 @@
-"""What a figure shows, as values: a plot over two axes, or rows on one. The svg files draw them at any width.
+"""A figure's drawing as a value: a plot over two axes, or rows on one. drawing.py makes SVG of either.
 
 A colour is the name of a CSS variable of the page, so that light and dark are the page's business. A value that is None
 or not finite is a gap: nothing is drawn there, and nothing is drawn across it.
@@ -6,12 +6,14 @@ or not finite is a gap: nothing is drawn there, and nothing is drawn across it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 Value = float | None
-# Okabe and Ito's palette, which colour-blind people can tell apart; drawing.css gives each a light and a dark form
-COLOURS = ("blue", "orange", "green", "red", "sky", "purple", "yellow", "grey")
+Points = tuple[tuple[float, Value], ...]
+# of lines that have no meaning of their own; colour-blind people can tell them apart (Okabe and Ito)
+COLOURS = ("blue", "orange", "green", "red", "purple", "sky")
 
 
 @dataclass(frozen=True)
@@ -20,39 +22,28 @@ class Axis:
     log: bool = False
     low: float | None = None                 # None: from the data
     high: float | None = None
-    names: tuple[tuple[float, str], ...] = ()                # these ticks instead of round numbers
 
 
 @dataclass(frozen=True)
-class Line:
+class Series:
     label: str
-    points: tuple[tuple[float, Value], ...]
+    points: Points
     colour: str
-    faint: bool = False
-    dashed: bool = False
-
-
-@dataclass(frozen=True)
-class Dots:
-    label: str
-    points: tuple[tuple[float, Value], ...]
-    colour: str
-    shape: str = "circle"                    # "circle", "ring" or "cross"
+    shape: str = "line"                      # "line", "faint" or "dashed"; of single points "circle" or "ring"
 
 
 @dataclass(frozen=True)
 class Level:
-    """A horizontal line right across."""
+    """A dashed line right across: lying in a plot, upright in rows."""
 
     label: str
     value: float
     colour: str = "ink"
-    dashed: bool = True
 
 
 @dataclass(frozen=True)
 class Band:
-    """Between two heights, right across."""
+    """A stripe right across, between two values: lying in a plot, upright in rows."""
 
     label: str
     low: float
@@ -62,7 +53,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Span:
-    """Between two places of the x axis, from bottom to top."""
+    """A stripe between two places of the x axis, from bottom to top."""
 
     label: str
     start: float
@@ -97,7 +88,7 @@ class Note:
     colour: str = "ink"
 
 
-Mark = Line | Dots | Level | Band | Span | Moments | Stack | Note
+Mark = Series | Level | Band | Span | Moments | Stack | Note
 
 
 @dataclass(frozen=True)
@@ -129,7 +120,7 @@ class Point:
     low: Value = None                        # whisker
     high: Value = None
     label: str = ""
-    shape: str = "circle"                    # "circle", "ring", "cross" or "bar" (an upright stroke)
+    shape: str = "circle"                    # "circle", "ring" or "bar" (an upright stroke)
 
 
 @dataclass(frozen=True)
@@ -156,36 +147,15 @@ class Rows:
 Drawing = Plot | Rows
 
 
-def values(drawing: Drawing) -> Iterator[float | None]:
-    """Every value along the drawing's value axis, whether it can be drawn or not."""
-    if isinstance(drawing, Rows):
-        yield from (level.value for level in drawing.levels)
-        for row in drawing.rows:
-            yield from (edge for segment in row.segments for edge in (segment.start, segment.end))
-            yield from (value for point in row.points for value in (point.value, point.low, point.high))
-        return
-    for mark in drawing.marks:
-        if isinstance(mark, (Line, Dots)):
-            yield from (y for _, y in mark.points)
-        elif isinstance(mark, Level):
-            yield mark.value
-        elif isinstance(mark, Band):
-            yield from (mark.low, mark.high)
-        elif isinstance(mark, Stack):
-            yield from (sum(heights) for heights in zip(*(layer[2] for layer in mark.layers), strict=True))
-            yield 0.0
+def stacked(parts: Mapping[str, float], whole: float, colours: Mapping[str, str] | Sequence[str],
+            hatched: str = "") -> tuple[Segment, ...]:
+    """Return the pieces of a bar that `parts` fill one after the other, each divided by `whole`.
 
-
-def places(plot: Plot) -> Iterator[float]:
-    """Every place along a plot's x axis."""
-    for mark in plot.marks:
-        if isinstance(mark, (Line, Dots)):
-            yield from (x for x, _ in mark.points)
-        elif isinstance(mark, Span):
-            yield from (mark.start, mark.end)
-        elif isinstance(mark, Moments):
-            yield from mark.places
-        elif isinstance(mark, Stack):
-            yield from mark.edges
-        elif isinstance(mark, Note):
-            yield mark.x
+    `colours`: of each part by its name, or to be used in turn. `hatched`: the part that is no single thing.
+    """
+    shown = {name: size for name, size in parts.items() if size}
+    edges = pairwise(accumulate(shown.values(), initial=0.0))
+    return tuple(Segment(start / whole, end / whole,
+                         colours[name] if isinstance(colours, Mapping) else colours[number % len(colours)],
+                         name.replace("_", " "), hatched=name == hatched)
+                 for number, (name, (start, end)) in enumerate(zip(shown, edges, strict=False)))

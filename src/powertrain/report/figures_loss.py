@@ -9,7 +9,7 @@ from typing import Any
 
 from powertrain.records.events import Evaluated
 from powertrain.records.timeline import History, held_out_trend, smoothed
-from powertrain.report.chart import Axis, Dots, Level, Line, Moments, Plot
+from powertrain.report.chart import Axis, Level, Moments, Plot, Series
 from powertrain.report.figures import count
 from powertrain.report.page import Figure, Missing, Table
 
@@ -27,7 +27,8 @@ def loss(history: History) -> Figure | Missing:
     mean = smoothed(raw, over)
     tokens_at = dict(zip((step.step for step in steps), tokens, strict=True))
     held_out = [(tokens_at.get(one.after_step, 0), one.at_s, one.event.loss) for one in evaluations]
-    unit, scale = _time_unit(history.wall_s)
+    wall_s = history.wall_s
+    unit, scale = ("hours", 3600.0) if wall_s > 3 * 3600 else ("minutes", 60.0) if wall_s > 180 else ("seconds", 1.0)
     plots = tuple(_loss_plot(title, axis, xs, raw, mean, evaluated, over) for title, axis, xs, evaluated in (
         ("Over trained tokens", "trained tokens", tokens, [(at, value) for at, _, value in held_out]),
         ("Over time", f"time since the first step began, {unit}", [end / scale for end in history.ends_s],
@@ -44,8 +45,7 @@ def loss(history: History) -> Figure | Missing:
         "the loss on held-out text, which is never trained on"
         + (". The last point covers all held-out text, the earlier points cover max_eval_samples of it"
            if len(held_out) > 1 and evaluations[-1].event.final else "")
-        + ". Time includes evaluations and checkpoints.",
-        _loss_title(mean, held_out, tokens[-1]), (table, evaluated) if held_out else (table,), beside=True)
+        + ". Time includes evaluations and checkpoints.", (table, evaluated) if held_out else (table,), beside=True)
 
 
 def _loss_title(mean: list[float | None], held_out: list[tuple[int, float, float]], tokens: int) -> str:
@@ -58,22 +58,18 @@ def _loss_title(mean: list[float | None], held_out: list[tuple[int, float, float
     return f"Training loss went from {known[0]:.3f} to {known[-1]:.3f} over {count(tokens)} trained tokens{at_the_end}"
 
 
-def _loss_plot(title: str, axis: str, xs: list[float] | list[int], raw: list[float], mean: list[float | None],
+def _loss_plot(title: str, axis: str, xs: Sequence[float], raw: list[float], mean: list[float | None],
                evaluated: Sequence[tuple[float, float]], over: int) -> Plot:
-    marks = (Line("each step", tuple(zip(xs, raw, strict=True)), "blue", faint=True),
-             Line(f"mean of {over} steps", tuple(zip(xs, mean, strict=True)), "blue"),
-             *((Dots("held out", tuple(evaluated), "red"),) if evaluated else ()),
+    marks = (Series("each step", tuple(zip(xs, raw, strict=True)), "blue", "faint"),
+             Series(f"mean of {over} steps", tuple(zip(xs, mean, strict=True)), "blue"),
+             *((Series("held out", tuple(evaluated), "red", "circle"),) if evaluated else ()),
              *_gaps(xs, raw))
     return Plot(Axis(axis, low=0.0), Axis("loss, nats a token"), marks, title)
 
 
-def _gaps(xs: list[float] | list[int], raw: list[float]) -> tuple[Moments, ...]:
+def _gaps(xs: Sequence[float], raw: list[float]) -> tuple[Moments, ...]:
     broken = tuple(float(x) for x, value in zip(xs, raw, strict=True) if value is None or not math.isfinite(value))
     return (Moments("not finite", broken, "orange"),) if broken else ()
-
-
-def _time_unit(wall_s: float) -> tuple[str, float]:
-    return ("hours", 3600.0) if wall_s > 3 * 3600 else ("minutes", 60.0) if wall_s > 180 else ("seconds", 1.0)
 
 
 def signals(history: History, recipe: Mapping[str, Any]) -> Figure | Missing:
@@ -87,12 +83,11 @@ def signals(history: History, recipe: Mapping[str, Any]) -> Figure | Missing:
     finite = [norm for norm in norms if norm is not None and math.isfinite(norm)]
     log = bool(finite) and min(finite) > 0 and max(finite) / min(finite) > 30
     norm_plot = Plot(Axis("step"), Axis("gradient norm before clipping", log=log),
-                     (Line("each step", tuple(zip(numbers, norms, strict=True)), "purple"),
+                     (Series("each step", tuple(zip(numbers, norms, strict=True)), "purple"),
                       *((Level(f"clipped above {limit:g}", float(limit), "red"),) if limit else ()),
                       *_gaps(numbers, norms)), "Gradient norm", height=170)
-    rate_plot = Plot(Axis("step"), Axis("learning rate", low=0.0),
-                     (Line("each step", tuple((n, step.learning_rate) for n, step in zip(numbers, steps, strict=True)),
-                           "green"),), "Learning rate", height=170)
+    rates = Series("each step", tuple((step.step, step.learning_rate) for step in steps), "green")
+    rate_plot = Plot(Axis("step"), Axis("learning rate", low=0.0), (rates,), "Learning rate", height=170)
     clipped = sum(norm > limit for norm in finite) if limit else 0
     title = (f"{clipped:,} of {len(steps):,} steps had a gradient above {limit:g} and were scaled down" if limit and clipped
              else f"No gradient was above {limit:g}, so none was scaled down" if limit else
@@ -101,7 +96,7 @@ def signals(history: History, recipe: Mapping[str, Any]) -> Figure | Missing:
                   tuple((step.step, step.grad_norm, step.learning_rate) for step in steps))
     return Figure("signals", title, (norm_plot, rate_plot),
                   "The norm of all gradients before clipping, and the learning rate, of each step."
-                  + (" The axis of the norm is logarithmic." if log else ""), title, (table,), beside=True)
+                  + (" The axis of the norm is logarithmic." if log else ""), (table,), beside=True)
 
 
 def evaluations_say(history: History) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from powertrain.records.events import Memory
-from powertrain.records.timeline import History, quantile, steady
-from powertrain.report.chart import Axis, Dots, Line, Note, Plot, Point, Row, Rows, Segment
+from powertrain.records.timeline import History, spread, steady_speeds
+from powertrain.report.chart import Axis, Note, Plot, Point, Row, Rows, Segment, Series, stacked
 from powertrain.report.figures import flops, memory
 from powertrain.report.page import Cell, Figure, Missing, Table
 
@@ -16,40 +16,34 @@ COMPONENT_COLOURS = ("blue", "green", "sky", "orange", "purple", "yellow", "red"
 GIB = 2**30
 
 
-def achieved_flops_per_s(history: History, estimate: Mapping[str, Any]) -> tuple[float, float, float] | None:
-    """Model FLOPs per second of the steady steps: median, and the range of eight steps in ten."""
-    places = steady(history)
-    found = [speed * estimate["flops_per_token"] for place in places if (speed := history.speeds[place]) is not None]
-    return (quantile(found, 0.5), quantile(found, 0.1), quantile(found, 0.9)) if found else None
-
-
 def roofline(history: History, estimate: Mapping[str, Any] | None, hardware: Mapping[str, Any]) -> Figure | Missing:
     """Achieved FLOP/s against arithmetic intensity, under the limits that were measured on this machine."""
     peaks, bandwidth = hardware.get("peak_flops_per_s") or {}, hardware.get("bandwidth_bytes_per_s")
     if not peaks or not bandwidth:
         return Missing("roofline", "This machine's peaks were not measured (`powertrain facts --measure`).")
-    if not estimate or (reached := achieved_flops_per_s(history, estimate)) is None:
+    if not estimate or not (speeds := steady_speeds(history)):
         return Missing("roofline", "The FLOPs of a step are not known for this run.")
+    slow, reached, fast = (speed * estimate["flops_per_token"] for speed in spread(speeds))
+    datasheet = hardware.get("datasheet_flops_per_s") or {}
     peak, ridge = estimate["peak_flops_per_s"], estimate["peak_flops_per_s"] / bandwidth
     intensity, known = _intensity(estimate, bandwidth)
     low, high = min(ridge, intensity) / 30, max(max(peaks.values()) / bandwidth, intensity) * 30
     marks: list[Any] = []
     for dtype, limit in sorted(peaks.items(), key=lambda found: found[1]):
-        marks.append(Line(f"{dtype}, measured {flops(limit)}", _roof(limit, bandwidth, low, high),
-                          PEAK_COLOURS.get(dtype, "grey")))
-    for dtype, limit in (hardware.get("datasheet_flops_per_s") or {}).items():
-        marks.append(Line(f"{dtype}, datasheet {flops(limit)}", ((limit / bandwidth, limit), (high, limit)),
-                          PEAK_COLOURS.get(dtype, "grey"), dashed=True))
-    share = reached[0] / peak
-    marks += [Dots(f"this run, {flops(reached[0])}", ((intensity, reached[0]),), "red", "circle" if known else "ring"),
-              Note(intensity, reached[0], f"{share:.0%} of the {estimate['dtype']} peak", "red")]
-    title = (f"The run reached {flops(reached[0])}: {share:.0%} of the {estimate['dtype']} peak measured on this machine")
+        roof = ((low, low * bandwidth), (limit / bandwidth, limit), (high, limit))
+        marks.append(Series(f"{dtype}, measured {flops(limit)}", roof, PEAK_COLOURS.get(dtype, "grey")))
+    marks += [Series(f"{dtype}, datasheet {flops(limit)}", ((limit / bandwidth, limit), (high, limit)),
+                     PEAK_COLOURS.get(dtype, "grey"), "dashed") for dtype, limit in datasheet.items()]
+    share = reached / peak
+    marks += [Series(f"this run, {flops(reached)}", ((intensity, reached),), "red", "circle" if known else "ring"),
+              Note(intensity, reached, f"{share:.0%} of the {estimate['dtype']} peak", "red")]
+    title = (f"The run reached {flops(reached)}: {share:.0%} of the {estimate['dtype']} peak measured on this machine")
     rows: list[tuple[Cell, ...]] = [(f"{dtype} GEMM peak, measured", limit, limit / bandwidth)
                                     for dtype, limit in peaks.items()]
     rows += [(f"{dtype}, datasheet (dense)", limit, limit / bandwidth)
-             for dtype, limit in (hardware.get("datasheet_flops_per_s") or {}).items()]
-    rows += [("this run, median step", reached[0], intensity), ("this run, 10% of the steps are below", reached[1], intensity),
-             ("this run, 10% of the steps are above", reached[2], intensity)]
+             for dtype, limit in datasheet.items()]
+    rows += [("this run, median step", reached, intensity), ("this run, 10% of the steps are below", slow, intensity),
+             ("this run, 10% of the steps are above", fast, intensity)]
     return Figure(
         "roofline", title, (Plot(Axis("arithmetic intensity, FLOP per byte moved", log=True),
                                  Axis("FLOP per second", log=True), tuple(marks)),),
@@ -59,7 +53,7 @@ def roofline(history: History, estimate: Mapping[str, Any] | None, hardware: Map
         + ("The bytes are the operands and results of the matrix products and the optimizer's state, each moved once."
            if known else "Ring: the bytes were not recorded. The plan expected compute to be the limit, so the true point lies "
                          "here or further right; only its height is measured."),
-        title, (Table(("", "FLOP/s", "FLOP per byte (of a limit: its ridge)"), tuple(rows)),))
+        (Table(("", "FLOP/s", "FLOP per byte (of a limit: its ridge)"), tuple(rows)),))
 
 
 def _intensity(estimate: Mapping[str, Any], bandwidth: float) -> tuple[float, bool]:
@@ -71,10 +65,6 @@ def _intensity(estimate: Mapping[str, Any], bandwidth: float) -> tuple[float, bo
     return estimate["peak_flops_per_s"] / bandwidth, False
 
 
-def _roof(limit: float, bandwidth: float, low: float, high: float) -> tuple[tuple[float, float], ...]:
-    return (low, low * bandwidth), (limit / bandwidth, limit), (high, limit)
-
-
 def memory_by_component(history: History, estimate: Mapping[str, Any] | None, device: str) -> Figure | Missing:
     """Predicted memory stacked by component, beside what was allocated, and what the process held."""
     event = history.of(Memory)[-1].event if history.of(Memory) else Memory()
@@ -84,7 +74,8 @@ def memory_by_component(history: History, estimate: Mapping[str, Any] | None, de
     if not predicted and not allocated and not resident:
         return Missing("memory", "Neither a prediction nor a measurement was recorded.")
     process = "allocated by torch, at the run's end" if device == "cuda" else "resident memory of the whole process"
-    rows = [Row("predicted", _stacked(predicted), says=memory(sum(predicted.values())))] if predicted else []
+    rows = [Row("predicted", stacked(predicted, GIB, COMPONENT_COLOURS), says=memory(sum(predicted.values())))
+            ] if predicted else []
     rows += [Row("measured, allocated", (Segment(0.0, allocated / GIB, "grey", "allocated"),), says=memory(allocated))
              ] if allocated else []
     rows += [Row("process peak", (), (Point(resident / GIB, "red", label=process, shape="bar"),), memory(resident))
@@ -98,18 +89,7 @@ def memory_by_component(history: History, estimate: Mapping[str, Any] | None, de
            if event.fullest_bytes else ", before the run. ")
         + ("Allocated: the most that torch held during that step. " if allocated else
            "The allocated memory was not measured in this run. ")
-        + (f"Process peak: {process}." if resident else ""),
-        _memory_title(sum(predicted.values()), allocated, resident),
-        (_memory_table(predicted, event, resident, process),))
-
-
-def _stacked(components: Mapping[str, float]) -> tuple[Segment, ...]:
-    at, segments = 0.0, []
-    for (name, size), colour in zip(((n, s) for n, s in components.items() if s),
-                                    COMPONENT_COLOURS * (1 + len(components) // len(COMPONENT_COLOURS)), strict=False):
-        segments.append(Segment(at / GIB, (at + size) / GIB, colour, name.replace("_", " ")))
-        at += size
-    return tuple(segments)
+        + (f"Process peak: {process}." if resident else ""), (_memory_table(predicted, event, resident, process),))
 
 
 def _memory_title(predicted: float, allocated: float | None, resident: float | None) -> str:

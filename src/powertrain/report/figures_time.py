@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from powertrain.records.events import (
-    End,
-    Evaluated,
-    Event,
-    ModelSaved,
-    Note,
-    Resume,
-    RunWarning,
-    Sample,
-    Saved,
-)
-from powertrain.records.timeline import NOT_SPLIT, OTHER, History, bins, quantile, rolling_median, steady, warm_ups
-from powertrain.report.chart import Axis, Band, Level, Line, Mark, Moments, Plot, Point, Row, Rows, Segment, Span, Stack
+from powertrain.records.events import End, Evaluated, Event, ModelSaved, Note, Resume, RunWarning, Sample, Saved
+from powertrain.records.timeline import NOT_SPLIT, OTHER, History, bins, rolling_median, spread, steady_speeds, warm_ups
+from powertrain.report import chart
+from powertrain.report.chart import Axis, Moments, Plot, Point, Row, Rows, Segment, Series, stacked
 from powertrain.report.figures import count, duration
 from powertrain.report.page import Figure, Missing, Table, several
 
@@ -35,11 +26,8 @@ def breakdown(history: History) -> Figure | Missing:
     if not history.wall_s or not history.steps:
         return Missing("step-time breakdown", "No step was done.")
     parts, wall_s, steps = history.parts, history.wall_s, len(history.steps)
-    at, segments = 0.0, []
-    for part, seconds in parts.items():
-        segments.append(Segment(at / wall_s * 100, (at + seconds) / wall_s * 100, COLOUR_OF[part], part, hatched=part == OTHER))
-        at += seconds
-    bar = Rows(Axis("% of the wall time", low=0.0, high=100.0), (Row("all of the run", tuple(segments)),))
+    whole = Row("all of the run", stacked(parts, wall_s / 100, COLOUR_OF, OTHER))
+    bar = Rows(Axis("% of the wall time", low=0.0, high=100.0), (whole,))
     table = Table(("part", "seconds", "% of the wall time", "ms a step"),
                   (*((part, seconds, 100 * seconds / wall_s, 1e3 * seconds / steps) for part, seconds in parts.items()),
                    ("all (the wall time)", wall_s, 100.0, 1e3 * wall_s / steps)), "time by part")
@@ -56,7 +44,7 @@ def breakdown(history: History) -> Figure | Missing:
            if history.start.device == "cuda" else "time of the computation on the CPU")
         + "; checkpoint: saving, with the final model; other: everything else (logging, freeing memory, waiting). "
           f"Below: the same over the run, in {len(over_run.rows)} groups of steps.",
-        f"A stacked bar and stacked areas of the wall time by part. {title}.", (table, over_run))
+        (table, over_run), f"A stacked bar and stacked areas of the wall time by part. {title}.")
 
 
 def _over_run(history: History, parts: list[str]) -> tuple[Plot, Table]:
@@ -67,7 +55,7 @@ def _over_run(history: History, parts: list[str]) -> tuple[Plot, Table]:
     edges = tuple(float(first + low) for low, _ in groups) + (float(first + groups[-1][1]),)
     layers = tuple((part, COLOUR_OF[part], tuple(100 * found[part] / total for found, total in zip(sums, totals, strict=True)))
                    for part in parts)
-    plot = Plot(Axis("step"), Axis("% of the time", low=0.0, high=100.0), (Stack(edges, layers),), "Over the run",
+    plot = Plot(Axis("step"), Axis("% of the time", low=0.0, high=100.0), (chart.Stack(edges, layers),), "Over the run",
                 height=190, legend=False)
     table = Table(("from step", "to step", *(f"{part} (ms a step)" for part in parts)),
                   tuple((first + low, first + high - 1, *(1e3 * found[part] / (high - low) for part in parts))
@@ -77,22 +65,21 @@ def _over_run(history: History, parts: list[str]) -> tuple[Plot, Table]:
 
 def throughput(history: History) -> Figure | Missing:
     """Tokens per second of each step, with what happened beside it."""
-    places = steady(history)
-    if not places:
+    found = steady_speeds(history)
+    if not found:
         return Missing("throughput", "No step has a time.")
     speeds, xs = history.speeds, [step.step for step in history.steps]
-    found = [speed for place in places if (speed := speeds[place]) is not None]
-    middle, low, high = (quantile(found, share) for share in (0.5, 0.1, 0.9))
+    low, middle, high = spread(found)
     over = max(5, round(len(speeds) * ROLLING_SHARE)) | 1
     warm = warm_ups(history)
     happened = [(kind.kind, colour, tuple(float(one.after_step) for one in history.of(kind))) for kind, colour in MARKED]
     happened.append(("continued", "green", tuple(float(step) for step in history.sessions[1:])))
-    marks: tuple[Mark, ...] = (
-        Band("10 to 90% of the steps", low, high, "blue"),
-        *(Span("warm-up", xs[places[0]] - 0.5, xs[places[-1]] + 0.5) for places in warm),
-        Line("each step", tuple(zip(xs, speeds, strict=True)), "blue", faint=True),
-        Line(f"median of {over} steps", tuple(zip(xs, rolling_median(speeds, over), strict=True)), "blue"),
-        Level(f"median {count(middle)}", middle),
+    marks: tuple[chart.Mark, ...] = (
+        chart.Band("10 to 90% of the steps", low, high, "blue"),
+        *(chart.Span("warm-up", xs[places[0]] - 0.5, xs[places[-1]] + 0.5) for places in warm),
+        Series("each step", tuple(zip(xs, speeds, strict=True)), "blue", "faint"),
+        Series(f"median of {over} steps", tuple(zip(xs, rolling_median(speeds, over), strict=True)), "blue"),
+        chart.Level(f"median {count(middle)}", middle),
         *(Moments(kind, at, colour) for kind, colour, at in happened if at))
     plot = Plot(Axis("step"), Axis("real tokens per second", low=0.0), marks)
     warm_count = sum(map(len, warm))
@@ -113,7 +100,8 @@ def throughput(history: History) -> Figure | Missing:
         "Real tokens (no padding) per second of each step, without evaluations and checkpoints. "
         + (f"Warm-up ({several(warm_count, 'step')}: the first of a session until one reaches 80% of the "
            "median speed) is drawn, and is not in the median or the band" if warm_count else "No step was left out as warm-up")
-        + ". Upright marks: what happened after that step.", f"Tokens per second over the steps. {title}.", (table, events))
+        + ". Upright marks: what happened after that step.", (table, events),
+        f"Tokens per second over the steps. {title}.")
 
 
 def _said(event: Event) -> str:
@@ -130,34 +118,30 @@ def tokens(history: History) -> Figure | Missing:
         return Missing("padding", "The run was written before steps recorded their padding.")
     padding = sum(step.padding_tokens or 0 for step in steps)
     computed = real + padding
-    shares = (("trained", trained, "green"), ("read, not trained", real - trained, "sky"), ("padding", padding, "grey"))
-    at, segments = 0.0, []
-    for name, number, colour in shares:
-        segments.append(Segment(at, at + 100 * number / computed, colour, name, hatched=colour == "grey"))
-        at += 100 * number / computed
+    shares = {"trained": trained, "read, not trained": real - trained, "padding": padding}
+    bar = stacked(shares, computed / 100, {"trained": "green", "read, not trained": "sky", "padding": "grey"}, "padding")
     seconds = sum(step.seconds for step in steps)
     title = (f"{padding / computed:.1%} of the computed tokens were padding" if padding else "No token was padding") + (
         f"; {trained / computed:.0%} were trained" if trained != computed else ", and every token was trained")
     table = Table(("tokens", "number", "% of the computed", "per second of training"),
                   tuple((name, number, 100 * number / computed, number / seconds if seconds else None)
-                        for name, number, _ in shares), "tokens of all steps")
+                        for name, number in shares.items()), "tokens of all steps")
     return Figure("tokens", title, (Rows(Axis("% of the computed tokens", low=0.0, high=100.0),
-                                         (Row("all steps", tuple(segments)),)),),
+                                         (Row("all steps", bar),)),),
                   "Counted in each step. Trained: tokens that count in the loss. Read, not trained: prompts and templates. "
                   "Padding: empty slots that make documents equally long. Tokens per second count trained and read tokens.",
-                  title, (table,))
+                  (table,))
 
 
 def prediction(history: History, estimate: Mapping[str, Any] | None) -> Figure | Missing:
     """The plan's expectation beside the measured speed."""
-    places = steady(history)
-    if not estimate or not places:
+    found = steady_speeds(history)
+    if not estimate or not found:
         return Missing("expected against measured speed", "The plan expected no speed, because a fact it needs was unknown."
                        if not estimate else "No step has a time.")
-    found = [speed for place in places if (speed := history.speeds[place]) is not None]
     slow, fast = (estimate["tokens_per_step"] / seconds for seconds in reversed(estimate["step_s"]))
     ceiling = estimate["tokens_per_step"] / estimate["floor_s"]
-    middle, low, high = (quantile(found, share) for share in (0.5, 0.1, 0.9))
+    low, middle, high = spread(found)
     verdict = "inside" if slow <= middle <= fast else "faster than expected" if middle > fast else "slower than expected"
     row = Row("tokens per second", (Segment(slow, fast, "grey", "expected", thin=True),),
               (Point(middle, "blue", low, high, "measured, median and 10 to 90%"),
@@ -170,4 +154,4 @@ def prediction(history: History, estimate: Mapping[str, Any] | None) -> Figure |
              }.get(verdict, f"At {count(middle)} tokens/s the run was {verdict}: the plan said {count(slow)} to {count(fast)}")
     return Figure("prediction", title, (Rows(Axis("real tokens per second", log=True), (row,)),),
                   f"Expected before the first step; its basis: {estimate.get('basis', 'not said')}. The ceiling is what "
-                  f"{estimate['bound_by']} alone allows at the peak measured on this machine.", title, (table,))
+                  f"{estimate['bound_by']} alone allows at the peak measured on this machine.", (table,))

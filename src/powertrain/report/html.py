@@ -8,13 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from importlib import resources
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from powertrain.report import svg_plot, svg_rows
-from powertrain.report.chart import Drawing, Plot
+from powertrain.report import drawing as drawings
+from powertrain.report.chart import Drawing
 from powertrain.report.markdown import shown
 from powertrain.report.page import Cell, Figure, Page, Table, is_number, said, several
 
@@ -54,8 +53,8 @@ def _prose(words: str) -> Markup:
 
 def _draw(drawing: Drawing, width: float, figure: Figure, form: str, number: int) -> Markup:
     title = f"{figure.title}: {drawing.title}" if drawing.title else figure.title
-    draw: Any = svg_plot.draw if isinstance(drawing, Plot) else svg_rows.draw
-    return Markup(draw(drawing, width, name=f"{figure.key}-{form}-{number}", title=title, description=figure.description))
+    return Markup(drawings.draw(drawing, width, name=f"{figure.key}-{form}-{number}", title=title,
+                                description=figure.description))
 
 
 def _cells(table: Table) -> Iterator[list[tuple[str, str, str]]]:

@@ -7,7 +7,7 @@ picture.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +29,13 @@ class Figure:
     title: str                               # what it shows, as a finding
     drawings: tuple[Drawing, ...]
     caption: str                             # what is shown and how it was measured
-    description: str                         # for who cannot see it
     tables: tuple[Table, ...]                # every plotted number
+    more: str = ""                           # for who cannot see it, besides the title
     beside: bool = False                     # two drawings a line, where there is room
+
+    @property
+    def description(self) -> str:
+        return self.more or self.title
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,16 @@ def is_number(value: Cell) -> bool:
 def several(number: int, noun: str) -> str:
     """'1 step', '1,200 steps'"""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def listed(words: Sequence[str]) -> str:
+    """'a, b and c'"""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def pairs(settings: Mapping[str, Any]) -> str:
+    """'examples=4, keep=True'"""
+    return ", ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def as_json(page: Page) -> dict[str, Any]:

@@ -1,14 +1,19 @@
-"""The page of a study: what was measured, what it says, and how it was measured."""
+"""The page of a study: what was measured, what it says, and how it was measured.
+
+Studies from before studies had kinds hold step times, a ratio and losses of two or more arms; `older` reads them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from powertrain.records import WrongUse
-from powertrain.report import study_ablation, study_cases, study_claims, study_kinds, study_older
-from powertrain.report.comparisons import Findings, Study, compared
+from powertrain.report import study_ablation, study_cases, study_claims, study_kinds
+from powertrain.report.chart import COLOURS, Axis, Plot, Series
 from powertrain.report.figures import duration, memory
-from powertrain.report.page import Block, Code, Page, Section, facts
+from powertrain.report.page import Block, Code, Figure, Missing, Number, Page, Section, Table, facts
+from powertrain.report.study import Findings, Study, compared, relative
 
 KINDS: Mapping[str, Callable[[Study], Findings]] = {
     "ablation": study_ablation.read, "claims": study_claims.read, "tuning": study_kinds.tuning,
@@ -22,20 +27,24 @@ MOST_CAUTIONS = 6
 def page(study: Study, folder: str, made: str) -> Page:
     """Raises WrongUse for a file that is no study, or of a kind that this version does not know."""
     kind = study.get("kind")
-    if kind is None:
-        return study_older.page(study, folder, made)
-    if kind not in KINDS:
+    if kind is not None and kind not in KINDS:
         raise WrongUse(f"{folder} is a study of the kind {kind!r}, which this version does not know (known: "
                        f"{', '.join(KINDS)}); the version that wrote it has a report for it")
+    if kind is None and (not isinstance(study.get("arms"), Mapping) or "what" not in study):
+        raise WrongUse(f"{folder}/evidence.json has neither a kind nor arms, so it is no study of powertrain")
     try:
-        found = KINDS[kind](study)
-        cautions = (*found.cautions, *_circumstances(study))[:MOST_CAUTIONS]
-        sections = (*found.sections, Section("How it was measured, and how to repeat it", tuple(_method(study))))
-        name = study.get("name") or folder
-        return Page(kind, name, study["what"], found.verdict, found.tone, found.numbers, cautions, sections, made)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise WrongUse(f"{folder}/evidence.json is no study as this version writes them ({type(error).__name__}: {error})"
-                       ) from None
+        return _older(study, folder, made) if kind is None else _page(study, kind, folder, made)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        versions = "any version" if kind is None else "the kind that it names"
+        raise WrongUse(f"{folder}/evidence.json is no study of {versions} ({type(error).__name__}: {error})") from None
+
+
+def _page(study: Study, kind: str, folder: str, made: str) -> Page:
+    found = KINDS[kind](study)
+    cautions = (*found.cautions, *_circumstances(study))[:MOST_CAUTIONS]
+    sections = (*found.sections, Section("How it was measured, and how to repeat it", tuple(_method(study))))
+    return Page(kind, study.get("name") or folder, study["what"], found.verdict, found.tone, found.numbers, cautions, sections,
+                made)
 
 
 def _circumstances(study: Study) -> Iterator[str]:
@@ -77,3 +86,68 @@ def _method(study: Study) -> Iterator[Block]:
     if arms:
         yield Code("\n".join(f"{arm['name']}: powertrain train {' '.join(arm['words'])}".rstrip() for arm in arms),
                    "The arms; their plans are in plans.json")
+
+# ------------------------------------------------------------------------------------------------ studies without a kind
+
+
+def _older(study: Study, folder: str, made: str) -> Page:
+    ratio, times = study.get("step_time_b_over_a") or study.get("speedup"), study.get("step_s") or {}
+    steps: Block = Table(("arm", "median (s)", "lowest (s)", "highest (s)", "steps"), tuple(
+        (name, found["median"], found["lowest"], found["highest"], found["steps"]) for name, found in times.items()),
+        "Seconds of a step, of all runs of the arm after warm-up") if times else \
+        Missing("step times", "The study timed nothing; it compares losses.")
+    return Page("study", study.get("study") or folder, study["what"], _older_verdict(study, ratio), "open",
+                tuple(_older_numbers(study, ratio)), (
+        "The study has an older form: single steps instead of paired windows, and no A/A control, so the noise of the "
+        "machine is not known.",), (
+        Section("Step times", (steps,)), Section("Losses", tuple(_older_losses(study))),
+        Section("How it was measured", tuple(_older_method(study)))), made)
+
+
+def _older_verdict(study: Mapping[str, Any], ratio: Mapping[str, Any] | None) -> str:
+    if ratio is not None and "speedup" in study:
+        return f"{ratio['ratio']:.3g} times as fast ({ratio['low']:.3g} to {ratio['high']:.3g}): {study['what']}."
+    if ratio is not None:
+        return (f"A step of B takes {ratio['ratio']:.3g} times as long as one of A ({ratio['low']:.3g} to {ratio['high']:.3g})"
+                f": B is {' '.join(study['b'])}, A is {' '.join(study['a'])}.")
+    largest = study.get("largest_difference")
+    if isinstance(largest, Mapping):
+        return "Largest difference of a loss: " + ", ".join(f"{name} {value:.3g}" for name, value in largest.items()) + "."
+    return f"{study['what']}."
+
+
+def _older_numbers(study: Mapping[str, Any], ratio: Mapping[str, Any] | None) -> Iterator[Number]:
+    if ratio is not None:
+        what = "times as fast" if "speedup" in study else "step time of B over A"
+        yield Number(f"x {ratio['ratio']:.3g}", what, f"interval {ratio['low']:.3g} to {ratio['high']:.3g}")
+    for name, times in (study.get("step_s") or {}).items():
+        yield Number(duration(times["median"]), f"median step of {name}", f"{times['steps']} steps")
+
+
+def _older_losses(study: Mapping[str, Any]) -> Iterator[Block]:
+    curves = {name: (runs[0]["losses"], runs[0].get("curves_every_steps") or 1) for name, runs in study["arms"].items()
+              if runs and runs[0].get("losses")}
+    if not curves:
+        yield Missing("losses", "The study holds none.")
+        return
+    marks = tuple(Series(name, tuple((1.0 + i * every, loss) for i, loss in enumerate(losses)), COLOURS[number % len(COLOURS)])
+                  for number, (name, (losses, every)) in enumerate(list(curves.items())[:len(COLOURS)]))
+    title = "Loss of the same steps: " + ", ".join(f"{name} ends at {losses[-1]:.4g}" for name, (losses, _) in curves.items())
+    yield Figure("losses", title, (Plot(Axis("step"), Axis("loss, nats a token"), marks),),
+                 "The first run of each arm, on the same examples.",
+                 (Table(("arm", "step", "loss"), tuple((name, 1 + i * every, loss) for name, (losses, every) in curves.items()
+                                                       for i, loss in enumerate(losses))),))
+    (first, (base, base_every)), *others = curves.items()
+    apart = [(name, max((far for a, b in zip(base, losses, strict=False) if (far := relative(a, b)) is not None), default=None))
+             for name, (losses, every) in others if every == base_every]
+    if apart:
+        yield Table(("arm", "largest relative difference"), tuple(apart), f"Losses against those of {first}")
+
+
+def _older_method(study: Mapping[str, Any]) -> Iterator[Block]:
+    yield facts("Method", (("what", study["what"]), ("date", study.get("date")), ("recipe", study.get("recipe")),
+                           ("warm-up steps left out", study.get("warm_up_steps")),
+                           *((f"machine: {key}", value) for key, value in (study.get("machine") or {}).items())))
+    lines = [f"{name}: {' '.join(runs[0]['words'])}" for name, runs in study["arms"].items() if runs and runs[0].get("words")]
+    if lines:
+        yield Code("\n".join(lines), "What each arm was started with")

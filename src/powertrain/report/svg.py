@@ -1,5 +1,5 @@
-"""SVG from numbers: elements, scales, ticks, legends. What a figure shows is in chart.py, who draws it in svg_plot.py and
-svg_rows.py. Everything that comes from outside is escaped here."""
+"""SVG from numbers: elements, scales, ticks, legends. What a figure shows is in chart.py, who draws it in drawing.py.
+Everything that comes from outside is escaped here."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from powertrain.report.chart import Axis
+
 TEXT_PX = 12.0
 CHAR_PX, BOLD_PX = 7.1, 7.7   # mean width of a character at that size, in a wide font
 LINE_PX = 16.0
 NARROW_PX = 500.0            # up to here a drawing may be enlarged, for what is between narrow and wide
 NEARLY_LINEAR = 6.0          # from end to end of a logarithmic axis: up to there, evenly spaced values make better ticks
+UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+Entry = tuple[str, str, str]                 # of a legend: label, colour, shape
 
 
 def element(name: str, /, *children: str, **attributes: object) -> str:
@@ -20,11 +25,6 @@ def element(name: str, /, *children: str, **attributes: object) -> str:
     given = "".join(f' {key.rstrip("_").replace("_", "-")}="{html.escape(_attribute(value))}"'
                     for key, value in attributes.items() if value is not None)
     return f"<{name}{given}>{''.join(children)}</{name}>" if children else f"<{name}{given}/>"
-
-
-def text(x: float, y: float, words: str, *, anchor: str = "start", colour: str = "ink", bold: bool = False) -> str:
-    return element("text", html.escape(words), x=x, y=y, text_anchor=None if anchor == "start" else anchor,
-                   class_=f"f-{colour}" + (" bold" if bold else ""))
 
 
 def _attribute(value: object) -> str:
@@ -35,7 +35,17 @@ def _attribute(value: object) -> str:
     return str(value)
 
 
-def is_number(value: float | None) -> bool:
+def text(x: float, y: float, words: str, *, anchor: str = "start", colour: str = "ink", bold: bool = False) -> str:
+    return element("text", html.escape(words), x=x, y=y, text_anchor=None if anchor == "start" else anchor,
+                   class_=f"f-{colour}" + (" bold" if bold else ""))
+
+
+def told(words: str, shape: str) -> str:
+    """Return the shape with words that a pointer over it shows."""
+    return element("g", element("title", html.escape(words)), shape)
+
+
+def is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
@@ -60,41 +70,36 @@ class Scale:
         return value is not None and math.isfinite(value) and (value > 0 or not self.log)
 
 
-def limits(found: Iterable[float | None], *, log: bool, low: float | None = None, high: float | None = None,
-           room: float = 0.04) -> tuple[float, float]:
-    """Ends of an axis that shows all the finite values of `found`, with a little room; `low` and `high` are taken as given."""
-    real = [value for value in found if value is not None and math.isfinite(value) and (value > 0 or not log)]
+def limits(found: Iterable[float | None], axis: Axis, room: float = 0.04) -> tuple[float, float]:
+    """Return the ends of an axis that shows all finite values, with a little room; its own ends are taken as given."""
+    real = [value for value in found if value is not None and math.isfinite(value) and (value > 0 or not axis.log)]
     least, most = min(real, default=1.0), max(real, default=1.0)
-    if log:
+    if axis.log:
         least, most = (least / 1.5, most * 1.5) if most / least < 1.5 else (least, most)
         factor = (most / least) ** room
-        return (low if low is not None else least / factor, high if high is not None else most * factor)
-    if most == least:
-        spread = abs(most) * 0.05 or 1.0
-        least, most = least - spread, most + spread
-    extra = (most - least) * room
-    found_low, found_high = low if low is not None else least - extra, high if high is not None else most + extra
-    return (found_low, found_high) if found_high > found_low else (found_low, found_low + 1.0)
+        least, most = least / factor, most * factor
+    else:
+        if most == least:
+            spread = abs(most) * 0.05 or 1.0
+            least, most = least - spread, most + spread
+        extra = (most - least) * room
+        least, most = least - extra, most + extra
+    low, high = least if axis.low is None else axis.low, most if axis.high is None else axis.high
+    return (low, high) if high > low else (low, low + 1.0)
 
 
 def ticks(low: float, high: float, *, log: bool, about: int) -> list[tuple[float, str]]:
-    """About so many round values between the ends, with their labels."""
-    if log:
+    """Return about so many round values between the ends, with their labels."""
+    if log and high / low >= NEARLY_LINEAR:
         return _log_ticks(low, high, about)
-    step = _round_step((high - low) / max(about, 1))
-    first = math.ceil(low / step - 1e-9)
-    found = [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
-    return [(value, tick_label(value, step)) for value in found]
-
-
-def _round_step(rough: float) -> float:
+    rough = (high - low) / max(about, 1)
     base = 10.0 ** math.floor(math.log10(rough))
-    return next(factor * base for factor in (1, 2, 2.5, 5, 10) if factor * base >= rough * 0.999)
+    step = next(factor * base for factor in (1, 2, 2.5, 5, 10) if factor * base >= rough * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [(number * step, tick_label(number * step, step)) for number in range(first, last + 1)]
 
 
 def _log_ticks(low: float, high: float, about: int) -> list[tuple[float, str]]:
-    if high / low < NEARLY_LINEAR:
-        return ticks(low, high, log=False, about=about)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
         found = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
@@ -102,9 +107,6 @@ def _log_ticks(low: float, high: float, about: int) -> list[tuple[float, str]]:
             break
     every = -(-len(found) // max(about, 1))
     return [(value, tick_label(value, value)) for value in found[::every]]
-
-
-UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def tick_label(value: float, step: float) -> str:
@@ -136,8 +138,8 @@ def shortened(words: str, width_px: float) -> str:
     return words if len(words) <= most else words[:most - 1].rstrip() + "…"
 
 
-def legend(entries: Sequence[tuple[str, str, str]], width_px: float) -> tuple[list[str], float]:
-    """(marks, height) for entries of label, colour and shape, in as many lines as they need."""
+def legend(entries: Sequence[Entry], width_px: float) -> tuple[list[str], float]:
+    """Return marks and height of a legend, in as many lines as its entries need."""
     marks: list[str] = []
     x, y = 0.0, TEXT_PX
     for label, colour, shape in entries:
@@ -151,12 +153,10 @@ def legend(entries: Sequence[tuple[str, str, str]], width_px: float) -> tuple[li
 
 
 def _swatch(x: float, y: float, colour: str, shape: str) -> str:
-    if shape == "box":
-        return element("rect", x=x + 2, y=y - 5, width=12, height=10, class_=f"f-{colour}")
     if shape == "hatch":
         return hatched(x + 2, y - 5, 12, 10, colour)
-    if shape == "shade":
-        return element("rect", x=x + 2, y=y - 5, width=12, height=10, class_=f"f-{colour} shade")
+    if shape in ("box", "shade"):
+        return element("rect", x=x + 2, y=y - 5, width=12, height=10, class_=f"f-{colour}" + " shade" * (shape == "shade"))
     if shape == "upright":
         return element("path", d=f"M{x + 8} {y - 6}V{y + 6}", class_=f"s-{colour} moment")
     if shape in ("line", "faint", "dashed"):
@@ -165,15 +165,18 @@ def _swatch(x: float, y: float, colour: str, shape: str) -> str:
 
 
 def symbol(x: float, y: float, colour: str, shape: str) -> str:
-    """A point's mark; an unknown shape is a full circle."""
+    """A point's mark: a ring, an upright bar, or a full circle."""
     if shape == "ring":
         return element("circle", cx=x, cy=y, r=4, class_=f"s-{colour} ring")
-    if shape == "cross":
-        path = f"M{x - 4:.2f} {y - 4:.2f}l8 8m0 -8l-8 8"
-        return element("path", d=path, class_=f"s-{colour} cross")
     if shape == "bar":
         return element("path", d=f"M{x:.2f} {y - 8:.2f}v16", class_=f"s-{colour} cross")
     return element("circle", cx=x, cy=y, r=4, class_=f"f-{colour} dot")
+
+
+def stripe(left: float, top: float, right: float, bottom: float, colour: str) -> str:
+    """A pale rectangle, at least a pixel wide and high."""
+    return element("rect", x=left, y=top, width=max(right - left, 1.0), height=max(bottom - top, 1.0),
+                   class_=f"f-{colour} shade")
 
 
 def hatched(x: float, y: float, width: float, height: float, colour: str) -> str:
