@@ -16,8 +16,8 @@ from powertrain.cost.estimate import estimate, kind_of_work, workload_work
 from powertrain.cost.roofline import ideal_step_s, size_class
 from powertrain.evidence.stats import interval
 from powertrain.records import to_plain
+from powertrain.run.learned import LEFT_OUT
 from powertrain.run.prepare import Prepared
-from powertrain.run.speeds import LEFT_OUT
 
 Row = Mapping[str, Any]
 MARGIN, LONE_MARGIN = 0.1, 0.2               # beyond the rows to either side, and more: divided by their number

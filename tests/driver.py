@@ -79,7 +79,7 @@ def _child(words: list[str], cache: str, folder: str, out: str, err: str, fault:
 
 def _plant(place: str, number: int) -> None:
     from powertrain.records import event_log
-    from powertrain.run import part, storing
+    from powertrain.run import part, session
     from powertrain.training import checkpoint
 
     if place in ("step", "signal"):
@@ -120,7 +120,7 @@ def _plant(place: str, number: int) -> None:
     elif place == "events":
         event_log.os = SimpleNamespace(**{**vars(os), "fsync": _refused(os.fsync, from_call=number)})  # type: ignore[assignment]
     elif place == "model":
-        storing.save_model = _on_a_full_disk(storing.save_model, from_call=1)
+        session.save_model = _on_a_full_disk(session.save_model, from_call=1)
     elif place == "full":
         checkpoint.save_tensors = _on_a_full_disk(checkpoint.save_tensors, from_call=number)
 

@@ -19,8 +19,8 @@ from powertrain.evidence.profile import CLASSES
 from powertrain.evidence.tuning import Tuning, candidates_of, tune, untuned_plan
 from powertrain.recipe import resolve_words
 from powertrain.records.evidence import NO_EFFECT, Interval
+from powertrain.run.learned import keep_tuned, read_tuned
 from powertrain.run.prepare import Prepared, prepare
-from powertrain.run.tuned import keep_tuned, read_tuned
 from powertrain.techniques.base import Exactness
 from powertrain.techniques.fused_adamw import FusedAdamW
 

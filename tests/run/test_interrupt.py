@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from powertrain.run.interrupt import listen
+from powertrain.run.part import listen
 
 TWICE = """
 import os, signal, sys
-from powertrain.run.interrupt import listen
+from powertrain.run.part import listen
 with listen() as interrupt:
     os.kill(os.getpid(), signal.{name})
     assert interrupt.requested == "{name}"

@@ -18,12 +18,12 @@ from powertrain.recipe import Recipe
 from powertrain.records import DataFacts, Facts
 from powertrain.records.event_log import read_events
 from powertrain.records.events import OutOfMemory, Step
-from powertrain.run.out_of_memory import clear_step, largest_pass, with_smaller_passes
 from powertrain.run.prepare import Prepared
+from powertrain.run.session import clear_step, largest_pass, with_smaller_passes
 from powertrain.techniques.micro_batch import MicroBatch
 from powertrain.techniques.packing import Packing
-from powertrain.training.loop import backward, new_state
-from powertrain.training.out_of_memory import UpdateWatch, is_out_of_memory
+from powertrain.training.loop import backward, new_state, update
+from powertrain.training.out_of_memory import is_out_of_memory
 from powertrain.training.setup import Setup
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -154,19 +154,15 @@ def test_a_failed_pass_leaves_nothing_behind(setup: Setup) -> None:
     assert all(torch.equal(old, new) for old, new in zip(before, setup.model.parameters(), strict=True))
 
 
-class Failing(torch.optim.Optimizer):
-    """Runs out of memory in the middle of an update."""
-
-    def step(self, closure: Any = None) -> Any:
+def test_an_update_that_breaks_off_is_known_to_have_begun(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(*_: Any) -> None:
         raise MemoryError
 
-
-def test_an_update_that_breaks_off_is_known_to_have_begun(setup: Setup) -> None:
-    weight = torch.nn.Parameter(torch.ones(2))
-    weight.grad = torch.ones(2)
-    whole, torn = torch.optim.SGD([weight], lr=0.1), Failing([weight], {})
-    watches = UpdateWatch(whole), UpdateWatch(torn)
-    whole.step()
+    state, batches = new_state(setup, 0.1), setup.prepare(0)
+    backward(setup, state.scaler, batches, batches[0].trained_tokens)
+    update(state, max_grad_norm=1.0)
+    assert not state.updating
+    monkeypatch.setattr(state.optimizer, "step", out_of_memory)
     with pytest.raises(MemoryError):
-        torn.step()
-    assert [watch.updating for watch in watches] == [False, True]
+        update(state, max_grad_norm=1.0)
+    assert state.updating

@@ -16,7 +16,7 @@ from powertrain.recipe import Recipe
 from powertrain.records import Facts, Plan
 from powertrain.records.event_log import read_events
 from powertrain.records.events import Memory
-from powertrain.run.speeds import keep_speed, read_speeds, speed_line, speeds_file, with_speeds
+from powertrain.run.learned import keep_speed, read_speeds, speed_line, speeds_file, with_speeds
 
 Cli = Callable[..., tuple[int, str, str]]
 

@@ -13,8 +13,8 @@ from powertrain.planner import Tuned
 from powertrain.recipe import Recipe, resolve_words
 from powertrain.records import Facts
 from powertrain.records.evidence import Interval
+from powertrain.run.learned import forget_tuned, keep_tuned, read_tuned, tuned_file, tuning_key
 from powertrain.run.prepare import prepare
-from powertrain.run.tuned import forget_tuned, keep_tuned, read_tuned, tuned_file, tuning_key
 
 TUNED = Tuned({"fused_adamw": "off", "loader": {"workers": 2}}, Interval(1.12, 1.08, 1.15), "2026-11-21", "a-study",
               {"loader": 10})

@@ -75,7 +75,7 @@ def prepare(words: Sequence[str], *, as_json: bool) -> None:
 
 def _prepare_text(recipe: Recipe, *, as_json: bool) -> None:
     """Tokenise the text that a recipe trains on from scratch."""
-    from powertrain.run.scratch import open_recipe_store
+    from powertrain.run.material import open_recipe_store
 
     store = open_recipe_store(recipe, cache_folder())
     tokens, held_out = len(store.train), len(store.validation)
@@ -88,7 +88,7 @@ def _prepare_text(recipe: Recipe, *, as_json: bool) -> None:
 
 
 def _opened(words: Sequence[str]) -> tuple[Recipe, ExampleStore]:
-    from powertrain.run.examples import open_recipe_examples
+    from powertrain.run.pretrained import open_recipe_examples
 
     recipe = resolve_words(words).recipe
     return recipe, open_recipe_examples(recipe, cache_folder(), say)
@@ -97,7 +97,7 @@ def _opened(words: Sequence[str]) -> tuple[Recipe, ExampleStore]:
 def _looked_at(words: Sequence[str]) -> tuple[Recipe, ExampleStore, str | None]:
     """As `_opened`, and what training would ask first of many examples that are too long: to look at them they are cut."""
     from powertrain.data.examples.store import undecided
-    from powertrain.run.examples import open_recipe_examples
+    from powertrain.run.pretrained import open_recipe_examples
 
     recipe = resolve_words(words).recipe
     data = recipe.data

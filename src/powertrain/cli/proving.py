@@ -24,8 +24,8 @@ from powertrain.records.evidence import Interval, Parity, Study
 from powertrain.report.figures import duration, memory
 from powertrain.report.plan import plan_rows
 from powertrain.run.fits import refuse_what_does_not_fit
+from powertrain.run.learned import forget_tuned, keep_tuned, tuning_key
 from powertrain.run.prepare import Prepared
-from powertrain.run.tuned import forget_tuned, keep_tuned, tuning_key
 
 USED = 0.95                  # of the budget: the last comparison may take a little longer than it was given
 

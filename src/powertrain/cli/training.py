@@ -23,9 +23,9 @@ from powertrain.report.figures import perplexity
 from powertrain.report.live import Live, Pace, said
 from powertrain.report.overview import overview_rows
 from powertrain.report.result import result_rows, sample_rows
-from powertrain.run.downloads import refuse_downloads
 from powertrain.run.fits import needed_bytes, room_bytes, savings_of
 from powertrain.run.folder import RUNS, RunFolder, check_free, continued, existing, is_complete, missing_base, stored_recipe
+from powertrain.run.material import refuse_downloads
 from powertrain.run.prepare import Prepared, prepare, with_stored_plan
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from powertrain.diagnosis.observed import Between
 from powertrain.recipe import in_steps
 from powertrain.records.event_log import EventLog
 from powertrain.records.events import Step
+from powertrain.run.fits import checkpoint_bytes
 from powertrain.run.folder import RUNS
 from powertrain.run.prepare import Prepared
-from powertrain.run.storing import checkpoint_bytes
 from powertrain.training.checkpoint import save_checkpoint
 from powertrain.training.evaluation import evaluate, spread
 from powertrain.training.loop import State

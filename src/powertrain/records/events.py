@@ -222,17 +222,17 @@ class CheckpointFailed(RunWarning):
     needed_bytes: int | None = None
 
     @property
+    def cure(self) -> str:
+        """Return what to do about a disk that is full, or a folder that cannot be written."""
+        if self.free_bytes is None or self.needed_bytes is None:
+            return f"Make {self.folder} writable again"
+        return (f"Free some disk space: {self.free_bytes / 2**20:,.0f} MiB are left, a checkpoint takes "
+                f"{self.needed_bytes / 2**20:,.0f} MiB")
+
+    @property
     def sentence(self) -> str:
         then = "The final model is still to be written" if self.last else "Training goes on; the next save tries again"
-        return f"the checkpoint of step {self.step:,} could not be saved: {self.why}. {then}. " + disk_cure(
-            self.folder, self.free_bytes, self.needed_bytes)
-
-
-def disk_cure(folder: str, free_bytes: int | None, needed_bytes: int | None) -> str:
-    """Return what to do where a disk refuses a checkpoint: it is full, or the folder cannot be written."""
-    if free_bytes is None or needed_bytes is None:
-        return f"Make {folder} writable again"
-    return f"Free some disk space: {free_bytes / 2**20:,.0f} MiB are left, a checkpoint takes {needed_bytes / 2**20:,.0f} MiB"
+        return f"the checkpoint of step {self.step:,} could not be saved: {self.why}. {then}. {self.cure}"
 
 
 @dataclass(frozen=True, kw_only=True)

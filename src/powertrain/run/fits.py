@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain import planner
 from powertrain.cost.fitting import Change, Saving, largest_micro_batch, own_bytes, total_bytes, ways_to_save
+from powertrain.cost.optimizer import state_bytes
 from powertrain.cost.precision import bf16_unit
 from powertrain.cost.workload import Workload
 from powertrain.facts.model import model_facts
@@ -16,6 +17,7 @@ from powertrain.models.config import make_config
 from powertrain.recipe import Recipe
 from powertrain.records import DataFacts, Facts, ModelFacts, Plan, WrongUse
 from powertrain.run.prepare import Prepared
+from powertrain.shapes import FP32
 
 if TYPE_CHECKING:
     from powertrain.training.setup import Setup
@@ -35,6 +37,12 @@ def room_bytes(facts: Facts) -> int:
 
 def needed_bytes(facts: Facts, plan: Plan) -> int:
     return total_bytes(facts.model, planner.workload_of(facts, plan))
+
+
+def checkpoint_bytes(prepared: Prepared) -> int:
+    """Return what a checkpoint of such a run takes on the disk: the trained weights in fp32, and the optimizer's state."""
+    model, workload = prepared.facts.model, planner.workload_of(prepared.facts, prepared.plan)
+    return FP32 * model.trainable + state_bytes(model, workload.optimizer)
 
 
 def workload_of_step(workload: Workload, setup: Setup, step: int) -> Workload:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -40,12 +43,10 @@ from powertrain.records.events import (
 from powertrain.run import folder as run_folder
 from powertrain.run.fits import refuse_what_does_not_fit, workload_of_step
 from powertrain.run.folder import RunFolder
-from powertrain.run.interrupt import Interrupt, listen
 from powertrain.run.prepare import Prepared, build_setup, schedule_of, with_measured_length
 from powertrain.training.checkpoint import clear_leftovers, load_checkpoint, newest_checkpoint, set_aside
 from powertrain.training.ledger import MemoryLedger, peak_memory_bytes, standing_bytes
 from powertrain.training.loop import State, StepResult, new_state, train
-from powertrain.training.out_of_memory import UpdateWatch
 from powertrain.training.ranks import ALONE, Ranks
 from powertrain.training.setup import Setup
 
@@ -60,7 +61,7 @@ class Record:
 
     def __init__(self, log: EventLog, listener: Listener, ranks: Ranks):
         self.log = log
-        self._listener = listener if ranks.is_writer else _ignore
+        self._listener = listener
         self._writes = ranks.is_writer
         self._listener_failed = False        # at the last event
         self._flushed_at = time.perf_counter()
@@ -75,6 +76,8 @@ class Record:
 
     def show(self, event: Event) -> None:
         """Give the event to the listener. One that raises ends no run: the first of its errors in a row becomes an event."""
+        if not self._writes:
+            return
         try:
             self._listener(event)
         except Exception as error:
@@ -100,8 +103,27 @@ class Record:
             self.flush()
 
 
-def _ignore(event: Event) -> None:
-    """Show nothing: only the writer among a run's processes shows its events."""
+@dataclass
+class Interrupt:
+    requested: str | None = None             # name of the signal that asked the run to stop
+
+
+@contextlib.contextmanager
+def listen() -> Iterator[Interrupt]:
+    """Note Ctrl-C and SIGTERM inside: the first asks the run to finish its step and save, a second one exits at once."""
+    interrupt = Interrupt()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if interrupt.requested:
+            os._exit(128 + number)           # now: no clean-up that could hang; checkpoints are whole at any time
+        interrupt.requested = signal.Signals(number).name
+
+    old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupt
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
 
 
 @dataclass
@@ -121,10 +143,6 @@ class Part:
     step_s: list[float] = field(default_factory=list)    # of the steps that the plan in force has made
     taken: int = 0                           # steps that the plan in force has begun in this process
     began_s: float = field(default_factory=time.perf_counter)    # before its first event, from which its report counts
-    watch: UpdateWatch = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.watch = UpdateWatch(self.state.optimizer)
 
     @property
     def ranks(self) -> Ranks:

@@ -13,10 +13,8 @@ from powertrain.facts.hardware import read_hardware
 from powertrain.facts.software import read_software
 from powertrain.recipe import Recipe, Resolved
 from powertrain.records import Facts, Plan, WrongUse
-from powertrain.run.material import Material
-from powertrain.run.scratch import scratch_material
-from powertrain.run.speeds import with_speeds
-from powertrain.run.tuned import read_tuned
+from powertrain.run.learned import read_tuned, with_speeds
+from powertrain.run.material import Material, scratch_material
 from powertrain.training.objectives import objective_of
 from powertrain.training.optimizers import open_values, optimizer_of
 from powertrain.training.schedule import Schedule

@@ -1,23 +1,24 @@
-"""Training a pretrained model: examples instead of text, and weights that are there already, whole or beside adapters."""
+"""Training a pretrained model: the model that a recipe names, its examples, and its weights, whole or beside adapters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powertrain.data.collate import collate, collate_padded
-from powertrain.data.examples.store import ExampleStore
+from powertrain.data.examples.store import ExampleStore, open_examples
 from powertrain.facts.data import example_facts
 from powertrain.facts.model import model_facts
+from powertrain.facts.software import read_software
 from powertrain.models.adapters.targets import AdapterConfig
-from powertrain.models.huggingface.hub import read_config
-from powertrain.models.huggingface.providers import availability
-from powertrain.recipe import Recipe, Resolved
+from powertrain.models.huggingface.hub import find_model, read_config, read_model_json
+from powertrain.models.huggingface.providers import Choice, availability, choose_provider, decoder_start
+from powertrain.recipe import Recipe, Resolved, flat
 from powertrain.records import ModelFacts, Software, WrongUse
-from powertrain.run.base import Base, find_base
-from powertrain.run.examples import examples_for, max_length
+from powertrain.run.folder import NEWEST, newest_run
 from powertrain.run.material import Material
 
 if TYPE_CHECKING:
@@ -25,16 +26,97 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 SHAPE_KEYS = ("family", "layers", "width", "heads", "kv_heads", "mlp_width", "context", "vocabulary", "activation", "tied_head")
+ENDLESS = ("t5", "mt5", "umt5", "bloom")     # model types whose positions have no end
+DEFAULT_LENGTH = 2048        # tokens of an example, where the model could read more
+OWN_TOKENIZERS = ("bpe", "char", "byte")     # made for training from scratch; a pretrained model has its own
+
+
+@dataclass(frozen=True)
+class Base:
+    """A pretrained model, found and looked at; nothing of it is loaded yet."""
+
+    folder: Path
+    name: str                                # what an adapter writes down as its base: a hub id, or the folder's path
+    config: Mapping[str, Any]                # its config.json
+    choice: Choice                           # who computes it, and its task
+
+    @property
+    def is_native(self) -> bool:
+        return self.choice.provider == "native"
+
+    @property
+    def context(self) -> int | None:
+        """Return the tokens that its positions reach; None where they have no end (T5)."""
+        if self.config.get("model_type") in ENDLESS:
+            return None
+        names = ("max_position_embeddings", "n_positions", "n_ctx")
+        return next((int(self.config[name]) for name in names if self.config.get(name)), None)
+
+
+def find_base(recipe: Recipe, software: Software) -> Base:
+    """Return the model that the recipe names. Raises WrongUse for none, or one that cannot be trained as the recipe says."""
+    named = recipe.model.path
+    assert named is not None
+    path = newest_run(named.removeprefix(NEWEST)) if named.startswith(NEWEST) else Path(named)
+    if (path / "recipe.yaml").is_file():
+        if not (path / "model").is_dir():
+            raise WrongUse(f"the run {path} has no model yet; finish it by `powertrain train --resume {path}`")
+        path = path / "model"
+    local = path.is_dir()
+    folder = path if local else find_model(named, revision=recipe.model.revision)
+    if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
+        raise WrongUse(f"{folder} holds an adapter, not a model; to train it further use model.path=ITS_BASE "
+                       f"model.adapter={folder}")
+    config = read_model_json(folder / "config.json")
+    choice = choose_provider(config, recipe.model.provider, recipe.model.task, software)
+    return Base(folder, str(folder.resolve()) if local else named, config, choice)
+
+
+# ------------------------------------------------------------------------------------------------ examples
+
+
+def open_recipe_examples(recipe: Recipe, cache: Path, say: Callable[[str], None]) -> ExampleStore:
+    """Return the tokenised examples of a recipe, made if they are not there yet. Raises WrongUse for one from scratch."""
+    if recipe.method == "scratch":
+        raise WrongUse("`powertrain data` looks at the examples of a pretrained model, and training from scratch has none; "
+                       "name a model with model.path=FOLDER")
+    return _examples(recipe, find_base(recipe, read_software()), cache, say)
+
+
+def _examples(recipe: Recipe, base: Base, cache: Path, say: Callable[[str], None]) -> ExampleStore:
+    data = recipe.data
+    named = None if data.tokenizer in OWN_TOKENIZERS else Path(data.tokenizer).expanduser()
+    return open_examples(
+        [data.source] if isinstance(data.source, str) else data.source, weights=data.weights, format=data.format,
+        columns=data.columns, split=data.split, validation_source=data.validation_source, max_examples=data.max_examples,
+        max_length=_max_length(recipe, base), long_examples=data.long_examples, train_on=data.train_on,
+        chat_template=data.chat_template, end_token=data.end_token, text_field=data.text_field,
+        validation_share=data.validation_share, seed=recipe.seed, task=base.choice.task, tokenizer_folder=named or base.folder,
+        decoder_start=decoder_start(base.folder) if base.choice.task == "seq2seq" else None, cache=cache, say=say)
+
+
+def _max_length(recipe: Recipe, base: Base) -> int:
+    """Return the tokens of the longest example. Raises WrongUse for more than the model's positions reach."""
+    wanted, context = recipe.data.max_length, base.context
+    if wanted is not None and context is not None and wanted > context:
+        raise WrongUse(f"data.max_length={wanted} is more than the {context} tokens that {recipe.model.path} can read; use "
+                       f"data.max_length={context} or less")
+    return wanted or min(context or DEFAULT_LENGTH, DEFAULT_LENGTH)
+
+
+# ------------------------------------------------------------------------------------------------ model and examples
 
 
 def pretrained_material(resolved: Resolved, software: Software, cache: Path, say: Callable[[str], None]) -> Material:
-    """Raises WrongUse for whatever cannot be trained."""
+    """Return data and model of training a pretrained model. Raises WrongUse for whatever cannot be trained."""
     base = find_base(resolved.recipe, software)
     say(f"{resolved.recipe.model.path}: {base.choice.because}")
     adapters = _adapters(resolved.recipe, base)
     facts = _model_facts(resolved.recipe, base, adapters)
-    store = examples_for(resolved.recipe, base, cache, say)
-    _check_vocabulary(store, facts)
+    store = _examples(resolved.recipe, base, cache, say)
+    if (tokens := store.tokenizer.vocabulary) > facts.vocabulary:
+        raise WrongUse(f"the tokenizer has {tokens:,} tokens and the model's embedding {facts.vocabulary:,} rows, too few by "
+                       f"{tokens - facts.vocabulary:,}; use the model's own (data.tokenizer=FOLDER)")
     resolved = resolved.with_planned(_derived(resolved, base, facts, adapters))
     recipe = resolved.recipe
     padded = base.choice.task == "causal" and base.is_native
@@ -82,13 +164,6 @@ def _bridge_options(recipe: Recipe, base: Base) -> dict[str, Any]:
             "trust_remote_code": recipe.model.trust_remote_code, "revision": recipe.model.revision}
 
 
-def _check_vocabulary(store: ExampleStore, facts: ModelFacts) -> None:
-    tokens = store.tokenizer.vocabulary
-    if tokens > facts.vocabulary:
-        raise WrongUse(f"the tokenizer has {tokens:,} tokens and the model's embedding {facts.vocabulary:,} rows, too few by "
-                       f"{tokens - facts.vocabulary:,}; use the model's own (data.tokenizer=FOLDER)")
-
-
 def _derived(resolved: Resolved, base: Base, facts: ModelFacts, adapters: AdapterConfig | None) -> dict[str, tuple[Any, str]]:
     """What the model's folder and data decided. Raises WrongUse for a shape that was asked for and is another."""
     recipe, found = resolved.recipe, f"{base.name}/config.json"
@@ -107,19 +182,14 @@ def _derived(resolved: Resolved, base: Base, facts: ModelFacts, adapters: Adapte
     derived["model.path"] = (base.name, "where it was found")
     derived["model.provider"] = (base.choice.provider, base.choice.because)
     derived["model.task"] = (base.choice.task, "config.json")
-    derived["data.max_length"] = (max_length(recipe, base), "what the model can read, at most 2048")
+    derived["data.max_length"] = (_max_length(recipe, base), "what the model can read, at most 2048")
     if adapters is not None and recipe.model.adapter is not None:
         targets = adapters.target_modules
         values = {**adapters.__dict__, "target_modules": targets if isinstance(targets, str) else list(targets)}
         derived |= {f"lora.{key}": (value, f"{recipe.model.adapter}/adapter_config.json") for key, value in values.items()
                     if key in type(recipe.lora).model_fields}
-    return {key: (value, reason) for key, (value, reason) in derived.items() if _is_open(resolved, key, value)}
-
-
-def _is_open(resolved: Resolved, key: str, value: Any) -> bool:
-    """Whether the value is news: what a recipe says already keeps its own origin."""
-    section, _, leaf = key.partition(".")
-    return bool(getattr(getattr(resolved.recipe, section), leaf) != value)
+    said = dict(flat(recipe.model_dump()))   # what a recipe says already keeps its own origin
+    return {key: (value, reason) for key, (value, reason) in derived.items() if said[key] != value}
 
 
 def _build(recipe: Recipe, base: Base, adapters: AdapterConfig | None) -> Model:
@@ -128,7 +198,7 @@ def _build(recipe: Recipe, base: Base, adapters: AdapterConfig | None) -> Model:
         from powertrain.models.bridge.loading import load_bridged
 
         return load_bridged(base.folder, adapters=adapters, provider=base.choice.provider, base=base.name,
-                            max_length=max_length(recipe, base), **_bridge_options(recipe, base))
+                            max_length=_max_length(recipe, base), **_bridge_options(recipe, base))
     import torch
 
     from powertrain.models.adapters.attached import add_adapters

@@ -1,22 +1,50 @@
-"""A session of a run: its steps, and what happens between them."""
+"""A session of a run: its steps, what happens between them, and what it leaves on the disk beside its events.
+
+A step that does not fit the memory is repeated in smaller passes: same examples, same batch, same update up to rounding.
+Clearing the gradients is enough, for a pass that ran out of memory left weights and optimizer as they were. With dropout the
+second try draws other masks than the first: the random numbers that the failed pass drew are spent.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
+import shutil
 import time
+from dataclasses import replace
 
+import torch
+
+from powertrain import planner
+from powertrain.data.publishing import sync
+from powertrain.models.saving import save_model
 from powertrain.recipe import in_steps
-from powertrain.records import NotDurable, to_plain
-from powertrain.records.events import Adapters, Evaluated, Sample
-from powertrain.run.folder import RunFolder
-from powertrain.run.out_of_memory import go_on_smaller
+from powertrain.records import NotDurable, RunFailed, to_plain
+from powertrain.records.errors import DoesNotFit
+from powertrain.records.events import (
+    Adapters,
+    CheckpointFailed,
+    CheckpointNotDeleted,
+    Evaluated,
+    LittleDisk,
+    ModelSaved,
+    OutOfMemory,
+    Sample,
+    Saved,
+)
+from powertrain.run.fits import checkpoint_bytes, cures
+from powertrain.run.folder import RunFolder, write_json
+from powertrain.run.learned import keep_speed
 from powertrain.run.part import Listener, Part, WriteSample, new_run
 from powertrain.run.prepare import Prepared
-from powertrain.run.speeds import keep_speed
-from powertrain.run.storing import check_disk, save, write_model
+from powertrain.training.checkpoint import disk_is_full, keep_only, save_checkpoint
 from powertrain.training.evaluation import evaluate, spread
 from powertrain.training.ledger import MemoryLedger
+from powertrain.training.loop import State
 from powertrain.training.out_of_memory import PassTooLarge, is_out_of_memory, said_by
+from powertrain.training.ranks import ALONE
+from powertrain.training.setup import Setup
 
 DONE, STOPPED_AND_SAVED = 0, 75
 
@@ -29,10 +57,7 @@ def start_run(prepared: Prepared, listener: Listener, write_sample: WriteSample)
 
 
 def run(part: Part) -> None:
-    """Take the steps that are left, until a signal asks to stop; after the last step, write the model.
-
-    A step that does not fit the memory is repeated in smaller passes.
-    """
+    """Take the steps that are left, until a signal asks to stop; after the last step, write the model."""
     state, total_steps = part.state, part.prepared.total_steps
     check_disk(part)
     gc.collect()
@@ -109,3 +134,138 @@ def _evaluate(part: Part, *, final: bool) -> None:
         began = time.perf_counter()
         text = recipe.sample.prompt + part.write_sample(part.prepared, part.setup, recipe.sample.tokens)
         part.emit(Sample(step=step, text=text, seconds=time.perf_counter() - began))
+
+
+# ------------------------------------------------------------------------------------------------ smaller passes
+
+
+def go_on_smaller(part: Part, said: str) -> None:
+    """Halve the passes of the plan, in force and on disk. Raises DoesNotFit where that is impossible."""
+    state, step, before = part.state, part.state.step, largest_pass(part.setup, part.state.step)
+    if not state.updating:
+        clear_step(state)
+    smaller = None if state.updating else with_smaller_passes(part.prepared, part.setup, step)
+    if smaller is None:
+        raise DoesNotFit(step + 1, said, before, cures(part.prepared, judged=False), updating=state.updating)
+    part.prepared, part.setup = smaller
+    part.step_s.clear()
+    part.taken = 0
+    if part.ranks.is_writer:
+        write_json(part.folder.plan, planner.to_json(part.prepared.plan))
+    part.emit(OutOfMemory(step=step, before_tokens=before, after_tokens=largest_pass(part.setup, step),
+                          train_batch_size=part.setup.train_batch_size, said=said))
+
+
+def clear_step(state: State) -> None:
+    """Undo everything that an unfinished step has left behind."""
+    state.optimizer.zero_grad(set_to_none=True)
+    if state.scaler.is_enabled():
+        with contextlib.suppress(AssertionError):        # nothing was unscaled yet
+            state.scaler.update()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def with_smaller_passes(prepared: Prepared, setup: Setup, step: int) -> tuple[Prepared, Setup] | None:
+    """Return plan and setup with the largest pass of `step` (from 0) about halved, at the same batch; None where impossible.
+
+    Blocks that were compiled for the old passes run uncompiled in the new ones until the run is resumed.
+    """
+    before, plan, changed = largest_pass(setup, step), prepared.plan, setup
+    because = f"passes of {before:,} tokens ran out of memory at step {step + 1:,}"
+    while largest_pass(changed, step) >= before:
+        found = planner.with_smaller_passes(prepared.facts, plan, prepared.total_steps, because)
+        if found is None:
+            return None
+        plan, technique = found
+        changed = technique.apply(changed)
+    return replace(prepared, plan=plan), changed
+
+
+def largest_pass(setup: Setup, step: int) -> int:
+    """Return the slots of the largest pass of a step (from 0), of all processes together."""
+    return max(sum(batch.lengths) + (sum(batch.source.lengths) if batch.source else 0)
+               for batch in replace(setup, ranks=ALONE).prepare(step))
+
+
+# ------------------------------------------------------------------------------------------------ checkpoints and the model
+
+
+def check_disk(part: Part) -> None:
+    """Warn before the training, not at its last checkpoint. One more than is kept exists while a new one is written."""
+    kept = part.prepared.recipe.save_total_limit
+    needed_bytes = (kept + 2) * checkpoint_bytes(part.prepared)
+    free_bytes = shutil.disk_usage(part.folder.path).free
+    if free_bytes < needed_bytes and part.state.step == 0:
+        part.emit(LittleDisk(free_bytes=free_bytes, needed_bytes=needed_bytes, checkpoints=kept))
+
+
+def save(part: Part, *, required: bool) -> None:
+    """Write a checkpoint. A disk that refuses stops only a run that has to end now: the next save tries again."""
+    failed = part.ranks.agree(_save(part) if part.ranks.is_writer else None)
+    part.checkpoint_failed = None
+    if failed is None:
+        return
+    part.checkpoint_failed = f"step {failed.step:,} could not be saved: {failed.why}"
+    if required:
+        raise RunFailed(f"{part.checkpoint_failed}; the checkpoints before it are whole. {failed.cure}")
+    part.emit(failed)
+
+
+def _save(part: Part) -> CheckpointFailed | None:
+    """Save on the writer; return why the disk refused it, or None."""
+    began, state, checkpoints = time.perf_counter(), part.state, part.folder.checkpoints
+    # before the checkpoint: a resumed run must find the events of the steps that it does not repeat
+    part.record.flush(durable=True, step=state.step)
+    try:
+        saved = save_checkpoint(checkpoints, state)
+    except OSError as error:
+        return _refused(part, error)
+    try:
+        keep_only(checkpoints, newest=part.prepared.recipe.save_total_limit, evaluations=state.evaluations)
+    except OSError as error:
+        part.emit(CheckpointNotDeleted(step=state.step, why=error.strerror or str(error), folder=str(checkpoints)))
+    size_bytes = sum(file.stat().st_size for file in saved.folder.iterdir())
+    part.emit(Saved(step=saved.step, path=str(saved.folder), bytes=size_bytes, seconds=time.perf_counter() - began),
+              durable=True)
+    return None
+
+
+def _refused(part: Part, error: OSError) -> CheckpointFailed:
+    """Return what a disk refused and, where the disk is full, what is free and what a checkpoint needs."""
+    full = disk_is_full(error)
+    return CheckpointFailed(step=part.state.step, why=error.strerror or str(error), folder=str(part.folder.checkpoints),
+                            last=part.state.step == part.prepared.total_steps,
+                            free_bytes=shutil.disk_usage(part.folder.path).free if full else None,
+                            needed_bytes=checkpoint_bytes(part.prepared) if full else None)
+
+
+def write_model(part: Part) -> None:
+    """Publish the final model whole: it is written beside its place and renamed. Raises NotDurable."""
+    refused = part.ranks.agree(_write_model(part) if part.ranks.is_writer else None)
+    if refused is not None:
+        raise NotDurable(refused)
+
+
+def _write_model(part: Part) -> str | None:
+    """Write the model on the writer; return why that failed, or None."""
+    model_folder, began = part.folder.model, time.perf_counter()
+    if model_folder.exists():
+        return None
+    unfinished = model_folder.with_name(".model-unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        unfinished.mkdir()
+        save_model(part.setup.model, unfinished, part.prepared.material.tokenizer)
+        for file in unfinished.iterdir():
+            sync(file)
+        os.rename(unfinished, model_folder)
+        sync(part.folder.path)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        besides = "" if part.checkpoint_failed is None else f" ({part.checkpoint_failed})"
+        return (f"the model is trained, but could not be written to {model_folder}: {error.strerror or error}. "
+                f"{_refused(part, error).cure}, then `powertrain train --resume {part.folder.path}` writes it{besides}")
+    part.emit(ModelSaved(path=str(model_folder), step=part.state.step, seconds=time.perf_counter() - began))
+    return None

@@ -58,6 +58,7 @@ class State:
     step: int = 0                            # optimizer steps done
     trained_tokens: int = 0
     evaluations: dict[int, float] = field(default_factory=dict)  # step -> loss on held-out text
+    updating: bool = False                   # in the middle of the optimizer's update, which cannot be repeated
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,9 @@ def update(state: State, max_grad_norm: float) -> Tensor:
     norm = optimizer.clip(max_grad_norm)
     if max_grad_norm > 0:
         state.clipped_steps += norm > max_grad_norm
+    state.updating = True
     state.scaler.step(optimizer)
+    state.updating = False
     state.scaler.update()
     optimizer.zero_grad(set_to_none=True)
     return norm

@@ -1,14 +1,12 @@
 """Memory that runs out: how it is recognised, and how all processes of a run learn of it.
 
-A forward or backward pass that runs out leaves weights and optimizer as they were. In the middle of the optimizer's update
-it does not: `UpdateWatch` knows that.
+A forward or backward pass that runs out leaves weights and optimizer as they were; an optimizer's update does not.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -53,18 +51,3 @@ def passes(ranks: Ranks) -> Iterator[None]:
         said = said_by(error)
     if (found := ranks.first(said)) is not None:
         raise PassTooLarge(found)
-
-
-class UpdateWatch:
-    """Knows whether the optimizer is in the middle of an update, which cannot be repeated."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer):
-        self.updating = False
-        optimizer.register_step_pre_hook(self._begin)
-        optimizer.register_step_post_hook(self._end)
-
-    def _begin(self, *_: Any) -> None:
-        self.updating = True
-
-    def _end(self, *_: Any) -> None:
-        self.updating = False

@@ -12,7 +12,7 @@ from powertrain.data.rows.row import BadRow, Message, Span
 from powertrain.models.decoder import Decoder
 from powertrain.models.huggingface.providers import decoder_start
 from powertrain.records import IGNORE, WrongUse
-from powertrain.run.scratch import open_recipe_store
+from powertrain.run.material import open_recipe_store
 from powertrain.use.opening import OpenedModel
 from powertrain.use.questions import windows_of
 from powertrain.use.scoring import held_out_examples

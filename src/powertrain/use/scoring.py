@@ -24,8 +24,8 @@ from powertrain.planner import from_json
 from powertrain.recipe import Recipe
 from powertrain.records import Evaluation, Plan, WrongUse
 from powertrain.records.json_files import read_json
-from powertrain.run.examples import DEFAULT_LENGTH, open_recipe_examples
-from powertrain.run.scratch import open_recipe_store
+from powertrain.run.material import open_recipe_store
+from powertrain.run.pretrained import DEFAULT_LENGTH, open_recipe_examples
 from powertrain.training.evaluation import evaluate
 from powertrain.training.loop import apply_plan
 from powertrain.training.optimizers import plain_adamw

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from powertrain.diagnosis.situation import Situation
 from powertrain.records.findings import Expected, Finding, Severity, finding, rule
-from powertrain.run.fits import needed_bytes, room_bytes, savings_of
-from powertrain.run.storing import checkpoint_bytes
+from powertrain.run.fits import checkpoint_bytes, needed_bytes, room_bytes, savings_of
 
 IDLE_LOAD, FULL_LOAD = 0.25, 0.75            # processes that want a core, per core: below the first, the run is undisturbed
 TIGHT = 0.9                  # share of the free memory: other processes may take some, and the longest batch is still to come
