@@ -80,6 +80,23 @@ class RunRecord:
         return estimate_of(self.history, self.plan)
 
     @property
+    def predicted_bytes(self) -> float:
+        """The memory of a step at its peak as the plan predicted it; 0 where it is unknown."""
+        return float(sum((self.estimate or {}).get("memory_bytes", {}).values()))
+
+    @property
+    def free_bytes(self) -> float:
+        """The memory that was free before the run; 0 where it is unknown."""
+        return float((self.facts.get("hardware") or {}).get("free_memory_bytes") or 0)
+
+    @property
+    def memory_share(self) -> float:
+        """The share of the machine's memory that the process held at its peak; 0 where it is unknown."""
+        machine_bytes = (self.facts.get("hardware") or {}).get("memory_bytes") or 0
+        peak_bytes = (self.history.ends.peak_memory_bytes if self.history.ends else None) or 0
+        return float(peak_bytes / machine_bytes) if machine_bytes else 0.0
+
+    @property
     def total_steps(self) -> int:
         return self.history.start.total_steps
 
@@ -120,13 +137,3 @@ def read_run(folder: Path, now: float | None = None) -> RunRecord:
     facts, plan = (read_json(file) if file.is_file() else {} for file in (files.facts, files.plan))
     return RunRecord(folder, resolve(str(files.recipe)).recipe, facts, plan, history, being_written,
                      time.time() if now is None else now)
-
-
-def several(number: int, noun: str) -> str:
-    """Return "1 step" or "2 steps"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def seconds(value: float) -> str:
-    """Return seconds with their unit, milliseconds below one second."""
-    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"

@@ -16,6 +16,7 @@ from powertrain import planner
 from powertrain.cost.estimate import workload_work
 from powertrain.cost.roofline import MOVED_SHARE
 from powertrain.diagnosis.observed import Between, Bound, Observed
+from powertrain.diagnosis.wording import seconds
 from powertrain.records import Facts, Plan, UnknownFact
 from powertrain.records.findings import Evidence
 
@@ -50,15 +51,15 @@ def step_work(facts: Facts, plan: Plan, real_tokens: float, padding_tokens: floa
 def shares_of(observed: Observed) -> Shares:
     step_s, steps = statistics.mean(observed.step_s), observed.steps
     between = observed.between
-    seconds = _of_step(observed, step_s) | {name: part.per_step_s(steps) for name, part in between.items()}
+    taken_s = _of_step(observed, step_s) | {name: part.per_step_s(steps) for name, part in between.items()}
     evidence = _step_evidence(observed, step_s) | {name: _pause_evidence(part, step_s) for name, part in between.items()}
     recompile_s = observed.recompile_s / max(1, steps)
     if observed.recompilations:
-        seconds[Bound.RECOMPILATION] = recompile_s
+        taken_s[Bound.RECOMPILATION] = recompile_s
         evidence[Bound.RECOMPILATION] = (f"{observed.recompilations} recompilations while the steps were watched; about "
-                                         f"{_seconds(observed.recompile_s)} of the run")
+                                         f"{seconds(observed.recompile_s)} of the run")
     wall_s = step_s + recompile_s + sum(part.per_step_s(steps) for part in between.values())
-    return Shares(wall_s, step_s, {name: min(1.0, part_s / wall_s) for name, part_s in seconds.items()},
+    return Shares(wall_s, step_s, {name: min(1.0, part_s / wall_s) for name, part_s in taken_s.items()},
                   {name: (Evidence(text),) for name, text in evidence.items()})
 
 
@@ -141,8 +142,8 @@ def _step_evidence(observed: Observed, step_s: float) -> dict[Bound, str]:
         if observed.throttled_share > slowed else \
         f"steps took {1 / (1 - slowed):.2f} times as long at the end as at the beginning, and no other process ran"
     return {
-        Bound.DATA: f"of a step's {_seconds(step_s)}, {_seconds(observed.parts.get('data', 0.0))} wait for data and "
-                    f"{_seconds(observed.parts.get('copy', 0.0))} copy it",
+        Bound.DATA: f"of a step's {seconds(step_s)}, {seconds(observed.parts.get('data', 0.0))} wait for data and "
+                    f"{seconds(observed.parts.get('copy', 0.0))} copy it",
         **_computing_evidence(observed, step_s),
         Bound.PADDING: f"{observed.padding_tokens:,.0f} of a step's {slots:,.0f} slots are padding",
         Bound.CAPACITY: f"{recomputed:.0%} of the FLOPs are recomputed, and without recomputing the step {fits} the memory",
@@ -163,18 +164,14 @@ def _computing_evidence(observed: Observed, step_s: float) -> dict[Bound, str]:
     passes = "" if observed.passes <= 1 else f" in {observed.passes:.3g} passes"
     peak = observed.peak_flops_per_s[observed.dtype]
     return {
-        Bound.COMPUTE: f"a step's {(observed.flops or 0) / 1e9:,.3g} GFLOP take {_seconds(products_s)} of its "
-                       f"{_seconds(step_s)} at the measured {observed.dtype} peak of {peak / 1e12:.3g} TFLOP/s",
+        Bound.COMPUTE: f"a step's {(observed.flops or 0) / 1e9:,.3g} GFLOP take {seconds(products_s)} of its "
+                       f"{seconds(step_s)} at the measured {observed.dtype} peak of {peak / 1e12:.3g} TFLOP/s",
         Bound.BANDWIDTH: f"{(observed.moved_bytes or 0) / 2**20:,.0f} MiB between products and by the optimizer take "
-                         f"{_seconds(traffic_s)} of a step's {_seconds(step_s)} at the measured bandwidth",
-        Bound.OVERHEAD: f"{_seconds(rest_s)} of a step's {_seconds(step_s)}{passes} are neither products at the measured "
+                         f"{seconds(traffic_s)} of a step's {seconds(step_s)} at the measured bandwidth",
+        Bound.OVERHEAD: f"{seconds(rest_s)} of a step's {seconds(step_s)}{passes} are neither products at the measured "
                         "peak nor memory traffic",
     }
 
 
 def _pause_evidence(part: Between, step_s: float) -> str:
-    return f"{_seconds(part.seconds)} every {part.every:,} steps of {_seconds(step_s)} ({part.key}={part.every})"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+    return f"{seconds(part.seconds)} every {part.every:,} steps of {seconds(step_s)} ({part.key}={part.every})"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from powertrain.diagnosis.curves import noise, window
 from powertrain.diagnosis.instability import GROWN, around, lower_rate
-from powertrain.diagnosis.run_record import LEAST_STEPS, RunRecord, is_finite, several
-from powertrain.records.findings import Cure, Expected, Finding, Risk, finding, rule
+from powertrain.diagnosis.run_record import LEAST_STEPS, RunRecord, is_finite
+from powertrain.diagnosis.wording import several, told
+from powertrain.records.findings import Finding, rule
 from powertrain.records.timeline import quantile
 
 ZERO_NORM = 1e-12            # of all gradients together: a smaller norm is zero, or the rounding of zero
@@ -43,16 +45,11 @@ def not_finite(run: RunRecord) -> Iterator[Finding]:
     said = [f"the run ended: {run.said_at_end}"] if run.said_at_end else []
     place = next((number for number, step in enumerate(run.steps) if step.step >= first), len(run.steps))
     if not place:
-        yield finding("critical", f"{subject} from the start, in step {first:,}", "no step had been taken, so no update broke "
-                      "the weights: the model, its weights or the data were broken before", *said,
-                      cure="check the data and the weights that the run starts from",
-                      expected=Expected("the run trains", "none"), risk=Risk(difficulty="medium"), numbers={"step": first})
+        yield told("not_finite.from_the_start", *said, subject=subject, step=first)
         return
     seen = around(run, place)
-    yield finding("critical", f"{subject} at step {first:,}, and the run learns nothing from there on",
-                  f"{several(first - 1, 'step')} went before it. Likely because {seen.because}",
-                  *said, *seen.evidence, *_before(run, place), cure=seen.cure, numbers={"step": first},
-                  expected=Expected("the run gets past that step", "none"), risk=Risk(accuracy="low"))
+    yield told("not_finite.later", *said, *seen.evidence, *_before(run, place), cure=seen.cure, subject=subject, step=first,
+               before=first - 1, because=seen.because)
 
 
 def _first_not_finite(run: RunRecord) -> tuple[int, str]:
@@ -84,16 +81,10 @@ def nothing_trained(run: RunRecord) -> Iterator[Finding]:
     norms = run.norms
     if len(norms) < LEAST_ZERO_STEPS or max(norms) > ZERO_NORM:
         return
-    tokens = sum(step.tokens for step in run.steps)
     adapts = run.recipe.method in ("lora", "qlora")
-    yield finding("critical", "nothing is trained: every gradient is zero",
-                  f"the loss is computed from {tokens:,} trained tokens, and depends on no trained weight"
-                  + (f" (lora.target_modules={run.recipe.lora.target_modules})" if adapts else ""),
-                  f"gradient norm at most {max(norms):.3g} in all of {len(norms):,} steps",
-                  f"loss {run.losses[0]:.6g} at the first step, {run.losses[-1]:.6g} at the last",
-                  cure=Cure("adapt the linear layers that the loss depends on", words=("lora.target_modules=all-linear",))
-                  if adapts else Cure("start from other weights: the layers before the loss pass no gradient back"),
-                  expected=Expected("the loss falls", "none"), risk=Risk(difficulty="medium"))
+    yield told("nothing_trained.adapters" if adapts else "nothing_trained.weights",
+               tokens=sum(step.tokens for step in run.steps), target_modules=run.recipe.lora.target_modules,
+               norm=max(norms), steps=len(norms), first_loss=run.losses[0], last_loss=run.losses[-1])
 
 
 @rule("fact: the losses of the run's steps", gives_way_to=("not_finite", "divergence"))
@@ -106,14 +97,11 @@ def spikes(run: RunRecord) -> Iterator[Finding]:
     found = find_spikes(run.losses)
     if not found:
         return
-    worst = max(found, key=lambda spike: spike.height - spike.usual)
-    lasting = [spike for spike in found if spike.until - spike.first > 1]
-    if sum(spike.until - spike.first for spike in found if spike not in lasting) > NOISY_SHARE * len(run.losses):
-        yield _noisy(run, found, worst)
-    elif lasting:
-        yield _thrown(run, lasting)
+    lasting = [spike for spike in found if spike.lasted > 1]
+    if sum(spike.lasted for spike in found if spike not in lasting) > NOISY_SHARE * len(run.losses):
+        yield _uneven(run, found)
     else:
-        yield _batches(run, found, worst)
+        yield _thrown(run, lasting) if lasting else _of_a_batch(run, found)
 
 
 @dataclass(frozen=True)
@@ -124,6 +112,11 @@ class Spike:
     height: float
     usual: float
     back: bool
+
+    @property
+    def lasted(self) -> int:
+        """Return the steps until the loss was back."""
+        return self.until - self.first
 
 
 def find_spikes(losses: Sequence[float]) -> list[Spike]:
@@ -151,51 +144,35 @@ def find_spikes(losses: Sequence[float]) -> list[Spike]:
 def _each_spike(run: RunRecord, found: Sequence[Spike]) -> Iterator[str]:
     for spike in sorted(found, key=lambda one: one.usual - one.height)[:NAMED_SPIKES]:
         step = run.steps[spike.place]
-        after = "back at the next step" if spike.until - spike.first == 1 and spike.back else \
-            f"back after {several(spike.until - spike.first, 'step')}" if spike.back else "not back when the events end"
+        after = "not back when the events end" if not spike.back else "back at the next step" if spike.lasted == 1 else \
+            f"back after {several(spike.lasted, 'step')}"
         yield (f"step {step.step:,}: loss {spike.height:.4g} where {spike.usual:.4g} was usual, gradient norm "
                f"{step.grad_norm:.3g}, learning rate {step.learning_rate:.3g}; {after}")
 
 
 def _thrown(run: RunRecord, lasting: Sequence[Spike]) -> Finding:
     """Return the finding for spikes whose update moved the weights to a worse place."""
-    worst = max(lasting, key=lambda spike: spike.until - spike.first)
-    seen, lost = around(run, worst.first), sum(spike.until - spike.first for spike in lasting)
+    seen, lost = around(run, max(lasting, key=lambda spike: spike.lasted).first), sum(spike.lasted for spike in lasting)
     serious = lost > SERIOUS_SHARE * len(run.losses) or not all(spike.back for spike in lasting)
-    return finding("moderate" if serious else "low",
-                   f"{several(len(lasting), 'loss spike')} that lasted, {several(lost, 'step')} in all",
-                   "an update made the model worse, and the next steps only brought the loss back to its earlier value. Likely "
-                   f"because {seen.because}", *_each_spike(run, lasting), *seen.evidence, cure=seen.cure,
-                   expected=Expected(f"{several(lost, 'step')} of {len(run.losses):,} are not spent on recovery", "none"),
-                   risk=Risk(accuracy="low"), numbers={"spikes": len(lasting), "steps_lost": lost})
+    return told("spikes.lasting", *_each_spike(run, lasting), *seen.evidence, severity="moderate" if serious else "low",
+                cure=seen.cure, spikes=len(lasting), steps_lost=lost, steps=len(run.losses), because=seen.because)
 
 
-def _batches(run: RunRecord, found: Sequence[Spike], worst: Spike) -> Finding:
+def _of_a_batch(run: RunRecord, found: Sequence[Spike]) -> Finding:
     """Return the finding for spikes that were back at the next step."""
-    every_epoch = _in_every_epoch(run, found)
-    norm, usual_norm = run.steps[worst.place].grad_norm, median(run.norms)
-    unlimited = run.recipe.max_grad_norm == 0 and norm > GROWN * usual_norm
-    why = ("each loss was back at the next step, so the batch and not the weights caused it: its examples are unlike the others"
-           + (f"; each of {every_epoch} epochs has one, so an example returns" if every_epoch else "")
-           + (f". Gradients are not clipped, and the norm was {norm / usual_norm:.3g} times the usual one there"
-              if unlimited else ""))
-    cure = Cure("clip gradients, and look at the longest and strangest examples (`powertrain data check`)",
-                words=("max_grad_norm=1",)) if unlimited else \
-        Cure("look at the longest and strangest examples (`powertrain data check`); the steps themselves did no harm")
-    return finding("moderate" if unlimited and every_epoch else "low",
-                   f"{several(len(found), 'step')} whose batch had a loss far above its neighbours", why,
-                   *_each_spike(run, found), cure=cure, numbers={"spikes": len(found)},
-                   expected=Expected("a smoother curve; the model hardly differs", "none"))
+    worst, every_epoch = max(found, key=lambda spike: spike.height - spike.usual), _in_every_epoch(run, found)
+    norm_times = run.steps[worst.place].grad_norm / (median(run.norms or [0.0]) or math.inf)
+    unclipped = run.recipe.max_grad_norm == 0 and norm_times > GROWN
+    return told("spikes.of_a_batch_unclipped" if unclipped else "spikes.of_a_batch", *_each_spike(run, found),
+                severity="moderate" if unclipped and every_epoch else "low", spikes=len(found), norm_times=norm_times,
+                returning=f"; each of {every_epoch} epochs has one, so an example returns" if every_epoch else "")
 
 
-def _noisy(run: RunRecord, found: Sequence[Spike], worst: Spike) -> Finding:
-    size = run.recipe.train_batch_size
-    return finding("low", f"uneven loss: {several(len(found), 'step')} of {len(run.losses):,} jump above their neighbours",
-                   f"with {several(size, 'example')} per step, single examples dominate the loss. The highest loss is "
-                   f"{worst.height:.4g} where {worst.usual:.4g} was usual", *_each_spike(run, found),
-                   cure="train on more examples per step", words=(f"train_batch_size={2 * size}",),
-                   expected=Expected("a quieter curve, and steps that agree more", "none"), risk=Risk(accuracy="low"),
-                   numbers={"spikes": len(found)})
+def _uneven(run: RunRecord, found: Sequence[Spike]) -> Finding:
+    """Return the finding for spikes so many that they are the nature of the data."""
+    worst, size = max(found, key=lambda spike: spike.height - spike.usual), run.recipe.train_batch_size
+    return told("spikes.uneven", *_each_spike(run, found), spikes=len(found), steps=len(run.losses), train_batch_size=size,
+                larger=2 * size, highest=worst.height, usual=worst.usual)
 
 
 def _in_every_epoch(run: RunRecord, found: Sequence[Spike]) -> int:
@@ -219,14 +196,9 @@ def skipped_steps(run: RunRecord) -> Iterator[Finding]:
     skipped = [step.step for step in run.steps[LEAST_STEPS:] if not is_finite(step.grad_norm)]
     if len(skipped) <= SKIPPED_SHARE * (len(run.steps) - LEAST_STEPS):
         return
-    yield finding("moderate", f"{len(skipped):,} steps were skipped: their gradients overflowed in fp16",
-                  f"{len(skipped) / len(run.steps):.0%} of the run's examples were computed and changed no weight; so many "
-                  "skipped steps, after the loss scale has settled, mean that the gradients exceed the range of fp16",
-                  f"gradient norms not finite at steps {', '.join(f'{step:,}' for step in skipped[:5])}"
-                  + (f" and {len(skipped) - 5:,} more" if len(skipped) > 5 else ""),
-                  cure="compute in fp32, or in bf16 where the hardware has it", words=("techniques.fp16=off",),
-                  expected=Expected("no step is lost; each takes longer without half precision", "none"),
-                  numbers={"skipped_steps": len(skipped)})
+    yield told("skipped_steps.overflowed", skipped_steps=len(skipped), share=len(skipped) / len(run.steps),
+               places=", ".join(f"{step:,}" for step in skipped[:5])
+               + (f" and {len(skipped) - 5:,} more" if len(skipped) > 5 else ""))
 
 
 @rule("fact: the gradient norms of the run's steps", gives_way_to=("not_finite", "divergence", "nothing_trained"))
@@ -240,14 +212,9 @@ def vanishing_gradients(run: RunRecord) -> Iterator[Finding]:
     if last >= SHRUNK * first or median(losses[-width:]) < LEFT_SHARE * median(losses[:width]):
         return
     place = next(at for at, norm in enumerate(norms) if norm < SHRUNK * first)
-    yield finding("moderate", f"the gradients vanished: their norm fell from {first:.3g} to {last:.3g}",
-                  f"the loss is still {median(losses[-width:]):.4g}, of {losses[0]:.4g} at the beginning: much is left to "
-                  "learn, and the gradients are too small for it. Parts of the model are saturated, as after too large updates",
-                  f"norm {norms[place]:.3g} at step {run.steps[place].step:,}, below a thousandth of the first",
-                  f"learning rate at most {run.recipe.learning_rate:g}",
-                  cure="lower the learning rate", words=(f"learning_rate={lower_rate(run.recipe):.2g}",),
-                  expected=Expected("gradients that keep their size until the loss is low", "none"), risk=Risk(accuracy="low"),
-                  numbers={"first_norm": first, "last_norm": last})
+    yield told("vanishing_gradients.shrunk", first_norm=first, last_norm=last, last_loss=median(losses[-width:]),
+               first_loss=losses[0], small_norm=norms[place], step=run.steps[place].step,
+               learning_rate=run.recipe.learning_rate, lower_rate=lower_rate(run.recipe))
 
 
 @rule("fact: the gradient norms of the run's steps", gives_way_to=("not_finite", "divergence", "uniform_loss", "no_progress"))
@@ -264,11 +231,6 @@ def clipped_always(run: RunRecord) -> Iterator[Finding]:
     if clipped < CLIPPED_SHARE * len(norms):
         return
     middle, high = median(norms), quantile(norms, 0.9)
-    yield finding("moderate" if middle > FAR_ABOVE * limit else "low",
-                  f"{clipped / len(norms):.0%} of the steps had their gradient scaled down to max_grad_norm={limit:g}",
-                  f"the median norm is {middle:.3g}, {middle / limit:.3g} times the limit: the limit sets the size of every "
-                  "step instead of guarding against a few large gradients",
-                  f"{clipped:,} of {len(norms):,} gradient norms above {limit:g}; nine in ten are below {high:.3g}",
-                  cure="raise the limit above the norm of most steps", words=(f"max_grad_norm={float(f'{high:.2g}'):g}",),
-                  expected=Expected("steps whose size follows their gradients", "none"), risk=Risk(accuracy="medium"),
-                  numbers={"clipped_share": clipped / len(norms), "median_norm": middle})
+    yield told("clipped_always.clipped", severity="moderate" if middle > FAR_ABOVE * limit else "low", limit=limit,
+               clipped_share=clipped / len(norms), median_norm=middle, times=middle / limit, clipped=clipped, steps=len(norms),
+               high=high, new_limit=float(f"{high:.2g}"))

@@ -8,9 +8,10 @@ from statistics import median
 
 from powertrain.diagnosis.curves import level, median_error, noise, window, windows
 from powertrain.diagnosis.instability import around, lower_rate, usual_rate
-from powertrain.diagnosis.run_record import LEAST_STEPS, RunRecord, several
+from powertrain.diagnosis.run_record import LEAST_STEPS, RunRecord
+from powertrain.diagnosis.wording import told
 from powertrain.records.events import Evaluated
-from powertrain.records.findings import Cure, Expected, Finding, Risk, finding, rule
+from powertrain.records.findings import Finding, rule
 from powertrain.records.timeline import FALLING_SHARE, RISEN_SHARE, held_out_trend
 
 # of divergence
@@ -50,13 +51,9 @@ def divergence(run: RunRecord) -> Iterator[Finding]:
         return
     lowest, now, onset = found
     seen, first = around(run, onset), median(run.losses[:window(len(run.losses))])
-    number = run.steps[onset].step
-    gained = f"had fallen from {first:.4g} to {lowest:.4g}" if lowest < first else f"began at {first:.4g}"
-    yield finding("critical", f"the loss diverged: from {lowest:.4g} it rose to {now:.4g}",
-                  f"it {gained}, left that level about step {number:,}, and was not back {len(run.losses) - onset:,} steps "
-                  f"later: those steps made the model worse. Likely because {seen.because}", *seen.evidence, cure=seen.cure,
-                  expected=Expected(f"the loss stays below {lowest:.4g}", "none"), risk=Risk(accuracy="low"),
-                  numbers={"lowest": lowest, "last": now, "step": number})
+    yield told("divergence.lasting", *seen.evidence, cure=seen.cure, lowest=lowest, last=now, step=run.steps[onset].step,
+               gained=f"had fallen from {first:.4g} to {lowest:.4g}" if lowest < first else f"began at {first:.4g}",
+               steps_after=len(run.losses) - onset, because=seen.because)
 
 
 def _came_back(run: RunRecord) -> Iterator[Finding]:
@@ -64,12 +61,9 @@ def _came_back(run: RunRecord) -> Iterator[Finding]:
         return
     first, until, low, high = found
     seen, share = around(run, first), (until - first) / len(run.losses)
-    yield finding("critical" if share > LOST_SHARE else "moderate",
-                  f"the loss blew up: from {low:.4g} it rose to {high:.4g}, and {until - first:,} steps passed until it was "
-                  "back", f"it left its level about step {run.steps[first].step:,}: {share:.0%} of the run went into "
-                  f"learning again what had been lost. Likely because {seen.because}", *seen.evidence, cure=seen.cure,
-                  expected=Expected(f"{until - first:,} steps that learn something new", "none"), risk=Risk(accuracy="low"),
-                  numbers={"lowest": low, "highest": high, "steps_lost": until - first})
+    yield told("divergence.came_back", *seen.evidence, severity="critical" if share > LOST_SHARE else "moderate",
+               cure=seen.cure, lowest=low, highest=high, steps_lost=until - first, step=run.steps[first].step, share=share,
+               because=seen.because)
 
 
 def _away(losses: Sequence[float]) -> tuple[int, int, float, float] | None:
@@ -111,27 +105,17 @@ def _diverged(losses: Sequence[float]) -> tuple[float, float, int] | None:
       gives_way_to=("not_finite", "divergence", "nothing_trained"))
 def uniform_loss(run: RunRecord) -> Iterator[Finding]:
     """The loss is ln V: the model holds every token of its vocabulary equally likely."""
-    vocabulary = (run.facts.get("model") or {}).get("vocabulary")
-    if not vocabulary or run.history.start.task == "span" or \
-            len(run.losses) < run.warmup_steps + LEAST_AFTER_WARMUP:
+    vocabulary, width = (run.facts.get("model") or {}).get("vocabulary"), window(len(run.losses))
+    if not vocabulary or run.history.start.task == "span" or len(run.losses) < run.warmup_steps + LEAST_AFTER_WARMUP:
         return
-    uniform, now = math.log(vocabulary), median(run.losses[-window(len(run.losses)):])
+    uniform, now = math.log(vocabulary), median(run.losses[-width:])
     if abs(now - uniform) > NEAR_UNIFORM * uniform:
         return
     recipe, usual = run.recipe, usual_rate(run.recipe.method)
     low = recipe.learning_rate < usual
-    rate = usual if low else lower_rate(recipe)
-    yield finding("critical", f"the loss is that of guessing: {now:.4g}, where ln({vocabulary:,}) = {uniform:.4g}",
-                  f"after {len(run.losses):,} steps the model has not learned how often each token occurs, which models learn "
-                  "first: " + (f"the learning rate of {recipe.learning_rate:g} hardly moves the weights" if low else
-                  f"the learning rate of {recipe.learning_rate:g} may be too high, or inputs and targets do not match"),
-                  f"the last {window(len(run.losses))} steps have a median loss of {now:.4g}, the first {run.losses[0]:.4g}",
-                  f"learning rate at most {recipe.learning_rate:g} (the default of method={recipe.method} is {usual:g})",
-                  f"gradient norm {median(run.norms):.3g} in the median step",
-                  cure=f"{'raise' if low else 'lower'} the learning rate; if that changes nothing, look at the examples "
-                       "(`powertrain data show`)", words=(f"learning_rate={rate:.2g}",),
-                  expected=Expected("the loss falls below that of guessing within some ten steps", "none"),
-                  risk=Risk(accuracy="low"), numbers={"loss": now, "uniform_loss": uniform})
+    yield told("uniform_loss.low_rate" if low else "uniform_loss.high_rate", loss=now, uniform_loss=uniform, width=width,
+               vocabulary=vocabulary, steps=len(run.losses), first_loss=run.losses[0], learning_rate=recipe.learning_rate,
+               method=recipe.method, usual=usual, norm=median(run.norms), new_rate=usual if low else lower_rate(recipe))
 
 
 @rule("fact: the losses of the run's steps", gives_way_to=("not_finite", "divergence", "nothing_trained", "uniform_loss"))
@@ -144,32 +128,14 @@ def no_progress(run: RunRecord) -> Iterator[Finding]:
     gain = levels[0] - levels[-1]
     if levels[0] < LEARNED or gain > max(LEAST_GAIN * levels[0], 3 * median_error(losses[:width])):
         return
-    because, cure = _why_no_progress(run)
-    yield finding("critical" if run.recipe.method == "scratch" else "moderate",
-                  f"the loss has not fallen: {levels[0]:.4g} at the beginning, {levels[-1]:.4g} at the end",
-                  f"{len(losses):,} steps moved it by {gain:.2g}, and single steps differ more than that. {because}",
-                  f"medians of {width} steps each, from {levels[0]:.4g} to {levels[-1]:.4g}; the lowest is {min(levels):.4g}",
-                  f"learning rate at most {run.recipe.learning_rate:g} (the default of method={run.recipe.method} is "
-                  f"{usual_rate(run.recipe.method):g})",
-                  f"gradient norm {median(run.norms):.3g} in the median step, max_grad_norm={run.recipe.max_grad_norm:g}",
-                  cure=cure, expected=Expected("the loss falls", "none"), risk=Risk(accuracy="low"),
-                  numbers={"first_loss": levels[0], "last_loss": levels[-1]})
-
-
-def _why_no_progress(run: RunRecord) -> tuple[str, Cure]:
-    rate, usual = run.recipe.learning_rate, usual_rate(run.recipe.method)
-    if rate <= usual / FAR_RATE:
-        return (f"Likely because the learning rate of {rate:g} is {usual / rate:.0f} times below the default",
-                Cure("raise the learning rate", words=(f"learning_rate={usual:.2g}",)))
-    if rate >= usual * FAR_RATE:
-        return (f"Likely because the learning rate of {rate:g} is {rate / usual:.0f} times above the default, so that steps "
-                "overshoot", Cure("lower the learning rate", words=(f"learning_rate={usual:.2g}",)))
-    if run.recipe.method == "scratch":
-        return ("The learning rate is an ordinary one: more likely the data has nothing to learn, or its targets do not follow "
-                "from its inputs", Cure("look at the examples (`powertrain data show`)"))
-    return ("The learning rate is an ordinary one: the model may know this data already, or need a higher learning rate",
-            Cure("raise the learning rate, or look at the examples (`powertrain data show`)",
-                 words=(f"learning_rate={rate * RAISED:.2g}",)))
+    recipe, usual = run.recipe, usual_rate(run.recipe.method)
+    rate = recipe.learning_rate
+    case = "low_rate" if rate <= usual / FAR_RATE else "high_rate" if rate >= usual * FAR_RATE else \
+        "data" if recipe.method == "scratch" else "known_data"
+    yield told(f"no_progress.{case}", severity="critical" if recipe.method == "scratch" else "moderate", first_loss=levels[0],
+               last_loss=levels[-1], lowest=min(levels), steps=len(losses), gain=gain, width=width, learning_rate=rate,
+               method=recipe.method, usual=usual, below=usual / rate if rate else math.inf, above=rate / usual,
+               raised=rate * RAISED, norm=median(run.norms), limit=recipe.max_grad_norm)
 
 
 @rule("fact: the losses of the run's steps", gives_way_to=("not_finite", "divergence", "nothing_trained", "uniform_loss",
@@ -187,17 +153,9 @@ def late_plateau(run: RunRecord) -> Iterator[Finding]:
     held_up = rate >= HIGH_SHARE and run.recipe.lr_scheduler_type == "constant"
     width = len(losses) // GROUPS
     first, then, last = (median(part) for part in (losses[:width], losses[place:place + width], losses[-width:]))
-    because = f"the learning rate stayed at {rate:.0%} of its peak, and steps that large may not settle" if held_up else \
-        "this model had nothing left to learn from this data at this learning rate"
-    yield finding("low", f"the last {share:.0%} of the steps brought nothing: the loss stayed at {last:.4g}",
-                  f"it fell until about step {began.step:,} and stayed there for {len(losses) - place:,} steps; {because}",
-                  f"medians of {width} steps: {first:.4g} at the beginning, {then:.4g} from step {began.step:,}, {last:.4g} "
-                  "at the end", f"learning rate {began.learning_rate:.3g} at step {began.step:,}",
-                  cure=Cure("let the learning rate fall", words=("lr_scheduler_type=cosine",)) if held_up else
-                       Cure("end the run there", words=(f"max_steps={began.step}",)),
-                  expected=Expected("a lower loss at the end", "none") if held_up else
-                           Expected(f"the same loss in {1 - share:.0%} of the time", "measured: the losses of this run"),
-                  risk=Risk(accuracy="low"), numbers={"step": began.step, "flat_share": share})
+    yield told("late_plateau.held_up" if held_up else "late_plateau.learned", step=began.step, flat_share=share, rate=rate,
+               first=first, then=then, last=last, width=width, steps_after=len(losses) - place, kept_share=1 - share,
+               learning_rate=began.learning_rate)
 
 
 def _flat_from(losses: Sequence[float]) -> int | None:
@@ -229,13 +187,8 @@ def still_falling(run: RunRecord) -> Iterator[Finding]:
     if run.state != "finished" or len(run.losses) < LEAST_STEPS or (fall := _fall(run)) is None:
         return
     kind, (before_step, before), (last_step, last) = fall
-    yield finding("low", f"the {kind} loss was still falling when the run ended",
-                  f"it fell by {(before - last) / before:.1%} from step {before_step:,} to {last_step:,}, as the schedule "
-                  "ended: the model can learn more than it did in so many steps",
-                  f"{kind} loss {before:.4g} at step {before_step:,}, {last:.4g} at step {last_step:,}",
-                  cure="train longer; another number of steps has another schedule, so it is a new run",
-                  words=(f"max_steps={2 * run.total_steps}",),
-                  expected=Expected("a lower loss, in twice the time", "none"), numbers={"before": before, "last": last})
+    yield told("still_falling.at_the_end", kind=kind, before=before, last=last, before_step=before_step, last_step=last_step,
+               share=(before - last) / before, longer=2 * run.total_steps)
 
 
 def _fall(run: RunRecord) -> tuple[str, tuple[int, float], tuple[int, float]] | None:
@@ -263,15 +216,9 @@ def overfitting(run: RunRecord) -> Iterator[Finding]:
         return
     epochs = f"{best_step / run.steps_per_epoch:.2g} epochs" if run.steps_per_epoch else f"step {best_step:,}"
     telling = sorted({held_out.all[0], *(one for one in held_out.all if one[0] == best_step), held_out.all[-1]})
-    yield finding("moderate" if last > best * (1 + SERIOUS_RISE) else "low",
-                  f"overfitting since step {best_step:,}: held-out loss {best:.4g} there, {last:.4g} at step {last_step:,}",
-                  f"meanwhile the training loss fell from {then:.4g} to {now:.4g}: after {epochs} the model learned its "
-                  "training examples only. The checkpoint with the lowest held-out loss is kept; model/ is the last step's",
-                  *(f"held-out loss at step {step:,}: {loss:.4g}" for step, loss in telling),
-                  cure="end the run where the held-out loss was lowest, or train on more data",
-                  words=(f"max_steps={best_step}",), risk=Risk(accuracy="low"), numbers={"best": best, "last": last},
-                  expected=Expected(f"a held-out loss of about {best:.4g} instead of {last:.4g}",
-                                    "measured: this run's evaluations"))
+    yield told("overfitting.risen", *(f"held-out loss at step {step:,}: {loss:.4g}" for step, loss in telling), best=best,
+               last=last, severity="moderate" if last > best * (1 + SERIOUS_RISE) else "low", best_step=best_step,
+               last_step=last_step, then=then, now=now, after=epochs)
 
 
 @rule("fact: the run's evaluations")
@@ -282,15 +229,7 @@ def never_evaluated(run: RunRecord) -> Iterator[Finding]:
     number = len(run.history.of(Evaluated))
     epochs = run.last_step / run.steps_per_epoch if run.steps_per_epoch else 0.0
     if number == 0:
-        yield finding("low", "no held-out data was evaluated", "the training loss shows how well the model fits its training "
-                      "data, and not how it does on other text",
-                      f"no evaluation in {several(run.last_step, 'step')}; data.validation_share="
-                      f"{run.recipe.data.validation_share:g}", cure="hold some of the data out",
-                      words=("data.validation_share=0.05",), expected=Expected("overfitting becomes visible", "none"))
+        yield told("never_evaluated.never", steps=run.last_step, share=run.recipe.data.validation_share)
     elif number == 1 and epochs >= SEEN_AGAIN:
-        yield finding("low", f"evaluated only once, after {epochs:.3g} epochs", "every example was seen more than once, so the "
-                      "model may have memorised them; one evaluation, at the end, cannot show when that began, and no "
-                      "checkpoint is known to be the best",
-                      f"one evaluation in {several(run.last_step, 'step')} (eval_steps={run.recipe.eval_steps})",
-                      cure="evaluate during the run", words=(f"eval_steps={max(1, run.last_step // EVALUATIONS)}",),
-                      expected=Expected("overfitting becomes visible", "none"))
+        yield told("never_evaluated.once", steps=run.last_step, epochs=epochs, eval_steps=run.recipe.eval_steps,
+                   every=max(1, run.last_step // EVALUATIONS))
