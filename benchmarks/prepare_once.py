@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from powertrain.data.examples.sharing import further_processes
+from powertrain.data.examples.making import further_processes
 from powertrain.data.examples.store import ExampleStore, open_examples
 
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from driver import TINY, Fault, run_cli
-from powertrain.data.collate import collate
-from powertrain.data.example import Blocks, Example
+from powertrain.data.example import Blocks, Example, collate
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
 from powertrain.records import IGNORE, DataFacts, Facts, Hardware, Software

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from powertrain.cost.workload import Workload
-from powertrain.data.collate import collate
-from powertrain.data.example import Example
+from powertrain.data.example import Example, collate
 from powertrain.facts.model import model_facts
 from powertrain.models.adapters.attached import add_adapters
 from powertrain.models.adapters.targets import AdapterConfig

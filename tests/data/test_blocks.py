@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from powertrain.data.collate import collate
-from powertrain.data.example import Blocks, EvaluationBlocks, Example
+from powertrain.data.example import Blocks, Example, collate, evaluation_blocks
 from powertrain.records import IGNORE, WrongUse
 
 
@@ -54,7 +53,7 @@ def test_blocks_are_a_sequence():
 @pytest.mark.parametrize("tokens", [0, 1, 2, 5, 6, 7, 123])
 @pytest.mark.parametrize("block", [1, 5, 200])
 def test_evaluation_covers_every_token_but_the_first_once(tokens, block):
-    examples = EvaluationBlocks(stream(tokens), block)
+    examples = evaluation_blocks(stream(tokens), block)
     targets = [int(token) for example in examples for token in example.targets]
     assert targets == stream(tokens)[1:].tolist()
     assert all(len(example.inputs) == block for example in examples[:-1])

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from powertrain.data import documents as corpora
-from powertrain.data.documents import SHAKESPEARE, Download, downloaded, standard_library
-from powertrain.data.reading import read_documents
+from powertrain.data.documents import SHAKESPEARE, Download, downloaded, read_documents, standard_library
 from powertrain.records import WrongUse
 
 REAL_SHAKESPEARE = Path("/work/shared/data/tinyshakespeare.txt")

@@ -86,7 +86,7 @@ def test_a_boundary_is_noted_exactly_where_the_prompt_alone_has_other_tokens(fol
     (row,) = encoder.encode([sample])
     marked = encoder.template.marked(sample.messages, "assistant")
     text, ((start, _),) = marked.text, marked.trained
-    encoding = encoder.tokenizer.encodings([text])[0]
+    encoding = encoder.tokenizer.library.encode_batch([text], add_special_tokens=False)[0]
     before = [token for token, (first, _) in zip(encoding.ids, encoding.offsets, strict=True) if first < start]
     assert row.boundary == (before != encoder.tokenizer.encode(text[:start]).tolist())
 

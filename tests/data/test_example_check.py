@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from example_folders import chat_folder, json_lines, seq2seq_folder, span_folder
-from powertrain.data.collate import collate_padded
-from powertrain.data.examples.check import check_examples, histogram, padding_share
+from powertrain.data.example import collate_padded
+from powertrain.data.examples.check import check_examples, histogram, padding_share, pieces_of
 from powertrain.data.examples.store import open_examples
 from powertrain.data.order import step_examples
 from powertrain.records import WrongUse
@@ -120,7 +120,7 @@ def test_the_report_names_bad_rows_with_line_and_reason_and_says_what_truncation
 
 
 def test_an_example_is_shown_with_what_is_trained_and_its_special_tokens(opened):
-    ((reader, text),) = marked(opened(ROWS).text(1))
+    ((reader, text),) = marked(pieces_of(opened(ROWS), 1))
     assert reader == "model"
     assert text == "<|im_start|>user\nwhat is 1 ?<|im_end|>\n<|im_start|>assistant\n[[it is 1 cat <|im_end|>]]"
 
@@ -128,10 +128,10 @@ def test_an_example_is_shown_with_what_is_trained_and_its_special_tokens(opened)
 def test_pairs_and_spans_are_shown_too(opened, tmp_path):
     pairs = opened([{"document": "hello world", "summary": "hello"}] * 2, tokenizer_folder=seq2seq_folder(tmp_path / "t5"),
                    task="seq2seq", decoder_start=0)
-    assert marked(pairs.text(0)) == [("encoder", "hello world</s>"), ("decoder", "[[hello</s>]]")]
+    assert marked(pieces_of(pairs, 0)) == [("encoder", "hello world</s>"), ("decoder", "[[hello</s>]]")]
     row = {"question": "what ?", "context": "paris is the capital", "answers": {"text": ["the capital"], "answer_start": [9]}}
     spans = opened([row], tokenizer_folder=span_folder(tmp_path / "bert"), task="span")
-    assert marked(spans.text(0)) == [("model", "[CLS] what? [SEP] paris is[[ the capital]] [SEP]")]
+    assert marked(pieces_of(spans, 0)) == [("model", "[CLS] what? [SEP] paris is[[ the capital]] [SEP]")]
 
 
 def test_the_report_loads_no_torch():

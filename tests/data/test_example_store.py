@@ -117,8 +117,8 @@ def test_a_folder_appears_only_when_it_is_whole(opened, rows, monkeypatch):
 def test_no_prompt_is_on_both_sides_and_the_share_is_met(opened, tmp_path):
     repeated = [{"question": f"what is {number % 30} ?", "answer": f"it is {number}"} for number in range(100)]
     store = opened(json_lines(tmp_path / "repeated.jsonl", repeated), validation_share=0.2)
-    held = store.prompt_digests[store.in_validation]
-    assert not set(held.tolist()) & set(store.prompt_digests[~store.in_validation].tolist())
+    held = store.column("prompt")[store.in_validation]
+    assert not set(held.tolist()) & set(store.column("prompt")[~store.in_validation].tolist())
     assert abs(len(store.validation) - 20) <= 1
     assert len(store.training) + len(store.validation) == 100
     other = opened(tmp_path / "repeated.jsonl", validation_share=0.2, seed=4)

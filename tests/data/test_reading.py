@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.data.documents import digest_documents
-from powertrain.data.reading import read_documents
+from powertrain.data.documents import digest_documents, read_documents
 from powertrain.records import WrongUse
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powertrain.data.rows import files, json_files
+from powertrain.data.rows import files
 from powertrain.data.rows.reading import local_files, read_rows
 from powertrain.data.rows.row import Rejected, Row, fault
 from powertrain.records import WrongUse
@@ -141,7 +141,7 @@ def test_jsonl_gives_back_what_was_written(tmp_path_factory, rows, ascii_only):
 def test_a_json_list_is_the_same_however_it_is_cut_into_chunks(tmp_path_factory, rows, chunk, indent):
     path = write(tmp_path_factory.getbasetemp() / "property.json", json.dumps(rows, indent=indent))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_files, "CHUNK_CHARS", chunk)
+        patch.setattr(files, "CHUNK_CHARS", chunk)
         assert fields(path) == rows
 
 
@@ -169,7 +169,7 @@ def written(path: Path, head: str, between: str, tail: str) -> Path:
 @pytest.mark.parametrize(("name", "head", "between", "tail"), [
     ("a.jsonl", "", "\n", "\n"), ("a.json", "[", ", ", "]"), ("a.csv", "a,b\n", "\n", "\n")])
 def test_memory_stays_flat_whatever_the_size_of_the_file(tmp_path, monkeypatch, name, head, between, tail):
-    monkeypatch.setattr(json_files, "CHUNK_CHARS", 1 << 16)
+    monkeypatch.setattr(files, "CHUNK_CHARS", 1 << 16)
     path = written(tmp_path / name, head, between, tail)
     tracemalloc.start()
     try:
@@ -316,7 +316,7 @@ def test_a_json_file_that_is_damaged_or_holds_no_rows_is_refused(tmp_path, conte
 
 
 def test_a_json_object_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_files, "LARGEST_OBJECT_CHARS", 1 << 20)
+    monkeypatch.setattr(files, "LARGEST_OBJECT_CHARS", 1 << 20)
     path = write(tmp_path / "a.json", json.dumps({"data": [{"a": "b" * (2 << 20)}]}))
     assert "one JSON object of more than 1 Mi characters" in refusal(path)
 

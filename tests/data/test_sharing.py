@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from example_folders import chat_folder, json_lines, seq2seq_folder, span_folder
-from powertrain.data.examples import making, sharing
-from powertrain.data.examples import work as stretching
+from powertrain.data.examples import making
+from powertrain.data.examples.making import work_from
 from powertrain.data.examples.store import open_examples
 from powertrain.data.examples.tokenizer import open_example_tokenizer
-from powertrain.data.examples.work import work_from
 from powertrain.data.rows import files
-from powertrain.data.rows.reading import Row, read_rows
+from powertrain.data.rows.reading import read_rows
+from powertrain.data.rows.row import Row
 from powertrain.records import WrongUse
 
 CHATS = [{"messages": [{"role": "user", "content": f"what is {number} ?"},
@@ -37,8 +37,8 @@ def chat(tmp_path_factory):
 @pytest.fixture
 def crowd(monkeypatch):
     """Two further processes for any file, however small, and little for each at a time."""
-    monkeypatch.setattr(sharing, "usable_cpus", lambda: 3)
-    monkeypatch.setattr(sharing, "EACH_BYTES", 1)
+    monkeypatch.setattr(making, "usable_cpus", lambda: 3)
+    monkeypatch.setattr(making, "EACH_BYTES", 1)
     monkeypatch.setattr(making, "STRETCH_BYTES", 2000)
 
 
@@ -53,7 +53,7 @@ def contents(store):
 
 def others():
     """The processes that this one started for tokenising."""
-    return [process for process in psutil.Process().children() if any("examples.work" in word for word in process.cmdline())]
+    return [process for process in psutil.Process().children() if any("examples.making" in word for word in process.cmdline())]
 
 
 def chats_with_faults(folder):
@@ -73,15 +73,15 @@ def chats_with_faults(folder):
 def test_stretches_have_the_rows_and_origins_of_the_whole_file(tmp_path_factory, lines, end, size_bytes, mark):
     path = tmp_path_factory.mktemp("lines") / "rows.jsonl"
     path.write_bytes((files.BYTE_ORDER_MARK if mark else b"") + b"\n".join(lines) + end)
-    cut = [row for stretch in stretching.stretches([path, path], size_bytes) for row in stretch.rows()]
+    cut = [row for stretch in making.stretches([path, path], size_bytes) for row in stretch.rows()]
     assert cut == [*files.json_lines(path), *files.json_lines(path)]
 
 
 def test_a_line_that_is_too_long_is_rejected_in_its_stretch_too(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "LONGEST_LINE_BYTES", 50)
-    monkeypatch.setattr(stretching, "PIECE_BYTES", 7)
+    monkeypatch.setattr(making, "PIECE_BYTES", 7)
     path = json_lines(tmp_path / "rows.jsonl", [{"text": "a"}, {"text": "b" * 200}, {"text": "c"}])
-    found = [row for stretch in stretching.stretches([path], 10) for row in stretch.rows()]
+    found = [row for stretch in making.stretches([path], 10) for row in stretch.rows()]
     assert [isinstance(row, Row) for row in found] == [True, False, True]
     assert found == list(files.json_lines(path))
 
@@ -91,9 +91,9 @@ def test_only_files_of_lines_are_cut(tmp_path):
     packed, table = tmp_path / "rows.jsonl.gz", tmp_path / "rows.csv"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     table.write_text('text\n"two\nlines"\n')
-    assert stretching.files_of_lines(str(path), None) == [path]
+    assert making.files_of_lines(str(path), None) == [path]
     for source in (str(packed), str(table), "docstrings", "shakespeare"):
-        assert stretching.files_of_lines(source, None) == []
+        assert making.files_of_lines(source, None) == []
 
 
 # ------------------------------------------------------------------------------------------------ several processes
@@ -101,21 +101,21 @@ def test_only_files_of_lines_are_cut(tmp_path):
 
 def test_few_bytes_or_one_core_are_for_one_process(tmp_path, monkeypatch):
     path = json_lines(tmp_path / "rows.jsonl", TEXTS[:3])
-    monkeypatch.setattr(sharing, "usable_cpus", lambda: 4)
-    assert sharing.further_processes([path]) == 0
-    monkeypatch.setattr(sharing, "EACH_BYTES", path.stat().st_size // 2)
-    assert sharing.further_processes([path]) == 2
-    assert sharing.further_processes([path] * 9) == 3
-    monkeypatch.setattr(sharing, "usable_cpus", lambda: 1)
-    assert sharing.further_processes([path]) == 0
-    monkeypatch.setattr(sharing, "usable_cpus", lambda: 64)
-    assert sharing.further_processes([path] * 9) == sharing.MOST_FURTHER
+    monkeypatch.setattr(making, "usable_cpus", lambda: 4)
+    assert making.further_processes([path]) == 0
+    monkeypatch.setattr(making, "EACH_BYTES", path.stat().st_size // 2)
+    assert making.further_processes([path]) == 2
+    assert making.further_processes([path] * 9) == 3
+    monkeypatch.setattr(making, "usable_cpus", lambda: 1)
+    assert making.further_processes([path]) == 0
+    monkeypatch.setattr(making, "usable_cpus", lambda: 64)
+    assert making.further_processes([path] * 9) == making.MOST_FURTHER
 
 
 def test_what_is_stored_is_the_same_to_the_byte(tmp_path, chat, crowd, monkeypatch):
     path = chats_with_faults(tmp_path)
     together = opened(path, chat, tmp_path / "together")
-    monkeypatch.setattr(sharing, "usable_cpus", lambda: 1)
+    monkeypatch.setattr(making, "usable_cpus", lambda: 1)
     alone = opened(path, chat, tmp_path / "alone")
     assert contents(together) == contents(alone)
     assert together.counts["bad"] == 45                      # a blank line is no row
@@ -132,7 +132,7 @@ def test_so_it_is_for_every_kind_of_rows(tmp_path, crowd, monkeypatch, rows, fol
     path, tokenizer = json_lines(tmp_path / "rows.jsonl", rows), folder(tmp_path / "tokenizer")
     heard = []
     together = opened(path, tokenizer, tmp_path / "together", say=heard.append, **changed)
-    monkeypatch.setattr(sharing, "usable_cpus", lambda: 1)
+    monkeypatch.setattr(making, "usable_cpus", lambda: 1)
     assert contents(together) == contents(opened(path, tokenizer, tmp_path / "alone", **changed))
     assert heard == [f"tokenising {path}"]                   # none of the processes failed
 
@@ -140,22 +140,22 @@ def test_so_it_is_for_every_kind_of_rows(tmp_path, crowd, monkeypatch, rows, fol
 @pytest.mark.parametrize(("code", "reason"), [
     ("import sys; sys.exit('there is no such thing')", "there is no such thing"),
     ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
-    (sharing.CODE.replace("main()", "[sys.stdin.readline() for _ in range(2)]; raise OSError('disk')"), "OSError: disk")])
+    (making.CODE.replace("main()", "[sys.stdin.readline() for _ in range(2)]; raise OSError('disk')"), "OSError: disk")])
 def test_the_rows_of_a_process_that_fails_are_done_by_the_others(tmp_path, chat, crowd, monkeypatch, code, reason):
-    monkeypatch.setattr(sharing, "CODE", code)
+    monkeypatch.setattr(making, "CODE", code)
     path, heard = chats_with_faults(tmp_path), []
     together = opened(path, chat, tmp_path / "together", say=heard.append)
-    monkeypatch.setattr(sharing, "usable_cpus", lambda: 1)
+    monkeypatch.setattr(making, "usable_cpus", lambda: 1)
     assert contents(together) == contents(opened(path, chat, tmp_path / "alone"))
     assert heard[1:] == [f"one of the processes that tokenise has failed ({reason}); the others do its rows"] * 2
     assert not others()
 
 
 def test_an_interruption_leaves_no_process_and_no_file(tmp_path, chat, crowd, monkeypatch):
-    seen = []
+    seen, all_stretches = [], making.stretches
 
     def interrupted(found, size_bytes):
-        for number, stretch in enumerate(stretching.stretches(found, size_bytes)):
+        for number, stretch in enumerate(all_stretches(found, size_bytes)):
             if number == 6:
                 seen.extend(others())
                 raise KeyboardInterrupt
@@ -170,10 +170,10 @@ def test_an_interruption_leaves_no_process_and_no_file(tmp_path, chat, crowd, mo
 
 
 def test_a_file_that_cannot_be_read_any_more_is_one_sentence(tmp_path, chat, crowd, monkeypatch):
-    path = json_lines(tmp_path / "rows.jsonl", CHATS)
+    path, all_stretches = json_lines(tmp_path / "rows.jsonl", CHATS), making.stretches
 
     def vanishing(found, size_bytes):
-        every = list(stretching.stretches(found, size_bytes))
+        every = list(all_stretches(found, size_bytes))
         path.unlink()
         return every
 
@@ -187,7 +187,7 @@ def test_a_process_ends_with_its_input(chat):
     tokenizer = open_example_tokenizer(chat)
     told = {"schema": ["text", "text", {"text": "text"}], "tokenizer": [str(chat), tokenizer.end, tokenizer.digest],
             "template": None, "train_on": "all", "limit": {"max_length": 10, "drop": False}}
-    words = [sys.executable, "-c", sharing.CODE, json.dumps(sys.path)]
+    words = [sys.executable, "-c", making.CODE, json.dumps(sys.path)]
     ended = subprocess.run(words, input=json.dumps(told) + "\n", capture_output=True, text=True, check=False, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from powertrain.data.documents import Document
 from powertrain.data.order import epoch_order
-from powertrain.data.splitting import ENOUGH_DOCUMENTS, split_documents
+from powertrain.data.store import ENOUGH_DOCUMENTS, split_documents
 from powertrain.records import WrongUse
 
 REAL_SHAKESPEARE = Path("/work/shared/data/tinyshakespeare.txt")

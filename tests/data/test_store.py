@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from powertrain.data import publishing, store
-from powertrain.data.documents import Document, in_batches
+from powertrain.data.documents import Document, in_batches, read_documents
 from powertrain.data.publishing import is_whole, publish
-from powertrain.data.reading import read_documents
 from powertrain.data.store import open_store
 from powertrain.records import WrongUse
 
@@ -199,7 +198,7 @@ def test_the_second_open_reads_what_the_first_wrote(opened, text, tmp_path, no_b
     assert inodes(tmp_path / "cache") == before
     np.testing.assert_array_equal(first.train, second.train)
     for side in (second.train, second.validation):
-        assert isinstance(side, np.memmap)
+        assert isinstance(side.base, np.memmap)
         assert not side.flags.writeable
     assert replace(first, train=0, validation=0, tokenizer=0).__dict__ == \
         replace(second, train=0, validation=0, tokenizer=0).__dict__

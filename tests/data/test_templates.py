@@ -7,9 +7,9 @@ from transformers import AutoTokenizer
 from example_folders import CHATML, FORGETFUL, GENERATION, INST, chat_folder
 from powertrain.data.examples.templates import find_template
 from powertrain.data.examples.tokenizer import open_example_tokenizer
-from powertrain.data.library_tokenizers import BytePairTokenizer
 from powertrain.data.rows.row import BadRow, Message
 from powertrain.data.table_tokenizers import ByteTokenizer
+from powertrain.data.tokenizers import BytePairTokenizer
 from powertrain.records import WrongUse
 
 ASKED = [Message("user", "what is it?"), Message("assistant", "  a cat\n")]

@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from powertrain.data.documents import Document
-from powertrain.data.library_tokenizers import PIECE_CHARS, BytePairTokenizer, exact_pieces
-from powertrain.data.tokenizers import load_tokenizer, make_tokenizer, token_dtype
+from powertrain.data.tokenizers import PIECE_CHARS, BytePairTokenizer, exact_pieces, load_tokenizer, make_tokenizer, token_dtype
 from powertrain.records import WrongUse
 
 END = "<|endoftext|>"

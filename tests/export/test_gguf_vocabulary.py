@@ -9,8 +9,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from powertrain.data.documents import Document
-from powertrain.data.library_tokenizers import FolderTokenizer
-from powertrain.data.tokenizers import make_tokenizer
+from powertrain.data.tokenizers import FolderTokenizer, make_tokenizer
 from powertrain.export.gguf_vocabulary import _LLAMA3, BYTE, CONTROL, SAMPLES, USER_DEFINED, read_vocabulary, sentencepiece_ids
 from powertrain.records import WrongUse
 

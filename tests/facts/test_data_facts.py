@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from powertrain.data.example import count_blocks
 from powertrain.data.examples.store import open_examples
 from powertrain.data.store import open_store
-from powertrain.facts.data import data_facts, example_facts, training_examples
+from powertrain.facts.data import data_facts, example_facts
 from powertrain.records import IGNORE, WrongUse
 
 
@@ -17,13 +18,13 @@ from powertrain.records import IGNORE, WrongUse
 @pytest.mark.parametrize(("block", "stride"), [(1, 1), (5, 5), (5, 2), (7, 123)])
 def test_a_block_counts_if_its_last_target_lies_within_the_tokens(tokens, block, stride):
     starts = [i for i in range(tokens + 1) if i * stride + block + 1 <= tokens]
-    assert training_examples(tokens, block, stride) == len(starts)
+    assert count_blocks(tokens, block, stride) == len(starts)
 
 
 @pytest.mark.parametrize(("block", "stride"), [(0, 1), (1, 0)])
 def test_a_block_or_stride_of_nothing_is_refused(block, stride):
     with pytest.raises(WrongUse, match="at least 1"):
-        training_examples(10, block, stride)
+        count_blocks(10, block, stride)
 
 
 def test_the_facts_are_those_of_the_store(tmp_path):
@@ -37,7 +38,7 @@ def test_the_facts_are_those_of_the_store(tmp_path):
     assert (facts.tokenizer, facts.vocabulary) == ("char", len(set(text)))
     assert (facts.documents, facts.digest) == (1, store.digest)
     assert (facts.block, facts.stride, facts.train_batch_size, facts.redundancy) == (8, 4, 3, 2.0)
-    assert facts.examples == training_examples(facts.train_tokens, 8, 4) > 0
+    assert facts.examples == count_blocks(facts.train_tokens, 8, 4) > 0
     assert facts.length_quantiles["max"] == facts.train_tokens
     assert 0 < facts.validation_bytes < facts.text_bytes
 
@@ -79,7 +80,7 @@ def test_the_facts_of_examples_are_those_of_their_lengths(tmp_path, tokenizer_fo
     assert (facts.digest, facts.redundancy) == (store.digest, 1.0)
 
 
-def test_a_store_without_training_examples_is_refused(tmp_path, tokenizer_folder):
+def test_a_store_without_count_blocks_is_refused(tmp_path, tokenizer_folder):
     store = stored_examples(tmp_path, tokenizer_folder, [{"prompt": f"w{i}", "completion": " w2"} for i in range(4)])
     empty = replace(store, training_indices=store.training_indices[:0], in_validation=store.in_validation | True)
     with pytest.raises(WrongUse, match="held out"):

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from powertrain.data.collate import collate_padded
-from powertrain.data.example import Example
+from powertrain.data.example import Example, collate_padded
 from powertrain.facts.model import model_facts
 from powertrain.models.adapters.attached import add_adapters
 from powertrain.models.adapters.targets import AdapterConfig

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from powertrain.data.collate import collate
-from powertrain.data.example import Example
+from powertrain.data.example import Example, collate
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.bridge.loading import bridged_facts, load_bridged
 from powertrain.planner import make_plan

@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from powertrain.data.collate import collate, collate_padded
-from powertrain.data.example import Example
+from powertrain.data.example import Example, collate, collate_padded
 from powertrain.models.decoder import Decoder
 from powertrain.models.kernels.losses import Loss, token_loss
 from powertrain.models.model import Model

@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from powertrain.data.collate import collate
-from powertrain.data.example import Example
+from powertrain.data.example import Example, collate
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
 from powertrain.records import IGNORE

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from example_folders import json_lines, seq2seq_folder, span_folder
-from powertrain.data.collate import collate
+from powertrain.data.example import collate
 from powertrain.data.examples.store import open_examples
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.decoder import Decoder

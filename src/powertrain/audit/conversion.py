@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from powertrain.audit.subject import Setting, Subject
 from powertrain.data.rows.formats import ALSO_CALLED, BY_NAME
-from powertrain.data.rows.tables import is_hub_id
+from powertrain.data.rows.reading import is_hub_id
 
 Fate = Literal["translated", "planned", "no effect", "not supported", "unknown", "unread", "default"]
 FATES: tuple[Fate, ...] = ("translated", "default", "planned", "no effect", "not supported", "unknown", "unread")

@@ -34,14 +34,16 @@ def check(words: Sequence[str], *, as_json: bool) -> None:
 
 def show(words: Sequence[str], *, index: int, as_json: bool) -> None:
     """`index` counts the stored examples from 0, in the order of the rows."""
+    from powertrain.data.examples.check import pieces_of
+
     _, store, _ = _looked_at(words)
     examples = len(store.in_validation)
     if not 0 <= index < examples:
         raise WrongUse(f"there is no example {index}: there are {examples:,}; use --index 0 to {examples - 1}")
-    pieces, side = store.text(index), "validation" if store.in_validation[index] else "training"
+    example, side = store.example(index), "validation" if store.in_validation[index] else "training"
+    pieces = pieces_of(store, index)
     tokens, trained = int(store.lengths[index]), int(store.trained[index])
     if as_json:
-        example = store.example(index)
         output.print_json({
             "event": "example", "index": index, "origin": store.origins(index), "side": side, "tokens": tokens,
             "trained_tokens": trained, "pieces": to_plain(pieces), "inputs": example.inputs.tolist(),

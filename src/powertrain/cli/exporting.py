@@ -25,7 +25,7 @@ Row = tuple[str, str]
 def export(path: str, *, to: str, folder: Path, dtype: str | None, base: str | None, provider: str | None,
            as_json: bool) -> None:
     """Writes `folder`; nothing of it is there unless all of it was checked."""
-    from powertrain.export.output import check_output
+    from powertrain.data.publishing import check_output
 
     dtype = check_dtype(to, dtype)
     check_output(folder)

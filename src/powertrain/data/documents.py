@@ -1,22 +1,26 @@
-"""Documents: texts that were written as a whole; and the named corpora, real text without looking for any.
+"""Documents: texts that were written as a whole, read from files or from a named corpus.
 
-`stdlib` is Python's own standard library as it lies on this machine: several MB, no download; its content, and so its
-digest, differs between Python versions. `shakespeare` is tiny-shakespeare, downloaded once and verified by checksum.
+Text is UTF-8; nothing is guessed or skipped in silence: every file that rows/folders.py names as text must be readable.
+
+The corpus `stdlib` is Python's own standard library as it lies on this machine: several MB, no download; its content, and so
+its digest, differs between Python versions. `shakespeare` is tiny-shakespeare, downloaded once and verified by checksum.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
-import os
 import sysconfig
-import tempfile
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from powertrain.data.rows.files import FIELDS_NAMED, json_kind, parse_line
+from powertrain.data.rows.folders import CORPORA, LINES, named_files, readable
 from powertrain.records import WrongUse
+from powertrain.records.json_files import replace_file
 
 Item = TypeVar("Item")
 
@@ -40,25 +44,105 @@ def digest_documents(documents: Sequence[Document]) -> str:
     return digest.hexdigest()
 
 
-def in_batches(items: Iterable[Item], characters: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """`items` in order, in lists of BATCH_CHARS characters and whatever the last of them has on top."""
+def in_batches(items: Iterable[Item], characters: Callable[[Item], int], *, most_characters: int | None = None,
+               most_items: int | None = None) -> Iterator[list[Item]]:
+    """Yield `items` in order, in lists that end with the item that reaches `most_characters` (BATCH_CHARS) or `most_items`."""
     batch: list[Item] = []
     held = 0
     for item in items:
         batch.append(item)
         held += characters(item)
-        if held >= BATCH_CHARS:
+        if held >= (most_characters or BATCH_CHARS) or len(batch) == most_items:
             yield batch
             batch, held = [], 0
     if batch:
         yield batch
 
 
+def read_documents(source: str, *, cache: Path, text_field: str = "text",
+                   max_chars: int | None = None) -> list[Document]:
+    """Return the documents of `source`: a named corpus, a file, a folder (recursively), a glob, or JSONL.
+
+    Files come sorted by path, one document each; a .jsonl or .ndjson file gives one per line, from `text_field`.
+    Line ends stay as they are in the file (CRLF is not translated); a byte-order mark is dropped, and so are empty
+    documents. `max_chars` limits the characters over all documents, in order: the last one is cut, and later files are
+    not read. A corpus name wins over a path of that name; write ./stdlib for the path.
+
+    Raises WrongUse if the source is missing, empty, blank, unreadable or not text.
+    """
+    found = corpus_documents(source, cache) if source in CORPORA else _path_documents(source, text_field)
+    documents = list(_up_to(max_chars, (document for document in found if document.text)))
+    if not documents:
+        raise WrongUse(f"data.source={source} is empty: no text to train on; give a source with text")
+    if all(document.text.isspace() for document in documents):
+        characters = sum(len(document.text) for document in documents)
+        raise WrongUse(f"data.source={source} is blank: its {characters} characters are all white space; "
+                       "give a source with text")
+    return documents
+
+
+def _up_to(max_chars: int | None, documents: Iterable[Document]) -> Iterator[Document]:
+    left = max_chars
+    for document in documents:
+        if left is None:
+            yield document
+            continue
+        yield Document(document.text[:left], document.origin)
+        left -= len(document.text)
+        if left <= 0:
+            return
+
+
+def _path_documents(source: str, text_field: str) -> Iterator[Document]:
+    for path in named_files(source):
+        text = _read_text(path)
+        if path.suffix.lower() not in LINES:
+            yield Document(text, str(path))
+            continue
+        # not splitlines(): JSON strings may hold U+2028 and other separators raw
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                origin = f"{path}:{number}"
+                yield Document(_field(parse_line(line, origin), text_field, origin), origin)
+
+
+def _read_text(path: Path) -> str:
+    """Return the text of a UTF-8 file, without its byte-order mark. Raises WrongUse with the offset of a wrong byte."""
+    with readable(path):
+        content = path.read_bytes()
+    if (offset := content.find(b"\0")) >= 0:
+        raise WrongUse(f"{path} is not text: NUL byte at offset {offset} of {len(content)}; "
+                       "convert it to UTF-8 text or leave it out")
+    try:
+        return content.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise WrongUse(f"{path} is not UTF-8: byte 0x{content[error.start]:02x} at offset {error.start} of "
+                       f"{len(content)}; convert it, for example with iconv -f LATIN1 -t UTF-8") from error
+
+
+def _field(row: dict[str, Any], text_field: str, origin: str) -> str:
+    if text_field not in row:
+        near = difflib.get_close_matches(text_field, row, n=1)
+        has = ", ".join(list(row)[:FIELDS_NAMED]) or "none"
+        more = f" and {len(row) - FIELDS_NAMED} more" if len(row) > FIELDS_NAMED else ""
+        cure = f"did you mean data.text_field={near[0]}?" if near else "set data.text_field to one of them"
+        raise WrongUse(f"{origin}: no field {text_field!r}; it has: {has}{more}; {cure}")
+    text = row[text_field]
+    if not isinstance(text, str):
+        raise WrongUse(f"{origin}: field {text_field!r} is {json_kind(text)}, not text; "
+                       "set data.text_field to a field that holds text")
+    # JSON can spell half of a surrogate pair, which is no character and has no UTF-8
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise WrongUse(f"{origin}: field {text_field!r} holds the lone surrogate \\u{ord(text[error.start]):04x} "
+                       f"at character {error.start}; mend or remove the line") from error
+    return text
+
+
 # ------------------------------------------------------------------------------------------------ corpora
 
-CORPORA = ("stdlib", "shakespeare")
 DOWNLOAD_TIMEOUT_S = 30.0                    # of each socket operation, not of the whole download
-
 # tests, installed packages and tools that ship beside the library but are not part of it
 NOT_LIBRARY = frozenset({"test", "tests", "site-packages", "dist-packages", "idlelib", "lib2to3", "__pycache__",
                          "turtledemo"})
@@ -83,7 +167,7 @@ SHAKESPEARE = Download(
 
 
 def corpus_documents(name: str, cache: Path) -> Iterator[Document]:
-    """The documents of the corpus `name`, one of CORPORA; downloads are kept in `cache`."""
+    """Yield the documents of the corpus `name`, one of CORPORA; downloads are kept in `cache`."""
     if name == "stdlib":
         yield from standard_library(Path(sysconfig.get_paths()["stdlib"]))
     else:
@@ -91,10 +175,10 @@ def corpus_documents(name: str, cache: Path) -> Iterator[Document]:
 
 
 def standard_library(folder: Path) -> Iterator[Document]:
-    """The .py files of the standard library in `folder`, by relative path, without its generated tables.
+    """Yield the .py files of the standard library in `folder`, by relative path.
 
-    Those that are empty or not UTF-8 are left out too.
-    Raises WrongUse if there is none: some systems ship the library zipped or compiled only.
+    Generated tables are left out, and so are files that are empty or not UTF-8.
+    Raises WrongUse if no file is left: some systems ship the library zipped or compiled only.
     """
     relative = (path.relative_to(folder) for path in folder.rglob("*.py"))
     library = sorted((path for path in relative if (NOT_LIBRARY | TABLES).isdisjoint(path.parts)
@@ -119,7 +203,7 @@ def corpus_file(download: Download, cache: Path) -> Path:
 
 
 def downloaded(download: Download, cache: Path) -> bytes:
-    """The content of `download`, from `cache` if it is there and whole, else from its address into `cache`.
+    """Return the content of `download`, from `cache` if it is there and whole, else from its address into `cache`.
 
     Raises WrongUse if the address cannot be reached, sends something else, or `cache` cannot be written.
     """
@@ -130,7 +214,7 @@ def downloaded(download: Download, cache: Path) -> bytes:
             return content
     content = _fetch(download)
     try:
-        _publish(content, path)
+        replace_file(path, content)
     except OSError as error:
         raise WrongUse(f"the cache folder {path.parent} cannot be written: {error.strerror}; "
                        "choose another cache folder or free it") from error
@@ -150,13 +234,3 @@ def _fetch(download: Download) -> bytes:
         raise WrongUse(f"{download.address} sent {len(content)} bytes with sha256 {found}, not {download.sha256}; "
                        f"try again, or {cure}")
     return content
-
-
-def _publish(content: bytes, path: Path) -> None:
-    """Writes `path` by one rename: another process sees the whole file or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(file.name, path)

@@ -1,16 +1,24 @@
-"""Examples: what the model reads and what it should predict; and blocks, the examples that are cut from a stream of tokens."""
+"""Examples: the tokens that a model reads and their targets; blocks and batches of them.
+
+Blocks are examples cut from a stream of tokens. A batch is examples laid end to end; only functions that make one load torch.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, overload
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from powertrain.records import WrongUse
+from powertrain.records import IGNORE, Batch, Source, WrongUse
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PAD = 0                                      # any token: nothing looks at it, and it trains nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,17 +36,12 @@ class Example:
         return len(self.inputs) + (0 if self.source is None else len(self.source))
 
 
-# ------------------------------------------------------------------------------------------------ blocks
-
-
-class _Examples(Sequence[Example]):
+class StoredExamples(Sequence[Example]):
     """Examples read from memory-mapped tokens when they are asked for."""
 
-    tokens: npt.NDArray[Any]
-
     @abstractmethod
-    def _span(self, index: int) -> tuple[int, int]:
-        """Start and stop, in tokens, of the inputs of example `index`."""
+    def read(self, index: int) -> Example:
+        """Read the example `index`, from 0 to one less than the length."""
 
     @overload
     def __getitem__(self, index: int) -> Example: ...
@@ -46,59 +49,121 @@ class _Examples(Sequence[Example]):
     def __getitem__(self, index: slice) -> list[Example]: ...
     def __getitem__(self, index: int | slice) -> Example | list[Example]:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+            return [self.read(i) for i in range(*index.indices(len(self)))]
         within = int(index) + (len(self) if index < 0 else 0)
         if not 0 <= within < len(self):
             raise IndexError(f"example {index} of {len(self)}")
-        start, stop = self._span(within)
-        read = np.asarray(self.tokens[start:stop + 1], dtype=np.int64)
-        return Example(inputs=read[:-1], targets=read[1:])
+        return self.read(within)
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks(_Examples):
-    """Training examples of `block` predicted tokens, starting every `stride` tokens.
+class Blocks(StoredExamples):
+    """Examples of `block` predicted tokens, starting every `stride` tokens; the end of the stream that is left is not read.
 
-    Example i reads the block + 1 tokens from i * stride; what is left at the end of the stream is not read.
-    Raises WrongUse if not one block fits.
+    With `to_the_end` a last, shorter block reads the rest, so that blocks end to end predict every token but the first once.
+    Raises WrongUse if not one block fits, except with `to_the_end`.
     """
 
     tokens: npt.NDArray[Any]                 # (T,) unsigned
     block: int
     stride: int
+    to_the_end: bool = False
 
     def __post_init__(self) -> None:
-        assert self.block > 0, self.block
-        assert self.stride > 0, self.stride
         count = len(self.tokens)
-        if count < 2:
+        if count < 2 and not self.to_the_end:
             raise WrongUse(f"the training data has {count} tokens, and a block needs at least 2; give more text")
-        if count < self.block + 1:
+        if not len(self) and not self.to_the_end:
             raise WrongUse(f"a block of {self.block} tokens is longer than the {count} tokens of training data; "
                            f"use data.block={count - 1} or less")
 
     def __len__(self) -> int:
-        return (len(self.tokens) - self.block - 1) // self.stride + 1
+        if self.to_the_end:
+            return -(-max(0, len(self.tokens) - 1) // self.stride)
+        return count_blocks(len(self.tokens), self.block, self.stride)
 
-    def _span(self, index: int) -> tuple[int, int]:
-        return index * self.stride, index * self.stride + self.block
+    def read(self, index: int) -> Example:
+        start = index * self.stride
+        read = np.asarray(self.tokens[start:start + self.block + 1], dtype=np.int64)
+        return Example(inputs=read[:-1], targets=read[1:])
 
 
-@dataclass(frozen=True, eq=False)
-class EvaluationBlocks(_Examples):
-    """Blocks end to end, the last one shorter: every token but the first is a target exactly once.
+def count_blocks(tokens: int, block: int, stride: int) -> int:
+    """Return how many blocks fit: block i starts at i * stride, and counts if i * stride + block + 1 <= tokens."""
+    if block < 1 or stride < 1:
+        raise WrongUse(f"blocks of {block} tokens every {stride} tokens: both must be at least 1")
+    return max(0, (tokens - block - 1) // stride + 1)
 
-    There are none if the stream has fewer than 2 tokens.
+
+def evaluation_blocks(tokens: npt.NDArray[Any], block: int) -> Blocks:
+    """Return blocks end to end; none if the stream has fewer than 2 tokens."""
+    return Blocks(tokens, block, block, to_the_end=True)
+
+
+# ------------------------------------------------------------------------------------------------ batches
+
+
+def collate(examples: Sequence[Example]) -> Batch:
+    """Return one flat batch of at least one example: T = the sum of their lengths, no padding, each its own document."""
+    import torch
+
+    assert examples, "a batch needs an example"
+    lengths = tuple(len(example.inputs) for example in examples)
+    targets = np.concatenate([example.targets for example in examples])
+    sources = [example.source for example in examples if example.source is not None]
+    segments = [example.segments for example in examples if example.segments is not None]
+    return Batch(
+        tokens=_joined([example.inputs for example in examples]),
+        targets=torch.from_numpy(targets),
+        positions=_joined([np.arange(length, dtype=np.int64) for length in lengths]),
+        lengths=lengths,
+        trained_tokens=int(np.count_nonzero(targets != IGNORE)),
+        source=Source(_joined(sources), tuple(map(len, sources))) if sources else None,
+        segments=_joined(segments) if segments else None,
+    )
+
+
+def collate_padded(examples: Sequence[Example]) -> Batch:
+    """As `collate`, each document padded to the longest one: the batch of trainers without packing.
+
+    For causal models only: no token of a document sees the tokens behind its end.
     """
+    longest = max(len(example.inputs) for example in examples)
+    padded = [Example(_padded(example.inputs, longest, PAD), _padded(example.targets, longest, IGNORE))
+              for example in examples]
+    return replace(collate(padded), padding_tokens=sum(longest - len(example.inputs) for example in examples))
 
-    tokens: npt.NDArray[Any]                 # (T,) unsigned
-    block: int
 
-    def __post_init__(self) -> None:
-        assert self.block > 0, self.block
+def collate_filled(examples: Sequence[Example], multiple: int) -> Batch:
+    """As `collate`, with documents of padding behind the others where T would not be a multiple of `multiple`.
 
-    def __len__(self) -> int:
-        return -(-max(0, len(self.tokens) - 1) // self.block)
+    For libraries that prepare their matrix products for each size: they then meet few sizes. No document of padding is
+    longer than the longest real one, so that padding has no position that no token has, and costs no more attention.
+    """
+    missing = -sum(len(example.inputs) for example in examples) % multiple
+    if not missing:
+        return collate(examples)
+    longest = max(len(example.inputs) for example in examples)
+    whole, rest = divmod(missing, longest)
+    fillers = [Example(np.full(length, PAD, dtype=np.int64), np.full(length, IGNORE, dtype=np.int64))
+               for length in (longest,) * whole + ((rest,) if rest else ())]
+    return replace(collate([*examples, *fillers]), padding_tokens=missing)
 
-    def _span(self, index: int) -> tuple[int, int]:
-        return index * self.block, min((index + 1) * self.block, len(self.tokens) - 1)
+
+def real_documents(batch: Batch) -> int:
+    """Return how many of a filled batch's documents are not padding."""
+    left, count = batch.padding_tokens, len(batch.lengths)
+    while left > 0:
+        count -= 1
+        left -= batch.lengths[count]
+    return count
+
+
+def _joined(parts: Sequence[npt.NDArray[np.int64]]) -> Tensor:
+    import torch
+
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def _padded(values: npt.NDArray[np.int64], length: int, filler: int) -> npt.NDArray[np.int64]:
+    return np.concatenate([values, np.full(length - len(values), filler, dtype=np.int64)])

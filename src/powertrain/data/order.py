@@ -28,6 +28,22 @@ def seeded_order(seed: int, stream: int, count: int) -> npt.NDArray[np.int64]:
     return np.argsort(np.random.Philox(key=key).random_raw(count), kind="stable").astype(np.int64, copy=False)
 
 
+def draw_share(counts: Sequence[int], share: float, seed: int, most: int | None = None) -> list[int]:
+    """Return the numbers of the units that validate, of units with these `counts`: `most` at most, and at least one.
+
+    In the seed's order, each unit is drawn that brings the sum of the drawn counts nearer to `share` of all.
+    """
+    missing = share * sum(counts)
+    drawn: list[int] = []
+    for unit in seeded_order(seed, SPLIT_STREAM, len(counts)).tolist():
+        if missing < 0.5 or len(drawn) == most:
+            break
+        if counts[unit] < 2 * missing:
+            drawn.append(unit)
+            missing -= counts[unit]
+    return drawn or [counts.index(min(counts))]
+
+
 @lru_cache(maxsize=2)  # a step may span two epochs, and the next step asks for the same ones
 def epoch_order(seed: int, epoch: int, examples: int) -> npt.NDArray[np.int64]:
     """The order of `examples` in the 0-based `epoch`: (examples,) int64, read-only because it is shared."""
@@ -37,7 +53,7 @@ def epoch_order(seed: int, epoch: int, examples: int) -> npt.NDArray[np.int64]:
 
 
 def cursor(step: int, train_batch_size: int, examples: int) -> tuple[int, int]:
-    """Epoch and position in it (both 0-based) of the first example of the 0-based optimizer step `step`."""
+    """Return epoch and position in it (both 0-based) of the first example of the 0-based optimizer step `step`."""
     return divmod(step * train_batch_size, examples)
 
 

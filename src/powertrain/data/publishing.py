@@ -1,28 +1,38 @@
 """A folder that appears whole or not at all: written aside, flushed to disk, renamed.
 
-meta.json, written last, holds the size of every other file; a folder whose files differ from it is not whole, and
-counts as absent.
+A folder of the cache has meta.json, written last, with the size of every other file; a folder whose files differ from it is
+not whole, and counts as absent. Its name is a key: a digest of all that decides its content.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from powertrain.records import WrongUse
+import numpy as np
+import numpy.typing as npt
+
+from powertrain.records import RunFailed, WrongUse
 
 META = "meta.json"
 ATTEMPTS = 10                                # to replace a damaged folder while other processes do the same
 
 
+def key_of(content: Any) -> str:
+    """Return the key of a folder whose content is decided by the JSON value `content`."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
 def is_whole(folder: Path) -> bool:
-    """Whether `folder` was published and has every file at the size it was published with."""
+    """Return whether `folder` was published and has every file at the size it was published with."""
     try:
         sizes = read_meta(folder)["files"]
         return all((folder / name).stat().st_size == size_bytes for name, size_bytes in sizes.items())
@@ -35,23 +45,64 @@ def read_meta(folder: Path) -> dict[str, Any]:
     return meta
 
 
-def publish(folder: Path, build: Callable[[Path], dict[str, Any]]) -> None:
-    """Makes `folder` whole: `build` writes into a folder beside it and returns the rest of meta.json.
+def mapped(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Map a file of a whole folder into memory, read-only."""
+    # an empty file cannot be mapped; asarray, because a memmap's own slices are slow to make
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r")) if path.stat().st_size else np.empty(0, dtype)
 
-    If another process was faster, its folder stays and this one's work is dropped. Raises WrongUse if the disk does
-    not let it.
-    """
+
+@contextmanager
+def _building(folder: Path) -> Iterator[Path]:
+    """Make a folder beside `folder`, to be filled and renamed to it; whatever is left there is removed in the end."""
     building = folder.parent / f".building-{folder.name}-{os.getpid()}-{secrets.token_hex(4)}"
     try:
         building.mkdir(parents=True)
-        meta = build(building)
-        _write_meta(building, meta)
-        _replace(folder, building)
+        yield building
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def publish(folder: Path, build: Callable[[Path], dict[str, Any]]) -> None:
+    """Make `folder` whole: `build` writes into a folder beside it and returns the rest of meta.json.
+
+    If another process was faster, its folder stays and this one's work is dropped. Raises WrongUse if the disk refuses.
+    """
+    try:
+        with _building(folder) as building:
+            _write_meta(building, build(building))
+            _replace(folder, building)
     except OSError as error:
         raise WrongUse(f"the token cache {folder.parent} cannot be written: {error.strerror or error}; "
                        "free space there, change its permissions, or choose another cache folder") from error
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+
+
+def check_output(folder: Path) -> None:
+    """Raises WrongUse for an export's folder if something is already in that place."""
+    if folder.exists() and not folder.is_dir():
+        raise WrongUse(f"the output {folder} is a file; name a new folder with --output")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise WrongUse(f"the output folder {folder} is not empty; name a new one with --output, or remove it first")
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder to write an export into, which is renamed to `folder` at the end; if anything fails nothing is left.
+
+    Raises WrongUse if the place is taken, and RunFailed if the disk refuses.
+    """
+    check_output(folder)
+    try:
+        with _building(folder) as building:
+            yield building
+            for file in filter(Path.is_file, building.rglob("*")):
+                sync(file)
+            if folder.is_dir():
+                folder.rmdir()
+            os.rename(building, folder)
+            sync(folder.parent)
+    except OSError as error:
+        raise RunFailed(f"{folder} cannot be written: {error.strerror or error}; free space there, or name another folder "
+                        "with --output") from error
 
 
 def _write_meta(folder: Path, meta: dict[str, Any]) -> None:
@@ -79,7 +130,7 @@ def _replace(folder: Path, building: Path) -> None:
 
 
 def _drop(folder: Path, aside: Path) -> None:
-    """Removes what is at `folder`, if anything is: renamed first, so that no other process sees it half gone."""
+    """Remove what is at `folder`, if anything is: renamed first, so that no other process sees it half gone."""
     try:
         os.rename(folder, aside)
     except FileNotFoundError:

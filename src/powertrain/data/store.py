@@ -5,36 +5,35 @@
 
 The key is a digest of all that decides the content. A store appears by one rename, whole or not at all; a damaged one
 is built again.
+
+No text both trains and validates, also where documents repeat. A `seeded` split draws whole documents if there are enough of
+them, else spans of text; a `tail` split takes the end of the text, as nanoGPT does.
+Source: karpathy/nanoGPT, data/shakespeare_char/prepare.py (train = data[:int(n * 0.9)]).
 """
 
 from __future__ import annotations
 
 import gzip
-import hashlib
-import json
-from collections.abc import Sequence
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from powertrain.data.documents import Document, digest_documents, in_batches
-from powertrain.data.library_tokenizers import digest_files, tokenizer_files
-from powertrain.data.publishing import is_whole, publish, read_meta
-from powertrain.data.reading import read_documents
-from powertrain.data.splitting import Split, SplitKind, split_documents
-from powertrain.data.tokenizers import (
-    BPE_VOCABULARY,
-    KINDS,
-    Tokenizer,
-    check_tokenizer,
-    load_tokenizer,
-    make_tokenizer,
-    token_dtype,
-)
+from powertrain.data import tokenizers
+from powertrain.data.documents import Document, digest_documents, in_batches, read_documents
+from powertrain.data.order import draw_share
+from powertrain.data.publishing import is_whole, key_of, mapped, publish, read_meta
+from powertrain.data.tokenizers import Tokenizer
+from powertrain.records import WrongUse
 from powertrain.shapes import length_quantiles
+
+SplitKind = Literal["seeded", "tail"]
+Span = tuple[int, int]                       # start and stop, in characters
 
 FORMAT = 1                                   # of the folder, and of all that decides its content: splits, bpe training
 
@@ -59,16 +58,16 @@ class TokenStore:
 
 def open_store(source: str, *, tokenizer: str, vocabulary: int | None, text_field: str, max_chars: int | None,
                validation_share: float, validation_split: SplitKind, seed: int, cache: Path) -> TokenStore:
-    """The tokens of `source`, built into `cache` if they are not there yet. The arguments are the recipe's data keys.
+    """Return the tokens of `source`, built into `cache` if they are not there yet. The arguments are the recipe's data keys.
 
     Where the source has several documents and the tokenizer an end of text, it follows each document.
     Raises WrongUse if the source, the tokenizer or the split cannot be used, or `cache` cannot be written.
     """
-    check_tokenizer(tokenizer, vocabulary)
+    tokenizers.check_tokenizer(tokenizer, vocabulary)
     documents = read_documents(source, cache=cache, text_field=text_field, max_chars=max_chars)
     digest = digest_documents(documents)
     seeded = validation_split == "seeded" and validation_share > 0
-    folder = cache / "tokens" / _key({
+    folder = cache / "tokens" / key_of({
         "format": FORMAT,
         "documents": digest,
         "text_field": text_field,
@@ -79,27 +78,29 @@ def open_store(source: str, *, tokenizer: str, vocabulary: int | None, text_fiel
     if not is_whole(folder):
         split = split_documents(documents, validation_share, validation_split, seed)
         # char must know every character, also one that only validates: it could not encode it otherwise.
-        # bpe learns its merges from what trains, or the validation loss would profit from having seen the text.
-        made = make_tokenizer(tokenizer, split.train if tokenizer == "bpe" else documents, vocabulary)
+        # bpe learns its merges from the training text, or the validation loss would profit from having seen the other text.
+        made = tokenizers.make_tokenizer(tokenizer, split.train if tokenizer == "bpe" else documents, vocabulary)
         publish(folder, lambda building: _build(building, documents, digest, split, made))
-    return _opened(folder, source)
-
-
-def _key(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+    meta = read_meta(folder)
+    dtype = tokenizers.token_dtype(meta["vocabulary"])
+    return TokenStore(
+        folder=folder, train=mapped(folder / "train.bin", dtype), validation=mapped(folder / "validation.bin", dtype),
+        tokenizer=tokenizers.load_tokenizer(folder / "tokenizer"), source=source,
+        **{name: meta[name] for name in ("digest", "documents", "characters", "text_bytes", "validation_bytes",
+                                         "validation_text_gzip_bytes", "length_quantiles")})
 
 
 def _tokenizer_key(tokenizer: str, vocabulary: int | None) -> list[Any]:
     if tokenizer == "bpe":
-        return ["bpe", vocabulary or BPE_VOCABULARY]
-    if tokenizer in KINDS:
+        return ["bpe", vocabulary or tokenizers.BPE_VOCABULARY]
+    if tokenizer in tokenizers.KINDS:
         return [tokenizer]
-    return ["folder", digest_files(tokenizer_files(Path(tokenizer).expanduser()))]
+    return ["folder", tokenizers.digest_files(tokenizers.tokenizer_files(Path(tokenizer).expanduser()))]
 
 
 def _build(folder: Path, documents: Sequence[Document], digest: str, split: Split,
            tokenizer: Tokenizer) -> dict[str, Any]:
-    """Writes all but meta.json into `folder`, and returns what goes there."""
+    """Write all but meta.json into `folder`, and return its content."""
     end_of_text = tokenizer.end_of_text if len(documents) > 1 else None
     lengths = _write_tokens(folder / "train.bin", split.train, tokenizer, end_of_text)
     _write_tokens(folder / "validation.bin", split.validation, tokenizer, end_of_text)
@@ -119,8 +120,8 @@ def _build(folder: Path, documents: Sequence[Document], digest: str, split: Spli
 
 def _write_tokens(path: Path, documents: Sequence[Document], tokenizer: Tokenizer,
                   end_of_text: int | None) -> list[int]:
-    """Writes the documents' tokens end to end, and returns how many each has, its end of text included."""
-    dtype = token_dtype(tokenizer.vocabulary)
+    """Write the documents' tokens end to end, and return how many each has, its end of text included."""
+    dtype = tokenizers.token_dtype(tokenizer.vocabulary)
     end = np.array([] if end_of_text is None else [end_of_text], dtype=dtype)
     lengths = []
     with path.open("wb") as file:
@@ -131,20 +132,81 @@ def _write_tokens(path: Path, documents: Sequence[Document], tokenizer: Tokenize
     return lengths
 
 
-def _opened(folder: Path, source: str) -> TokenStore:
-    meta = read_meta(folder)
-    dtype = token_dtype(meta["vocabulary"])
-    return TokenStore(
-        folder=folder,
-        train=_mapped(folder / "train.bin", dtype),
-        validation=_mapped(folder / "validation.bin", dtype),
-        tokenizer=load_tokenizer(folder / "tokenizer"),
-        source=source,
-        **{name: meta[name] for name in ("digest", "documents", "characters", "text_bytes", "validation_bytes",
-                                         "validation_text_gzip_bytes", "length_quantiles")},
-    )
+# ------------------------------------------------------------------------------------------------ training and validation
+
+ENOUGH_DOCUMENTS = 20                        # distinct ones; with fewer, one of them is too large a share of the text
+SPANS = 100                                  # so that a share can be met to about 1 %
 
 
-def _mapped(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    # an empty file cannot be mapped
-    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
+@dataclass(frozen=True)
+class Split:
+    """Both sides in the order of the source. A text that was cut gives a document for each contiguous run."""
+
+    train: list[Document]
+    validation: list[Document]
+
+
+def split_documents(documents: Sequence[Document], share: float, kind: SplitKind, seed: int) -> Split:
+    """Hold out about `share` (0..1) of the characters. `seed` decides a seeded split; share 0 holds out nothing.
+
+    Raises WrongUse if the text is too short to be split so.
+    """
+    if not 0 <= share < 1:
+        raise WrongUse(f"data.validation_share={share:g} is not a share; use 0 or more, and less than 1")
+    if share == 0:
+        return Split(list(documents), [])
+    split = _tail(documents, share) if kind == "tail" else _seeded(documents, share, seed)
+    if not split.train or not split.validation:
+        characters = sum(len(document.text) for document in documents)
+        empty = "validation" if split.train else "training"
+        raise WrongUse(f"data.validation_share={share:g} of {characters} characters leaves no {empty} text; "
+                       "give more text, or set data.validation_share=0")
+    return split
+
+
+def _tail(documents: Sequence[Document], share: float) -> Split:
+    """Train on the first int(n * (1 - share)) of all n characters; the document at the border is cut."""
+    left = int(sum(len(document.text) for document in documents) * (1 - share))
+    split = Split([], [])
+    for document in documents:
+        head, rest = document.text[:left], document.text[left:]
+        left -= len(head)
+        if head:
+            split.train.append(Document(head, document.origin))
+        if rest:
+            split.validation.append(Document(rest, document.origin))
+    return split
+
+
+def _seeded(documents: Sequence[Document], share: float, seed: int) -> Split:
+    copies = Counter(document.text for document in documents)  # repeated documents are drawn as one
+    span_chars = max(1, sum(map(len, copies)) // SPANS)
+    whole = len(copies) >= ENOUGH_DOCUMENTS
+    spans = {text: [(0, len(text))] if whole else list(itertools.pairwise([0, *_cuts(text, span_chars), len(text)]))
+             for text in copies}
+    units = [(text, span) for text in spans for span in spans[text]]
+    characters = [(stop - start) * copies[text] for text, (start, stop) in units]
+    drawn = {units[number] for number in draw_share(characters, share, seed)}
+    split = Split([], [])
+    for document in documents:
+        for is_drawn, (start, stop) in _runs(document.text, spans[document.text], drawn):
+            (split.validation if is_drawn else split.train).append(Document(document.text[start:stop], document.origin))
+    return split
+
+
+def _runs(text: str, spans: Sequence[Span], drawn: set[tuple[str, Span]]) -> Iterator[tuple[bool, Span]]:
+    """Join neighbouring spans of `text` that are on the same side; yield each run with whether it was drawn."""
+    for is_drawn, group in itertools.groupby(spans, lambda span: (text, span) in drawn):
+        run = list(group)
+        yield is_drawn, (run[0][0], run[-1][1])
+
+
+def _cuts(text: str, span_chars: int) -> Iterator[int]:
+    """Yield a cut after about `span_chars`, behind the line's end if the line ends within another `span_chars`."""
+    cut = span_chars
+    while cut < len(text):
+        newline = text.find("\n", cut - 1, cut + span_chars)
+        cut = newline + 1 if newline >= 0 else cut
+        if cut < len(text):
+            yield cut
+        cut += span_chars

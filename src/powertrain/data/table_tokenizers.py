@@ -1,7 +1,7 @@
 """Tokenizers that are a table: one token per character, or one per byte. numpy does the work, on whole texts.
 
 Saved, they are models of the `tokenizers` library that give the same ids: a WordLevel model over single characters,
-and a byte-level BPE without merges. A marker beside the files says which tokenizer of ours they are.
+and a byte-level BPE without merges. A marker beside the files names the kind of tokenizer.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class CharTokenizer:
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         return END_OF_TEXT.join(self._code_points[part].tobytes().decode("utf-32-le", errors="surrogatepass")
-                                for part in _between_ends(_checked(ids, self.vocabulary), self.end_of_text))
+                                for part in _between_ends(checked_ids(ids, self.vocabulary), self.end_of_text))
 
     def save(self, folder: Path) -> None:
         words = {character: rank for rank, character in enumerate(self.characters)}
@@ -153,7 +153,7 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         """The text; bytes that are not UTF-8, as a model may write them, become U+FFFD."""
-        parts = _between_ends(_checked(ids, self.vocabulary), self.end_of_text)
+        parts = _between_ends(checked_ids(ids, self.vocabulary), self.end_of_text)
         return END_OF_TEXT.encode().join(part.astype(np.uint8).tobytes() for part in parts).decode(errors="replace")
 
     def save(self, folder: Path) -> None:
@@ -179,8 +179,8 @@ def _code_points(text: str) -> npt.NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=CODE_POINT)
 
 
-def _checked(ids: Sequence[int] | npt.NDArray[Any], vocabulary: int) -> npt.NDArray[np.int64]:
-    """`ids` as an array. Raises WrongUse if one is outside the vocabulary, as from a model with more rows than that."""
+def checked_ids(ids: Sequence[int] | npt.NDArray[Any], vocabulary: int) -> npt.NDArray[np.int64]:
+    """Return `ids` as an array. Raises WrongUse if one is outside the vocabulary, as from a model with more rows than that."""
     array = np.asarray(ids, dtype=np.int64)
     outside = array[(array < 0) | (array >= vocabulary)]
     if len(outside):

@@ -1,23 +1,39 @@
-"""Text to token ids and back: what every tokenizer here offers, and the two doors to one, made or reopened.
+"""Text to token ids and back: the protocol of every tokenizer, how one is made or opened again, and the library's tokenizers.
 
-`char` and `byte` are exact tables (table_tokenizers.py); `bpe` is trained here and a folder is anyone's Hugging Face
-tokenizer (library_tokenizers.py). Each saves to a folder that transformers.AutoTokenizer opens with equal ids.
+`char` and `byte` are exact tables (table_tokenizers.py). `bpe` is trained here and a folder is anyone's Hugging Face tokenizer;
+both run in the `tokenizers` library. Each saves to a folder that transformers.AutoTokenizer opens with equal ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from powertrain.data.documents import Document
-from powertrain.data.library_tokenizers import BytePairTokenizer, FolderTokenizer
-from powertrain.data.table_tokenizers import MARKER, ByteTokenizer, CharTokenizer, marked_kind
+from powertrain.data.documents import Document, in_batches
+from powertrain.data.table_tokenizers import (
+    END_OF_TEXT,
+    MARKER,
+    ByteTokenizer,
+    CharTokenizer,
+    checked_ids,
+    marked_kind,
+    save_library_tokenizer,
+    utf8,
+    write_marker,
+)
 from powertrain.records import WrongUse
 from powertrain.records.errors import did_you_mean
+from powertrain.records.json_files import read_json
 
 BPE_VOCABULARY = 4096
 KINDS = ("char", "byte", "bpe")
@@ -46,7 +62,7 @@ class Tokenizer(Protocol):
 
 
 def make_tokenizer(kind: str, documents: Sequence[Document], vocabulary: int | None = None) -> Tokenizer:
-    """The tokenizer `kind`: "char" or "bpe" made from `documents`, "byte", or a folder that holds one.
+    """Return the tokenizer `kind`: "char" or "bpe" made from `documents`, "byte", or a folder that holds one.
 
     `vocabulary` is the size of a bpe trained here (default 4096); data with little variety may give fewer tokens.
     Raises WrongUse if the kind is unknown, the folder holds no tokenizer, or a vocabulary is asked of another kind.
@@ -77,7 +93,7 @@ def check_tokenizer(kind: str, vocabulary: int | None) -> None:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer in `folder`: one saved here, or any Hugging Face tokenizer. Raises WrongUse if there is none."""
+    """Return the tokenizer in `folder`: one saved here, or any Hugging Face tokenizer. Raises WrongUse if there is none."""
     kind = marked_kind(folder)
     if kind == "char":
         return CharTokenizer.load(folder)
@@ -92,5 +108,201 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def token_dtype(vocabulary: int) -> np.dtype[Any]:
-    """The smallest little-endian unsigned type for stored ids: uint16 up to 65536 tokens, else uint32."""
+    """Return the smallest little-endian unsigned type for stored ids: uint16 up to 65536 tokens, else uint32."""
     return np.dtype("<u2") if vocabulary <= 2**16 else np.dtype("<u4")
+
+
+# ------------------------------------------------------------------------------------------------ the library's tokenizers
+
+PIECE_CHARS = 50_000                         # of one document, so that all cores work on it
+CONFIG, LEGACY_CONFIG, TEMPLATE_FILE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
+# the files in which Hugging Face folders keep a tokenizer, beside files of weights
+TOKENIZER_FILES = ("tokenizer.json", CONFIG, LEGACY_CONFIG, "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
+                   TEMPLATE_FILE)
+SENTENCEPIECE_GLOB = "*.model"
+MODEL_FILES = ("tokenizer.json", "vocab.json", "vocab.txt")  # one of these, or SENTENCEPIECE_GLOB, makes a tokenizer
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class _LibraryTokenizer:
+    """Ids through the library, in batches that bound the memory."""
+
+    library: LibraryTokenizer
+
+    @cached_property
+    def vocabulary(self) -> int:
+        # not the number of words: ids may have gaps, and the embedding needs a row for the highest
+        return 1 + max(self.library.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    def encode(self, text: str) -> npt.NDArray[Any]:
+        """(tokens,) uint16 or uint32. Raises WrongUse if `text` holds half a surrogate pair."""
+        return self.encode_many([text])[0]
+
+    def encode_many(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
+        pieces = [(number, piece) for number, text in enumerate(texts) for piece in self._pieces(text)]
+        parts: list[list[npt.NDArray[Any]]] = [[] for _ in texts]
+        dtype = np.uint16 if self.vocabulary <= 2**16 else np.uint32
+        for batch in in_batches(pieces, lambda piece: len(piece[1])):
+            for (number, _), ids in zip(batch, self._encode_batch([piece for _, piece in batch]), strict=True):
+                parts[number].append(np.array(ids, dtype=dtype))
+        return [np.concatenate(part) if part else np.empty(0, dtype) for part in parts]
+
+    def _pieces(self, text: str) -> Iterable[str]:
+        return (text,)
+
+    def _encode_batch(self, texts: list[str]) -> Iterator[list[int]]:
+        try:
+            encodings = self.library.encode_batch_fast(texts, add_special_tokens=False)
+        except (UnicodeEncodeError, TypeError):
+            for text in texts:
+                utf8(text)  # says where the half surrogate is
+            raise
+        return (encoding.ids for encoding in encodings)
+
+    def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
+        return str(self.library.decode(checked_ids(ids, self.vocabulary).tolist(), skip_special_tokens=False))
+
+
+@dataclass(frozen=True, eq=False)
+class BytePairTokenizer(_LibraryTokenizer):
+    """Byte-level BPE: every text has ids, and they decode to it exactly. The end of text is id 0."""
+
+    library: LibraryTokenizer
+
+    kind = "bpe"
+    end_of_text = 0
+    SMALLEST_VOCABULARY: ClassVar[int] = 257
+
+    def __post_init__(self) -> None:
+        self.library.encode_special_tokens = True  # not kept in tokenizer.json
+
+    @classmethod
+    def trained(cls, texts: Iterable[str], vocabulary: int) -> Self:
+        """Train on `texts`: equal texts give equal tokenizers, smaller than asked if no pair is left that repeats."""
+        library = LibraryTokenizer(models.BPE())
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        library.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocabulary, min_frequency=2, special_tokens=[END_OF_TEXT], show_progress=False,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+        library.train_from_iterator((piece for text in texts for piece in exact_pieces(text)), trainer)
+        return cls(library)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        return cls(_open_library(folder / "tokenizer.json"))
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self.library.to_str().encode()).hexdigest()
+
+    def _pieces(self, text: str) -> Iterable[str]:
+        return exact_pieces(text)
+
+    def save(self, folder: Path) -> None:
+        save_library_tokenizer(self.library, folder, self.kind, END_OF_TEXT)
+
+
+@dataclass(frozen=True, eq=False)
+class FolderTokenizer(_LibraryTokenizer):
+    """A Hugging Face tokenizer with its own rules, but no truncation, no padding and no tokens put around a text."""
+
+    library: LibraryTokenizer
+    end_of_text: int | None
+    files: tuple[Path, ...]                  # all that makes the tokenizer; saving copies them
+
+    kind = "folder"
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Raises WrongUse if `folder` has no tokenizer, or one that the `tokenizers` library cannot run."""
+        files = tokenizer_files(folder)
+        if not any(file.name in MODEL_FILES or file.match(SENTENCEPIECE_GLOB) for file in files):
+            raise WrongUse(f"{folder} holds no tokenizer: none of {', '.join(MODEL_FILES)} or {SENTENCEPIECE_GLOB}; "
+                           "give the folder that has its tokenizer.json, or use char, byte or bpe")
+        saved = folder / "tokenizer.json"
+        library = _open_library(saved) if saved in files else _converted(folder)
+        library.no_truncation()
+        library.no_padding()
+        end = named_tokens(folder).get("eos_token")
+        return cls(library, None if end is None else library.token_to_id(end), files)
+
+    @cached_property
+    def digest(self) -> str:
+        return digest_files(self.files)
+
+    def save(self, folder: Path) -> None:
+        write_marker(folder, self.kind)
+        for file in self.files:
+            if file.parent.resolve() != folder.resolve():
+                shutil.copyfile(file, folder / file.name)
+
+
+def exact_pieces(text: str) -> Iterator[str]:
+    """`text` cut where byte-level BPE encodes the pieces as it encodes the whole.
+
+    Its pattern cannot match across a newline that follows a character that is no white space: only the white-space
+    alternatives match a newline, and they begin at white space. Where there is no such place, the text is not cut.
+    Source: the GPT-2 pattern in tokenizers' ByteLevel, ` ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+` and its siblings.
+    """
+    start = 0
+    while len(text) - start > PIECE_CHARS:
+        cut = text.find("\n", start + PIECE_CHARS)
+        while cut > 0 and text[cut - 1].isspace():
+            cut = text.find("\n", cut + 1)
+        if cut < 0:
+            break
+        yield text[start:cut]
+        start = cut
+    yield text[start:]
+
+
+def tokenizer_files(folder: Path) -> tuple[Path, ...]:
+    """Return the files in `folder` that make a tokenizer, sorted by name."""
+    named = {folder / name for name in TOKENIZER_FILES} | set(folder.glob(SENTENCEPIECE_GLOB))
+    return tuple(sorted(path for path in named if path.is_file()))
+
+
+def digest_files(files: Iterable[Path]) -> str:
+    """Return the sha256 (hex) of the names and contents of `files`."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def read_settings(folder: Path, name: str = CONFIG) -> dict[str, Any]:
+    """Return a tokenizer's settings file, empty if the folder has none."""
+    return read_json(folder / name) if (folder / name).is_file() else {}
+
+
+def named_tokens(folder: Path) -> dict[str, str]:
+    """Return the special tokens that the folder's settings name: "eos_token" -> its text."""
+    config, legacy = read_settings(folder), read_settings(folder, LEGACY_CONFIG)
+    # transformers believes the older file, unless the newer one lists all added tokens
+    order = (config, legacy) if "added_tokens_decoder" in config else (legacy, config)
+    tokens = {role: next((settings[role] for settings in order if settings.get(role) is not None), None) for role in NAMED}
+    return {role: str(token["content"]) if isinstance(token, dict) else str(token)
+            for role, token in tokens.items() if token is not None}
+
+
+def _open_library(path: Path) -> LibraryTokenizer:
+    try:
+        return LibraryTokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise WrongUse(f"{path} cannot be opened as a tokenizer: {error}; save the tokenizer again") from error
+
+
+def _converted(folder: Path) -> LibraryTokenizer:
+    """The tokenizer of a folder without tokenizer.json, by way of transformers, which converts the older formats."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        library = tokenizer.backend_tokenizer
+    except Exception as error:  # a missing package, a damaged file, a class without a fast form: all mean the same here
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise WrongUse(f"{folder} has no tokenizer.json, and transformers cannot convert what it has: {first_line}; "
+                       "save a fast tokenizer there with save_pretrained") from error
+    assert isinstance(library, LibraryTokenizer), type(library)
+    return library

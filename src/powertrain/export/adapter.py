@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from powertrain.export.output import new_folder
+from powertrain.data.publishing import new_folder
 from powertrain.models.adapters.files import CONFIG, WEIGHTS
 from powertrain.models.huggingface.weights import Shards
 from powertrain.models.model import SavedTokenizer

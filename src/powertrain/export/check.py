@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from powertrain.data.collate import collate
-from powertrain.data.example import Example
+from powertrain.data.example import Example, collate
 from powertrain.models.model import Model
 
 # Largest difference of a score as a share of the largest score of its row: fp32 rounds to 6e-8, sums of some thousand

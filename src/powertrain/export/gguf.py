@@ -18,9 +18,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from powertrain.data.publishing import new_folder
 from powertrain.export.gguf_vocabulary import read_vocabulary
 from powertrain.export.llama_cpp import architecture_metadata, extra_tensors, find_architecture, places, to_llama_cpp
-from powertrain.export.output import new_folder
 from powertrain.models.decoder import Decoder
 from powertrain.models.model import SavedTokenizer
 from powertrain.records import IGNORE, Batch, RunFailed, WrongUse

@@ -18,8 +18,8 @@ from typing import TypeVar
 import torch
 
 from powertrain.data.example import Example
+from powertrain.data.publishing import check_output, new_folder
 from powertrain.export.check import LOST_SHARE, UNSEEN, Agreement, all_scores, compare, compare_scores, is_rounding, shortened
-from powertrain.export.output import check_output, new_folder
 from powertrain.models.adapters.attached import has_adapters, merged, plain_state
 from powertrain.models.bridge.loading import load_bridged
 from powertrain.models.bridge.model import BridgedModel, merge_bridged

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from powertrain.data.example import count_blocks
 from powertrain.data.examples.store import ExampleStore, refuse_no_training
 from powertrain.data.store import TokenStore
-from powertrain.records import DataFacts, WrongUse
+from powertrain.records import DataFacts
 from powertrain.shapes import length_quantiles
 
 
@@ -17,19 +18,9 @@ def data_facts(store: TokenStore, *, block: int, stride: int, train_batch_size: 
         text_bytes=store.text_bytes, tokenizer=store.tokenizer.kind, vocabulary=store.tokenizer.vocabulary,
         train_tokens=len(store.train), validation_tokens=len(store.validation),
         validation_bytes=store.validation_bytes, block=block, stride=stride,
-        examples=training_examples(len(store.train), block, stride), train_batch_size=train_batch_size,
+        examples=count_blocks(len(store.train), block, stride), train_batch_size=train_batch_size,
         length_quantiles=dict(store.length_quantiles),
     )
-
-
-def training_examples(train_tokens: int, block: int, stride: int) -> int:
-    """How many blocks fit: those whose `block` inputs and one further target lie within the training tokens.
-
-    Block i starts at i * stride; it counts if i * stride + block + 1 <= train_tokens.
-    """
-    if block < 1 or stride < 1:
-        raise WrongUse(f"blocks of {block} tokens every {stride} tokens: both must be at least 1")
-    return max(0, (train_tokens - block - 1) // stride + 1)
 
 
 def example_facts(store: ExampleStore, *, train_batch_size: int) -> DataFacts:

@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from powertrain.data.collate import collate
 from powertrain.data.documents import SHAKESPEARE, corpus_file
-from powertrain.data.example import Blocks, EvaluationBlocks, Example
+from powertrain.data.example import Blocks, Example, collate, evaluation_blocks
 from powertrain.data.store import TokenStore, open_store
 from powertrain.facts.data import data_facts
 from powertrain.facts.model import model_facts
@@ -75,7 +74,7 @@ def scratch_material(resolved: Resolved, cache: Path) -> Material:
     return Material(
         resolved, model_facts(config),
         data_facts(store, block=block, stride=stride, train_batch_size=recipe.train_batch_size),
-        training=Blocks(store.train, block, stride), held_out=EvaluationBlocks(store.validation, block), collate=collate,
+        training=Blocks(store.train, block, stride), held_out=evaluation_blocks(store.validation, block), collate=collate,
         tokenizer=store.tokenizer, build=partial(_build, config),
         tokens_per_byte=len(store.validation) / store.validation_bytes if has_held_out else None,
         gzip_bits_per_byte=8 * store.validation_text_gzip_bytes / store.validation_bytes if has_held_out else None)
@@ -161,7 +160,7 @@ def _missing(recipe: Recipe, cache: Path) -> Iterator[tuple[str, str]]:
 
 def _is_new_dataset(source: str) -> bool:
     """Return whether `source` names a dataset of the hub that the library's cache does not have."""
-    from powertrain.data.rows.tables import is_hub_id
+    from powertrain.data.rows.reading import is_hub_id
 
     if not is_hub_id(source):
         return False

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from powertrain.data.collate import collate, collate_padded
+from powertrain.data.example import collate, collate_padded
 from powertrain.data.examples.store import ExampleStore, open_examples
 from powertrain.facts.data import example_facts
 from powertrain.facts.model import model_facts

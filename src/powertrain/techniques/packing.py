@@ -86,7 +86,7 @@ class Packing(Technique):
         return replace(setup, collate=self.collate, arrange=self.arrange)
 
     def confirm(self, setup: Setup) -> None:
-        from powertrain.data.collate import real_documents
+        from powertrain.data.example import real_documents
 
         passes = setup.prepare(0)
         padding = max(batch.padding_tokens for batch in passes)
@@ -115,7 +115,7 @@ class Packing(Technique):
 
     def collate(self, examples: Sequence[Example]) -> Batch:
         """Return the examples end to end, filled up to a multiple."""
-        from powertrain.data.collate import collate_filled
+        from powertrain.data.example import collate_filled
 
         return collate_filled(examples, self.multiple)
 

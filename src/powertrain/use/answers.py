@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from powertrain.data.collate import collate
+from powertrain.data.example import collate
 from powertrain.models.bridge.generation import best_span
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.decoder import Decoder

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from powertrain.data.examples.templates import ChatTemplate, find_template, own_templates
-from powertrain.data.examples.tokenizer import ExampleTokenizer, named_tokens, open_example_tokenizer
+from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
 from powertrain.data.rows.row import Message
 from powertrain.data.table_tokenizers import marked_kind
-from powertrain.data.tokenizers import KINDS, load_tokenizer
+from powertrain.data.tokenizers import KINDS, load_tokenizer, named_tokens
 from powertrain.facts.software import read_software
 from powertrain.models.adapters.files import CONFIG as ADAPTER_CONFIG
 from powertrain.models.adapters.files import load_adapter, read_adapter_config

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from powertrain.data.collate import collate
-from powertrain.data.example import EvaluationBlocks, Example
+from powertrain.data.documents import read_documents
+from powertrain.data.example import Blocks, Example, collate, evaluation_blocks
 from powertrain.data.examples.making import ROWS_LOOKED_AT
 from powertrain.data.examples.store import ExampleStore, open_examples
-from powertrain.data.reading import read_documents
 from powertrain.data.rows.reading import read_rows
 from powertrain.data.rows.row import Row
 from powertrain.models.huggingface.providers import decoder_start
@@ -50,7 +49,7 @@ def score(opened: OpenedModel, cache: Path, say: Say) -> tuple[Evaluation, float
     texts = open_recipe_store(recipe, cache)
     if len(texts.validation) < 2:
         raise nothing_held_out(run, recipe)
-    setup = _setup(opened.model, EvaluationBlocks(texts.validation, recipe.data.block), plan)
+    setup = _setup(opened.model, evaluation_blocks(texts.validation, recipe.data.block), plan)
     found = evaluate(setup, setup.examples, tokens_per_byte=len(texts.validation) / texts.validation_bytes)
     return found, 8 * texts.validation_text_gzip_bytes / texts.validation_bytes
 
@@ -72,7 +71,7 @@ def score_text(opened: OpenedModel, source: str, cache: Path) -> tuple[Evaluatio
     tokens = np.asarray(opened.tokenizer.encode(text))
     if len(tokens) < 2:
         raise WrongUse(f"{source} has {len(tokens)} tokens; at least 2 are needed to predict one from another")
-    setup = _setup(opened.model, EvaluationBlocks(tokens, opened.context or DEFAULT_LENGTH), Plan((), ()))
+    setup = _setup(opened.model, evaluation_blocks(tokens, opened.context or DEFAULT_LENGTH), Plan((), ()))
     size_bytes = len(text.encode())
     found = evaluate(setup, setup.examples, tokens_per_byte=len(tokens) / size_bytes)
     return found, 8 * len(gzip.compress(text.encode(), 9, mtime=0)) / size_bytes
@@ -139,7 +138,7 @@ def _setup(model: Model, examples: Sequence[Example], plan: Plan, *, micro_batch
     """A setup to evaluate with: of the plan only what forward passes feel, so the run's figure comes out again."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if micro_batch is None:
-        assert isinstance(examples, EvaluationBlocks)
+        assert isinstance(examples, Blocks)
         micro_batch = max(1, MICRO_BATCH_TOKENS // examples.block)
     setup = plain_setup(model.to(device), examples, collate, train_batch_size=micro_batch, seed=0,
                         optimizer=plain_adamw(0.0, (0.9, 0.95), 1e-8))

@@ -21,8 +21,7 @@ from library_models import (
     train_until,
 )
 
-from powertrain.data.collate import collate
-from powertrain.data.example import Example
+from powertrain.data.example import Example, collate
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.bridge.generation import best_span, best_spans
 from powertrain.models.bridge.loading import bridged_facts

@@ -16,8 +16,8 @@ import torch
 
 from powertrain.claims.probes import probe
 from powertrain.claims.probes.probe import REPEATS, Context, Measured
-from powertrain.data.library_tokenizers import BytePairTokenizer
-from powertrain.data.reading import read_documents
+from powertrain.data.documents import read_documents
+from powertrain.data.tokenizers import BytePairTokenizer
 from powertrain.evidence.stats import interval
 from powertrain.records import WrongUse
 from powertrain.training.checkpoint import save_checkpoint

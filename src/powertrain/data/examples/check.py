@@ -1,13 +1,18 @@
-"""What is to be known about examples before they train: what was left out and why, their lengths, what padding would cost."""
+"""Examples before they train: which rows were left out and why, lengths, the cost of padding, and one example in words."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from powertrain.data.examples.store import ExampleStore, refuse_no_training
 from powertrain.data.order import epoch_order
-from powertrain.records.examples import Bar, ExampleCheck, Problem
+from powertrain.data.tokenizers import Tokenizer
+from powertrain.records import IGNORE
+from powertrain.records.examples import Bar, ExampleCheck, Piece, Problem
 from powertrain.shapes import length_quantiles
 
 BARS = 12                                    # of the histogram, at most
@@ -18,7 +23,7 @@ Lengths = npt.NDArray[np.int64]
 
 
 def check_examples(store: ExampleStore, *, train_batch_size: int, seed: int) -> ExampleCheck:
-    """Raises WrongUse if there is no example to train on."""
+    """Return all counts and findings. Raises WrongUse if there is no example to train on."""
     refuse_no_training(store)
     lengths, trained = store.training.lengths, store.training.trained
     duplicates = _duplicates(store)
@@ -39,7 +44,7 @@ def check_examples(store: ExampleStore, *, train_batch_size: int, seed: int) -> 
 
 
 def histogram(lengths: Lengths) -> tuple[Bar, ...]:
-    """Bars of equal width, a power of two, over all lengths."""
+    """Return bars of equal width, a power of two, over all lengths."""
     width = 1
     while int(lengths.max()) // width - int(lengths.min()) // width >= BARS:
         width *= 2
@@ -50,9 +55,9 @@ def histogram(lengths: Lengths) -> tuple[Bar, ...]:
 
 
 def padding_share(grids: list[Lengths], batch: int) -> float:
-    """The share of padding, if batches of `batch` examples in this order are padded to their longest.
+    """Return the share of padding, if batches of `batch` examples in this order are padded to their longest.
 
-    `grids` are the lengths of what is padded apart: an encoder's texts and a decoder's.
+    Each of `grids` is padded by itself: the lengths of an encoder's texts, and of a decoder's.
     """
     padded = real = 0
     for lengths in grids:
@@ -75,7 +80,7 @@ def _padding_shares(store: ExampleStore, batch: int, seed: int) -> dict[str, flo
 def _duplicates(store: ExampleStore) -> npt.NDArray[np.int64]:
     """(duplicates, 2): the first example of a row, and of a later row that is equal to it."""
     _, firsts = np.unique(store.rows(), return_index=True)   # a long text gives several examples
-    digests = store.row_digests[firsts]
+    digests = store.column("digest")[firsts]
     _, earliest, group = np.unique(digests, return_index=True, return_inverse=True)
     first = earliest[group]
     later = np.flatnonzero(first != np.arange(len(digests)))
@@ -86,6 +91,46 @@ def _shared_prompts(store: ExampleStore) -> npt.NDArray[np.int64]:
     """(prompts, 2): an example that trains and one that validates with the same prompt."""
     held = np.flatnonzero(store.in_validation)
     learned = np.flatnonzero(~store.in_validation)
-    prompts = store.prompt_digests
+    prompts = store.column("prompt")
     _, of_learned, of_held = np.intersect1d(prompts[learned], prompts[held], return_indices=True)
     return np.stack([learned[of_learned], held[of_held]], axis=1).astype(np.int64)
+
+
+# ------------------------------------------------------------------------------------------------ one example in words
+
+
+def pieces_of(store: ExampleStore, index: int) -> list[Piece]:
+    """Return example `index` as the model sees it: its tokens in order, neighbours alike (trained or not) as one piece.
+
+    The last target of a causal example, which is not an input of it, comes last.
+    """
+    example, tokenizer = store.example(index), store.tokenizer
+    if store.kind == "span":
+        first, last = (int(place) for place in example.targets)
+        numbers = np.arange(len(example.inputs))
+        return _pieces("model", example.inputs, (numbers >= first) & (numbers <= last), tokenizer)
+    trained = example.targets != IGNORE
+    if store.kind == "pair":
+        assert example.source is not None
+        source = _pieces("encoder", example.source, np.zeros(len(example.source), np.bool_), tokenizer)
+        return source + _pieces("decoder", example.targets, trained, tokenizer)
+    ids = np.append(example.inputs, example.targets[-1])
+    return _pieces("model", ids, np.append(False, trained), tokenizer)
+
+
+def _pieces(reader: str, ids: npt.NDArray[np.int64], trained: npt.NDArray[np.bool_], tokenizer: Tokenizer) -> list[Piece]:
+    borders = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), len(ids)]
+    texts = _texts(ids, borders, tokenizer)
+    return [Piece(reader, text, bool(trained[border])) for text, border in zip(texts, borders, strict=False)]
+
+
+def _texts(ids: npt.NDArray[np.int64], borders: Sequence[int], tokenizer: Tokenizer) -> list[str]:
+    """Return the text between each two borders: what the decoded whole gains there, because some tokenizers drop the first
+    space of any ids that they decode."""
+    texts: list[str] = []
+    before = ""
+    for start, stop in pairwise(borders):
+        so_far = tokenizer.decode(ids[:stop])
+        texts.append(so_far[len(before):] if so_far.startswith(before) else tokenizer.decode(ids[start:stop]))
+        before = so_far
+    return texts

@@ -1,4 +1,4 @@
-"""Samples to token ids, with what of them is trained: one encoder for each kind of sample.
+"""Samples to token ids and the ranges of them that are trained: one encoder for each kind of sample.
 
 The tokenizer runs over a batch of texts at once, on all cores. A token is trained if it starts in a trained place of the
 text. A beginning of sequence stands once in front, and an end behind every turn or text is trained like any other token.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Literal
 
 import numpy as np
 from tokenizers import Encoding
@@ -18,7 +18,6 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from powertrain.data.examples.templates import ChatTemplate, Marked
 from powertrain.data.examples.tokenizer import (
     ExampleTokenizer,
-    Ids,
     Place,
     Tokenised,
     each_or_reason,
@@ -26,6 +25,7 @@ from powertrain.data.examples.tokenizer import (
     places_of,
     tokenise,
 )
+from powertrain.data.examples.words import Ids
 from powertrain.data.rows.row import BadRow, Conversation, Pair, Sample, Span, Text
 from powertrain.records import WrongUse
 
@@ -34,7 +34,6 @@ TrainOn = Literal["assistant", "all"]
 SPAN_STRIDE = 128                            # tokens that two windows of a context share: transformers' run_qa.py
 LONGEST_KEPT_TAIL = 200                      # characters of a prompt's end whose ids are remembered
 MOST_KEPT_TAILS = 1000                       # most templates have one or two, whatever was asked
-AnySample = TypeVar("AnySample", contravariant=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,22 +76,8 @@ class Limit:
     drop: bool                               # what is longer is left out instead of cut
 
 
-class Encoder(Protocol[AnySample]):
-    def encode(self, samples: Sequence[AnySample]) -> list[EncodedRow]: ...
-
-
-def make_encoder(kind: str, tokenizer: ExampleTokenizer, template: ChatTemplate | None, train_on: TrainOn,
-                 limit: Limit) -> Encoder[Any]:
-    if kind == "conversation":
-        assert template is not None
-        return ConversationEncoder(tokenizer, template, train_on, limit)
-    encoders: dict[str, Any] = {"pair": PairEncoder, "span": SpanEncoder, "text": TextEncoder}
-    encoder: Encoder[Any] = encoders[kind](tokenizer, limit)
-    return encoder
-
-
 def prompt_of(sample: Sample) -> str:
-    """What decides the side of the split: two samples with one prompt never train and validate."""
+    """Return the text that decides the side of the split: two samples with one prompt never train and validate."""
     if isinstance(sample, Conversation):
         first = next((i for i, message in enumerate(sample.messages) if message.role == "assistant"), len(sample.messages))
         asked = sample.messages[:first] or sample.messages
@@ -200,28 +185,26 @@ def cut_causal(row: EncodedRow, ids: Ids, trained: Sequence[Place], limit: Limit
 
 @dataclass(frozen=True, eq=False)
 class TextEncoder:
-    """Every token is trained. What is longer than the limit goes on in a further example, whose first input is the last
+    """Every token is trained. A text that is longer than the limit goes on in a further example, whose first input is the last
     target of the one before."""
 
     tokenizer: ExampleTokenizer
     limit: Limit
 
     def encode(self, samples: Sequence[Text]) -> list[EncodedRow]:
-        rows = [EncodedRow() for _ in samples]
         before, _ = self.tokenizer.frame
         first, end = np.array(before, dtype=np.int64), np.array([self.tokenizer.end_of_text], dtype=np.int64)
         longest = self.limit.max_length
-        for row, found in zip(rows, tokenise(self.tokenizer, [sample.text for sample in samples]), strict=True):
+        rows = []
+        for found in tokenise(self.tokenizer, [sample.text for sample in samples]):
             if isinstance(found, str):
-                row.refused, row.reason = "bad", found
+                rows.append(EncodedRow(refused="bad", reason=found))
                 continue
             framed = not before or tuple(found.ids[:1].tolist()) == before
             whole = np.concatenate((found.ids, end) if framed else (first, found.ids, end))
-            row.tokens = len(whole)
             pieces = [whole[start:start + longest + 1] for start in range(0, len(whole) - 1, longest)]
-            row.examples = [Encoded(piece, ((1, len(piece)),)) for piece in pieces]
-            if not row.examples:
-                row.refused, row.reason = "untrained", "its text has no tokens"
+            rows.append(EncodedRow([Encoded(piece, ((1, len(piece)),)) for piece in pieces], tokens=len(whole)) if pieces else
+                        EncodedRow(refused="untrained", reason="its text has no tokens", tokens=len(whole)))
         return rows
 
 
@@ -236,35 +219,29 @@ class PairEncoder:
     limit: Limit
 
     def encode(self, samples: Sequence[Pair]) -> list[EncodedRow]:
-        rows = [EncodedRow() for _ in samples]
         sources = tokenise(self.tokenizer, [sample.source for sample in samples])
         targets = tokenise(self.tokenizer, [sample.target for sample in samples])
-        for row, source, target in zip(rows, sources, targets, strict=True):
-            if isinstance(source, str) or isinstance(target, str):
-                row.refused, row.reason = "bad", source if isinstance(source, str) else str(target)
-            else:
-                self._one(row, source.ids.tolist(), target.ids.tolist())
-        return rows
+        return [EncodedRow(refused="bad", reason=source) if isinstance(source, str) else
+                EncodedRow(refused="bad", reason=target) if isinstance(target, str) else
+                self._row(source.ids.tolist(), target.ids.tolist()) for source, target in zip(sources, targets, strict=True)]
 
-    def _one(self, row: EncodedRow, source: list[int], target: list[int]) -> None:
-        before, behind = self.tokenizer.frame
-        end = self.tokenizer.end_of_text
+    def _row(self, source: list[int], target: list[int]) -> EncodedRow:
         if not target:
-            row.refused, row.reason = "untrained", "its target has no tokens"
-            return
-        room = self.limit.max_length - len(before) - len(behind)
+            return EncodedRow(refused="untrained", reason="its target has no tokens")
+        before, behind = self.tokenizer.frame
+        end, longest = self.tokenizer.end_of_text, self.limit.max_length
+        room = longest - len(before) - len(behind)
         whole = [*before, *target, *(behind if end in behind else (*behind, end))]
-        row.tokens = len(source) + len(before) + len(behind) + len(whole)
-        row.lost = max(0, len(source) - room) + max(0, len(whole) - self.limit.max_length)
-        row.too_long = row.lost > 0
-        if row.lost and self.limit.drop:
-            row.refused = "long"
-            row.reason = f"{len(source)} and {len(whole)} tokens, beyond max_length={self.limit.max_length}"
-            return
+        lost = max(0, len(source) - room) + max(0, len(whole) - longest)
+        row = EncodedRow(tokens=len(source) + len(before) + len(behind) + len(whole), lost=lost, too_long=lost > 0)
+        if lost and self.limit.drop:
+            row.refused, row.reason = "long", f"{len(source)} and {len(whole)} tokens, beyond max_length={longest}"
+            return row
         # a source that was cut keeps its frame; a target that was cut has not ended, so it is given no end
-        ids = np.array(whole[:self.limit.max_length], dtype=np.int64)
+        ids = np.array(whole[:longest], dtype=np.int64)
         row.examples = [Encoded(ids, ((0, len(ids)),),
                                 source=np.array([*before, *source[:max(0, room)], *behind], dtype=np.int64))]
+        return row
 
 
 # ------------------------------------------------------------------------------------------------ answers in a context
@@ -289,22 +266,20 @@ class SpanEncoder:
         return library
 
     def encode(self, samples: Sequence[Span]) -> list[EncodedRow]:
-        rows = [EncodedRow() for _ in samples]
         pairs = [(sample.question, sample.context) for sample in samples]
-        for row, sample, encoding in zip(rows, samples, each_or_reason(self._library, pairs, True), strict=True):
-            if isinstance(encoding, str):
-                row.refused = "bad"
-                row.reason = (f"its question leaves no room for the context within max_length={self.limit.max_length}"
-                              if "runcat" in encoding else encoding)
-                continue
-            windows = [encoding, *encoding.overflowing]
-            if len(windows) > 1 and self.limit.drop:
-                row.too_long = True
-                row.refused, row.reason = "long", f"it needs {len(windows)} windows of max_length={self.limit.max_length}"
-                continue
-            row.examples = [self._window(window, sample) for window in windows]
-            row.tokens = sum(len(example.ids) for example in row.examples)
-        return rows
+        return [self._row(sample, found)
+                for sample, found in zip(samples, each_or_reason(self._library, pairs, True), strict=True)]
+
+    def _row(self, sample: Span, encoding: Encoding | str) -> EncodedRow:
+        longest = self.limit.max_length
+        if isinstance(encoding, str):
+            return EncodedRow(refused="bad", reason=encoding if "runcat" not in encoding else
+                              f"its question leaves no room for the context within max_length={longest}")
+        windows = [encoding, *encoding.overflowing]
+        if len(windows) > 1 and self.limit.drop:
+            return EncodedRow(refused="long", reason=f"it needs {len(windows)} windows of max_length={longest}", too_long=True)
+        examples = [self._window(window, sample) for window in windows]
+        return EncodedRow(examples, tokens=sum(len(example.ids) for example in examples))
 
     def _window(self, window: Encoding, sample: Span) -> Encoded:
         ids = np.array(window.ids, dtype=np.int64)
@@ -334,3 +309,19 @@ def check_length(kind: str, max_length: int, tokenizer: ExampleTokenizer) -> Non
     if max_length <= (around if kind in ("pair", "span") else 0):
         raise WrongUse(f"data.max_length={max_length} leaves no room: the tokenizer puts {around} special tokens around a "
                        f"text; use {around + 2} or more")
+
+
+# ------------------------------------------------------------------------------------------------ any kind
+
+Encoder = ConversationEncoder | TextEncoder | PairEncoder | SpanEncoder
+
+
+def make_encoder(kind: str, tokenizer: ExampleTokenizer, template: ChatTemplate | None, train_on: TrainOn,
+                 limit: Limit) -> Encoder:
+    """Return the encoder of samples of this kind; only conversations need a template."""
+    if kind == "conversation":
+        assert template is not None
+        return ConversationEncoder(tokenizer, template, train_on, limit)
+    encoders: dict[str, type[PairEncoder | SpanEncoder | TextEncoder]] = {
+        "pair": PairEncoder, "span": SpanEncoder, "text": TextEncoder}
+    return encoders[kind](tokenizer, limit)

@@ -1,31 +1,56 @@
-"""How one source becomes a part of the example store: what its rows mean, what decides its content, and the build.
+"""How one source becomes a part of the example store: how its rows are read, what the key is made of, and the build.
 
-A digest says whether a source is still what it was. Files up to 64 MiB are read whole. Of larger ones the length, the time of
+A digest says whether a source is still the same. Files up to 64 MiB are read whole. Of larger files the length, the time of
 the last change and samples from beginning to end are taken, so that opening a 2 GB store takes no longer than opening a small
 one; a copy with a new time counts as changed.
+
+A large source is tokenised by several processes. Its files are cut into stretches, each free process takes the next stretch,
+and the results are joined in order. A row's ids depend on that row alone, so the stored bytes do not depend on who did which
+stretch. A stretch begins and ends where a line does, and knows the number of its first line, so its rows have the origins
+that they have when the file is read as a whole. Only JSONL is cut: in CSV a line end may be part of a field.
+
+A further process loads neither torch nor transformers. It reads the work from the first line of its standard input and one
+stretch from each later line, and answers each stretch with a line end. It ends with its input, so it cannot outlive the process
+that started it. If it fails, the others do its stretch again and go on without it.
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import IO, Any
 
+from powertrain.data.examples.encoding import Encoder, Limit, TrainOn, make_encoder
 from powertrain.data.examples.part import Part, PartWriter, Progress, Say, open_part, write_rows
-from powertrain.data.examples.sharing import STRETCH_BYTES, further_processes, write_together
-from powertrain.data.examples.work import Work, files_of_lines, stretches
-from powertrain.data.publishing import is_whole, publish
-from powertrain.data.reading import readable
+from powertrain.data.examples.templates import ChatTemplate
+from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
+from powertrain.data.publishing import is_whole, key_of, publish
+from powertrain.data.rows.files import json_lines
+from powertrain.data.rows.folders import LINES, data_suffix, readable
 from powertrain.data.rows.reading import local_files, read_rows
 from powertrain.data.rows.row import Rejected, Row
 from powertrain.data.rows.schemas import Schema, find_schema
+from powertrain.machine import usable_cpus
+from powertrain.records import WrongUse
 
 READ_WHOLE_BYTES = 64 << 20
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
+FORMAT = 2                                   # of a part, and of all that decides its content
+ROWS_LOOKED_AT = 64                          # to find out what they mean
 
 
 def digest_file(path: Path) -> str:
@@ -39,12 +64,6 @@ def digest_file(path: Path) -> str:
             file.seek((stat.st_size - SAMPLE_BYTES) * sample // (SAMPLES - 1))
             digest.update(file.read(SAMPLE_BYTES))
         return digest.hexdigest()
-
-
-# ------------------------------------------------------------------------------------------------ parts
-
-FORMAT = 2                                   # of a part, and of all that decides its content
-ROWS_LOOKED_AT = 64                          # to find out what they mean
 
 
 @dataclass(frozen=True)
@@ -63,7 +82,7 @@ class Reading:
         return read_rows(source, cache=self.cache, split=self.split, text_field=self.text_field, most=most)
 
     def look(self, source: str) -> tuple[Schema, str, bool]:
-        """How its rows are to be read, the sentence that says so, and whether they are texts that need no template."""
+        """Return the rows' schema, the sentence that states it, and whether the rows are texts that need no template."""
         rows = [row for row in self.rows(source, ROWS_LOOKED_AT) if isinstance(row, Row)]
         schema, said = find_schema(rows, name=self.format, columns=self.columns, task=self.task)
         texts = schema.name == "prompt_completion" and all(isinstance(row.fields.get(theirs), str | None)
@@ -81,21 +100,49 @@ class Reading:
             digest.update(f"{file}\0{digest_file(file)}\0".encode(errors="surrogatepass"))
         return digest.hexdigest()
 
-    def key(self, source: str, schema: Schema) -> dict[str, Any]:
-        return {"source": source, "digest": self.digest(source), "schema": [schema.name, schema.kind, dict(schema.columns)],
-                "split": self.split, "text_field": self.text_field, "max_examples": self.max_examples}
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What makes examples of rows, whoever does it."""
+
+    schema: Schema
+    tokenizer: ExampleTokenizer
+    template: ChatTemplate | None
+    train_on: TrainOn
+    limit: Limit
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        return make_encoder(self.schema.kind, self.tokenizer, self.template, self.train_on, self.limit)
+
+    def writer(self, folder: Path) -> PartWriter:
+        return PartWriter(folder, self.tokenizer.vocabulary, self.schema.kind)
+
+    def write(self, folder: Path, stretch: Stretch) -> None:
+        """Write the rows of `stretch` as the files of a part into `folder`, for `PartWriter.append`."""
+        folder.mkdir()
+        with self.writer(folder) as writer:
+            write_rows(writer, stretch.rows(), self.schema, self.encoder)
+        (folder / TOLD).write_text(json.dumps(writer.told()), encoding="utf-8")
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": self.schema.to_json(),
+                "tokenizer": [str(self.tokenizer.folder), self.tokenizer.end, self.tokenizer.digest],
+                "template": None if self.template is None else asdict(self.template),
+                "train_on": self.train_on, "limit": asdict(self.limit)}
 
 
 def make_part(source: str, reading: Reading, work: Work, said: str, say: Say) -> Part:
     """Return the part of `source`, tokenised now unless the cache has it."""
     tokenizer, template, limit = work.tokenizer, work.template, work.limit
     key = {
-        "format": FORMAT, "rows": reading.key(source, work.schema),
+        "format": FORMAT,
+        "rows": {"source": source, "digest": reading.digest(source), "schema": work.schema.to_json(), "split": reading.split,
+                 "text_field": reading.text_field, "max_examples": reading.max_examples},
         "tokenizer": [tokenizer.digest, tokenizer.end, tokenizer.before],
         "template": template and template.text, "train_on": work.train_on, "limit": [limit.max_length, limit.drop],
     }
-    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode(errors="surrogatepass")).hexdigest()[:32]
-    folder = reading.cache / "examples" / name
+    folder = reading.cache / "examples" / key_of(key)
     if not is_whole(folder):
         say(f"tokenising {source}")
         publish(folder, partial(_build, source, reading, work, said, say))
@@ -104,8 +151,194 @@ def make_part(source: str, reading: Reading, work: Work, said: str, say: Say) ->
 
 def _build(source: str, reading: Reading, work: Work, said: str, say: Say, folder: Path) -> dict[str, Any]:
     files = files_of_lines(source, reading.split) if reading.max_examples is None else []
-    if further := further_processes(files):
-        return write_together(folder, source, stretches(files, STRETCH_BYTES), work, said, further, say)
-    with PartWriter(folder, work.tokenizer.vocabulary, work.schema.kind) as writer:
-        write_rows(writer, reading.rows(source, reading.max_examples), work.schema, work.encoder, Progress(source, say).tell)
+    progress = Progress(source, say)
+    with work.writer(folder) as writer:
+        if further := further_processes(files):
+            write_together(writer, stretches(files, STRETCH_BYTES), work, further, progress)
+        else:
+            write_rows(writer, reading.rows(source, reading.max_examples), work.schema, work.encoder, progress.tell)
         return writer.meta(work.schema, said)
+
+
+# ------------------------------------------------------------------------------------------------ stretches
+
+PIECE_BYTES = 1 << 16                        # read at a time to count lines
+
+
+@dataclass(frozen=True)
+class Stretch:
+    path: Path
+    start: int                               # in bytes
+    size_bytes: int
+    line: int                                # the number of its first one, from 1
+
+    def rows(self) -> Iterator[Row | Rejected]:
+        return json_lines(self.path, self.start, self.line, self.size_bytes)
+
+
+def files_of_lines(source: str, split: str | None) -> list[Path]:
+    """Return the files of a source if all of them can be cut, else none."""
+    files = local_files(source, split) or []
+    return files if all(data_suffix(file) in LINES for file in files) else []
+
+
+def stretches(files: Sequence[Path], size_bytes: int) -> Iterator[Stretch]:
+    """Yield all lines of `files` in order, about `size_bytes` at a time, holding one piece however long a line is."""
+    for path in files:
+        with readable(path), path.open("rb") as file:
+            start, line = 0, 1
+            while True:
+                lines = _pass(file, size_bytes)
+                stop = file.tell()
+                if stop == start:
+                    break
+                yield Stretch(path, start, stop - start, line)
+                start, line = stop, line + lines
+
+
+def _pass(file: IO[bytes], size_bytes: int) -> int:
+    """Read on by `size_bytes` and from there to a line's end; return the number of line ends."""
+    lines, piece = 0, b""
+    while size_bytes > 0 and (piece := file.read(min(PIECE_BYTES, size_bytes))):
+        lines += piece.count(b"\n")
+        size_bytes -= len(piece)
+    while piece and not piece.endswith(b"\n"):
+        piece = file.readline(PIECE_BYTES)
+        lines += piece.endswith(b"\n")
+    return lines
+
+
+# ------------------------------------------------------------------------------------------------ several processes
+
+STRETCH_BYTES = 1 << 19
+EACH_BYTES = 4 << 20         # of a source for each further process: less is done before the process has started
+MOST_FURTHER = 7             # some 100 MB each
+WAITING = 2                  # stretches per process that are cut ahead of the first one that is not joined yet
+TOLD = "told.json"           # beside the files of a stretch, written last
+ANSWER = b"\n"
+# the same modules are found as here, however this process came to find them
+CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from powertrain.data.examples.making import main; main()"
+
+
+def further_processes(files: Sequence[Path]) -> int:
+    """Return how many further processes would shorten the work on these files; none for few bytes or on one core."""
+    size_bytes = 0
+    for path in files:
+        with readable(path):
+            size_bytes += path.stat().st_size
+    return min(usable_cpus() - 1, size_bytes // EACH_BYTES, MOST_FURTHER) if sys.executable else 0
+
+
+def write_together(writer: PartWriter, stretches: Iterable[Stretch], work: Work, further: int, progress: Progress) -> None:
+    """Add all stretches to `writer`, tokenised by this process and `further` others."""
+    scratch = writer.folder / "stretches"
+    scratch.mkdir()
+    waiting: deque[tuple[Path, Future[list[str]]]] = deque()
+    with ExitStack() as stack:
+        free: SimpleQueue[Work | Other] = SimpleQueue()
+        free.put(work)
+        for number in range(further):
+            free.put(stack.enter_context(Other(work, scratch / f"{number}.err")))
+        threads = ThreadPoolExecutor(further + 1)
+        stack.callback(threads.shutdown, cancel_futures=True)            # before the further processes are ended
+
+        def join_first() -> None:
+            done, failures = waiting.popleft()
+            for failure in failures.result():
+                progress.say(failure)
+            writer.append(done, json.loads((done / TOLD).read_bytes()))
+            shutil.rmtree(done)
+            progress.tell(writer)
+
+        for number, stretch in enumerate(stretches):
+            waiting.append((scratch / str(number), threads.submit(_tokenise, free, scratch / str(number), stretch)))
+            if len(waiting) > WAITING * (further + 1):
+                join_first()
+        while waiting:
+            join_first()
+    shutil.rmtree(scratch)
+
+
+def _tokenise(free: SimpleQueue[Work | Other], folder: Path, stretch: Stretch) -> list[str]:
+    """Have a free process tokenise the stretch into `folder`, another one where it fails; return one sentence per failure."""
+    failures: list[str] = []
+    while True:
+        worker = free.get()
+        try:
+            worker.write(folder, stretch)
+        except Ended as error:               # this process is not free again
+            failures.append(str(error))
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        except BaseException:
+            free.put(worker)                 # other threads may wait for it
+            raise
+        free.put(worker)
+        return failures
+
+
+class Ended(Exception):
+    """A further process has ended before its work."""
+
+
+class Other:
+    """One further process. Leaving the context ends the process."""
+
+    def __init__(self, work: Work, errors: Path):
+        self.errors, self.told = errors, work.to_json()
+        with errors.open("wb") as file:
+            self.process = subprocess.Popen([sys.executable, "-c", CODE, json.dumps(sys.path)], stdin=subprocess.PIPE,
+                                            stdout=subprocess.PIPE, stderr=file)
+
+    def __enter__(self) -> Other:
+        with suppress(BrokenPipeError):      # the process has ended; its first stretch will fail and say so
+            self._tell(self.told)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        with suppress(BrokenPipeError):      # words that the process did not read any more
+            self.process.communicate()
+
+    def write(self, folder: Path, stretch: Stretch) -> None:
+        """Have the process write the stretch into `folder`. Raises Ended if the process has ended before it answers."""
+        assert self.process.stdout is not None
+        answer = b""
+        with suppress(BrokenPipeError):
+            self._tell([str(folder), str(stretch.path), stretch.start, stretch.size_bytes, stretch.line])
+            answer = self.process.stdout.read(len(ANSWER))
+        if not answer:
+            raise Ended(f"one of the processes that tokenise has failed ({self._reason()}); the others do its rows")
+
+    def _reason(self) -> str:
+        status = self.process.wait()
+        lines = self.errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return signal.Signals(-status).name if status < 0 else lines[-1] if lines else f"exit status {status}"
+
+    def _tell(self, what: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(what).encode() + b"\n")
+        self.process.stdin.flush()
+
+
+def work_from(told: Mapping[str, Any]) -> Work:
+    """Return the work that `to_json` told. Raises WrongUse if the tokenizer's folder has changed since."""
+    folder, end, digest = told["tokenizer"]
+    tokenizer = open_example_tokenizer(Path(folder), end)
+    if tokenizer.digest != digest:
+        raise WrongUse(f"the tokenizer in {folder} changed while rows were tokenised with it; start again")
+    template = None if told["template"] is None else \
+        ChatTemplate(**{**told["template"], "special": tuple(told["template"]["special"])})
+    return Work(Schema(*told["schema"]), tokenizer, template, told["train_on"], Limit(**told["limit"]))
+
+
+def main() -> None:
+    """Tokenise the stretches that standard input names; this is what a further process runs."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)         # whoever started this process is interrupted too, and ends it
+    answers, sys.stdout = os.dup(sys.stdout.fileno()), sys.stderr        # nothing else may be taken for an answer
+    work = work_from(json.loads(sys.stdin.readline()))
+    gc.freeze()                              # all objects that exist now stay to the end
+    for line in sys.stdin:
+        folder, path, *place = json.loads(line)
+        work.write(Path(folder), Stretch(Path(path), *place))
+        os.write(answers, ANSWER)

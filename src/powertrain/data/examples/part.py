@@ -27,9 +27,10 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from powertrain.data.documents import in_batches
 from powertrain.data.example import Example
 from powertrain.data.examples.encoding import Encoded, EncodedRow, Encoder, prompt_of
-from powertrain.data.publishing import read_meta
+from powertrain.data.publishing import mapped, read_meta
 from powertrain.data.rows.row import BadRow, Conversation, Rejected, Row, Sample
 from powertrain.data.rows.schemas import Schema
 from powertrain.data.tokenizers import token_dtype
@@ -107,15 +108,10 @@ def open_part(folder: Path) -> Part:
     meta = read_meta(folder)
     dtype = token_dtype(meta["vocabulary"])
     return Part(
-        folder, meta["kind"], _mapped(folder / "examples.bin", RECORD), _mapped(folder / "tokens.bin", dtype),
-        _mapped(folder / "trained.bin", np.dtype("<i4")).reshape(-1, 2), _mapped(folder / "sources.bin", dtype),
-        _mapped(folder / "segments.bin", np.dtype("u1")), meta["counts"],
+        folder, meta["kind"], mapped(folder / "examples.bin", RECORD), mapped(folder / "tokens.bin", dtype),
+        mapped(folder / "trained.bin", np.dtype("<i4")).reshape(-1, 2), mapped(folder / "sources.bin", dtype),
+        mapped(folder / "segments.bin", np.dtype("u1")), meta["counts"],
         tuple(Problem(*problem) for problem in meta["problems"]), tuple(meta["places"]), meta["schema"], meta["said"])
-
-
-def _mapped(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    # an empty file cannot be mapped; asarray, because a memmap's own slices are slow to make
-    return np.asarray(np.memmap(path, dtype=dtype, mode="r")) if path.stat().st_size else np.empty(0, dtype)
 
 
 # ------------------------------------------------------------------------------------------------ writing
@@ -265,7 +261,7 @@ class PartWriter:
         return self.places.setdefault(beginning, len(self.places)), number
 
 
-def write_rows(writer: PartWriter, rows: Iterable[Row | Rejected], schema: Schema, encoder: Encoder[Any],
+def write_rows(writer: PartWriter, rows: Iterable[Row | Rejected], schema: Schema, encoder: Encoder,
                tell: Callable[[PartWriter], None] = lambda _: None) -> None:
     """Add the examples of `rows` to `writer`: a thread tokenises one batch while the next one is read."""
     waiting: deque[tuple[list[Read | Rejected], Future[list[EncodedRow]]]] = deque()
@@ -276,8 +272,9 @@ def write_rows(writer: PartWriter, rows: Iterable[Row | Rejected], schema: Schem
         tell(writer)
 
     with ThreadPoolExecutor(1) as tokenizing:
-        for batch in _batches(_samples(rows, schema)):
-            samples = [read.sample for read in batch if isinstance(read, Read)]
+        for batch in in_batches(_samples(rows, schema), lambda read: 0 if isinstance(read, Rejected) else read.characters,
+                                most_characters=BATCH_CHARS, most_items=BATCH_ROWS):
+            samples: list[Any] = [read.sample for read in batch if isinstance(read, Read)]
             waiting.append((batch, tokenizing.submit(encoder.encode, samples)))
             if len(waiting) > 1:
                 add_first()
@@ -322,16 +319,3 @@ def content_of(sample: Sample) -> str:
     if isinstance(sample, Conversation):     # most rows: a dataclass takes its time to say the same
         return repr([(message.role, message.content) for message in sample.messages])
     return repr(sample)
-
-
-def _batches(found: Iterable[Read | Rejected]) -> Iterator[list[Read | Rejected]]:
-    batch: list[Read | Rejected] = []
-    characters = 0
-    for read in found:
-        batch.append(read)
-        characters += 0 if isinstance(read, Rejected) else read.characters
-        if characters >= BATCH_CHARS or len(batch) >= BATCH_ROWS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch

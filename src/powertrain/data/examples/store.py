@@ -14,57 +14,41 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from powertrain.data.example import Example
+from powertrain.data.example import Example, StoredExamples
 from powertrain.data.examples.encoding import Limit, TrainOn, check_length
-from powertrain.data.examples.making import Reading, make_part
+from powertrain.data.examples.making import Reading, Work, make_part
 from powertrain.data.examples.part import Part, Say
 from powertrain.data.examples.templates import ChatTemplate, find_template, own_templates
 from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
-from powertrain.data.examples.view import pieces_of
-from powertrain.data.examples.work import Work
-from powertrain.data.order import SPLIT_STREAM, seeded_order
+from powertrain.data.order import SPLIT_STREAM, draw_share, seeded_order
 from powertrain.data.rows.row import Message
-from powertrain.data.rows.schemas import Schema
 from powertrain.records import WrongUse
-from powertrain.records.examples import Piece, Problem
-
-Digests = npt.NDArray[np.uint64]
+from powertrain.records.examples import Problem
 
 
-def held_out(prompts: Digests, share: float, seed: int) -> npt.NDArray[np.bool_]:
+def held_out(prompts: npt.NDArray[np.uint64], share: float, seed: int) -> npt.NDArray[np.bool_]:
     """(N,) whether each example validates: whole prompts in the seed's order, as near to `share` of the examples as they
     allow, and at least one. Raises WrongUse if all are of one prompt.
     """
-    chosen = np.zeros(len(prompts), dtype=np.bool_)
     if share == 0:
-        return chosen
+        return np.zeros(len(prompts), dtype=np.bool_)
     distinct, group, counts = np.unique(prompts, return_inverse=True, return_counts=True)
     if len(distinct) < 2:
         raise WrongUse(f"data.validation_share={share:g} cannot hold anything out of {len(prompts)} examples that all have "
                        "the same prompt, or are pieces of one text; give more data, name other data with "
                        "data.validation_source, or set data.validation_share=0")
-    missing = share * len(prompts)
-    drawn: list[int] = []
-    sizes = counts.tolist()
-    for prompt in seeded_order(seed, SPLIT_STREAM, len(distinct)).tolist():
-        if sizes[prompt] < 2 * missing and len(drawn) < len(distinct) - 1:
-            drawn.append(prompt)
-            missing -= sizes[prompt]
-        if missing < 0.5:
-            break
     is_drawn = np.zeros(len(distinct), dtype=np.bool_)
-    is_drawn[drawn or [int(np.argmin(counts))]] = True
-    chosen[:] = is_drawn[group]
-    return chosen
+    is_drawn[draw_share(counts.tolist(), share, seed, most=len(distinct) - 1)] = True
+    return is_drawn[group]
 
 
 def weighted(sources: Sequence[npt.NDArray[np.int64]], weights: Sequence[float] | None, seed: int) -> npt.NDArray[np.int64]:
-    """The examples of an epoch, from those of each source: as often as its weight says, a fraction by a seeded draw."""
+    """Return the examples of an epoch: those of each source as often as its weight says, a fraction by a seeded draw."""
     parts = []
     for number, (examples, weight) in enumerate(zip(sources, weights or [1.0] * len(sources), strict=True)):
         whole, rest = divmod(weight, 1.0)
@@ -82,8 +66,8 @@ FEW_TOO_LONG = 0.1                           # a larger share is cut only if tha
 
 
 @dataclass(frozen=True, eq=False)
-class Examples(Sequence[Example]):
-    """Some of a store's examples, in an order, read when they are asked for."""
+class Examples(StoredExamples):
+    """Some of a store's examples, in an order."""
 
     store: ExampleStore
     indices: npt.NDArray[np.int64]           # of stored examples; one may occur several times
@@ -91,13 +75,7 @@ class Examples(Sequence[Example]):
     def __len__(self) -> int:
         return len(self.indices)
 
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        if isinstance(index, slice):
-            return [self.store.example(int(i)) for i in self.indices[index]]
+    def read(self, index: int) -> Example:
         return self.store.example(int(self.indices[index]))
 
     @property
@@ -153,16 +131,7 @@ class ExampleStore:
     @cached_property
     def trained(self) -> npt.NDArray[np.int64]:
         """(N,) targets."""
-        return self._column("trained_tokens").astype(np.int64)
-
-    @property
-    def prompt_digests(self) -> npt.NDArray[np.uint64]:
-        return self._column("prompt")
-
-    @property
-    def row_digests(self) -> npt.NDArray[np.uint64]:
-        """(N,): equal for examples of equal rows."""
-        return self._column("digest")
+        return self.column("trained_tokens").astype(np.int64)
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
@@ -189,10 +158,6 @@ class ExampleStore:
         part, within = self.place(index)
         return part.origin(within)
 
-    def text(self, index: int) -> list[Piece]:
-        """Example `index` as the model sees it, in words."""
-        return pieces_of(self.example(index), self.kind, self.tokenizer)
-
     def rows(self) -> npt.NDArray[np.int64]:
         """(N,) the number of the row that each example comes from; a long text gives several."""
         return np.concatenate([part.records["row"] + sum(earlier.counts.get("good", 0) for earlier in self.parts[:number])
@@ -212,7 +177,8 @@ class ExampleStore:
             index -= len(part)
         raise AssertionError("every index below N is in a part")
 
-    def _column(self, name: str) -> npt.NDArray[Any]:
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """(N,) a column of part.RECORD: "prompt" and "digest" are equal for examples of equal prompts and equal rows."""
         return np.concatenate([part.records[name] for part in self.parts])
 
 
@@ -223,7 +189,7 @@ def open_examples(sources: Sequence[str], *, weights: Sequence[float] | None = N
                   text_field: str = "text", validation_share: float = 0.05, seed: int = 42, task: str = "causal",
                   tokenizer_folder: Path, decoder_start: int | None = None, cache: Path,
                   say: Say = lambda _: None) -> ExampleStore:
-    """The examples of `sources`, built into `cache` if they are not there yet. The arguments are the recipe's data keys.
+    """Return the examples of `sources`, built into `cache` if they are not there yet. The arguments are the recipe's data keys.
 
     Raises WrongUse if a source, the tokenizer or the template cannot be used, too many examples are too long, or nothing
     in them would be trained.
@@ -235,35 +201,32 @@ def open_examples(sources: Sequence[str], *, weights: Sequence[float] | None = N
     reading = Reading(format, named, split, text_field, max_examples, task, cache)
     everything = [*sources, *([validation_source] if validation_source else [])]
     found = [reading.look(source) for source in everything]
-    _check_kinds(everything, [schema for schema, _, _ in found])
+    kind = found[0][0].kind
+    for source, (schema, _, _) in zip(everything, found, strict=True):
+        if schema.kind != kind:
+            raise WrongUse(f"{sources[0]} holds a {kind} per row and {source} a {schema.kind}, which do not mix in "
+                           "one run; train on one of them, or bring both to one format with data.format")
     tokenizer = open_example_tokenizer(tokenizer_folder, end_token, task=task)
     texts = all(is_text for _, _, is_text in found)
-    template = find_template(tokenizer, chat_template, texts=texts) if found[0][0].kind == "conversation" else None
-    check_length(found[0][0].kind, max_length, tokenizer)
+    template = find_template(tokenizer, chat_template, texts=texts) if kind == "conversation" else None
+    check_length(kind, max_length, tokenizer)
     limit = Limit(max_length, drop=long_examples == "drop")
     parts = [make_part(source, reading, Work(schema, tokenizer, template, train_on, limit), said, say)
              for source, (schema, said, _) in zip(everything, found, strict=True)]
     _check_parts(parts, everything, limit, long_examples)
-    return _assembled(parts, everything, template, tokenizer, max_length, decoder_start=decoder_start,
-                      weights=weights, has_validation_source=validation_source is not None, share=validation_share, seed=seed)
-
-
-def _assembled(parts: Sequence[Part], sources: Sequence[str], template: ChatTemplate | None, tokenizer: ExampleTokenizer,
-               max_length: int, *, decoder_start: int | None, weights: Sequence[float] | None, has_validation_source: bool,
-               share: float, seed: int) -> ExampleStore:
     part_of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     prompts = np.concatenate([part.records["prompt"] for part in parts])
-    in_validation = part_of == len(parts) - 1 if has_validation_source else held_out(prompts, share, seed)
-    trains = [np.flatnonzero((part_of == number) & ~in_validation) for number in range(len(parts) - has_validation_source)]
-    said = _said(parts, sources, template, tokenizer)
-    shared = len(np.intersect1d(prompts[in_validation], prompts[~in_validation])) if has_validation_source else 0
+    in_validation = part_of == len(sources) if validation_source else held_out(prompts, validation_share, seed)
+    trains = [np.flatnonzero((part_of == number) & ~in_validation) for number in range(len(sources))]
+    said = _said(parts, everything, template, tokenizer)
+    shared = len(np.intersect1d(prompts[in_validation], prompts[~in_validation])) if validation_source else 0
     if shared:
-        said += (f"warning: {shared:,} prompts of {sources[-1]} are trained on too; `powertrain data check` names them",)
+        said += (f"warning: {shared:,} prompts of {validation_source} are trained on too; `powertrain data check` names them",)
     own = own_templates(tokenizer.files).get("default")
     saved = tokenizer if template is None or template.text == own else replace(tokenizer, template=template.text)
     digest = hashlib.sha256("".join(part.folder.name for part in parts).encode()).hexdigest()
-    return ExampleStore(tuple(parts), tuple(sources), parts[0].kind, parts[0].schema, said, template, saved,
-                        digest, max_length, decoder_start, in_validation, weighted(trains, weights, seed))
+    return ExampleStore(tuple(parts), tuple(everything), kind, parts[0].schema, said, template, saved, digest, max_length,
+                        decoder_start, in_validation, weighted(trains, weights, seed))
 
 
 # ------------------------------------------------------------------------------------------------ what is said and refused
@@ -306,13 +269,6 @@ def _left_out(counts: Mapping[str, int]) -> list[str]:
         "boundary": "{} prompts have other tokens alone than before their answer"}
     return [sentence.format(f"{counts[name]:,} of {counts['rows']:,}") for name, sentence in sentences.items()
             if counts.get(name)]
-
-
-def _check_kinds(sources: Sequence[str], schemas: Sequence[Schema]) -> None:
-    for source, schema in zip(sources, schemas, strict=True):
-        if schema.kind != schemas[0].kind:
-            raise WrongUse(f"{sources[0]} holds a {schemas[0].kind} per row and {source} a {schema.kind}, which do not mix in "
-                           "one run; train on one of them, or bring both to one format with data.format")
 
 
 def _check_parts(parts: Sequence[Part], sources: Sequence[str], limit: Limit, wanted: str | None) -> None:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from powertrain.data.examples.shapes import Layout, find_layout, plainly_rendered, writes_contents_only
-from powertrain.data.examples.tokenizer import CONFIG, TEMPLATE_FILE, ExampleTokenizer, Place
+from powertrain.data.examples.tokenizer import ExampleTokenizer, Place
 from powertrain.data.rows.row import BadRow, Message
+from powertrain.data.tokenizers import CONFIG, TEMPLATE_FILE
 from powertrain.records import WrongUse
 from powertrain.records.json_files import read_json
 

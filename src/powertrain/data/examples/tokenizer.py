@@ -1,36 +1,33 @@
-"""The tokenizer of a pretrained model as its examples need it: what it puts around a text, what ends one, and its template.
+"""The tokenizer of a pretrained model as its examples need it: the tokens around a text, the end token, the chat template.
 
 Special tokens in a text are special here, also for the tokenizers made in table_tokenizers.py and for bpe: a rendered
 conversation is full of them. Saved, transformers.AutoTokenizer gives the same ids, and its apply_chat_template the same text.
 
-A token is trained if it starts in a trained place of the text; so what is asked of a text is where a token starts.
+A token is trained if it starts in a trained place of the text, so a tokenised text tells where each token starts.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from powertrain.data.examples.words import Words, words_of
-from powertrain.data.library_tokenizers import FolderTokenizer
+from powertrain.data.examples.words import Ids, Pieces, Words, words_of
+from powertrain.data.tokenizers import CONFIG, LEGACY_CONFIG, TEMPLATE_FILE, FolderTokenizer, named_tokens, read_settings
 from powertrain.records import WrongUse
-from powertrain.records.json_files import read_json
+from powertrain.records.json_files import read_json, write_json
 
-CONFIG, LEGACY_CONFIG, TEMPLATE_FILE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
-NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 Place = tuple[int, int]                      # start and stop, in characters or in tokens
-PROBE = "a"                                  # any text: what stands around it is what the tokenizer adds
+PROBE = "a"                                  # any text: the tokens around it are those that the tokenizer adds
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +54,7 @@ class ExampleTokenizer(FolderTokenizer):
 
     @cached_property
     def added_texts(self) -> tuple[str, ...]:
-        return tuple(token.content for token in self.library.get_added_tokens_decoder().values())
+        return _added_texts(self.library)
 
     @cached_property
     def words(self) -> Words | None:
@@ -71,27 +68,20 @@ class ExampleTokenizer(FolderTokenizer):
         first = None if self.before is None else self.library.token_to_id(self.before)
         return before if first in before else () if first is None else (first,), behind
 
-    def encodings(self, texts: Sequence[Any], *, add_special_tokens: bool = False) -> list[Encoding]:
-        """Ids with offsets, of texts or of pairs of them, on all cores."""
-        return list(self.library.encode_batch(list(texts), add_special_tokens=add_special_tokens))
-
     def save(self, folder: Path) -> None:
         """All files, with the end token and the template that the examples were made with."""
         super().save(folder)
         if self.changed or not (folder / "tokenizer.json").is_file():
             self.library.save(str(folder / "tokenizer.json"))
-        own_config = folder / CONFIG
-        config = read_json(own_config) if own_config.is_file() else {"tokenizer_class": "PreTrainedTokenizerFast"}
+        config = read_settings(folder) or {"tokenizer_class": "PreTrainedTokenizerFast"}
         config["eos_token"] = self.end
         config.pop("split_special_tokens", None)  # text that spells a special token is that token, as in training
         if self.template is not None:
             config.pop("chat_template", None)
             (folder / TEMPLATE_FILE).write_text(self.template, encoding="utf-8")
-        own_config.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        legacy = folder / LEGACY_CONFIG
-        if legacy.is_file():
-            legacy.write_text(json.dumps({**read_json(legacy), "eos_token": self.end}, indent=2, ensure_ascii=False) + "\n",
-                              encoding="utf-8")
+        write_json(folder / CONFIG, config)
+        if (folder / LEGACY_CONFIG).is_file():
+            write_json(folder / LEGACY_CONFIG, {**read_json(folder / LEGACY_CONFIG), "eos_token": self.end})
 
 
 def open_example_tokenizer(folder: Path, end_token: str | None = None, *, task: str = "causal") -> ExampleTokenizer:
@@ -114,39 +104,29 @@ def open_example_tokenizer(folder: Path, end_token: str | None = None, *, task: 
                             _put_before(folder, plain.library, named), changed=changed)
 
 
-def named_tokens(folder: Path) -> dict[str, str]:
-    """The special tokens that the folder's settings name: "eos_token" -> its text."""
-    config, legacy = (read_json(folder / name) if (folder / name).is_file() else {} for name in (CONFIG, LEGACY_CONFIG))
-    found: dict[str, str] = {}
-    # the last word has whom transformers believes: the older file, unless the newer one lists all added tokens
-    for content in (legacy, config) if "added_tokens_decoder" in config else (config, legacy):
-        for role in NAMED:
-            token = content.get(role)
-            if token is not None:
-                found[role] = str(token["content"]) if isinstance(token, dict) else str(token)
-    return found
-
-
 def _make_special(library: LibraryTokenizer, texts: Sequence[str]) -> bool:
-    """Tokens that the settings name are cut out of a text whole, as transformers does it; whether that was news."""
-    known = {token.content for token in library.get_added_tokens_decoder().values()}
+    """Have named tokens cut out of a text whole, as transformers does; return whether that changed the library."""
+    known = _added_texts(library)
     news = [text for text in dict.fromkeys(texts) if text not in known and library.token_to_id(text) is not None]
     library.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in news])
     return bool(news)
 
 
 def _put_before(folder: Path, library: LibraryTokenizer, named: Mapping[str, str]) -> str | None:
-    """The token that the tokenizer itself puts in front of a text. Its settings win over its post-processor."""
-    path = folder / CONFIG
-    config = read_json(path) if path.is_file() else {}
+    """Return the token that the tokenizer itself puts in front of a text. Its settings win over its post-processor."""
+    config = read_settings(folder)
     if "add_bos_token" in config or "add_eos_token" in config:
         return named.get("bos_token") if config.get("add_bos_token") else None
     before, _ = _around(library)
     return str(library.id_to_token(before[0])) if before else None
 
 
+def _added_texts(library: LibraryTokenizer) -> tuple[str, ...]:
+    return tuple(token.content for token in library.get_added_tokens_decoder().values())
+
+
 def _around(library: LibraryTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What the post-processor puts before and behind a text."""
+    """Return the ids that the post-processor puts before and behind a text."""
     bare = library.encode(PROBE, add_special_tokens=False).ids
     framed = library.encode(PROBE, add_special_tokens=True).ids
     at = next((i for i in range(len(framed)) if framed[i:i + len(bare)] == bare), 0)
@@ -154,33 +134,13 @@ def _around(library: LibraryTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]
 
 
 def _candidates(library: LibraryTokenizer, near: str | None = None) -> str:
-    texts = [token.content for token in library.get_added_tokens_decoder().values()]
+    texts: Sequence[str] = _added_texts(library)
     if near is not None:
         texts = difflib.get_close_matches(near, texts, n=3) or texts
     return f"; it has {', '.join(texts[:8])}" if texts else ""
 
 
 # ------------------------------------------------------------------------------------------------ places of a text
-
-Ids = npt.NDArray[np.int64]
-
-
-class Tokenised(Protocol):
-    """One text's ids; no added special tokens are among them."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def ids(self) -> Ids: ...
-
-    def first_from(self, character: int) -> int | None:
-        """The first token that starts at `character` or later; None where this cannot tell."""
-        ...
-
-    def last_special(self, token: int) -> tuple[int, int] | None:
-        """Token and character of the last added token before `token`."""
-        ...
-
 
 @dataclass(frozen=True, eq=False)
 class Offsets:
@@ -212,26 +172,26 @@ class Offsets:
         return int(place[0])
 
 
+Tokenised = Pieces | Offsets                 # one text's ids; no added special tokens are among them
+
+
 def tokenise(tokenizer: ExampleTokenizer, texts: Sequence[str]) -> list[Tokenised | str]:
-    """Each text's tokens; where the tokenizer cannot encode it, its reason."""
+    """Return each text's tokens; where the tokenizer cannot encode it, its reason."""
     if tokenizer.words is None:
         return offsets(tokenizer, texts)
-    found: list[Tokenised | str] = []
     known = tokenizer.words.encode(texts)
     others = iter(offsets(tokenizer, [text for text, pieces in zip(texts, known, strict=True) if pieces is None]))
-    for pieces in known:
-        found.append(next(others) if pieces is None else pieces)
-    return found
+    return [next(others) if pieces is None else pieces for pieces in known]
 
 
 def offsets(tokenizer: ExampleTokenizer, texts: Sequence[str]) -> list[Tokenised | str]:
-    """The same by the library alone, on all cores."""
+    """As `tokenise`, by the library alone, on all cores."""
     return [found if isinstance(found, str) else Offsets(text, found, tokenizer.is_added)
             for text, found in zip(texts, each_or_reason(tokenizer.library, texts, False), strict=True)]
 
 
 def places_of(found: Tokenised, trained: Sequence[Place]) -> list[Place] | None:
-    """Places of the text as ranges of its tokens; None where `found` cannot tell."""
+    """Return places of the text as ranges of its tokens; None where `found` cannot tell."""
     places: list[Place] = []
     for start, stop in trained:
         first, last = found.first_from(start), found.first_from(stop)
@@ -242,16 +202,10 @@ def places_of(found: Tokenised, trained: Sequence[Place]) -> list[Place] | None:
 
 
 def each_or_reason(library: LibraryTokenizer, texts: Sequence[Any], special: bool) -> list[Encoding | str]:
-    if not texts:
-        return []
+    """Return the encoding of each text or pair of texts, or the reason why the library cannot encode it."""
     try:
         return list(library.encode_batch(list(texts), add_special_tokens=special))
-    except Exception:  # the library raises bare Exception, and does not say for which text
-        return [_one_or_reason(library, text, special) for text in texts]
-
-
-def _one_or_reason(library: LibraryTokenizer, text: Any, special: bool) -> Encoding | str:
-    try:
-        return library.encode_batch([text], add_special_tokens=special)[0]
-    except Exception as error:
-        return f"the tokenizer cannot encode it: {error}"
+    except Exception as error:  # the library raises bare Exception, and does not say for which text
+        if len(texts) == 1:
+            return [f"the tokenizer cannot encode it: {error}"]
+        return [found for text in texts for found in each_or_reason(library, [text], special)]

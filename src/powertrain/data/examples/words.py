@@ -37,12 +37,15 @@ SPACES = {*"\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000", *map(chr, 
 CASELESS = {"\u0130", "\u0131", "\u017f"}    # that (?i:...) takes for i or s, or not, as the library pleases
 
 
+Ids = npt.NDArray[np.int64]
+
+
 @dataclass(frozen=True, eq=False)
 class Pieces:
     """One text's ids, and where its words begin."""
 
     text: str
-    ids: npt.NDArray[np.int64]
+    ids: Ids
     characters: npt.NDArray[np.int64]        # where each word begins, in characters
     tokens: npt.NDArray[np.int64]            # and in tokens
     special: list[int]                       # the words that are added tokens

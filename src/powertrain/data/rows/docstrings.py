@@ -7,7 +7,6 @@ without its docstring, the completion the docstring's first paragraph. Short one
 from __future__ import annotations
 
 import ast
-import hashlib
 import inspect
 import json
 import re
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.data.documents import Document, standard_library
-from powertrain.data.publishing import is_whole, publish
+from powertrain.data.publishing import is_whole, key_of, publish
 from powertrain.data.rows.files import json_lines
 from powertrain.data.rows.row import Row
 
@@ -38,8 +37,7 @@ def docstring_rows(cache: Path) -> Iterator[Row]:
     """The rows {"prompt": code, "completion": docstring}, by file and line; made once, then read from `cache`."""
     library = Path(sysconfig.get_paths()["stdlib"])
     made_from = [FORMAT, sys.version, str(library), LONGEST_SOURCE_LINES, LONGEST_DOCSTRING_LINES, FEWEST_WORDS]
-    key = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
-    folder = cache / "corpora" / f"docstrings-{key}"
+    folder = cache / "corpora" / f"docstrings-{key_of(made_from)[:16]}"
     if not is_whole(folder):
         publish(folder, lambda building: _build(building, library))
     return _stored_rows(folder / ROWS_FILE)

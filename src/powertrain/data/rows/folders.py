@@ -1,20 +1,104 @@
-"""Which files of a folder hold its rows, and which part of a dataset is meant where it comes in parts: train by default.
+"""Which files a source names: a file, a glob or a folder; and which part is read where a source comes in parts.
 
-A folder that `datasets` saved says so itself. Else its files are sorted by name; those that say train, valid or test in their
-name, or in their folder's, are parts, and one part is read. Rows in two formats are refused: they are most often the same rows
-twice. So is a mixture of rows and texts, except for the files that describe a dataset: README, LICENSE and their like.
+In a folder, a file is passed over if it is hidden (a leading dot), empty, or binary by git's rule (a NUL byte in the first 8000
+bytes). A folder that `datasets` saved lists its files itself. In any other folder the files are sorted by name. Files whose
+name or folder says train, valid or test are parts, and one part is read: train by default. Rows in two formats are refused,
+because they are most often the same rows twice. A mixture of rows and texts is refused too, except for the files that describe
+a dataset: README, LICENSE and their like.
 """
 
 from __future__ import annotations
 
+import difflib
+import glob
+import os
 import re
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 
-from powertrain.data.reading import looks_like_text, text_files, visible_files
 from powertrain.records import WrongUse
 from powertrain.records.errors import did_you_mean
 from powertrain.records.json_files import read_json
+
+CORPORA = ("stdlib", "shakespeare")          # named sources of text: data/documents.py
+SNIFFED_BYTES = 8000                         # git: buffer_is_binary looks at the first 8000 bytes
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn a file that cannot be opened, read or unpacked into WrongUse with its name."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise WrongUse(f"{path} cannot be read: {reason}; change its permissions, mend it or leave it out") from error
+
+
+def named_files(source: str) -> list[Path]:
+    """The files that `source` names, sorted. Raises WrongUse if there is none."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return text_files(path)
+    if path.is_file():
+        return [path]
+    if glob.has_magic(str(path)):
+        matches = (Path(match) for match in glob.glob(str(path), recursive=True))
+        files = sorted((match for match in matches if match.is_file()), key=Path.as_posix)
+        if not files:
+            raise WrongUse(f"no file matches data.source={source}; quote the pattern and check it with ls")
+        return files
+    if path.exists():
+        raise WrongUse(f"data.source={source} is neither a file nor a folder; write its content to a file first")
+    raise WrongUse(f"data.source={source}: there is no such file or folder{similar(path)}")
+
+
+def similar(path: Path) -> str:
+    """The end of a message that there is no such path: what may have been meant, or where to look."""
+    try:
+        neighbours = os.listdir(path.parent)
+    except OSError:
+        neighbours = []
+    near = difflib.get_close_matches(path.name, neighbours, n=1)
+    if near:
+        return f"; did you mean {path.parent / near[0]}?"
+    corpus = difflib.get_close_matches(path.name, CORPORA, n=1)
+    if corpus:
+        return f"; did you mean the corpus {corpus[0]}?"
+    return f"; give a path from {os.getcwd()}, or a corpus: {', '.join(CORPORA)}"
+
+
+def text_files(folder: Path) -> list[Path]:
+    """The text files in `folder`, recursively, sorted by relative path; links to folders are not followed."""
+    files = [path for path in visible_files(folder) if looks_like_text(path)]
+    if not files:
+        raise WrongUse(f"data.source={folder} has no text files: all are hidden, empty or binary; "
+                       "give a folder with text")
+    return files
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """Return the files in `folder` that are not hidden, recursively, sorted by relative path. Raises WrongUse."""
+    def refuse(error: OSError) -> None:
+        raise WrongUse(f"{error.filename} cannot be read: {error.strerror}; "
+                       f"change its permissions or name the files with a glob, such as '{folder}/*.txt'")
+
+    files = []
+    for parent, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files += [Path(parent, name) for name in names if not name.startswith(".")]
+    return sorted(filter(Path.is_file, files), key=lambda path: path.relative_to(folder).as_posix())
+
+
+def looks_like_text(path: Path) -> bool:
+    """Return whether a file is text by git's rule. An empty file is none."""
+    with readable(path), path.open("rb") as file:
+        head = file.read(SNIFFED_BYTES)
+    return bool(head) and b"\0" not in head
+
+
+# ------------------------------------------------------------------------------------------------ parts
 
 TRAIN = "train"
 # a word in a file's or folder's name -> the part it holds, as the hub's own loader reads them
@@ -45,7 +129,7 @@ def named_split(path: PurePath) -> str | None:
     return None
 
 
-# ------------------------------------------------------------------------------------------------ folders
+# ------------------------------------------------------------------------------------------------ folders of rows
 
 LINES, SHEETS, OBJECTS, TABLES = (".jsonl", ".ndjson"), (".csv", ".tsv"), (".json",), (".parquet", ".arrow", ".feather")
 SAVE_AGAIN = "save the dataset again"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from powertrain.data.reading import json_kind
+from powertrain.data.rows.files import json_kind
 from powertrain.data.rows.row import BadRow, Conversation, Message, Pair, Sample, Span, Text
 
 JOIN = "\n\n"                                # between an instruction and its input, a context and its question

@@ -1,35 +1,42 @@
-"""From what the user names as the source to rows, one after the other, whatever the size of the source.
+"""From the source that the user names to rows, one after the other, whatever the size of the source.
 
 A source is a named set of rows (docstrings) or of texts (stdlib, shakespeare), a file, a folder, a glob, or a dataset of the
-hub as org/name or org/name:config. A name wins over a path that is called the same (write ./docstrings for the path), and a
-path over a dataset of the hub.
+Hugging Face hub as org/name or org/name:config. A set's name wins over a path of the same name (write ./docstrings for the
+path), and a path over a dataset of the hub. `datasets` downloads once into its own cache, which also serves without a network.
 """
 
 from __future__ import annotations
 
 import difflib
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from powertrain.data.documents import CORPORA, corpus_documents
-from powertrain.data.reading import named_files, similar
+from powertrain.data.documents import corpus_documents
 from powertrain.data.rows.docstrings import docstring_rows
-from powertrain.data.rows.files import csv_rows, json_lines, text_rows
-from powertrain.data.rows.folders import LINES, OBJECTS, SHEETS, data_suffix, folder_files
-from powertrain.data.rows.json_files import json_rows
-from powertrain.data.rows.row import BadRow, Rejected, Row
-from powertrain.data.rows.tables import arrow_rows, hub_rows, is_hub_id, parquet_rows
+from powertrain.data.rows.files import json_lines, json_rows, text_rows
+from powertrain.data.rows.folders import (
+    CORPORA,
+    LINES,
+    OBJECTS,
+    SHEETS,
+    choose_split,
+    data_suffix,
+    folder_files,
+    named_files,
+    similar,
+)
+from powertrain.data.rows.row import Rejected, Row
+from powertrain.data.rows.tables import BATCH_ROWS, arrow_rows, csv_rows, optional_part, parquet_rows, table_rows
 from powertrain.records import WrongUse
-
-__all__ = ["ROW_SETS", "BadRow", "Rejected", "Row", "local_files", "read_rows"]
 
 ROW_SETS = ("docstrings",)
 
 
 def read_rows(source: str, *, cache: Path, split: str | None = None, text_field: str = "text",
               most: int | None = None) -> Iterator[Row | Rejected]:
-    """The rows of `source`, and in their places those that cannot be read at all.
+    """Yield the rows of `source`, and in their places the rows that cannot be read at all.
 
     A text file gives one row, {text_field: its text}. `split` is the part of a source that has parts: a dataset of the hub, a
     folder whose files are named after parts, a JSON file with several lists; train by default. `most` limits the rows.
@@ -40,14 +47,18 @@ def read_rows(source: str, *, cache: Path, split: str | None = None, text_field:
 
 
 def local_files(source: str, split: str | None) -> list[Path] | None:
-    """The files that `source` names, in the order in which they are read; None for a named set or a dataset of the hub.
+    """Return the files that `source` names, in the order of reading; None for a named set or a dataset of the hub.
 
-    Raises WrongUse if it names none.
+    Raises WrongUse if `source` names no file.
     """
     path = Path(source).expanduser()
     if source in (*ROW_SETS, *CORPORA) or (not path.exists() and is_hub_id(source)):
         return None
-    return folder_files(path, split) if path.is_dir() else _files(source, path)
+    if path.is_dir():
+        return folder_files(path, split)
+    if not path.exists() and (near := difflib.get_close_matches(source, ROW_SETS, n=1)):
+        raise WrongUse(f"data.source={source}: there is no such file or folder; did you mean the set {near[0]}?")
+    return named_files(source)
 
 
 def _found(source: str, cache: Path, split: str | None, text_field: str) -> Iterator[Row | Rejected]:
@@ -57,22 +68,12 @@ def _found(source: str, cache: Path, split: str | None, text_field: str) -> Iter
         return (Row({text_field: document.text}, document.origin) for document in corpus_documents(source, cache))
     path, files = Path(source).expanduser(), local_files(source, split)
     if files is None:
-        return hub_rows(source, split, hint=_near(path) if path.parent.is_dir() else "")
+        hint = similar(path).partition("; give a path")[0] if path.parent.is_dir() else ""
+        return hub_rows(source, split, hint=hint)
     # a folder's files are all rows, or all texts, and then its .json is one of them
-    if path.is_dir() and any(data_suffix(file) is None for file in files):
-        return itertools.chain.from_iterable(text_rows(file, text_field) for file in files)
-    return itertools.chain.from_iterable(_file_rows(file, split, text_field) for file in files)
-
-
-def _near(path: Path) -> str:
-    return similar(path).partition("; give a path")[0]
-
-
-def _files(source: str, path: Path) -> list[Path]:
-    near = [] if path.exists() else difflib.get_close_matches(source, ROW_SETS, n=1)
-    if near:
-        raise WrongUse(f"data.source={source}: there is no such file or folder; did you mean the set {near[0]}?")
-    return named_files(source)
+    texts = path.is_dir() and any(data_suffix(file) is None for file in files)
+    return itertools.chain.from_iterable(text_rows(file, text_field) if texts else _file_rows(file, split, text_field)
+                                         for file in files)
 
 
 def _file_rows(path: Path, split: str | None, text_field: str) -> Iterator[Row | Rejected]:
@@ -98,7 +99,7 @@ def _first(most: int, found: Iterable[Row | Rejected]) -> Iterator[Row | Rejecte
 
 
 def _usable(source: str, found: Iterable[Row | Rejected]) -> Iterator[Row | Rejected]:
-    """`found` as it is. Raises WrongUse at its end if not one row could be read."""
+    """Yield all of `found`. Raises WrongUse at its end if not one row could be read."""
     first: Rejected | None = None
     rejected = rows = 0
     for row in found:
@@ -112,3 +113,54 @@ def _usable(source: str, found: Iterable[Row | Rejected]) -> Iterator[Row | Reje
                        f"{first.origin}: {first.reason}")
     if not rows:
         raise WrongUse(f"data.source={source} is empty: no row to train on; give a source with rows")
+
+
+# ------------------------------------------------------------------------------------------------ the hub
+
+HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<config>[\w.+-]+))?")
+# endings that many a file has and no dataset
+FILE_NAME = re.compile(r".*\.(txt|md|rst|py|html?|xml|ya?ml|log|pdf|docx?|xlsx?|zip|gz|xz|zst|tar|"
+                       r"jsonl?|ndjson|csv|tsv|parquet|arrow|feather)", re.IGNORECASE)
+SLICED = re.compile(r"[\[+]")                # "train[:10%]" and "train+test" are the hub library's own language
+
+
+def is_hub_id(source: str) -> bool:
+    """Return whether `source` has the form of a dataset's name there, org/name or org/name:config, and not of a file's."""
+    return HUB_ID.fullmatch(source) is not None and FILE_NAME.fullmatch(source) is None
+
+
+def hub_rows(source: str, split: str | None, *, hint: str = "") -> Iterator[Row | Rejected]:
+    """Yield the rows of one part. An error for a dataset that does not exist says `hint` before the cure.
+
+    Raises WrongUse if the dataset does not exist, or is not in the cache and the hub cannot be reached.
+    """
+    found = HUB_ID.fullmatch(source)
+    assert found is not None                 # the caller has asked is_hub_id
+    datasets = optional_part("datasets", f"data.source={source} is a dataset of the hub, and reading it")
+    asked = split if split and SLICED.search(split) else None
+    try:
+        loaded = datasets.load_dataset(found["name"], found["config"], split=asked)
+    except datasets.exceptions.DatasetNotFoundError as error:
+        raise WrongUse(f"data.source={source}: the hub has no such dataset, or it is not yours to read{hint}; check the name, "
+                       "and log in with `hf auth login` if it is private or gated") from error
+    except ConnectionError as error:
+        raise WrongUse(f"data.source={source}: neither a path nor a dataset in the cache of `datasets`, and the hub cannot "
+                       f"be reached ({_first_line(error)}){hint}; load it once with a network, or give a path") from error
+    except (ValueError, RuntimeError, OSError) as error:
+        raise WrongUse(f"data.source={source} cannot be loaded: {_first_line(error)}{_config_cure(source, error)}") from error
+    part = asked or choose_split(f"data.source={source}", list(loaded), split)
+    rows = loaded if asked else loaded[part]
+    # as Arrow: pictures and sounds stay encoded, since nobody looks at them
+    return table_rows(rows.with_format("arrow").iter(batch_size=BATCH_ROWS), f"{source}[{part}]")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _config_cure(source: str, error: Exception) -> str:
+    text = str(error)
+    if "onfig" not in text or ":" in source:
+        return "; check data.source and data.split"
+    listed = re.search(r"\[[^\]]*\]", text.replace("\n", " "))
+    return f"; name one of its configurations{' ' + listed.group() if listed else ''} as {source}:CONFIG"

@@ -36,6 +36,12 @@ def fault(value: Any) -> str | None:
     return None
 
 
+def checked(fields: dict[str, Any], origin: str) -> Row | Rejected:
+    """Return the row, or its rejection where a value has a fault."""
+    reason = fault(fields)
+    return Rejected(origin, reason) if reason else Row(fields, origin)
+
+
 def _text_fault(text: str) -> str | None:
     if (at := text.find("\0")) >= 0:
         return f"NUL at character {at} of a text; mend or remove the row"

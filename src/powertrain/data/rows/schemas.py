@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from powertrain.data.reading import FIELDS_NAMED, json_kind
+from powertrain.data.rows.files import FIELDS_NAMED, json_kind
 from powertrain.data.rows.formats import ALSO_CALLED, BY_NAME, FORMATS, Format, Kind, SeveralTurns, single_exchange
 from powertrain.data.rows.row import BadRow, Conversation, Row, Sample
 from powertrain.records import WrongUse
@@ -34,6 +34,9 @@ class Schema:
     name: str                                # of the format
     kind: Kind                               # of what `read` gives
     columns: Mapping[str, str]               # our column -> the data's; an optional one that the data lack is absent
+
+    def to_json(self) -> list[Any]:
+        return [self.name, self.kind, dict(self.columns)]
 
     @cached_property
     def _format(self) -> Format:

@@ -1,34 +1,111 @@
-"""The rows of Parquet and Arrow files through pyarrow, and of datasets on the Hugging Face hub through `datasets`.
-
-Rows are read a few hundred at a time, from a memory-mapped file. `datasets` downloads once into its own cache; without a
-network, what that cache has is used.
-"""
+"""The rows of tables: CSV and TSV by the line, Parquet and Arrow through pyarrow, a few hundred rows at a time."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+import csv
+import itertools
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
-from powertrain.data.rows.folders import choose_split
-from powertrain.data.rows.row import Rejected, Row, fault
+from powertrain.data.rows.files import LONGEST_LINE_BYTES, numbered_lines, opened
+from powertrain.data.rows.folders import readable
+from powertrain.data.rows.row import Rejected, Row, checked
 from powertrain.records import WrongUse
+
+LONGEST_FIELD_CHARS = 16 << 20               # of CSV, which holds 4 bytes per character: what a quote left open can take in
+DELIMITERS = ",;\t"                          # of CSV, tried on the header in this order
+NOT_UTF8 = "not UTF-8; convert the file, for example with iconv -f LATIN1 -t UTF-8"
+
+
+def csv_rows(path: Path) -> Iterator[Row | Rejected]:
+    """Yield the rows under a header, quoted as RFC 4180 says; a row's origin is the line where it begins.
+
+    A row that violates the quoting is rejected rather than read as something else.
+    """
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_FIELD_CHARS))  # the csv module has one for the process
+    with readable(path), opened(path) as file:
+        lines = _csv_lines(path, file)
+        first = next(lines, "")
+        reader = csv.reader(itertools.chain([first] if first else [], lines), delimiter=_delimiter(path, first), strict=True)
+        header: list[str] | None = None
+        while True:
+            origin = f"{path}:{reader.line_num + 1}"
+            try:
+                values = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                reason = f"{error}; {_csv_cure(str(error))}"
+                if header is None:
+                    raise WrongUse(f"{origin}: the header cannot be read: {reason}") from error
+                yield Rejected(origin, reason)
+                continue
+            if header is None:
+                header = _header(values, origin) if values else None
+            elif values:
+                yield _csv_row(header, values, origin)
+
+
+def _csv_lines(path: Path, file: IO[bytes]) -> Iterator[str]:
+    for number, line in numbered_lines(file):
+        if line is None:
+            raise WrongUse(f"{path}:{number}: more than {LONGEST_LINE_BYTES >> 20} MiB in one line; is it CSV?")
+        # bytes that are not UTF-8 become surrogates here, so that only the row that holds them is rejected
+        yield line.decode("utf-8", "surrogateescape")
+
+
+def _delimiter(path: Path, header: str) -> str:
+    if ".tsv" in (suffix.lower() for suffix in path.suffixes):
+        return "\t"
+    return next((delimiter for delimiter in DELIMITERS if delimiter in header), DELIMITERS[0])
+
+
+def _csv_cure(reason: str) -> str:
+    if "end of data" in reason or "field limit" in reason:
+        return "a quote that opens here is never closed: close it, or double it"
+    return "a quote inside a quoted field is written twice"
+
+
+def _header(values: list[str], origin: str) -> list[str]:
+    names = [value.strip() for value in values]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise WrongUse(f"{origin}: the header names the column {twice!r} twice; rename one")
+    if not _are_utf8(names):
+        raise WrongUse(f"{origin}: the header is {NOT_UTF8}")
+    return names
+
+
+def _csv_row(header: list[str], values: list[str], origin: str) -> Row | Rejected:
+    if len(values) != len(header):
+        return Rejected(origin, f"{len(values)} fields where the header names {len(header)}; quote those that hold a delimiter")
+    return checked(dict(zip(header, values, strict=True)), origin) if _are_utf8(values) else Rejected(origin, NOT_UTF8)
+
+
+def _are_utf8(texts: Iterable[str]) -> bool:
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------------------------------ Parquet and Arrow
 
 BATCH_ROWS = 256                             # turned into Python's objects at a time
 ARROW_FILE_MAGIC = b"ARROW1"                 # without it, an Arrow file is a stream, as `datasets` writes them
 
 
-def optional_part(module: str, what: str) -> ModuleType:
-    """A module of a package that need not be installed. Raises WrongUse with the command that installs it."""
+def optional_part(module: str, purpose: str) -> ModuleType:
+    """Import a module of a package that need not be installed. Raises WrongUse with the command that installs it."""
     try:
         return import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise WrongUse(f"{what} needs {package}, which cannot be imported ({error}); pip install {package}") from error
+        raise WrongUse(f"{purpose} needs {package}, which cannot be imported ({error}); pip install {package}") from error
 
 
 @contextmanager
@@ -46,7 +123,7 @@ def parquet_rows(path: Path) -> Iterator[Row | Rejected]:
 
 
 def arrow_rows(path: Path) -> Iterator[Row | Rejected]:
-    """An Arrow file or stream."""
+    """Yield the rows of an Arrow file or stream."""
     arrow = optional_part("pyarrow", "reading Arrow")
     if not path.stat().st_size:
         return
@@ -60,17 +137,16 @@ def arrow_rows(path: Path) -> Iterator[Row | Rejected]:
 
 
 def table_rows(batches: Iterator[Any], origin: str) -> Iterator[Row | Rejected]:
-    """The rows of record batches or tables, with the origin "ORIGIN row N"."""
-    number = 0
-    for batch in batches:
-        for start in range(0, batch.num_rows, BATCH_ROWS):
-            for fields in _values(batch.slice(start, BATCH_ROWS)):
-                number += 1
-                yield _row(fields, f"{origin} row {number}")
+    """Yield the rows of record batches or tables, with the origin "ORIGIN row N"."""
+    pieces = (batch.slice(start, BATCH_ROWS) for batch in batches for start in range(0, batch.num_rows, BATCH_ROWS))
+    for number, fields in enumerate(itertools.chain.from_iterable(map(_values, pieces)), 1):
+        place = f"{origin} row {number}"
+        yield checked(fields, place) if not isinstance(fields, ValueError) else \
+            Rejected(place, f"a value cannot be read: {fields}; mend or remove the row")
 
 
 def _values(batch: Any) -> Iterator[Any]:
-    """Each row as a dict, or the error that its values give."""
+    """Yield each row as a dict, or the error that its values give."""
     try:
         yield from batch.to_pylist()
     except ValueError:
@@ -80,67 +156,3 @@ def _values(batch: Any) -> Iterator[Any]:
                 yield batch.slice(i, 1).to_pylist()[0]
             except ValueError as error:
                 yield error
-
-
-def _row(fields: Any, origin: str) -> Row | Rejected:
-    if isinstance(fields, ValueError):
-        return Rejected(origin, f"a value cannot be read: {fields}; mend or remove the row")
-    reason = fault(fields)
-    return Rejected(origin, reason) if reason else Row(fields, origin)
-
-
-# ------------------------------------------------------------------------------------------------ the hub
-
-HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<config>[\w.+-]+))?")
-# what nobody calls a dataset, but many a file
-FILE_NAME = re.compile(r".*\.(txt|md|rst|py|html?|xml|ya?ml|log|pdf|docx?|xlsx?|zip|gz|xz|zst|tar|"
-                       r"jsonl?|ndjson|csv|tsv|parquet|arrow|feather)", re.IGNORECASE)
-SLICED = re.compile(r"[\[+]")                # "train[:10%]" and "train+test" are the hub library's own language
-
-
-def is_hub_id(source: str) -> bool:
-    """Whether `source` has the form of a dataset's name there, org/name or org/name:config, and not that of a file's."""
-    return HUB_ID.fullmatch(source) is not None and FILE_NAME.fullmatch(source) is None
-
-
-def hub_rows(source: str, split: str | None, *, hint: str = "") -> Iterator[Row | Rejected]:
-    """The rows of one part. `hint` is said where there is no such dataset, before the cure.
-
-    Raises WrongUse if the dataset does not exist, or is not in the cache and the hub cannot be reached.
-    """
-    found = HUB_ID.fullmatch(source)
-    assert found is not None                 # the caller has asked is_hub_id
-    datasets = optional_part("datasets", f"data.source={source} is a dataset of the hub, and reading it")
-    asked = split if split and SLICED.search(split) else None
-    try:
-        loaded = datasets.load_dataset(found["name"], found["config"], split=asked)
-    except datasets.exceptions.DatasetNotFoundError as error:
-        raise WrongUse(f"data.source={source}: the hub has no such dataset, or it is not yours to read{hint}; check the name, "
-                       "and log in with `hf auth login` if it is private or gated") from error
-    except ConnectionError as error:
-        raise WrongUse(f"data.source={source}: neither a path nor a dataset in the cache of `datasets`, and the hub cannot "
-                       f"be reached ({_first_line(error)}){hint}; load it once with a network, or give a path") from error
-    except (ValueError, RuntimeError, OSError) as error:
-        raise WrongUse(f"data.source={source} cannot be loaded: {_first_line(error)}{_config_cure(source, error)}") from error
-    part = str(asked)
-    if asked is None:
-        part = choose_split(f"data.source={source}", list(loaded), split)
-        loaded = loaded[part]
-    return _rows(loaded, f"{source}[{part}]")
-
-
-def _rows(dataset: Any, origin: str) -> Iterator[Row | Rejected]:
-    # as Arrow: pictures and sounds stay encoded, since nobody looks at them
-    yield from table_rows(dataset.with_format("arrow").iter(batch_size=BATCH_ROWS), origin)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-
-
-def _config_cure(source: str, error: Exception) -> str:
-    text = str(error)
-    if "onfig" not in text or ":" in source:
-        return "; check data.source and data.split"
-    listed = re.search(r"\[[^\]]*\]", text.replace("\n", " "))
-    return f"; name one of its configurations{' ' + listed.group() if listed else ''} as {source}:CONFIG"
