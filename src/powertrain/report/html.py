@@ -14,8 +14,7 @@ from markupsafe import Markup, escape
 
 from powertrain.report import drawing as drawings
 from powertrain.report.chart import Drawing
-from powertrain.report.markdown import shown
-from powertrain.report.page import Cell, Figure, Page, Table, is_number, said, several
+from powertrain.report.page import Cell, Figure, Page, Table, is_number, said, several, shown
 
 MOST_ROWS = 200              # of a data table on the page; report.json has all
 LONG_TABLE = 60              # rows; longer tables are folded

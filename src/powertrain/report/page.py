@@ -99,6 +99,14 @@ def said(value: Cell) -> str:
     return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.5g}"
 
 
+def shown(table: Table, most: int) -> list[tuple[Cell, ...]]:
+    """The rows, or so many of them, evenly spread, the first and the last among them."""
+    rows = table.rows
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
+
+
 def is_number(value: Cell) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
