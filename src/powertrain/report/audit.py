@@ -102,12 +102,12 @@ def markdown(audit: Audit, texts: Mapping[str, str]) -> str:
     # bounds are not multiplied: two cures may save the same seconds
     fast = [(number, finding) for number, finding in wrong if finding.expected.speed is not None]
     number, fastest = max(fast, key=lambda item: (item[1].expected.speed or (0.0, 0.0))[1], default=(0, None))
-    commands = [*((f"powertrain audit {audit.subject} {options}", says) for options, says in OPTIONS.items()), *COMMANDS.items()]
+    commands = {f"powertrain audit {audit.subject} {options}": says for options, says in OPTIONS.items()} | COMMANDS
     return render(
         "audit.md.jinja", {"places": places, "expected": expected, "by_loss": _by_loss, "telling": says_something,
                            "difference": lambda edits: _difference(edits, texts)},
         audit=audit, counted=counted(audit.findings), headings=HEADINGS, wrong=wrong, phases=_phases(wrong), fastest=fastest,
-        fastest_number=number, commands=commands, width=max(len(command) for command, _ in commands),
+        fastest_number=number, commands=commands, width=max(map(len, commands)),
         by_severity={severity: [item for item in numbered if item[1].severity == severity] for severity in SEVERITIES})
 
 
