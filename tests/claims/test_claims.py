@@ -11,10 +11,9 @@ import yaml
 from driver import TINY
 from powertrain import planner
 from powertrain.claims import experiments
-from powertrain.claims import studies as claim_studies
-from powertrain.claims.claim import METRICS, catalogue, read_catalogue
-from powertrain.claims.experiments import READERS, Bench, Bound, Outcome, arms_of, carry_out, reading
-from powertrain.claims.needs import why_not
+from powertrain.claims import session as claim_sessions
+from powertrain.claims.claim import METRICS, catalogue, read_catalogue, why_not
+from powertrain.claims.experiments import Bench, Bound, Outcome, arms_of, carry_out, reading
 from powertrain.claims.probes import PROBES, Measured, OutOfTime
 from powertrain.claims.session import ClaimSession, by_experiment
 from powertrain.claims.verdicts import judge
@@ -93,8 +92,9 @@ def test_every_probe_exists_and_takes_its_settings():
             inspect.signature(PROBES[experiment.probe]).bind(None, **experiment.settings)
 
 
-def test_every_metric_has_a_reader():
-    assert set(METRICS) == set(READERS)
+def test_every_metric_can_be_read():
+    losses = {"detail": {"losses": [[4.0, 2.0], [4.4, 2.2]]}}
+    assert all(read(metric, outcome=dict(losses), steps=2 if metric == "first_steps" else None) for metric in METRICS)
 
 
 def test_what_a_claim_needs_is_a_word_that_is_known():
@@ -219,8 +219,8 @@ def test_the_first_steps_pay_for_what_is_compiled():
 
 
 def test_a_probe_is_read_by_its_value_or_by_its_detail():
-    claim, outcome = two_arms("000-01")
-    experiment = dataclasses.replace(outcome.experiment, kind="probe")
+    claim, outcome = two_arms()
+    experiment = dataclasses.replace(outcome.experiment, kind="probe", probe="p")
     spread = {"median": 2.0, "low": 1.0, "high": 4.0}
     measured = Measured(Interval(2.0, 1.0, 3.0), "u", "a", "b", {"share": 0.5, "spread": spread})
     outcome = Outcome(experiment, measured=measured)
@@ -328,7 +328,7 @@ def test_the_newest_verdict_of_this_machine_counts(tmp_path):
                   claim_study("2026-11-21_claims-9", "2026-11-21", a="old", b="x"),
                   claim_study("2026-12-01_claims", "2026-12-01", "elsewhere", a="theirs")):
         studies.save(tmp_path / study.name, study, {})
-    found = claim_studies.known(tmp_path, "here")
+    found = claim_sessions.known_verdicts(tmp_path, "here")
     assert {name: (known.finding["verdict"], known.study) for name, known in found.items()} == {
         "a": ("new", "2026-11-21_claims-10"), "b": ("x", "2026-11-21_claims-9")}
 
@@ -337,15 +337,15 @@ def test_claims_without_a_verdict_come_first_and_then_the_oldest(tmp_path):
     for study in (claim_study("2026-11-21_claims-10", "2026-11-21", a="x"), claim_study("by-name", "2026-11-20", c="x"),
                   claim_study("2026-11-21_claims-2", "2026-11-21", b="x")):
         studies.save(tmp_path / study.name, study, {})
-    known = claim_studies.known(tmp_path, "here")
-    assert claim_studies.in_turn(["a", "b", "d"], known) == ["d"]
-    assert claim_studies.in_turn(["a", "b", "c"], known) == ["c", "b", "a"]
+    known = claim_sessions.known_verdicts(tmp_path, "here")
+    assert claim_sessions.in_turn(["a", "b", "d"], known) == ["d"]
+    assert claim_sessions.in_turn(["a", "b", "c"], known) == ["c", "b", "a"]
 
 
 def test_a_study_is_replaced_whole_as_it_grows(tmp_path, facts):
     folder = tmp_path / "studies" / "2026-11-21_claims"
     for verdict in ("first", "second"):
-        claim_studies.keep(folder, claim_study("x", "2026-11-21", a=verdict), facts.hardware, facts.software)
+        claim_sessions.keep(folder, claim_study("x", "2026-11-21", a=verdict), facts.hardware, facts.software)
     assert studies.load(folder).findings["claims"][0]["verdict"] == "second"
     assert studies.load(folder).name == folder.name
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from powertrain.claims.claim import Claim
+from powertrain.claims.experiments import Bound
 from powertrain.claims.verdicts import by_bound, claimed_range, decide, figure, shown
 from powertrain.records.evidence import (
     BETTER,
@@ -95,17 +96,16 @@ def test_a_figure_that_scatters_too_much_decides_nothing():
     assert verdict(126.0, 105.0, 147.0, span=(45, 60), unit="seconds", better="lower") == SMALLER
 
 
-def test_a_bound_below_the_margin_decides_a_claimed_gain_without_timing():
-    found = by_bound(claim(), 1.004, "optimizer")
-    assert found is not None
+def test_a_bound_below_the_margin_is_no_effect():
+    found = by_bound(Bound(1.004, ("optimizer",)))
     assert found[0] == NO_EFFECT
     assert "optimizer takes 0.4% of a step" in found[1]
-    assert by_bound(claim(), 1.05, "optimizer") is None
 
 
-def test_a_bound_says_nothing_of_a_cost_or_of_a_claim_turned_round():
-    assert by_bound(claim(span=(0.9, 0.95)), 1.004, "optimizer") is None
-    assert by_bound(claim(inverse=True), 1.004, "optimizer") is None
+def test_a_cost_or_a_claim_turned_round_claims_no_gain():
+    assert claim().claims_gain
+    assert not claim(span=(0.9, 0.95)).claims_gain
+    assert not claim(inverse=True).claims_gain
 
 
 def test_figures_are_readable():

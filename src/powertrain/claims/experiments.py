@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from powertrain import planner
 from powertrain.claims.claim import Claim, Experiment
-from powertrain.claims.probes import PROBES, Context, Measured
-from powertrain.claims.probes.probe import OutOfTime
-from powertrain.evidence.clock import CannotRun, Pace, Probe
+from powertrain.claims.probes import PROBES, Context, Measured, OutOfTime
+from powertrain.claims.probes.probe import exactly
+from powertrain.evidence.clock import Arena, CannotRun, Pace, Probe
 from powertrain.evidence.parity import compare_losses
-from powertrain.evidence.profile import Profile, bound
+from powertrain.evidence.profile import bound
 from powertrain.evidence.stats import MARGIN, interval
 from powertrain.records import RunFailed, WrongUse
 from powertrain.records.evidence import Arm, ArmRun, Comparison, Interval, Parity, Window
@@ -23,17 +23,6 @@ from powertrain.records.evidence import Arm, ArmRun, Comparison, Interval, Parit
 PACE = Pace(window_s=0.5, pairs=6, most_pairs=12, warm_up_s=5.0)
 UNTIMED = frozenset({"peak_memory", "loss"})     # metrics for which no window is timed
 PROBED_STEPS = 4
-
-
-class Measures(Protocol):
-    """The measurements that an experiment asks of an arena."""
-
-    def compare(self, a: Arm, b: Arm, pace: Pace = ..., *, margin: float = ..., deadline: float | None = ...
-                ) -> tuple[Comparison, ArmRun, ArmRun]: ...
-
-    def probe(self, arm: Arm, *, steps: int = ..., precision: str | None = ..., seed: int | None = ...) -> Probe: ...
-
-    def profile(self, arm: Arm, *, steps: int = ...) -> Profile: ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +45,7 @@ class Outcome:
     parity: Parity | None = None
     bound: Bound | None = None
     measured: Measured | None = None         # of a probe
-    failed: str | None = None                # why there is nothing else
+    failed: str | None = None                # why there is no result
     seconds: float = 0.0                     # that it took
     detail: dict[str, Any] = field(default_factory=dict)
 
@@ -65,79 +54,77 @@ class Outcome:
 class Bench:
     """The means with which experiments are carried out."""
 
-    arena: Measures
+    arena: Arena
     cache: Path
-    scratch: Path                            # emptied by whoever made it
+    scratch: Path                            # the caller makes this folder and removes it
     deadline: float                          # by time.monotonic()
     margin: float = MARGIN
     pace: Pace = PACE
 
 
 def arms_of(experiment: Experiment) -> tuple[Arm, Arm]:
-    def arm(words: tuple[str, ...]) -> Arm:
-        return Arm(f"{experiment.name}: {' '.join(words) or 'as planned'}", (*experiment.words, *words))
-
-    return arm(experiment.a), arm(experiment.b)
+    a, b = (Arm(f"{experiment.name}: {' '.join(words) or 'as planned'}", (*experiment.words, *words))
+            for words in (experiment.a, experiment.b))
+    return a, b
 
 
 def carry_out(experiment: Experiment, claims: Sequence[Claim], bench: Bench) -> Outcome | None:
     """Return the result for the `claims` that the experiment decides; None where the time ran out."""
     began = time.monotonic()
     try:
-        found = _BY_KIND[experiment.kind](experiment, claims, bench)
+        found = _of_arms(experiment, claims, bench) if experiment.kind == "arms" else \
+            Outcome(experiment, measured=_measured(experiment, bench) if experiment.kind == "probe" else None)
     except OutOfTime:
         return None
     except (CannotRun, RunFailed, WrongUse) as error:
         found = Outcome(experiment, failed=str(error))
-    except Exception as error:               # one experiment that is broken must not take the others with it
+    except Exception as error:               # an experiment that is broken must not end the others
         found = Outcome(experiment, failed=f"{type(error).__name__}: {error}")
-    return Outcome(**{**vars(found), "seconds": time.monotonic() - began})
+    return replace(found, seconds=time.monotonic() - began)
+
+
+def _measured(experiment: Experiment, bench: Bench) -> Measured:
+    if experiment.probe not in PROBES:
+        raise WrongUse(f"there is no probe {experiment.probe!r} (known: {', '.join(PROBES)})")
+    folder = bench.scratch / experiment.name
+    folder.mkdir(parents=True)
+    return PROBES[experiment.probe](Context(bench.cache, bench.deadline, bench.arena, folder), **experiment.settings)
 
 
 def _of_arms(experiment: Experiment, claims: Sequence[Claim], bench: Bench) -> Outcome:
     a, b = arms_of(experiment)
     metrics = {claim.metric or "speed" for claim in claims}
-    limit = _bound(experiment, a, b, bench) if experiment.technique and metrics == {"speed"} else None
-    if limit is not None and limit.times - 1 < MARGIN and all(_is_gain(claim) for claim in claims):
-        return Outcome(experiment, (a, b), bound=limit)
-    comparison: Comparison | None = None
-    runs: tuple[ArmRun, ...] = ()
+    found = Outcome(experiment, (a, b), bound=_bound(experiment, bench) if metrics == {"speed"} else None)
+    if found.bound is not None and found.bound.times - 1 < MARGIN and all(claim.claims_gain for claim in claims):
+        return found
     if metrics - UNTIMED:
-        comparison, *both = bench.arena.compare(a, b, bench.pace, margin=bench.margin, deadline=bench.deadline)
-        runs = tuple(both)
-    allocated = _allocated(a, b, bench) if "peak_memory" in metrics else None
-    parity = _parity(experiment, a, b, bench) if experiment.exactness is not None else None
-    losses = _losses(a, b, bench) if "loss" in metrics else {}
-    return Outcome(experiment, (a, b), runs, comparison, allocated, parity, limit, detail=losses)
+        comparison, *runs = bench.arena.compare(a, b, bench.pace, margin=bench.margin, deadline=bench.deadline)
+        found = replace(found, comparison=comparison, runs=tuple(runs))
+    if "peak_memory" in metrics:
+        of_a, of_b = (_probe(arm, bench).allocated_bytes for arm in (a, b))
+        if of_a is None or of_b is None:
+            raise CannotRun("the memory of a step cannot be counted on this machine")
+        found = replace(found, allocated_bytes=(of_a, of_b))
+    if experiment.exactness is not None:
+        found = replace(found, parity=_parity(experiment, a, b, bench))
+    return replace(found, detail={"losses": [list(_probe(arm, bench).losses) for arm in (a, b)]} if "loss" in metrics else {})
 
 
-def _is_gain(claim: Claim) -> bool:
-    return not claim.inverse and (claim.range is None or claim.range[0] > 1)
-
-
-def _bound(experiment: Experiment, a: Arm, b: Arm, bench: Bench) -> Bound | None:
+def _bound(experiment: Experiment, bench: Bench) -> Bound | None:
     """Return Amdahl's bound from profiles of both arms and the classes of work that the technique acts on."""
-    assert experiment.technique is not None
-    technique = planner.BY_NAME[experiment.technique]
+    technique = planner.BY_NAME[experiment.technique] if experiment.technique else None
     acts_on: frozenset[str] = getattr(technique, "acts_on", frozenset())
     if not acts_on:
         return None
-    times = bound(bench.arena.profile(a), bench.arena.profile(b), acts_on)
-    return Bound(times, tuple(sorted(acts_on)))
+    a, b = (bench.arena.profile(arm) for arm in arms_of(experiment))
+    return Bound(bound(a, b, acts_on), tuple(sorted(acts_on)))
 
 
-def _probe(arm: Arm, bench: Bench, precision: str | None = None) -> Probe:
-    found = bench.arena.probe(arm, steps=PROBED_STEPS, precision=precision)
+def _probe(arm: Arm, bench: Bench) -> Probe:
+    found = bench.arena.probe(arm, steps=PROBED_STEPS)
     if found.error is not None:
         raise CannotRun(f"{arm.name}: {found.error}")
     return found
-
-
-def _allocated(a: Arm, b: Arm, bench: Bench) -> tuple[int, int]:
-    counts = [_probe(arm, bench).allocated_bytes for arm in (a, b)]
-    if None in counts:
-        raise CannotRun("the memory of a step cannot be counted on this machine")
-    return counts[0] or 0, counts[1] or 0
 
 
 def _parity(experiment: Experiment, a: Arm, b: Arm, bench: Bench) -> Parity:
@@ -146,8 +133,10 @@ def _parity(experiment: Experiment, a: Arm, b: Arm, bench: Bench) -> Parity:
     The arms' own precision is used where the precision differs between them, or where a plan does not run in fp32.
     """
     assert experiment.exactness is not None
+    precisions = [name for name, technique in planner.BY_NAME.items() if "precision" in technique.slots]
+    differ = any(word.startswith(f"techniques.{name}") for word in (*experiment.a, *experiment.b) for name in precisions)
     own = (None, "bf16")
-    for precision, dtype in [own] if _differs_in_precision(experiment) else [("fp32", "fp32"), own]:
+    for precision, dtype in [own] if differ else [("fp32", "fp32"), own]:
         probes = [bench.arena.probe(arm, steps=PROBED_STEPS, precision=precision) for arm in (a, b)]
         why = next((probe.error for probe in probes if probe.error is not None), None)
         if why is None:
@@ -155,120 +144,50 @@ def _parity(experiment: Experiment, a: Arm, b: Arm, bench: Bench) -> Parity:
     raise CannotRun(f"the losses cannot be compared: {why}")
 
 
-def _differs_in_precision(experiment: Experiment) -> bool:
-    names = [name for name, technique in planner.BY_NAME.items() if "precision" in technique.slots]
-    return any(word.startswith(f"techniques.{name}") for word in (*experiment.a, *experiment.b) for name in names)
-
-
-def _losses(a: Arm, b: Arm, bench: Bench) -> dict[str, Any]:
-    return {"losses": [list(_probe(arm, bench).losses) for arm in (a, b)]}
-
-
-def _of_probe(experiment: Experiment, claims: Sequence[Claim], bench: Bench) -> Outcome:
-    del claims
-    if experiment.probe not in PROBES:
-        raise WrongUse(f"there is no probe {experiment.probe!r} (known: {', '.join(PROBES)})")
-    folder = bench.scratch / experiment.name
-    folder.mkdir(parents=True)
-    context = Context(cache=bench.cache, deadline=bench.deadline, arena=bench.arena, folder=folder)  # type: ignore[arg-type]
-    return Outcome(experiment, measured=PROBES[experiment.probe](context, **experiment.settings))
-
-
-def _reasoned(experiment: Experiment, claims: Sequence[Claim], bench: Bench) -> Outcome:
-    del claims, bench
-    return Outcome(experiment)
-
-
-_BY_KIND: dict[str, Callable[[Experiment, Sequence[Claim], Bench], Outcome]] = {
-    "arms": _of_arms, "probe": _of_probe, "reasoned": _reasoned}
-
-
 # ------------------------------------------------------------------------------------------------ reading
 
 
 def reading(claim: Claim, outcome: Outcome) -> Interval | None:
     """Return the claim's metric as measured; None where it has no value. Raises LookupError for an unknown metric."""
-    kind = outcome.experiment.kind
-    found = _of_value(outcome.experiment) if kind == "reasoned" else _of_measured(claim, outcome) if kind == "probe" else \
-        READERS[claim.metric or "speed"](claim, outcome)
+    found = _reading(claim, outcome)
     if found is None or not claim.inverse:
         return found
     return Interval(1 / found.median, 1 / found.high, 1 / found.low)
 
 
-def _of_value(experiment: Experiment) -> Interval | None:
-    if experiment.value is None:
-        return None
-    low, high = experiment.value
-    return Interval((low + high) / 2, low, high)
+def _reading(claim: Claim, outcome: Outcome) -> Interval | None:
+    if outcome.experiment.value is not None:
+        low, high = outcome.experiment.value
+        return Interval((low + high) / 2, low, high)
+    if outcome.measured is not None:
+        found = outcome.measured.detail[claim.metric] if claim.metric else outcome.measured.value
+        return found if isinstance(found, Interval) else Interval(**found) if isinstance(found, dict) else exactly(float(found))
+    metric, speed = claim.metric or "speed", outcome.comparison.speed if outcome.comparison else None
+    if metric == "loss":
+        return interval([of_b / of_a for of_a, of_b in zip(*outcome.detail["losses"], strict=True)])
+    if metric == "peak_memory":
+        assert outcome.allocated_bytes is not None
+        return exactly(outcome.allocated_bytes[1] / outcome.allocated_bytes[0])
+    if metric == "first_steps" and speed is not None:
+        return _first_steps(speed, outcome, claim.steps or 0)
+    return speed if metric in ("speed", "first_steps") else \
+        interval([OF_WINDOWS[metric](a, b) for a, b in zip(*(run.windows for run in outcome.runs), strict=True)])
 
 
-def _of_measured(claim: Claim, outcome: Outcome) -> Interval:
-    assert outcome.measured is not None
-    if claim.metric in ("", "value"):
-        return outcome.measured.value
-    found = outcome.measured.detail[claim.metric]
-    if isinstance(found, Interval):
-        return found
-    return Interval(**found) if isinstance(found, dict) else Interval(float(found), float(found), float(found))
-
-
-def _speed(claim: Claim, outcome: Outcome) -> Interval | None:
-    del claim
-    return outcome.comparison.speed if outcome.comparison else None
-
-
-def _pairs(outcome: Outcome) -> list[tuple[Window, Window]]:
-    a, b = outcome.runs
-    return list(zip(a.windows, b.windows, strict=True))
-
-
-def _peak_memory(claim: Claim, outcome: Outcome) -> Interval:
-    del claim
-    assert outcome.allocated_bytes is not None
-    a, b = outcome.allocated_bytes
-    return Interval(b / a, b / a, b / a)
-
-
-def _first_steps(claim: Claim, outcome: Outcome) -> Interval | None:
-    """Return the speed over the first steps, compilation included."""
-    if outcome.comparison is None or outcome.comparison.speed is None or claim.steps is None:
-        return None
-    a_s = statistics.median(a.seconds / a.steps for a, _ in _pairs(outcome)) * claim.steps
-    speed, owed_s = outcome.comparison.speed, outcome.comparison.compile_s
+def _first_steps(speed: Interval, outcome: Outcome, steps: int) -> Interval:
+    """Return the speed over the first `steps` steps, compilation included."""
+    assert outcome.comparison is not None
+    a_s, owed_s = statistics.median(a.seconds / a.steps for a in outcome.runs[0].windows) * steps, outcome.comparison.compile_s
     return Interval(*(a_s / (owed_s + a_s / times) for times in (speed.median, speed.low, speed.high)))
 
 
-def _loss(claim: Claim, outcome: Outcome) -> Interval:
-    del claim
-    a, b = outcome.detail["losses"]
-    return interval([of_b / of_a for of_a, of_b in zip(a, b, strict=True)])
+def _busy(window: Window) -> float:
+    return 1 - (window.parts.get("data", 0.0) + window.parts.get("copy", 0.0)) / window.seconds
 
 
-def _waiting(window: Window, parts: Sequence[str]) -> float:
-    return sum(window.parts.get(part, 0.0) for part in parts) / window.seconds
-
-
-def _data_wait(claim: Claim, outcome: Outcome) -> Interval:
-    del claim
-    return interval([_waiting(a, ("data",)) for a, _ in _pairs(outcome)])
-
-
-def _busy(claim: Claim, outcome: Outcome) -> Interval:
-    del claim
-    return interval([1 - _waiting(b, ("data", "copy")) for _, b in _pairs(outcome)])
-
-
-def _busy_ratio(claim: Claim, outcome: Outcome) -> Interval:
-    del claim
-    return interval([(1 - _waiting(b, ("data", "copy"))) / (1 - _waiting(a, ("data", "copy"))) for a, b in _pairs(outcome)])
-
-
-def _steps_per_s(claim: Claim, outcome: Outcome) -> Interval:
-    del claim
-    return interval([b.steps / b.seconds for _, b in _pairs(outcome)])
-
-
-READERS: dict[str, Callable[[Claim, Outcome], Interval | None]] = {
-    "speed": _speed, "peak_memory": _peak_memory, "first_steps": _first_steps, "loss": _loss,
-    "data_wait": _data_wait, "busy": _busy, "busy_ratio": _busy_ratio, "steps_per_s": _steps_per_s}
+OF_WINDOWS: Mapping[str, Callable[[Window, Window], float]] = {      # metrics of a pair of windows, one of each arm
+    "data_wait": lambda a, _: a.parts.get("data", 0.0) / a.seconds,
+    "busy": lambda _, b: _busy(b),
+    "busy_ratio": lambda a, b: _busy(b) / _busy(a),
+    "steps_per_s": lambda _, b: b.steps / b.seconds,
+}

@@ -1,23 +1,29 @@
-"""A session of claims: their experiments one after the other, each result stored as soon as it is there."""
+"""A session of claims: their experiments one after the other, stored as a study of kind `claims` after each of them.
+
+The same studies are read for the verdicts on this machine.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from powertrain.claims.claim import Catalogue, Claim, Experiment
+from powertrain.claims.claim import Catalogue, Claim, Experiment, why_not
 from powertrain.claims.experiments import UNTIMED, Bench, Outcome, arms_of, carry_out
-from powertrain.claims.needs import why_not
 from powertrain.claims.verdicts import ClaimRow, judge
+from powertrain.evidence import studies
 from powertrain.evidence.arms import CannotRun
-from powertrain.evidence.clock import Arena
 from powertrain.evidence.stats import MARGIN, noise_floor
-from powertrain.records import Hardware, Software, to_plain
-from powertrain.records.evidence import NOT_HERE, Arm, ArmRun, Comparison
+from powertrain.records import Hardware, Software, WrongUse, to_plain
+from powertrain.records.evidence import NOT_HERE, Arm, ArmRun, Comparison, Study
 
-Say = Callable[[str], None]
+WHAT = "claims"
 
 
 @dataclass
@@ -25,9 +31,8 @@ class ClaimSession:
     """The results of `powertrain claims run` so far."""
 
     catalogue: Catalogue
-    arena: Arena
     bench: Bench
-    say: Say
+    say: Callable[[str], None]
     keep: Callable[[ClaimSession], None]          # called after each experiment, so that an interrupted study has all results
     rows: list[ClaimRow] = field(default_factory=list)
     arms: list[Arm] = field(default_factory=list)
@@ -39,48 +44,45 @@ class ClaimSession:
 
     def decide(self, claims: Sequence[Claim], hardware: Hardware, software: Software) -> None:
         """Give each claim a verdict, until the time is up."""
-        here: list[Claim] = []
+        reasons = {claim.id: why_not(claim.needs, hardware, software) for claim in claims}
         for claim in claims:
-            reason = why_not(claim.needs, hardware, software)
-            if reason is None:
-                here.append(claim)
-            else:
-                self.rows.append(ClaimRow(claim, NOT_HERE, reason, conditions=conditions_of(self.catalogue, claim)))
+            if (reason := reasons[claim.id]) is not None:
+                self.rows.append(ClaimRow(claim, NOT_HERE, reason, conditions=self.catalogue.conditions_of(claim)))
         self.keep(self)
-        for experiment, decided in by_experiment(self.catalogue, here):
-            self._one(experiment, decided)
+        for experiment, decided in by_experiment(self.catalogue, [claim for claim in claims if reasons[claim.id] is None]):
+            if not self._one(experiment, decided):
+                self.left.append(experiment.name)
             self.keep(self)
 
-    def _one(self, experiment: Experiment, claims: Sequence[Claim]) -> None:
-        left_s = self.bench.deadline - time.monotonic()
-        if experiment.seconds > max(left_s, 0.0):
-            self.left.append(experiment.name)
-            return
-        if self.noise_floor is None and is_timed(experiment, claims):
+    def _one(self, experiment: Experiment, claims: Sequence[Claim]) -> bool:
+        """Carry out an experiment and judge its claims. Return whether there was time."""
+        if experiment.seconds > max(self.bench.deadline - time.monotonic(), 0.0):
+            return False
+        is_timed = experiment.kind == "arms" and bool({claim.metric or "speed" for claim in claims} - UNTIMED)
+        if self.noise_floor is None and is_timed:
             self._control(experiment)
         self.say(f"{', '.join(claim.id for claim in claims)}: {experiment.name}")
         outcome = carry_out(experiment, claims, replace(self.bench, margin=max(MARGIN, self.noise_floor or 0.0)))
         if outcome is None:
-            self.left.append(experiment.name)
-            return
+            return False
         self._write(outcome)
         for claim in claims:
-            found = judge(claim, outcome, self.noise_floor if is_timed(experiment, claims) else None)
-            self.rows.append(replace(found, conditions=conditions_of(self.catalogue, claim)))
+            found = judge(claim, outcome, self.noise_floor if is_timed else None)
+            self.rows.append(replace(found, conditions=self.catalogue.conditions_of(claim)))
             self.say(f"{claim.id}: {found.verdict}; {found.because}")
+        return True
 
     def _control(self, experiment: Experiment) -> None:
         """Measure an arm against itself, once, for the noise floor of this machine."""
         arm = arms_of(experiment)[0]
         self.say(f"an arm against itself, for the noise of this machine: {arm.name}")
         try:
-            comparison, *runs = self.arena.control(arm, self.bench.pace, self.bench.deadline)
+            comparison, *runs = self.bench.arena.control(arm, self.bench.pace, self.bench.deadline)
             self.noise_floor = noise_floor(comparison)
         except (CannotRun, ValueError) as error:
             self.say(f"no noise floor: {error}")
             return
-        again = replace(arm, name=comparison.b)
-        self._add((arm, again), tuple(runs), comparison)
+        self._add((arm, replace(arm, name=comparison.b)), runs, comparison)
 
     def _write(self, outcome: Outcome) -> None:
         self._add(outcome.arms, outcome.runs, outcome.comparison and replace(outcome.comparison, parity=outcome.parity))
@@ -92,14 +94,19 @@ class ClaimSession:
 
     def _add(self, arms: Sequence[Arm], runs: Sequence[ArmRun], comparison: Comparison | None) -> None:
         known = {arm.name for arm in self.arms}
-        self.arms += [replace(arm, plan=self.arena.plans.get(arm.name)) for arm in arms if arm.name not in known]
+        self.arms += [replace(arm, plan=self.bench.arena.plans.get(arm.name)) for arm in arms if arm.name not in known]
         self.runs += runs
         self.comparisons += [comparison] if comparison else []
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the findings of a study of kind `claims`."""
-        return {"claims": [row.to_json() for row in sorted(self.rows, key=lambda item: item.claim.id)],
-                "experiments": self.experiments}
+    def rows_as_json(self) -> list[dict[str, Any]]:
+        return [row.to_json() for row in sorted(self.rows, key=lambda row: row.claim.id)]
+
+    def study(self, name: str, circumstances: Mapping[str, Any], seconds: float) -> Study:
+        """Return the study of the results so far."""
+        return Study(name, WHAT, f"{len(self.rows)} of the documents' claims, measured or reasoned about on this machine",
+                     **circumstances, arms=tuple(self.arms), runs=tuple(self.runs), comparisons=tuple(self.comparisons),
+                     noise_floor=self.noise_floor, seconds=round(seconds, 1),
+                     findings={"claims": self.rows_as_json(), "experiments": self.experiments})
 
 
 def by_experiment(catalogue: Catalogue, claims: Sequence[Claim]) -> Iterator[tuple[Experiment, list[Claim]]]:
@@ -111,11 +118,48 @@ def by_experiment(catalogue: Catalogue, claims: Sequence[Claim]) -> Iterator[tup
         yield catalogue.experiments[name], groups[name]
 
 
-def is_timed(experiment: Experiment, claims: Sequence[Claim]) -> bool:
-    return experiment.kind == "arms" and bool({claim.metric or "speed" for claim in claims} - UNTIMED)
+# ------------------------------------------------------------------------------------------------ stored studies
 
 
-def conditions_of(catalogue: Catalogue, claim: Claim) -> str:
-    experiment = catalogue.experiment_of(claim)
-    words = f"powertrain train {' '.join(experiment.words)}" if experiment.kind == "arms" else ""
-    return "; ".join(part for part in (claim.conditions, experiment.conditions, words) if part)
+@dataclass(frozen=True)
+class Known:
+    """The newest verdict on a claim on this machine."""
+
+    finding: Mapping[str, Any]               # as in a study
+    study: str
+    place: int                               # of that study among this machine's, from the oldest
+
+
+def keep(folder: Path, study: Study, hardware: Hardware, software: Software) -> None:
+    """Write the study in place of its earlier version. A reader never sees half a file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as beside:
+        fresh = Path(beside) / folder.name
+        studies.save(fresh, study, {"hardware": to_plain(hardware), "software": to_plain(software)})
+        for file in fresh.iterdir():
+            os.replace(file, folder / file.name)
+
+
+def known_verdicts(folder: Path, fingerprint: str) -> dict[str, Known]:
+    """Return claim id -> its newest verdict on the machine of this fingerprint, from the studies of `folder`."""
+    here = [study for study in _claim_studies(folder) if study.machine.get("fingerprint") == fingerprint]
+    found: dict[str, Known] = {}
+    for place, study in enumerate(sorted(here, key=lambda study: (study.date, len(study.name), study.name))):
+        for row in study.findings["claims"]:
+            found[row["id"]] = Known(row, study.name, place)
+    return found
+
+
+def in_turn(ids: Sequence[str], found: Mapping[str, Known]) -> list[str]:
+    """Return the ids without a verdict here; where all have one, all ids, those of the oldest study first."""
+    return [name for name in ids if name not in found] or sorted(ids, key=lambda name: found[name].place)
+
+
+def _claim_studies(folder: Path) -> Iterator[Study]:
+    for path in sorted(folder.glob(f"*/{studies.EVIDENCE}")):
+        try:
+            kind = json.loads(path.read_text(encoding="utf-8")).get("kind")
+        except (ValueError, AttributeError):
+            raise WrongUse(f"{path} is damaged; repair it, or move {path.parent} out of {folder}/") from None
+        if kind == WHAT:
+            yield studies.load(path.parent)

@@ -17,21 +17,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from powertrain.claims.claim import Claim, Experiment
-from powertrain.claims.experiments import Outcome, reading
+from powertrain.claims.claim import Claim
+from powertrain.claims.experiments import Bound, Outcome, reading
 from powertrain.evidence.stats import MARGIN, TOO_NOISY
 from powertrain.records import to_plain
-from powertrain.records.evidence import (
-    BETTER,
-    CONFIRMED,
-    HARMFUL,
-    INCONCLUSIVE,
-    INVALID,
-    NO_EFFECT,
-    SMALLER,
-    Interval,
-    Parity,
-)
+from powertrain.records.evidence import BETTER, CONFIRMED, HARMFUL, INCONCLUSIVE, INVALID, NO_EFFECT, SMALLER, Interval, Parity
 
 TOO_WIDE = 0.25              # half-width of a plain figure over the figure, from which the verdict is inconclusive
 Verdict = tuple[str, str]    # one of the words above, and why
@@ -49,59 +39,79 @@ class ClaimRow:
     conditions: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        claim = self.claim
-        span = None if claim.range is None else [end if math.isfinite(end) else None for end in claim.range]
-        return {"id": claim.id, "document": claim.document, "what": claim.what, "claimed": claim.claimed, "range": span,
-                "unit": claim.unit, "better": claim.better, "measured": to_plain(self.measured), "verdict": self.verdict,
-                "because": self.because, "prior": claim.prior, "experiment": claim.experiment, "metric": claim.metric,
-                "conditions": self.conditions, "parity": to_plain(self.parity)}
+        span = None if self.claim.range is None else [end if math.isfinite(end) else None for end in self.claim.range]
+        copied = ("id", "document", "what", "claimed", "unit", "better", "prior", "experiment", "metric")
+        return {**{name: getattr(self.claim, name) for name in copied}, "range": span, "verdict": self.verdict,
+                "because": self.because, "conditions": self.conditions, "measured": to_plain(self.measured),
+                "parity": to_plain(self.parity)}
 
 
 def judge(claim: Claim, outcome: Outcome, floor: float | None) -> ClaimRow:
     """Return the verdict on one claim by its experiment."""
-    experiment = outcome.experiment
+    experiment, comparison, parity = outcome.experiment, outcome.comparison, outcome.parity
+    measured = None
     if outcome.failed is not None:
-        return ClaimRow(claim, INCONCLUSIVE, f"it could not be measured: {outcome.failed}")
-    if experiment.verdict is not None:
-        return ClaimRow(claim, experiment.verdict, experiment.because)
-    if outcome.bound is not None and outcome.comparison is None and not outcome.allocated_bytes:
-        found = by_bound(claim, outcome.bound.times, " and ".join(outcome.bound.acts_on))
-        assert found is not None, claim.id
-        return ClaimRow(claim, *found, parity=outcome.parity)
-    if outcome.comparison is not None and outcome.comparison.verdict == INVALID:
-        return ClaimRow(claim, INCONCLUSIVE, f"a run had no speed: {outcome.comparison.because}", parity=outcome.parity)
-    if outcome.parity is not None and not outcome.parity.holds:
-        return ClaimRow(claim, INCONCLUSIVE, f"the arms do not learn the same: {outcome.parity.because}", parity=outcome.parity)
-    measured = reading(claim, outcome)
-    if measured is None:
-        return ClaimRow(claim, INCONCLUSIVE, "the measurement gave no value", parity=outcome.parity)
-    verdict, because = decide(claim, measured, noise_floor=floor)
-    return ClaimRow(claim, verdict, _with_reason(because, experiment, outcome), measured, outcome.parity)
+        verdict, because = INCONCLUSIVE, f"it could not be measured: {outcome.failed}"
+    elif experiment.verdict is not None:
+        verdict, because = experiment.verdict, experiment.because
+    elif outcome.bound is not None and comparison is None and not outcome.allocated_bytes:
+        verdict, because = by_bound(outcome.bound)
+    elif comparison is not None and comparison.verdict == INVALID:
+        verdict, because = INCONCLUSIVE, f"a run had no speed: {comparison.because}"
+    elif parity is not None and not parity.holds:
+        verdict, because = INCONCLUSIVE, f"the arms do not learn the same: {parity.because}"
+    elif (measured := reading(claim, outcome)) is None:
+        verdict, because = INCONCLUSIVE, "the measurement gave no value"
+    else:
+        verdict, because = decide(claim, measured, noise_floor=floor)
+        if experiment.kind == "reasoned":
+            because += f". By arithmetic: {experiment.because}"
+        elif outcome.bound is not None and math.isfinite(outcome.bound.times):
+            because += f"; at most {outcome.bound.times:.2f} times by Amdahl"
+    return ClaimRow(claim, verdict, because, measured, parity)
 
 
-def _with_reason(because: str, experiment: Experiment, outcome: Outcome) -> str:
-    if experiment.kind == "reasoned":
-        return f"{because}. By arithmetic: {experiment.because}"
-    if outcome.bound is None or not math.isfinite(outcome.bound.times):
-        return because
-    return f"{because}; at most {outcome.bound.times:.2f} times by Amdahl"
+def by_bound(bound: Bound) -> Verdict:
+    """Return "no effect" for a technique that acts on too small a part of a step to be timed."""
+    return NO_EFFECT, (f"not timed: {' and '.join(bound.acts_on)} takes {1 - 1 / bound.times:.1%} of a step here, so without "
+                       f"it a step would be at most {bound.times:.3f} times as fast (Amdahl)")
 
 
 def decide(claim: Claim, measured: Interval, *, noise_floor: float | None) -> Verdict:
     """Return the verdict on a claim with its reason. `noise_floor` is a share; None where nothing was timed."""
+    sign = 1.0 if claim.better == "higher" else -1.0         # more is better in all numbers below
+    low, middle, high = sorted((sign * measured.low, sign * measured.median, sign * measured.high))
+    worst, best = (sign, math.inf) if claim.range is None else sorted(sign * end for end in claim.range)
+    said = f"{shown(claim, measured)}, claimed {claimed_range(claim)}"
+    overlaps = low <= best and high >= worst
+    too_wide = INCONCLUSIVE, f"{said}; the interval is too wide"
     if not claim.is_ratio:
-        return _of_figure(claim, measured)
+        is_wide = (high - low) / 2 > TOO_WIDE * abs(middle) and not (low >= worst and high <= best)
+        if overlaps:
+            return too_wide if is_wide else (CONFIRMED, said)
+        return (BETTER, said) if low > best else (SMALLER, f"{said}: worse than claimed")
+
     margin = min(max(MARGIN, noise_floor or 0.0), TOO_NOISY)
-    return _of_nothing(claim, measured, margin) if _says_nothing_changes(claim) else _of_change(claim, measured, margin)
+    if claim.range is not None and worst <= sign <= best:    # the claim is that nothing is lost, or that nothing changes
+        is_wide = (low < worst - margin and high > worst) or (high > best + margin and low < best)
+        if worst - margin <= middle <= best + margin:
+            return too_wide if is_wide else (CONFIRMED, said)
+        if overlaps:
+            return too_wide
+        return (BETTER if middle > best else HARMFUL), said
 
-
-def by_bound(claim: Claim, bound: float, acts_on: str) -> Verdict | None:
-    """Return "no effect" where the technique acts on too small a part of a step; None where the claim has to be timed."""
-    claims_gain = claim.is_ratio and not claim.inverse and (claim.range is None or claim.range[0] > 1)
-    if not claims_gain or bound - 1 >= MARGIN:
-        return None
-    return NO_EFFECT, (f"not timed: {acts_on} takes {1 - 1 / bound:.1%} of a step here, so without it a step would be at "
-                       f"most {bound:.3f} times as fast (Amdahl)")
+    differs = (low > sign or high < sign) and abs(middle - sign) > MARGIN
+    if not differs and (high - low) / 2 < margin:
+        return NO_EFFECT, f"{said}; less than {margin:.1%} is no effect here"
+    if not differs:
+        return INCONCLUSIVE, f"{said}; the interval is too wide to tell it from no effect"
+    if overlaps:
+        return CONFIRMED, said
+    if low > best:
+        return BETTER, said
+    if best <= sign:
+        return HARMFUL, f"{said}: it costs more than claimed"
+    return (SMALLER if middle > sign else HARMFUL), said
 
 
 def shown(claim: Claim, measured: Interval) -> str:
@@ -125,65 +135,3 @@ def claimed_range(claim: Claim) -> str:
     if math.isinf(high):
         return f"{low:,g} or more"
     return f"{low:,g}" if low == high else f"{low:,g} to {high:,g}"
-
-
-def _says_nothing_changes(claim: Claim) -> bool:
-    return claim.range is not None and claim.range[0] <= 1 <= claim.range[1]
-
-
-def _oriented(claim: Claim, value: float) -> float:
-    return value if claim.better == "higher" else -value
-
-
-def _span(claim: Claim) -> tuple[float, float]:
-    """Return the claimed range, oriented so that more is better."""
-    if claim.range is None:
-        return _oriented(claim, 1.0), math.inf
-    low, high = sorted(_oriented(claim, end) for end in claim.range)
-    return low, high
-
-
-def _ends(claim: Claim, measured: Interval) -> tuple[float, float]:
-    low, high = sorted((_oriented(claim, measured.low), _oriented(claim, measured.high)))
-    return low, high
-
-
-def _of_change(claim: Claim, measured: Interval, margin: float) -> Verdict:
-    (low, high), (worst, best) = _ends(claim, measured), _span(claim)
-    one, middle = _oriented(claim, 1.0), _oriented(claim, measured.median)
-    said = f"{shown(claim, measured)}, claimed {claimed_range(claim)}"
-    differs = (low > one or high < one) and abs(middle - one) > MARGIN
-    if not differs and (high - low) / 2 < margin:
-        return NO_EFFECT, f"{said}; less than {margin:.1%} is no effect here"
-    if not differs:
-        return INCONCLUSIVE, f"{said}; the interval is too wide to tell it from no effect"
-    if low <= best and high >= worst:
-        return CONFIRMED, said
-    if low > best:
-        return BETTER, said
-    if best <= one:
-        return HARMFUL, f"{said}: it costs more than claimed"
-    return (SMALLER, said) if middle > one else (HARMFUL, said)
-
-
-def _of_nothing(claim: Claim, measured: Interval, margin: float) -> Verdict:
-    """Return the verdict on a claim that nothing is lost, or that nothing changes."""
-    (low, high), (worst, best) = _ends(claim, measured), _span(claim)
-    said = f"{shown(claim, measured)}, claimed {claimed_range(claim)}"
-    middle = _oriented(claim, measured.median)
-    if worst - margin <= middle <= best + margin:
-        wide = (low < worst - margin and high > worst) or (high > best + margin and low < best)
-        return (INCONCLUSIVE, f"{said}; the interval is too wide") if wide else (CONFIRMED, said)
-    if low <= best and high >= worst:
-        return INCONCLUSIVE, f"{said}; the interval is too wide"
-    return (BETTER, said) if middle > best else (HARMFUL, said)
-
-
-def _of_figure(claim: Claim, measured: Interval) -> Verdict:
-    (low, high), (worst, best) = _ends(claim, measured), _span(claim)
-    said = f"{shown(claim, measured)}, claimed {claimed_range(claim)}"
-    if low <= best and high >= worst:
-        inside = low >= worst and high <= best
-        wide = (high - low) / 2 > TOO_WIDE * abs(measured.median)
-        return (INCONCLUSIVE, f"{said}; the interval is too wide") if wide and not inside else (CONFIRMED, said)
-    return (BETTER, said) if low > best else (SMALLER, f"{said}: worse than claimed")

@@ -9,12 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from powertrain.claims import studies as claim_studies
-from powertrain.claims.claim import VERDICTS, Catalogue, Claim, Experiment, catalogue
+from powertrain.claims import session as claim_sessions
+from powertrain.claims.claim import VERDICTS, Catalogue, Claim, Experiment, catalogue, why_not
 from powertrain.claims.experiments import Bench
-from powertrain.claims.needs import why_not
-from powertrain.claims.session import ClaimSession, conditions_of
-from powertrain.claims.studies import Known
+from powertrain.claims.session import ClaimSession, Known
 from powertrain.claims.verdicts import claimed_range
 from powertrain.cli import output
 from powertrain.cli.environment import budget_s, cache_folder, say
@@ -52,7 +50,7 @@ def _here(known: Catalogue, claim: Claim, reason: str | None) -> str:
 
 def _how(known: Catalogue, claim: Claim, reason: str | None) -> str:
     """What would confirm the claim and on which conditions, or why it cannot be decided here."""
-    conditions = conditions_of(known, claim)
+    conditions = known.conditions_of(claim)
     wanted = f"Confirmed by {claimed_range(claim)} {claim.unit}"
     return f"{wanted}; {reason}" if reason is not None else f"{wanted}; {conditions}" if conditions else wanted
 
@@ -61,26 +59,26 @@ def _plain(known: Catalogue, claim: Claim) -> dict[str, Any]:
     experiment = known.experiment_of(claim)
     return {"id": claim.id, "document": claim.document, "what": claim.what, "claimed": claim.claimed, "range": claim.range,
             "unit": claim.unit, "better": claim.better, "prior": claim.prior, "needs": claim.needs,
-            "experiment": experiment.name, "kind": experiment.kind, "conditions": conditions_of(known, claim)}
+            "experiment": experiment.name, "kind": experiment.kind, "conditions": known.conditions_of(claim)}
 
 
 def run(ids: Sequence[str], *, budget: str, study: str | None, as_json: bool) -> None:
     deadline = time.monotonic() + budget_s(budget)
     known, hardware, software = catalogue(), read_hardware(cache_folder()), read_software()
-    before = claim_studies.known(studies.STUDIES, hardware.fingerprint)
+    before = claim_sessions.known_verdicts(studies.STUDIES, hardware.fingerprint)
     chosen = _chosen(known, ids, before)
     folder = studies.new_folder("claims", study)
     _train_bases(known, [claim for claim in chosen if why_not(claim.needs, hardware, software) is None])
     began, circumstances = time.monotonic(), studies.circumstances(hardware, software)
 
     def keep(session: ClaimSession) -> None:
-        found = claim_studies.study_of(session, folder.name, circumstances, time.monotonic() - began)
-        claim_studies.keep(folder, found, hardware, software)
+        found = session.study(folder.name, circumstances, time.monotonic() - began)
+        claim_sessions.keep(folder, found, hardware, software)
 
     with ExitStack() as open_things:
         scratch = Path(open_things.enter_context(tempfile.TemporaryDirectory(prefix="powertrain-claims-")))
         arena = open_things.enter_context(Arena(cache_folder()))
-        session = ClaimSession(known, arena, Bench(arena, cache_folder(), scratch, deadline), say, keep)
+        session = ClaimSession(known, Bench(arena, cache_folder(), scratch, deadline), say, keep)
         try:
             session.decide(chosen, hardware, software)
         except KeyboardInterrupt:
@@ -93,7 +91,7 @@ def _chosen(known: Catalogue, ids: Sequence[str], before: dict[str, Known]) -> t
     """The claims asked for; else those that have no verdict on this machine yet, or all again if every one has."""
     if not ids:
         by_id = {claim.id: claim for claim in known.claims}
-        return tuple(by_id[name] for name in claim_studies.in_turn(list(by_id), before))
+        return tuple(by_id[name] for name in claim_sessions.in_turn(list(by_id), before))
     try:
         return known.find(ids)
     except KeyError as error:
@@ -117,7 +115,7 @@ def _recipes(experiment: Experiment) -> list[list[str]]:
 
 
 def _print_session(session: ClaimSession, folder: Path, *, as_json: bool) -> None:
-    rows = session.to_json()["claims"]
+    rows = session.rows_as_json()
     if as_json:
         for row in rows:
             output.print_json({"event": "finding", **row})
@@ -134,7 +132,7 @@ def _print_session(session: ClaimSession, folder: Path, *, as_json: bool) -> Non
 
 def report(*, as_json: bool) -> None:
     known, hardware, software = catalogue(), read_hardware(cache_folder(), measure=False), read_software()
-    found = claim_studies.known(studies.STUDIES, hardware.fingerprint)
+    found = claim_sessions.known_verdicts(studies.STUDIES, hardware.fingerprint)
     rows = [_report_row(known, claim, found.get(claim.id), hardware, software) for claim in known.claims]
     if as_json:
         for row in rows:
