@@ -15,7 +15,6 @@ from example_folders import chat_folder
 from powertrain.audit.configs import read_config
 from powertrain.audit.conversion import FATES, Conversion
 from powertrain.audit.convert import convert
-from powertrain.audit.defaults import has_adapters
 from powertrain.audit.recipe_text import account_json, recipe_yaml
 from powertrain.audit.subject import Setting, Subject
 from powertrain.data.examples.tokenizer import open_example_tokenizer
@@ -215,7 +214,7 @@ def test_adapter_keys_without_an_adapter_train_all_weights(adapter: str, tmp_pat
     conversion = convert(read_config(tmp_path / "full.yml"))
     assert conversion.values["method"] == "full"
     assert not [key for key in conversion.values if key.startswith("lora.")]
-    assert not has_adapters(conversion.subject)
+    assert not conversion.subject.has_adapters
 
 
 def test_axolotl_drops_long_examples_and_evaluates_only_when_asked(tmp_path: Path) -> None:

@@ -1,13 +1,21 @@
-"""Every rule of the audit, whoever wrote it, has a case in which it fires and a near miss; there are at least forty."""
+"""Every rule of the audit, whoever wrote it, has a case in which it fires, a near miss, and words for what it finds."""
 
 from __future__ import annotations
 
+import ast
+import inspect
+from string import Formatter
+from typing import Any
+
+import pytest
 from code_cases import CASES
 from setting_cases import SETTING_CASES
 
 from powertrain.audit.rules import RULES
+from powertrain.audit.rules.base import wording
 
 AT_LEAST = 40
+KEYS = {"title", "why", "cure", "recipe", "expected", "breaking", "accuracy", "difficulty", "parts", "cases"}
 
 
 def test_every_rule_has_a_firing_case_and_a_near_miss() -> None:
@@ -16,3 +24,22 @@ def test_every_rule_has_a_firing_case_and_a_near_miss() -> None:
 
 def test_there_are_at_least_forty_rules() -> None:
     assert len(RULES) >= AT_LEAST
+
+
+def test_every_rule_has_its_words_and_no_words_are_left_over() -> None:
+    assert sorted(wording()) == sorted(rule.name for rule in RULES)
+    assert all(set(said) | set(case) <= KEYS for said in wording().values() for case in said.get("cases", {}).values())
+
+
+@pytest.mark.parametrize("name", wording())
+def test_a_rule_gives_all_the_facts_that_its_words_need(name: str) -> None:
+    code = ast.parse(inspect.getsource(inspect.unwrap(next(rule.ask for rule in RULES if rule.name == name))))
+    given = {item.arg for node in ast.walk(code) if isinstance(node, ast.Call) for item in node.keywords}
+    assert facts_in(wording()[name]) <= given | set(wording()[name].get("parts", {}))
+
+
+def facts_in(said: Any) -> set[str]:
+    """Return the names in braces of all texts in a rule's words."""
+    if isinstance(said, dict):
+        return {name for inner in said.values() for name in facts_in(inner)}
+    return {name.partition(".")[0] for _, name, _, _ in Formatter().parse(str(said)) if name}

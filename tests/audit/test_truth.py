@@ -10,7 +10,6 @@ import pytest
 from powertrain.audit.audit import audit
 from powertrain.audit.patch import make_patch
 from powertrain.audit.reading import read_subject
-from powertrain.audit.resolved import method
 from powertrain.audit.subject import Circumstances
 from powertrain.records import Software, UserError
 from powertrain.records.findings import Finding
@@ -189,7 +188,7 @@ def test_an_empty_rank_makes_no_adapters(rank: str, how: str, tmp_path: Path) ->
     path = tmp_path / "sft.yaml"
     path.write_text(f"model_name_or_path: some/model\nper_device_train_batch_size: 4\nnum_train_epochs: 1\n{rank}\n"
                     "dataset_name: a/b\nlr_scheduler_type: cosine\n", encoding="utf-8")
-    assert method(read_subject(path)) == how
+    assert read_subject(path).method == how
 
 
 # ------------------------------------------------------------------------------------------------ loops

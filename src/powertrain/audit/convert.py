@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from powertrain.audit.conversion import NO_DATA, NO_MODEL, Accounted, Conversion, Missing, data_of
-from powertrain.audit.defaults import METHODS, OF_FOUR_BITS, OF_LORA, SEMANTIC, has_adapters, in_force, trainer_default
+from powertrain.audit.defaults import METHODS
 from powertrain.audit.literal_files import shown
 from powertrain.audit.subject import Setting, Subject
 from powertrain.recipe import Recipe
@@ -30,6 +30,15 @@ BATCH = ("training.per_device_train_batch_size", "training.gradient_accumulation
 MASKS = ("training.assistant_only_loss", "training.completion_only_loss")
 LAUNCHERS = ("deepspeed", "accelerate", "fsdp")
 METHODS_HERE = ("scratch", "full", "lora", "qlora")
+# the keys that decide what is trained, in the order in which a recipe lists them
+SEMANTIC = ("training.per_device_train_batch_size", "training.num_train_epochs", "training.max_steps", "training.learning_rate",
+            "training.lr_scheduler_type", "training.min_lr", "training.warmup_steps", "training.weight_decay",
+            "training.adam_beta1", "training.adam_beta2", "training.adam_epsilon", "training.max_grad_norm", "training.seed",
+            "training.max_length", "training.excess_length_strategy", "data.validation_share", "data.validation_split",
+            "training.assistant_only_loss", "training.eval_strategy", "tokenizer.path", "model.family",
+            "model.num_hidden_layers", "model.num_attention_heads", "model.hidden_size", "model.dropout", "model.bias")
+OF_LORA = ("lora.r", "lora.lora_alpha", "lora.lora_dropout", "lora.target_modules")
+OF_FOUR_BITS = ("quantisation.bnb_4bit_quant_type", "quantisation.bnb_4bit_use_double_quant")
 REQUIRES_RATE = ("axolotl", "torchtune")     # trainers that have no learning rate of their own
 
 
@@ -52,7 +61,7 @@ def convert(subject: Subject) -> Conversion:
                  for key, setting in subject.unknown.items()]
     accounts += [Accounted(key, setting, "unread", "only running the file would tell; look it up and write it yourself")
                  for key, setting in subject.unread.items()]
-    if tunes and subject.value("model.path") is None and trainer_default(subject, "model.path") is None:
+    if tunes and subject.value("model.path") is None and subject.trainer_default("model.path") is None:
         lacks = [Missing("model", "the file names no model: write model.path, a folder or a hub id"), *lacks]
     if subject.framework in REQUIRES_RATE and not any("learning_rate" in account.ours for account in accounts):
         lacks.append(Missing("learning rate", f"the file sets no learning rate, and {subject.framework} has none of its own: "
@@ -76,7 +85,7 @@ def _model(subject: Subject, tunes: bool) -> list[Accounted]:
     found = subject.settings.get("model.path")
     if found is not None and found.value is not None:
         return [Accounted("model.path", found, "translated", "", {"model.path": str(found.value)})]
-    usual = trainer_default(subject, "model.path")
+    usual = subject.trainer_default("model.path")
     if not tunes:
         return []
     why = "the trainer's default" if usual else "the file does not say; name it"
@@ -90,7 +99,7 @@ def _method(subject: Subject, tunes: bool) -> list[Accounted]:
     if not tunes:
         return [Accounted(key, setting, "no effect", "a new model is trained as a whole") for key, setting in said.items()
                 if key != "training.method"]
-    adapters, four = has_adapters(subject), bool(in_force(subject, "quantisation.load_in_4bit"))
+    adapters, four = subject.has_adapters, bool(subject.in_force("quantisation.load_in_4bit"))
     method, named = "qlora" if adapters and four else "lora" if adapters else "full", subject.value("training.method")
     refused = {} if named in (None, *METHODS_HERE) else {"training.method": f"write one of {', '.join(METHODS_HERE)}"}
     method = named if named in METHODS_HERE else method
@@ -109,7 +118,7 @@ def _batch(subject: Subject) -> list[Accounted]:
     """Micro-batch x accumulation x processes is what an optimizer step learns from; the plan splits it."""
     micro_key, steps_key = BATCH
     whole = subject.settings.get("training.train_batch_size")
-    micro, steps = in_force(subject, micro_key) or subject.value("loader.batch_size"), in_force(subject, steps_key) or 1
+    micro, steps = subject.in_force(micro_key) or subject.value("loader.batch_size"), subject.in_force(steps_key) or 1
     said = {key: subject.settings[key] for key in (*BATCH, "loader.batch_size") if key in subject.settings}
     if whole is not None and _is_count(whole.value):
         return [Accounted("training.train_batch_size", whole, "translated", "", {"train_batch_size": whole.value}),
@@ -144,7 +153,7 @@ def _one(subject: Subject, key: str, setting: Setting, tunes: bool) -> Accounted
     if setting.value is None:
         return Accounted(key, setting, "no effect", "it sets nothing")
     section = key.partition(".")[0]
-    if section == "lora" and not has_adapters(subject):
+    if section == "lora" and not subject.has_adapters:
         return Accounted(key, setting, "no effect", "no adapters are trained")
     aside = ASIDE.get(key) or (_launched if section in LAUNCHERS else None)
     answer = aside(subject, key, setting.value) if aside is not None else None
@@ -244,7 +253,7 @@ def _remote_code(subject: Subject, key: str, value: Any) -> Aside:
 
 def _floor(subject: Subject, key: str, value: Any) -> Aside:
     """The schedule's end as a share of its start."""
-    rate = in_force(subject, "training.learning_rate")
+    rate = subject.in_force("training.learning_rate")
     if not all(isinstance(number, (int, float)) and number > 0 for number in (rate, value)):
         return None
     return {"min_lr_rate": round(value / rate, 6)}, f"{value:g} of {rate:g}"
@@ -257,7 +266,7 @@ ASIDE: Mapping[str, Callable[[Subject, str, Any], Aside]] = {
     "model.provider": lambda subject, key, value: "the model's architecture decides who computes it; model.provider=unsloth "
                                                   "takes Unsloth where it is installed",
     "training.lr_decay_iters": lambda subject, key, value: "the schedule ends at the run's last step anyway"
-    if value == in_force(subject, "training.max_steps") else None,
+    if value == subject.in_force("training.max_steps") else None,
 }
 
 
@@ -289,7 +298,7 @@ def _defaults(subject: Subject, tunes: bool, accounts: Iterable[Accounted]) -> l
     wanted = [*SEMANTIC, *(OF_LORA if method in ("lora", "qlora") else ()), *(OF_FOUR_BITS if method == "qlora" else ())]
     found = []
     for key in wanted:
-        value = None if key in done or key in subject.unread else trainer_default(subject, key)
+        value = None if key in done or key in subject.unread else subject.trainer_default(key)
         if value is None:
             continue
         answer = _one(subject, key, Setting(value, Place(str(subject.path)), ""), tunes)

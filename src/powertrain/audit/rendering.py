@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from powertrain import planner
-from powertrain.audit.defaults import in_force
 from powertrain.audit.subject import Subject
 from powertrain.recipe import Recipe
 from powertrain.recipe.conversions import OPTIMIZERS
@@ -80,7 +79,7 @@ def _all_off() -> dict[str, Pin]:
 
 def _precision(subject: Subject, facts: Facts) -> dict[str, Pin]:
     mixed = subject.value("accelerate.mixed_precision")
-    bf16, fp16 = in_force(subject, "training.bf16"), in_force(subject, "training.fp16")
+    bf16, fp16 = subject.in_force("training.bf16"), subject.in_force("training.fp16")
     if mixed in ("bf16", "fp16"):
         return {mixed: "on"}
     if fp16 is True and not subject.on("training.bf16"):     # TRL's bf16 is on unless fp16 is asked for
@@ -89,32 +88,32 @@ def _precision(subject: Subject, facts: Facts) -> dict[str, Pin]:
         return {"bf16": "on"} if facts.hardware.device == "cuda" else {}
     if bf16 is True:
         return {"bf16": "on"}
-    return {"tf32": "on"} if in_force(subject, "training.tf32") is True else {}
+    return {"tf32": "on"} if subject.in_force("training.tf32") is True else {}
 
 
 def _optimizer(subject: Subject, facts: Facts) -> dict[str, Pin]:
-    name = str(subject.value("optimizer.name") or in_force(subject, "training.optim") or "").lower().rpartition(".")[2]
+    name = str(subject.value("optimizer.name") or subject.in_force("training.optim") or "").lower().rpartition(".")[2]
     pins = {key.removeprefix("techniques."): "on" for key, value in OPTIMIZERS.get(name, {}).items() if value == "on"}
     return pins or ({"fused_adamw": "on"} if subject.value("optimizer.fused") is True else {})
 
 
 def _passes(subject: Subject, facts: Facts) -> dict[str, Pin]:
     """Its micro-batch, padded to its longest example; or its packed rows."""
-    micro = in_force(subject, "training.per_device_train_batch_size") or subject.value("loader.batch_size")
+    micro = subject.in_force("training.per_device_train_batch_size") or subject.value("loader.batch_size")
     batch = facts.data.train_batch_size
     if not isinstance(micro, int):
         return {}
-    if any(in_force(subject, key) is True for key in ("training.packing", "training.padding_free")):
-        row = in_force(subject, "training.max_length") or facts.data.max_length or facts.data.block
+    if any(subject.in_force(key) is True for key in ("training.packing", "training.padding_free")):
+        row = subject.in_force("training.max_length") or facts.data.max_length or facts.data.block
         return {"packing": {"tokens": micro * int(row), "multiple": 1}}
     pins: dict[str, Pin] = {"micro_batch": {"examples": micro}} if micro < batch else {}
-    grouped = in_force(subject, "training.train_sampling_strategy") == "group_by_length"
+    grouped = subject.in_force("training.train_sampling_strategy") == "group_by_length"
     return pins | ({"length_grouping": "on"} if grouped else {})
 
 
 def _checkpointing(subject: Subject, facts: Facts) -> dict[str, Pin]:
     """Hugging Face's computes everything of a block again, attention too."""
-    on = in_force(subject, "training.activation_checkpointing")
+    on = subject.in_force("training.activation_checkpointing")
     again = on is True or on in ("unsloth", "offload", "offload_disk")
     return {"activation_checkpointing": {"every": 1, "keep_attention": False}} if again else {}
 
@@ -126,15 +125,15 @@ def _kernels(subject: Subject, facts: Facts) -> dict[str, Pin]:
         kernel = "sdpa"
     if kernel is not None:
         pins["attention_kernel"] = {"kernel": kernel}
-    if in_force(subject, "training.use_liger_kernel") is True:
+    if subject.in_force("training.use_liger_kernel") is True:
         pins["chunked_cross_entropy"] = "on"
-    if in_force(subject, "training.torch_compile") is True:
+    if subject.in_force("training.torch_compile") is True:
         pins["torch_compile"] = "on"
     return pins
 
 
 def _loader(subject: Subject, facts: Facts) -> dict[str, Pin]:
-    workers = in_force(subject, "training.dataloader_num_workers") or subject.value("loader.num_workers")
+    workers = subject.in_force("training.dataloader_num_workers") or subject.value("loader.num_workers")
     if not isinstance(workers, int) or workers < 1:
         return {}
     return {"loader": {"workers": workers, "pinned": facts.hardware.device == "cuda"}}

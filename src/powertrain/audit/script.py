@@ -10,7 +10,7 @@ import ast
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ Loop = ast.For | ast.While | ast.AsyncFor
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 MAGIC = re.compile(r"^([ \t]*)[!%][^\n]*$", re.MULTILINE)            # a notebook's `!pip install`, `%matplotlib inline`
+TRAINING = ("Trainer", "TrainingArguments", "SFTConfig")     # ends of the names of calls without which nothing is trained
 DEEPEST_HELPER = 3                           # functions called from a loop, and from those: as deep as scripts go
 WRAPPED = ("compile", "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "get_peft_model",
            "prepare_model_for_kbit_training", "prepare_model_for_int8_training")     # calls that give back their model
@@ -95,8 +96,7 @@ class Script:
 
     def is_made_by(self, node: ast.AST, *endings: str) -> bool:
         """Whether a variable or attribute was seen to come from a call whose dotted name ends in one of these."""
-        last = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-        return any(kind.endswith(endings) for kind in self.kinds.get(last, ()))
+        return any(kind.endswith(endings) for kind in self.kinds.get(last_name(node), ()))
 
     def variables(self, *endings: str) -> list[str]:
         """The variables that come from such calls."""
@@ -255,6 +255,17 @@ class Script:
             return self.functions.get(call.func.attr)
         return None
 
+    def callers(self, function: FunctionNode | None) -> list[ast.Call]:
+        """The calls of one of the script's own functions, in the code that training reaches."""
+        return [node for node in self.nodes if function is not None and isinstance(node, ast.Call)
+                and self.called(node) is function]
+
+    def reached_from(self, body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
+        """All nodes of these statements, the statements among them, and of the script's functions that they call."""
+        for statement in body:
+            yield statement
+            yield from self.reached(statement)
+
     def reached(self, node: ast.AST, deepest: int = DEEPEST_HELPER) -> Iterator[ast.AST]:
         """All nodes under a node, and those of the script's functions that are called there."""
         seen: set[ast.AST] = set()
@@ -304,9 +315,18 @@ def is_backward(node: ast.AST) -> bool:
 
 def _trains(node: ast.AST) -> bool:
     """Whether a node is a backward pass, or makes a Trainer or its arguments."""
-    called = node.func if isinstance(node, ast.Call) else None
-    last = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
-    return is_backward(node) or last.endswith(("Trainer", "TrainingArguments", "SFTConfig"))
+    return is_backward(node) or (isinstance(node, ast.Call) and last_name(node.func).endswith(TRAINING))
+
+
+def last_name(node: ast.AST) -> str:
+    """Return `b` of `b` and `a.b`; "" for anything else."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def argument(call: ast.Call, name: str, place: int | None = None) -> ast.expr | None:
+    """Return an argument of a call by its name, or by its place if it has one."""
+    named = next((item.value for item in call.keywords if item.arg == name), None)
+    return call.args[place] if named is None and place is not None and len(call.args) > place else named
 
 
 def is_called(name: str, names: tuple[str, ...]) -> bool:

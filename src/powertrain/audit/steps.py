@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from powertrain.audit.script import DEEPEST_HELPER, DEFINITIONS, Loop, Script, is_backward, is_called
+from powertrain.audit.script import DEEPEST_HELPER, DEFINITIONS, Loop, Script, is_backward, is_called, last_name
 
 # of calls that make one, the ends of their dotted names
 OPTIMIZERS = ("optim.AdamW", "optim.Adam", "optim.SGD", "optim.Adagrad", "optim.RMSprop", "optim.NAdam", "optim.RAdam",
@@ -112,8 +112,7 @@ class Step:
 
     def _is(self, node: ast.AST, made_by: tuple[str, ...], word: str) -> bool:
         """Whether a variable came from such a call, or is named as one."""
-        last = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-        return word in last.lower() or any(kind.endswith(made_by) for kind in self.script.kinds.get(last, ()))
+        return word in last_name(node).lower() or self.script.is_made_by(node, *made_by)
 
     @property
     def accumulation(self) -> Accumulation | None:

@@ -1,22 +1,22 @@
-"""The rules of the audit, in topic files. A new rule is a function in one of them."""
+"""The rules of the audit, in topic files; their sentences stand in findings.yaml. A new rule is a function and its entry."""
 
 from __future__ import annotations
 
 from powertrain.audit.rules import (
-    adapters,
-    checkpoints,
-    data,
-    distributed,
-    good,
-    kernels,
-    labels,
-    loader,
-    loop,
-    memory,
-    names,
-    optimizer,
-    precision,
-    schedule,
+                 adapters,
+                 checkpoints,
+                 data,
+                 distributed,
+                 good,
+                 kernels,
+                 labels,
+                 loader,
+                 loop,
+                 memory,
+                 names,
+                 optimizer,
+                 precision,
+                 schedule,
 )
 from powertrain.records.findings import rules_of
 

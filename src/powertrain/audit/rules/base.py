@@ -1,35 +1,113 @@
-"""How an audit rule says what it found."""
+"""How an audit rule says what it found: with facts, which become sentences here, by the wording in findings.yaml.
+
+A rule is a function that yields `found(...)`: how severe it is, what was seen, and the facts that its sentences need. Its
+entry in findings.yaml has `why` and `cure`, and may have:
+
+    recipe       words of a Powertrain recipe for the same cure
+    expected     unmeasured, starts, unchanged, or what the cure changes (`says`) and on what that rests (`basis`)
+    breaking, accuracy, difficulty   what the cure may cost
+    title        in place of the first line of the rule's docstring
+    parts        phrases that are left out where one of their facts is not known, or where the fact of their name does not hold
+    cases        by name, what is said differently; `found(case=...)` names the case
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import wraps
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, wraps
+from importlib import resources
+from string import Formatter
+from typing import Any
+
+import yaml
 
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Circumstances, Setting, Subject
-from powertrain.records.findings import NO_SPEED, Cure, Degree, Edit, Evidence, Expected, Finding, Risk, Severity, finding
+from powertrain.records import findings
+from powertrain.records.findings import Cure, Edit, Evidence, Expected, Finding, Risk, Rule, Severity
 
-Findings = Iterator[Finding]
-STARTS = Expected("the run starts", "none")              # of cures for what ends a run before its first step
-UNCHANGED = Expected("nothing changes", "none")          # of cures for settings that do nothing
-
-
-def found(severity: Severity, why: str, *seen: Setting | Evidence | None, cure: str, edits: tuple[Edit, ...] = (),
-          words: tuple[str, ...] = (), expected: Expected = NO_SPEED, breaking: Degree = "none", accuracy: Degree = "none",
-          difficulty: Degree = "low", title: str = "") -> Finding:
-    """Return a finding with its cure: a sentence, edits of the file where they are safe, and words of a recipe.
-
-    Without a `title` it has its rule's: the first line of the function's docstring.
-    """
-    return finding(severity, title, why, *seen, cure=Cure(cure, edits, words), expected=expected,
-                   risk=Risk(breaking, accuracy, difficulty))
+EXPECTED: Mapping[Any, Expected] = {
+    None: findings.NO_SPEED, "unmeasured": findings.UNMEASURED,
+    "starts": Expected("the run starts", "none"),                # of cures for what ends a run before its first step
+    "unchanged": Expected("nothing changes", "none")}            # of cures for settings that do nothing
 
 
-def of_script(ask: Callable[[Script, Subject, Circumstances], Findings]) -> Callable[[Subject, Circumstances], Findings]:
-    """Return a rule's function that asks only scripts, not configs, and is given their code."""
-    @wraps(ask)
-    def asked(subject: Subject, where: Circumstances) -> Findings:
-        if subject.script is not None:
-            yield from ask(subject.script, subject, where)
+@dataclass(frozen=True)
+class Found:
+    """What a rule found, before it is put into words."""
 
-    return asked
+    severity: Severity
+    seen: tuple[Setting | Evidence | None, ...]
+    edits: tuple[Edit, ...]
+    expected: Expected | None                # None: as findings.yaml has it
+    case: str
+    facts: Mapping[str, Any]
+
+
+Findings = Iterator[Found]
+
+
+def found(severity: Severity, *seen: Setting | Evidence | None, edits: tuple[Edit, ...] = (), expected: Expected | None = None,
+          case: str = "", **facts: Any) -> Found:
+    """Return what a rule found: the evidence, edits of the file where they are safe, and the facts of its sentences."""
+    return Found(severity, seen, edits, expected, case, facts)
+
+
+def rule(rests_on: str, *, gives_way_to: tuple[str, ...] = ()) -> Callable[[Callable[..., Findings]], Rule[Any]]:
+    """Return a decorator that makes a rule of a function of a subject and its circumstances."""
+    def made(ask: Callable[..., Findings]) -> Rule[Any]:
+        @wraps(ask)
+        def asked(subject: Subject, where: Circumstances) -> Iterator[Finding]:
+            for one in ask(subject, where):
+                yield worded(ask.__name__, one)
+
+        return findings.rule(rests_on, gives_way_to=gives_way_to)(asked)
+
+    return made
+
+
+def code_rule(rests_on: str, *, gives_way_to: tuple[str, ...] = ()) -> Callable[[Callable[..., Findings]], Rule[Any]]:
+    """Return a decorator for a rule that asks only scripts, not configs; the function is given the script first."""
+    def made(ask: Callable[[Script, Subject, Circumstances], Findings]) -> Rule[Any]:
+        @wraps(ask)
+        def of_script(subject: Subject, where: Circumstances) -> Findings:
+            if subject.script is not None:
+                yield from ask(subject.script, subject, where)
+
+        return rule(rests_on, gives_way_to=gives_way_to)(of_script)
+
+    return made
+
+
+@cache
+def wording() -> Mapping[str, Mapping[str, Any]]:
+    """Return findings.yaml: the name of a rule -> what its findings say."""
+    text = (resources.files("powertrain") / "audit" / "findings.yaml").read_text(encoding="utf-8")
+    said: Mapping[str, Mapping[str, Any]] = yaml.safe_load(text)
+    return said
+
+
+def worded(name: str, one: Found) -> Finding:
+    """Return the finding of the rule `name` in words."""
+    said = wording()[name]
+    said = {**said, **said["cases"][one.case]} if one.case else said
+    phrases = {part: _phrase(part, text, one.facts) for part, text in said.get("parts", {}).items()}
+
+    def filled(text: str) -> str:
+        return text.format_map({**one.facts, **phrases})
+
+    told = said.get("expected")
+    expected = Expected(filled(told["says"]), filled(told["basis"])) if isinstance(told, dict) else EXPECTED[told]
+    cure = Cure(filled(said["cure"]), one.edits, tuple(filled(said.get("recipe", "")).split()))
+    risk = Risk(said.get("breaking", "none"), said.get("accuracy", "none"), said.get("difficulty", "low"))
+    return findings.finding(one.severity, filled(said.get("title", "")), filled(said["why"]), *one.seen, cure=cure,
+                            expected=one.expected or expected, risk=risk)
+
+
+def _phrase(part: str, text: str, facts: Mapping[str, Any]) -> str:
+    """Return a phrase with its facts; "" where one of them is not known, or the fact of its own name does not hold."""
+    needed = [name.partition(".")[0] for _, name, _, _ in Formatter().parse(text) if name]
+    needed += [part] if part in facts else []
+    holds = all(name in facts and facts[name] is not None and facts[name] is not False for name in needed)
+    return text.format_map(facts) if holds else ""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 
-from powertrain.audit.code_editing import with_argument
-from powertrain.audit.editing import set_to
-from powertrain.audit.rules.base import Findings, found, of_script
-from powertrain.audit.script import Loop, Script
+from powertrain.audit.edits import set_to, with_argument
+from powertrain.audit.rules.base import Findings, code_rule, found, rule
+from powertrain.audit.script import Loop, Script, argument
 from powertrain.audit.steps import outermost
 from powertrain.audit.subject import Circumstances, Subject
-from powertrain.records.findings import rule
 
 WHOLE = (".save_state", ".save_checkpoint", "torch.distributed.checkpoint.save")     # these save everything, or more
 PARTS = {"the schedule": ("sched",), "the scaler": ("scaler",), "the place in the run": ("epoch", "step", "iter")}
@@ -18,9 +16,8 @@ LIMIT = "training.save_total_limit"
 SAFE_SINCE = (2, 6)          # torch: weights_only became the default
 
 
-@rule("documentation: torch tutorial \"saving a general checkpoint for resuming\"; features: 5.3 (work lost by the five "
-      "systems)")
-@of_script
+@code_rule("documentation: torch tutorial \"saving a general checkpoint for resuming\"; features: 5.3 (work lost by the five "
+           "systems)")
 def checkpoint_cannot_resume(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Checkpoints lack the optimizer, the schedule or the place in the run."""
     if not script.training_loops or script.has_call(*WHOLE) or script.says("save_checkpoint", "save_state"):
@@ -28,25 +25,18 @@ def checkpoint_cannot_resume(script: Script, subject: Subject, where: Circumstan
     saves = [call for loop in script.training_loops for call in _saves(script, outermost(script, loop))]
     saved = " ".join(_contents(script, call) for call in saves).lower()
     if saves and "optim" not in saved:
-        yield found("moderate", "Only weights are saved. A run that starts from them begins with empty optimizer moments and "
-                    "at the beginning of its schedule and data: the loss jumps, and the result is another one",
-                    *(script.evidence(call) for call in saves[:3]),
-                    cure="Save optimizer, scheduler, scaler, step and random states with the weights, and load them all",
-                    title="a run cannot resume from its checkpoints")
+        yield found("moderate", *(script.evidence(call) for call in saves[:3]), case="weights")
         return
     used = " ".join(name.lower() for name in script.kinds)
     missing = [what for what, words in PARTS.items() if not any(word in saved for word in words)
                and (what == "the place in the run" or any(word in used for word in words))]
     if saves and missing:
-        yield found("low", f"The checkpoints lack {', '.join(missing)}. A resumed run differs from one that was not stopped",
-                    *(script.evidence(call) for call in saves[:2]), cure=f"Save {', '.join(missing)} too",
-                    title="checkpoints lack a part of the run's state")
+        yield found("low", *(script.evidence(call) for call in saves[:2]), missing=", ".join(missing))
 
 
 def _saves(script: Script, loop: Loop) -> list[ast.Call]:
-    return [node for statement in loop.body for node in (statement, *script.reached(statement))
-            if isinstance(node, ast.Call) and (script.name(node.func) in ("torch.save", "safetensors.torch.save_file")
-                                               or _saves_a_model(script, node))]
+    return [node for node in script.reached_from(loop.body) if isinstance(node, ast.Call)
+            and (script.name(node.func) in ("torch.save", "safetensors.torch.save_file") or _saves_a_model(script, node))]
 
 
 def _saves_a_model(script: Script, call: ast.Call) -> bool:
@@ -62,16 +52,13 @@ def _contents(script: Script, call: ast.Call) -> str:
     return " ".join(script.words(node) for node in (first, *script.assigned(first)))
 
 
-@rule("features: 5.3 (document 003's checkpoints); documentation: torch.compile (state_dict of an OptimizedModule)")
-@of_script
+@code_rule("features: 5.3 (document 003's checkpoints); documentation: torch.compile (state_dict of an OptimizedModule)")
 def compiled_names_saved(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Weights are saved under the names of the compiled model."""
     for call in script.calls(".state_dict") if not script.says("_orig_mod") else ():
         owner = call.func.value if isinstance(call.func, ast.Attribute) else call
         if isinstance(owner, (ast.Name, ast.Attribute)) and script.is_made_by(owner, "torch.compile"):
-            yield found("low", "torch.compile wraps the model, and every key of its state_dict begins with `_orig_mod.`: an "
-                        "uncompiled model does not load it", script.evidence(call),
-                        cure="Compile in place (`model.compile()`), or save `model._orig_mod.state_dict()`")
+            yield found("low", script.evidence(call))
             return
 
 
@@ -79,25 +66,17 @@ def compiled_names_saved(script: Script, subject: Subject, where: Circumstances)
 def one_checkpoint_kept(subject: Subject, where: Circumstances) -> Findings:
     """Only the newest checkpoint is kept."""
     if subject.value(LIMIT) == 1 and not subject.on("training.save_only_model"):
-        best = ", unless the best one is another" if subject.on("training.load_best_model_at_end") else ""
-        yield found("low", f"If it is damaged, no other checkpoint is left{best}. Keeping one saves disk, and no time",
-                    subject.settings[LIMIT], cure="Keep two", edits=set_to(subject, LIMIT, 2), words=("save_total_limit=2",))
+        yield found("low", subject.settings[LIMIT], edits=set_to(subject, LIMIT, 2),
+                    best=subject.on("training.load_best_model_at_end"))
 
 
-@rule("documentation: torch.load (\"weights_only=False will execute arbitrary code\")")
-@of_script
+@code_rule("documentation: torch.load (\"weights_only=False will execute arbitrary code\")")
 def pickle_loaded(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """torch.load opens a file in a way that runs the code in it."""
-    version = where.version("torch")
     for call in script.calls("torch.load"):
-        given = next((item.value for item in call.keywords if item.arg == "weights_only"), None)
+        given, is_safe = argument(call, "weights_only"), (where.version("torch") or (0,)) >= SAFE_SINCE
         asked = isinstance(given, ast.Constant) and given.value is False
-        if (given is not None and not asked) or (given is None and version is not None
-                                                                   and version >= SAFE_SINCE):
-            continue
-        yield found("moderate" if asked else "low", "A pickle can run any code that its author put in; with weights_only=True "
-                    "torch reads only tensors and plain values" + ("" if asked else
-                    ". Before torch 2.6 that is not the default"), script.evidence(call), breaking="low",
-                    cure="Load with weights_only=True, or keep weights in safetensors",
-                    edits=with_argument(script, call, "weights_only", "True"))
-        return
+        if asked or (given is None and not is_safe):
+            yield found("moderate" if asked else "low", script.evidence(call), old=not asked,
+                        edits=with_argument(script, call, "weights_only", "True"))
+            return

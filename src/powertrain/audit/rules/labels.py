@@ -5,28 +5,25 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from powertrain.audit.code_editing import with_text
-from powertrain.audit.editing import removed
+from powertrain.audit.edits import Edits, removed, with_text
 from powertrain.audit.reading_calls import WITHOUT_PADDING
 from powertrain.audit.reckoning import at_most
-from powertrain.audit.resolved import examples_per_pass, number
-from powertrain.audit.rules.base import STARTS, Findings, found, of_script
-from powertrain.audit.script import Script
+from powertrain.audit.rules.base import Findings, code_rule, found, rule
+from powertrain.audit.script import Script, argument
 from powertrain.audit.subject import Circumstances, Subject
-from powertrain.records.findings import Edit, Evidence, Finding, rule
 
 MODELS = ("from_pretrained", "from_config", "ForCausalLM", "LMHeadModel")
 CAUSAL = ("CausalLM.from_pretrained", "CausalLM.from_config", "LMHeadModel.from_pretrained", "ForCausalLM", "LMHeadModel")
 LABELS = ("labels", "label", "targets", "target", "target_ids", "y")
-ENDS = ("eos_token", "eos_token_id")
-ENDED = (*ENDS, "apply_chat_template", "<|endoftext|>", "</s>", "<|im_end|>", "<|eot_id|>")     # how examples get their end
+ENDED = ("eos_token", "eos_token_id", "apply_chat_template", "<|endoftext|>", "</s>", "<|im_end|>", "<|eot_id|>")
 COLLATORS = ("transformers.DataCollatorForLanguageModeling", "transformers.data.data_collator.DataCollatorForLanguageModeling")
 OLD_TRAINER = ("tokenizer", "max_seq_length", "packing")     # arguments of SFTTrainer that TRL had while it used that collator
 LOSSES = ("torch.nn.functional.cross_entropy", ".cross_entropy")
+REPLACING = (".where", ".masked_fill", ".masked_fill_")
 TO_THE_LONGEST = (True, "longest")           # of a batch: one example alone is not padded
 LEFT_OUT = ("ignore_index", "IGNORE", "loss_mask")           # names by which a script takes tokens out of the labels
 OWN_LABELS = (".DataCollatorForLanguageModeling", ".DataCollatorForCompletionOnlyLM", ".SFTTrainer")     # made by themselves
-PROMPT_LOSS = "training.assistant_only_loss"
+PADDING, PAD, PROMPT_LOSS = "data.padding", "tokenizer.pad_token", "training.assistant_only_loss"
 ASKED = {"axolotl": "train_on_inputs", "llama-factory": "train_on_prompt"}       # how their configs ask for it
 PROMPTS = frozenset({"instruction", "prompt", "question", "query", "document", "article", "context"})
 ANSWERS = frozenset({"output", "response", "answer", "answers", "completion", "summary", "target", "chosen"})
@@ -62,56 +59,48 @@ def is_copied(script: Script, node: ast.AST) -> bool:
                for name, value in given_to(node))
 
 
-def _last_slice(node: ast.AST) -> ast.Slice | None:
+def _slices(node: ast.AST) -> list[ast.expr]:
+    """Return what stands in the brackets of `x[...]`, by dimension."""
     if not isinstance(node, ast.Subscript):
-        return None
-    last = node.slice.elts[-1] if isinstance(node.slice, ast.Tuple) and node.slice.elts else node.slice
-    return last if isinstance(last, ast.Slice) else None
+        return []
+    return node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
 
 
 def starts_at_the_second(node: ast.AST) -> bool:
     """Whether a node is `x[1:]`, `x[:, 1:]` or `x[i + 1:i + n + 1]`."""
-    part = _last_slice(node)
-    if part is None or part.lower is None:
-        return False
-    if isinstance(part.lower, ast.Constant):
-        return part.lower.value == 1
-    return isinstance(part.lower, ast.BinOp) and isinstance(part.lower.op, ast.Add) and isinstance(
-        part.lower.right, ast.Constant) and part.lower.right.value == 1 and part.upper is not None
+    last = next(reversed(_slices(node)), None)
+    lower = last.lower if isinstance(last, ast.Slice) else None
+    if isinstance(lower, ast.BinOp) and isinstance(lower.op, ast.Add):
+        return getattr(lower.right, "value", None) == 1 and isinstance(last, ast.Slice) and last.upper is not None
+    return isinstance(lower, ast.Constant) and lower.value == 1
 
 
 def ends_before_the_last(node: ast.AST) -> bool:
     """Whether a node is `x[:-1]`, `x[:, :-1]` or `x[..., :-1, :]`."""
-    items = node.slice.elts if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple) else [
-        node.slice] if isinstance(node, ast.Subscript) else []
-    return any(isinstance(item, ast.Slice) and item.upper is not None and ast.unparse(item.upper) == "-1" for item in items)
+    return any(isinstance(item, ast.Slice) and item.upper is not None and ast.unparse(item.upper) == "-1"
+               for item in _slices(node))
 
 
 # ------------------------------------------------------------------------------------------------ the next token
 
 
-@rule("documentation: transformers/loss/loss_utils.py, ForCausalLMLoss (shifts the labels); features: 4.4 and 5.2")
-@of_script
+@code_rule("documentation: transformers/loss/loss_utils.py, ForCausalLMLoss (shifts the labels); features: 4.4 and 5.2")
 def labels_shifted_twice(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The data shifts the labels by one token, and the model shifts them again."""
     shifted = next((node for node in script.nodes if _shifts_labels(script, node)), None)
     again = _shifts_too(script, subject.framework) if shifted is not None else None
     if shifted is not None and again is not None:
-        yield found("critical" if isinstance(again, ast.Call) else "moderate", "The data moves the labels to the next token, "
-                    "and the loss moves them again: the model learns to guess the token after the next one. Its loss falls "
-                    "all the same, and what it writes is broken", script.evidence(shifted), script.evidence(again),
-                    cure="Give input_ids and labels the same tokens, and let the model shift them",
+        yield found("critical" if isinstance(again, ast.Call) else "moderate", script.evidence(shifted), script.evidence(again),
                     edits=_unshifted(script, shifted))
 
 
 def _shifts_labels(script: Script, node: ast.AST) -> bool:
     """Whether a node gives labels without their first token, unless beside logits without their last: that is one shift."""
     wanted = ("labels",) if isinstance(node, ast.Dict) else LABELS
-    if not any(name in wanted and any(starts_at_the_second(item) for item in ast.walk(value)) for name,
-               value in given_to(node)):
+    if not any(name in wanted and any(map(starts_at_the_second, ast.walk(value))) for name, value in given_to(node)):
         return False
-    beside = [other for other in ast.walk(script.function(node) or script.tree) if isinstance(other, ast.Subscript)]
-    return not any("logits" in script.words(other) and ends_before_the_last(other) for other in beside)
+    return not any("logits" in script.words(other) and ends_before_the_last(other)
+                   for other in ast.walk(script.function(node) or script.tree) if isinstance(other, ast.Subscript))
 
 
 def _shifts_too(script: Script, framework: str) -> ast.AST | None:
@@ -122,33 +111,26 @@ def _shifts_too(script: Script, framework: str) -> ast.AST | None:
                 for keyword in node.keywords):
             return node
     trainer = script.sections.get("trainer")
-    given = argument(trainer, 0, "model") if trainer is not None else None
-    if framework == "transformers" and given is not None and script.is_made_by(given,
-                                                                               *MODELS) and not script.says("compute_loss"):
+    given = argument(trainer, "model", 0) if trainer is not None else None
+    if framework == "transformers" and given is not None and script.is_made_by(given, *MODELS) \
+            and not script.says("compute_loss"):
         return trainer
     return next((node for node in script.nodes if ends_before_the_last(node) and "logits" in script.words(node)
                  and any(starts_at_the_second(other) and any(label in script.words(other) for label in ("labels", "targets"))
                          for other in ast.walk(script.function(node) or script.tree))), None)
 
 
-def argument(call: ast.Call, place: int, name: str) -> ast.expr | None:
-    """Return an argument of a call by its place or name."""
-    return next((item.value for item in call.keywords if item.arg == name), call.args[place] if len(call.args) > place
-                else None)
-
-
-def _unshifted(script: Script, shifted: ast.AST) -> tuple[Edit, ...]:
-    """Return `{"input_ids": ids[:-1], "labels": ids[1:]}` with the same tokens in both."""
-    edits: list[Edit] = []
+def _unshifted(script: Script, shifted: ast.AST) -> Edits:
+    """Return the edits of `{"input_ids": ids[:-1], "labels": ids[1:]}` to the same tokens in both."""
+    edits: Edits = ()
     for value in shifted.values if isinstance(shifted, ast.Dict) else ():
         part = next((item for item in ast.walk(value) if starts_at_the_second(item) or ends_before_the_last(item)), None)
         if isinstance(part, ast.Subscript) and not isinstance(part.slice, ast.Tuple):
             edits += with_text(script, part, script.words(part.value))
-    return tuple(edits)
+    return edits
 
 
-@rule("documentation: transformers, ...ForCausalLM (logits at a position predict the next token)")
-@of_script
+@code_rule("documentation: transformers, ...ForCausalLM (logits at a position predict the next token)")
 def labels_not_shifted(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The script's own loss compares logits with the tokens that the model has just read."""
     for call in script.nodes:
@@ -160,31 +142,21 @@ def labels_not_shifted(script: Script, subject: Subject, where: Circumstances) -
             isinstance(node, ast.Attribute) and node.attr == "logits" for node in logits)
         tokens = any(getattr(node, "value", getattr(node, "id", "")) == "input_ids" for node in labels)
         if from_model and tokens and not any(isinstance(node, ast.Slice) for node in (*logits, *labels)):
-            yield found("critical", "The logits at a position predict the next token, and this loss compares them with the "
-                        "token at the same position. The model learns to repeat its input, and the loss falls to 0",
-                        script.evidence(call),
-                        cure="Pass labels to the model, which shifts them, or compare logits[:, :-1] with labels[:, 1:]")
+            yield found("critical", script.evidence(call))
             return
 
 
 # ------------------------------------------------------------------------------------------------ padding and the end
 
 
-@rule("features: F29; documentation: transformers #23530 (the collator takes every pad token out of the labels)")
-@of_script
+@code_rule("features: F29; documentation: transformers #23530 (the collator takes every pad token out of the labels)")
 def pad_is_end(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The end-of-text token is the padding token, and the loss ignores the padding token."""
-    pad = subject.settings.get("tokenizer.pad_token")
-    masks = _masking(script) if pad is not None and pad.value == "eos_token" else None
-    if pad is None or masks is None:
-        return
-    ended = _has_ends(script, pad.place.line)
-    yield found("critical" if ended else "moderate", "Padding is the end-of-text token here, and every label that equals the "
-                "padding token is ignored: so is the true end of every example" + ("" if ended else
-                ", if the examples have one, which this code does not show") + ". The trained model writes until it is cut "
-                "off", pad, script.evidence(masks), breaking="low", cure="Give the tokenizer a padding token of its own (an "
-                "unused or unknown token, or a new one with the embeddings resized), or mask by attention_mask instead of by "
-                "the token")
+    masks = _masking(script) if subject.value(PAD) == "eos_token" else None
+    if masks is not None:
+        pad = subject.settings[PAD]
+        ended = _has_ends(script, pad.place.line)
+        yield found("critical" if ended else "moderate", pad, script.evidence(masks), unsure=not ended)
 
 
 def _has_ends(script: Script, padded: int) -> bool:
@@ -203,13 +175,12 @@ def _has_ends(script: Script, padded: int) -> bool:
 def _masking(script: Script) -> ast.AST | None:
     """Return what keeps padding out of the loss by its token: a collator, TRL while it used that, or the script itself."""
     for call in script.calls(*COLLATORS):
-        if isinstance(given := argument(call, 1, "mlm"), ast.Constant) and given.value is False:
+        if isinstance(given := argument(call, "mlm", 1), ast.Constant) and given.value is False:
             return call
     for call in script.calls("trl.SFTTrainer"):
         if any(keyword.arg in OLD_TRAINER for keyword in call.keywords):
             return call
-    return next((node for node in script.nodes if isinstance(node, (ast.Assign, ast.Call, ast.IfExp))
-                 and _ignores_padding(script, node)), None)
+    return next((node for node in script.nodes if _ignores_padding(script, node)), None)
 
 
 def _ignores_padding(script: Script, node: ast.AST) -> bool:
@@ -218,33 +189,26 @@ def _ignores_padding(script: Script, node: ast.AST) -> bool:
         test, put = next((target.slice for target in node.targets if isinstance(target, ast.Subscript)), None), node.value
     elif isinstance(node, ast.IfExp):
         test, put = node.test, node.body
-    elif isinstance(node, ast.Call) and script.name(node).endswith((".where", ".masked_fill",
-                                                                    ".masked_fill_")) and len(node.args) > 1:
+    elif isinstance(node, ast.Call) and script.name(node).endswith(REPLACING) and len(node.args) > 1:
         test, put = node.args[0], node.args[1]
     else:
         return False
-    compares = isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq)
-    return compares and _is_minus_100(put) and "pad" in ast.unparse(test) if test is not None else False
+    compares = isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq) and "pad" in ast.unparse(test)
+    return compares and _is_minus_100(put)
 
 
-@rule("documentation: torch.nn.CrossEntropyLoss (ignore_index is -100: every other label counts); features: F10")
-@of_script
+@code_rule("documentation: torch.nn.CrossEntropyLoss (ignore_index is -100: every other label counts); features: F10")
 def padding_trained(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The labels are a copy of padded tokens, so the loss counts padding like text."""
-    padding = subject.settings.get("data.padding")
+    padding = subject.settings.get(PADDING)
     if padding is None or padding.value not in (*TO_THE_LONGEST, "max_length"):
         return
-    if is_masked(script) or script.has_call(*OWN_LABELS) or (padding.value in TO_THE_LONGEST
-                                                             and examples_per_pass(subject) == 1):
+    alone = padding.value in TO_THE_LONGEST and subject.examples_per_pass == 1
+    if alone or is_masked(script) or script.has_call(*OWN_LABELS):
         return
     copied = next((node for node in script.nodes if is_copied(script, node) or _gives(script, node)), None)
     if copied is not None:
-        pad = subject.settings.get("tokenizer.pad_token")
-        ends = ", which is the end of text here," if pad is not None and pad.value == "eos_token" else ""
-        yield found("moderate", "The labels are a copy of the tokens, and the loss counts all labels but -100. It asks for "
-                    f"the padding token{ends} after every example's end, and the loss that is shown falls as that is learned",
-                    script.evidence(copied), padding, accuracy="low",
-                    cure="Set the labels to -100 where the attention mask is 0: labels[attention_mask == 0] = -100")
+        yield found("moderate", script.evidence(copied), padding, ends=subject.value(PAD) == "eos_token")
 
 
 def _gives(script: Script, node: ast.AST) -> bool:
@@ -256,56 +220,44 @@ def _gives(script: Script, node: ast.AST) -> bool:
     return bool(tokens) and named.get("labels", "").removesuffix(".clone()") == tokens
 
 
-@rule("documentation: transformers, PreTrainedTokenizerBase.pad (raises where there is no padding token)")
-@of_script
+@code_rule("documentation: transformers, PreTrainedTokenizerBase.pad (raises where there is no padding token)")
 def pad_token_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The script pads with a tokenizer that has no padding token."""
-    padding, path = subject.settings.get("data.padding"), subject.settings.get("tokenizer.path")
+    padding, path = subject.settings.get(PADDING), subject.settings.get("tokenizer.path")
     if padding is None or path is None or padding.value not in (*TO_THE_LONGEST, "max_length"):
         return
     if str(path.value).startswith(WITHOUT_PADDING) and not script.says("pad_token", "add_special_tokens", "pad_id"):
-        yield found("critical", f"The tokenizer of {path.value} has no padding token, and none is set: the first batch raises "
-                    "\"Asking to pad but the tokenizer does not have a padding token\"", padding, path, expected=STARTS,
-                    cure="Give the tokenizer a padding token: tokenizer.add_special_tokens({'pad_token': '[PAD]'}), with the "
-                    "embeddings resized")
+        yield found("critical", padding, path, path=path.value)
 
 
 # ------------------------------------------------------------------------------------------------ which tokens count
 
 
-@rule("documentation: DataCollatorForLanguageModeling (mlm is True where it is not set; raises without a mask token)")
-@of_script
+@code_rule("documentation: DataCollatorForLanguageModeling (mlm is True where it is not set; raises without a mask token)")
 def masked_collator(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A collator for masked language modelling serves a model that predicts the next token."""
-    causal = any(kind.endswith(CAUSAL) for kinds in script.kinds.values() for kind in kinds)
-    for call in script.calls(*COLLATORS) if causal and not script.says("MaskedLM", "mask_token") else ():
-        given = argument(call, 1, "mlm")
-        if (given is None or (isinstance(given, ast.Constant) and given.value is True)) and all(
-                keyword.arg for keyword in call.keywords):
-            yield found("critical", "mlm is True where it is not set: the collator hides tokens and asks for them, and raises "
-                        "for tokenizers without a mask token. This model predicts the next token", script.evidence(call),
-                        expected=STARTS, cure="Pass mlm=False")
+    for call in script.calls(*COLLATORS) if script.variables(*CAUSAL) and not script.says("MaskedLM", "mask_token") else ():
+        given = argument(call, "mlm", 1)
+        masks = given is None or (isinstance(given, ast.Constant) and given.value is True)
+        if masks and all(keyword.arg for keyword in call.keywords):
+            yield found("critical", script.evidence(call))
             return
 
 
-@rule("documentation: transformers, Trainer.compute_loss (raises \"The model did not return a loss\")")
-@of_script
+@code_rule("documentation: transformers, Trainer.compute_loss (raises \"The model did not return a loss\")")
 def labels_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A Trainer gets examples without labels, and no collator that makes them."""
     trainer = script.sections.get("trainer")
-    if trainer is None or subject.framework != "transformers" or any(item.arg is None
-                                                                                       for item in trainer.keywords):
+    if trainer is None or subject.framework != "transformers" or any(item.arg is None for item in trainer.keywords):
         return
-    model, collator = argument(trainer, 0, "model"), argument(trainer, 2, "data_collator")
+    model, collator = argument(trainer, "model", 0), argument(trainer, "data_collator", 2)
     makes_none = collator is None or script.is_made_by(collator, "DataCollatorWithPadding") or (
         isinstance(collator, ast.Call) and script.name(collator).endswith("DataCollatorWithPadding"))
     tokenised = any(isinstance(node, ast.Call) and script.is_made_by(node.func, "Tokenizer.from_pretrained")
                     for node in script.nodes)
     if model is not None and script.is_made_by(model, *CAUSAL) and makes_none and tokenised and not script.says(
             "label", "compute_loss", "input_ids") and script.has_call(".map"):
-        yield found("critical", "The examples have no labels, and this collator makes none, so the model returns no loss: the "
-                    "first step raises", script.evidence(trainer), expected=STARTS, cure="Pass "
-                    "data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False), or add labels to the examples")
+        yield found("critical", script.evidence(trainer))
 
 
 @rule("features: 2.2 and 5.2 (completion-only loss); documentation: TRL SFTConfig.completion_only_loss")
@@ -314,8 +266,8 @@ def prompts_trained(subject: Subject, where: Circumstances) -> Findings:
     script = subject.script
     if script is None:
         if subject.framework in ASKED and subject.value(PROMPT_LOSS) is False and not _is_plain_text(subject):
-            yield _prompts(subject.settings[PROMPT_LOSS].evidence, edits=removed(subject, PROMPT_LOSS),
-                           says=f"Leave {ASKED[subject.framework]} at its default, false")
+            yield found("moderate", subject.settings[PROMPT_LOSS], edits=removed(subject, PROMPT_LOSS), case="config",
+                        key=ASKED[subject.framework])
         return
     if is_masked(script) or script.says(*MASKING):
         return
@@ -324,15 +276,7 @@ def prompts_trained(subject: Subject, where: Circumstances) -> Findings:
     if copied is None and subject.framework == "trl" and subject.value("training.packing") is not True:
         copied = script.sections.get("training")
     if copied is not None and joined is not None:
-        yield _prompts(script.evidence(joined), script.evidence(copied), says="Give the prompt's tokens the label -100 (TRL: "
-                       "columns `prompt` "
-                       "and `completion`, which it masks by itself)")
-
-
-def _prompts(*asked: Evidence, says: str, edits: tuple[Edit, ...] = ()) -> Finding:
-    return found("moderate", "The labels are the whole text with its prompt: part of every update teaches the model to write "
-                 "questions, and with long prompts most of it", *asked, accuracy="low", cure=says, edits=edits,
-                 words=("data.format=auto",), title="prompts are trained like answers")
+        yield found("moderate", script.evidence(joined), script.evidence(copied))
 
 
 def _is_plain_text(subject: Subject) -> bool:
@@ -355,8 +299,6 @@ def _joins(node: ast.AST) -> bool:
 @rule("technique: chunked_cross_entropy; documentation: SFTTrainer (TRL 1.16: an extra forward pass in each step)")
 def label_smoothing_cost(subject: Subject, where: Circumstances) -> Findings:
     """Label smoothing in SFTTrainer costs another forward pass."""
-    if subject.framework == "trl" and number(subject, SMOOTHING):
-        yield found("moderate", "It needs all logits, which TRL's own loss never makes: each step runs another forward pass, "
-                    "and holds tokens x vocabulary numbers", subject.settings[SMOOTHING], breaking="low", accuracy="low",
-                    expected=at_most(FORWARD, "one forward pass of two beside a backward pass of two forward ones"),
-                    cure="Remove it", edits=removed(subject, SMOOTHING))
+    if subject.framework == "trl" and subject.number(SMOOTHING):
+        yield found("moderate", subject.settings[SMOOTHING], edits=removed(subject, SMOOTHING), expected=at_most(
+                    FORWARD, "one forward pass of two beside a backward pass of two forward ones"))

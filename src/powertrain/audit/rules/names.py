@@ -6,17 +6,15 @@ import ast
 import re
 from collections.abc import Mapping
 
-from powertrain.audit.editing import BY_LENGTH, removed, renamed, set_to
-from powertrain.audit.resolved import TRAINERS
-from powertrain.audit.rules.base import Findings, found, of_script
+from powertrain.audit.edits import BY_LENGTH, Edits, removed, renamed, set_to
+from powertrain.audit.rules.base import Findings, code_rule, found, rule
 from powertrain.audit.rules.memory import OFFLOAD
-from powertrain.audit.script import Script
-from powertrain.audit.subject import Circumstances, Setting, Subject
-from powertrain.records.findings import UNMEASURED, Edit, Evidence, Expected, Severity, rule
+from powertrain.audit.script import Script, argument
+from powertrain.audit.subject import TRAINERS, Circumstances, Setting, Subject
+from powertrain.records.findings import Evidence, Severity
 
 SINCE = (5,)                 # transformers; and TRL 1 with it
-STRICT = (*TRAINERS, "powertrain")           # trainers that raise on what they do not know
-REPORTING = "training.report_to"
+REPORTING, EVALUATING = "training.report_to", "training.eval_strategy"
 # old name -> new one, "" where there is none. Source: TrainingArguments and Trainer of transformers 5.23, TRL 1.16's SFTConfig
 REMOVED: Mapping[str, str] = {
     "warmup_ratio": "warmup_steps", "evaluation_strategy": "eval_strategy", "max_seq_length": "max_length",
@@ -62,8 +60,7 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
         edits = tuple(edit for key, (_, name) in names.items() for edit in _edits(subject, key, name))
         seen: list[Setting | Evidence] = [setting for setting, _ in names.values()]
         seen += [script.evidence(item) for item in moved if script is not None]
-        yield found(since(where), f"{', '.join(says)}: they end the script with a TypeError before anything is loaded", *seen,
-                    expected=Expected("the script starts", "none"), cure="Use the new names", edits=edits if not moved else ())
+        yield found(since(where), *seen, edits=edits if not moved else (), names=", ".join(says))
 
 
 def _name(setting: Setting) -> str:
@@ -78,12 +75,12 @@ def _is_passed(script: Script | None, setting: Setting, name: str) -> bool:
         and isinstance(script.parents[node], ast.ClassDef) and node.lineno == setting.place.line for node in script.nodes)
 
 
-def _trainer_arguments(script: Script | None, *names: str) -> list[ast.keyword]:
+def _trainer_arguments(script: Script | None, name: str) -> list[ast.keyword]:
     trainer = script.sections.get("trainer") if script is not None else None
-    return trainer.keywords if script is not None and trainer is not None and script.name(trainer) in names else []
+    return trainer.keywords if script is not None and trainer is not None and script.name(trainer) == name else []
 
 
-def _edits(subject: Subject, key: str, name: str) -> tuple[Edit, ...]:
+def _edits(subject: Subject, key: str, name: str) -> Edits:
     """Return a rename where the value means the same under the new name; a name that is gone is removed."""
     if name == "group_by_length":
         grouped = subject.value(key) == BY_LENGTH
@@ -96,68 +93,49 @@ def _edits(subject: Subject, key: str, name: str) -> tuple[Edit, ...]:
 @rule("features: section 5, weakness 1 (a knob that is accepted and ignored)")
 def unknown_keys(subject: Subject, where: Circumstances) -> Findings:
     """The trainer does not have these keys, so they do nothing or end the run."""
+    raises = subject.framework in (*TRAINERS, "powertrain")          # these trainers refuse what they do not know
     said_elsewhere = {OFFLOAD, *(REMOVED if subject.framework in TRAINERS else ())}
     keys = {key: setting for key, setting in subject.unknown.items() if key.rpartition(".")[2] not in said_elsewhere
-            and not (setting.value is None and subject.script is None and subject.framework not in STRICT)}
-    raises = subject.framework in STRICT
+            and not (setting.value is None and subject.script is None and not raises)}
     if keys:
-        does = ("the trainer raises on an argument that it does not know" if raises else
-                "nothing reads them, so the run differs from the file")
-        yield found("critical" if raises else "moderate", f"{', '.join(key.removeprefix('training.') for key in keys)}: "
-                    f"{does}", *keys.values(),
-                    expected=Expected("what was meant, once it is spelled as the trainer knows it", "none"),
-                    cure="Remove them, or use the trainer's own name for what is meant")
+        yield found("critical" if raises else "moderate", *keys.values(), case="raises" if raises else "",
+                    keys=", ".join(key.removeprefix("training.") for key in keys))
 
 
-@rule("documentation: release notes of transformers 5, peft 0.10, datasets 3 and TRL 1 (these names are gone)")
-@of_script
+@code_rule("documentation: release notes of transformers 5, peft 0.10, datasets 3 and TRL 1 (these names are gone)")
 def removed_imports(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The script imports names that the libraries no longer have."""
     gone = [(node, name) for node in script.tree.body if isinstance(node, ast.ImportFrom)
             for item in node.names if (name := f"{node.module}.{item.name}") in GONE]
     if gone:
-        yield found(since(where), ", ".join(f"{name} (now {GONE[name]})" for _, name in gone) + ": the import ends the "
-                    "script", *dict.fromkeys(script.evidence(node) for node, _ in gone),
-                    expected=Expected("the script starts", "none"), cure="Import the new names")
+        yield found(since(where), *dict.fromkeys(script.evidence(node) for node, _ in gone),
+                    names=", ".join(f"{name} (now {GONE[name]})" for _, name in gone))
 
 
-@rule("documentation: torch.cuda.amp.autocast (enabled, dtype, cache_enabled); torch.amp.autocast has device_type")
-@of_script
+@code_rule("documentation: torch.cuda.amp.autocast (enabled, dtype, cache_enabled); torch.amp.autocast has device_type")
 def wrong_arguments(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A call has an argument that its function does not take."""
     for call in script.calls("torch.cuda.amp.autocast"):
         wrong = next((item for item in call.keywords if item.arg == "device_type"), None)
         if wrong is not None:
-            yield found("critical",
-                        "torch.cuda.amp.autocast takes enabled, dtype and cache_enabled: the first step ends in a TypeError",
-                        script.evidence(wrong), expected=Expected("the first step runs", "none"),
-                        cure="Use torch.autocast, which has device_type")
+            yield found("critical", script.evidence(wrong))
             return
 
 
-@rule("documentation: Trainer.__init__ (raises where eval_strategy is set and eval_dataset is not)")
-@of_script
+@code_rule("documentation: Trainer.__init__ (raises where eval_strategy is set and eval_dataset is not)")
 def evaluation_without_data(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The trainer shall evaluate, but gets no evaluation data."""
-    asked = subject.settings.get("training.eval_strategy")
-    trainer = script.sections.get("trainer")
-    if trainer is None or asked is None or asked.value in (None, False,
-                                                                             "no") or subject.framework not in TRAINERS:
+    asked, trainer = subject.value(EVALUATING), script.sections.get("trainer")
+    if trainer is None or asked in (None, False, "no") or subject.framework not in TRAINERS:
         return
-    if len(trainer.args) < 5 and not any(item.arg in ("eval_dataset", None) for item in trainer.keywords) and not any(
-            isinstance(item, ast.Starred) for item in trainer.args):
-        yield found("critical",
-                    f"eval_strategy is {asked.value!r}, and the trainer gets no eval_dataset: it raises before the first "
-                    "step", asked, Evidence(script.words(trainer.func), script.place(trainer)),
-                    expected=Expected("the run starts", "none"), cure='Pass eval_dataset, or set eval_strategy="no"',
-                    edits=set_to(subject, "training.eval_strategy", "no"))
+    open_ = any(isinstance(item, ast.Starred) for item in trainer.args) or any(item.arg is None for item in trainer.keywords)
+    if not open_ and argument(trainer, "eval_dataset", 4) is None:
+        yield found("critical", subject.settings[EVALUATING], Evidence(script.words(trainer.func), script.place(trainer)),
+                    edits=set_to(subject, EVALUATING, "no"), asked=asked)
 
 
 @rule("documentation: TrainingArguments.report_to (its default was \"all\" before transformers 5)")
 def reporting_everywhere(subject: Subject, where: Circumstances) -> Findings:
     """The run reports to every tracker that is installed."""
     if subject.value(REPORTING) in ("all", ["all"]):
-        yield found("low",
-                    "The trainer starts each tracker that it finds; some ask for a login or the network before the first "
-                    "step", subject.settings[REPORTING], expected=UNMEASURED, cure="Name the tracker that you look at",
-                    edits=set_to(subject, REPORTING, "none"))
+        yield found("low", subject.settings[REPORTING], edits=set_to(subject, REPORTING, "none"))

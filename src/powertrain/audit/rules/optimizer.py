@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ast
 
-from powertrain.audit.code_editing import with_argument, with_line, with_text, without
-from powertrain.audit.editing import set_to
+from powertrain.audit.edits import moved, set_to, with_argument, with_line, with_text
 from powertrain.audit.reckoning import at_most, reckonable
-from powertrain.audit.resolved import is_unread, method, number, products_dtype
-from powertrain.audit.rules.base import STARTS, Findings, found, of_script
-from powertrain.audit.script import Script
+from powertrain.audit.rules.base import Findings, code_rule, found, rule
+from powertrain.audit.script import Script, last_name
 from powertrain.audit.steps import Step, StepCall, training_steps
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.cost.work import step_work
-from powertrain.records.findings import UNMEASURED, Edit, Expected, rule
+from powertrain.records.findings import UNMEASURED, Expected
 
 OPTIM, CLIPPING, FUSED = "training.optim", "training.max_grad_norm", "adamw_torch_fused"
 REMOVED = ("adamw_hf", "adamw_apex_fused")
@@ -24,22 +22,19 @@ ZEROED_BY_OTHERS = (".backward_step", "deepspeed.initialize", "lightning.Fabric"
 @rule("technique: fused_adamw; features: F4 (without it torch uses foreach, which is no Python loop either)")
 def optimizer_not_fused(subject: Subject, where: Circumstances) -> Findings:
     """AdamW runs in many small kernels, although torch has a fused one."""
-    own = subject.settings.get("optimizer.name")
+    own, script = subject.settings.get("optimizer.name"), subject.script
     if subject.value(OPTIM) == "adamw_torch":
-        asked, cure, edits = subject.settings[OPTIM], f'Use optim="{FUSED}"', set_to(subject, OPTIM, FUSED)
+        asked, case, edits = subject.settings[OPTIM], "", set_to(subject, OPTIM, FUSED)
     elif own is not None and str(own.value).rpartition(".")[2].lower() in ("adam", "adamw"):
-        if subject.on("optimizer.fused") or is_unread(subject, "optimizer.fused"):
+        if subject.on("optimizer.fused") or subject.is_unread("optimizer.fused"):
             return
-        script = subject.script
         call = script.sections.get("optimizer") if script is not None else None
         edits = with_argument(script, call, "fused", "True") if script is not None and call is not None else ()
-        asked, cure = own, "Pass fused=True to AdamW"
+        asked, case = own, "own"
     else:
         return
-    little = ". Adapters have few weights to update" if method(subject) in ("lora", "qlora") else ""
-    yield found("low", "The update takes several kernels instead of one, and torch's foreach version needs one more copy of "
-                f"the trained weights at its peak{little}", asked, expected=_bound(subject, where), cure=cure, edits=edits,
-                words=("techniques.fused_adamw=on",))
+    yield found("low", asked, edits=edits, expected=_bound(subject, where), case=case,
+                adapters=subject.method in ("lora", "qlora"))
 
 
 def _bound(subject: Subject, where: Circumstances) -> Expected:
@@ -47,7 +42,7 @@ def _bound(subject: Subject, where: Circumstances) -> Expected:
     facts = reckonable(where)
     if facts is None:
         return UNMEASURED
-    work = step_work(facts.model, [[facts.data.block] * facts.data.train_batch_size], products_dtype(subject) or "fp32")
+    work = step_work(facts.model, [[facts.data.block] * facts.data.train_batch_size], subject.products_dtype or "fp32")
     share = work.optimizer_bytes / (work.optimizer_bytes + work.gemm_bytes + work.elementwise_bytes)
     return at_most(share, "the optimizer's part of the bytes that a step moves")
 
@@ -55,68 +50,46 @@ def _bound(subject: Subject, where: Circumstances) -> Expected:
 @rule("documentation: OptimizerNames (transformers 5.23)")
 def optimizer_removed(subject: Subject, where: Circumstances) -> Findings:
     """The run asks for an optimizer that its trainer no longer has."""
-    version = where.version("transformers")
-    if subject.value(OPTIM) in REMOVED and (version is None or version >= SINCE):
-        yield found("critical", f"transformers 5 raises on optim={subject.value(OPTIM)!r}", subject.settings[OPTIM],
-                    expected=STARTS, cure=f"Use {FUSED}", edits=set_to(subject, OPTIM, FUSED),
-                    words=("techniques.fused_adamw=on",))
+    if subject.value(OPTIM) in REMOVED and (where.version("transformers") or SINCE) >= SINCE:
+        yield found("critical", subject.settings[OPTIM], edits=set_to(subject, OPTIM, FUSED), asked=subject.value(OPTIM))
 
 
 @rule("features: F25 (clipping is about steadiness and costs hardly any time)")
 def clipping_off(subject: Subject, where: Circumstances) -> Findings:
     """Gradient clipping is switched off."""
-    if CLIPPING in subject.settings and number(subject, CLIPPING) == 0:
-        yield found("low", "One unusual batch may undo many steps" + (", in fp16 more easily" if products_dtype(subject) ==
-                    "fp16" else ""), subject.settings[CLIPPING], cure="Clip at a norm of 1",
-                    edits=set_to(subject, CLIPPING, 1.0), words=("max_grad_norm=1.0",))
+    if CLIPPING in subject.settings and subject.number(CLIPPING) == 0:
+        yield found("low", subject.settings[CLIPPING], edits=set_to(subject, CLIPPING, 1.0),
+                    fp16=subject.products_dtype == "fp16")
 
 
-@rule("documentation: torch.nn.utils.clip_grad_norm_ (changes .grad in place: after backward, before the step)")
-@of_script
+@code_rule("documentation: torch.nn.utils.clip_grad_norm_ (changes .grad in place: after backward, before the step)")
 def clip_without_effect(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Gradients are clipped before they exist or after the optimizer has used them."""
     for step in training_steps(script):
-        clips, stepped = step.clipping, step.optimizer_steps
-        if not clips or not stepped or not step.backward:
-            continue
-        if any(call.order < clip.order < later.order for clip in clips for call in step.backward for later in stepped):
-            continue
-        early = clips[0].order < min(call.order for call in step.backward)
-        yield found("critical", "The gradients are clipped " + ("before backward() has made them" if early else
-                    "after the optimizer has used them") + ": a spike of the loss goes straight into the weights",
-                    script.evidence(clips[0].node), script.evidence(stepped[0].node), accuracy="low",
-                    cure="Clip between backward() and the optimizer's step", edits=_moved(script, clips[0], stepped[0]))
+        clips, passes, steps = step.clipping, step.backward, step.optimizer_steps
+        works = any(call.order < clip.order < later.order for clip in clips for call in passes for later in steps)
+        if clips and passes and steps and not works:
+            statement = script.statement(clips[0].node)
+            edits = moved(script, statement, script.statement(steps[0].node), script.words(statement)) if isinstance(
+                statement, ast.Expr) else ()
+            early = clips[0].order < min(call.order for call in passes)
+            yield found("critical", script.evidence(clips[0].node), script.evidence(steps[0].node), edits=edits,
+                        when="before backward() has made them" if early else "after the optimizer has used them")
 
 
-def _moved(script: Script, clip: StepCall, stepped: StepCall) -> tuple[Edit, ...]:
-    statement, target = script.statement(clip.node), script.statement(stepped.node)
-    if not isinstance(statement, ast.Expr):
-        return ()
-    edits = (*without(script, statement), *with_line(script, target, script.words(statement)))
-    return edits if len(edits) == 2 else ()
-
-
-@rule("documentation: torch.optim.Optimizer.zero_grad; fact: accumulation adds in .grad until the optimizer's step")
-@of_script
+@code_rule("documentation: torch.optim.Optimizer.zero_grad; fact: accumulation adds in .grad until the optimizer's step")
 def gradients_cleared_early(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Gradients are set to zero before the optimizer has used them."""
     for step in training_steps(script):
         accumulation = None if step.accumulates_by_accelerate else step.accumulation
-        each = [call for call in step.zeroing if accumulation is not None and accumulation.at_each_pass(call)]
+        each = [call.node for call in step.zeroing if accumulation is not None and accumulation.at_each_pass(call)]
         if accumulation is not None and each:
-            stepped, every = accumulation.step, script.words(accumulation.every)
-            edits = (*without(script, script.statement(each[0].node)),
-                     *with_line(script, script.statement(stepped.node), script.words(each[0].node), after=True))
-            yield found("critical", f"The optimizer steps every {every} micro-batches, but the gradients are zeroed at each. "
-                        "All but the last micro-batch are computed for nothing", script.evidence(each[0].node),
-                        script.evidence(stepped.node), breaking="low",
-                        cure="Zero the gradients right after the optimizer's step, under the same condition",
-                        edits=edits if len(edits) == 2 else (), title="gradients are zeroed at every micro-batch")
+            stepped = accumulation.step.node
+            yield found("critical", script.evidence(each[0]), script.evidence(stepped), case="at each pass",
+                        every=script.words(accumulation.every), edits=moved(script, script.statement(each[0]),
+                        script.statement(stepped), script.words(each[0]), after=True))
         elif accumulation is None and step.optimizer_steps and (between := _zeroed_between(step)) is not None:
-            yield found("critical", "The gradients are zeroed between backward() and the optimizer's step: nothing is "
-                        "trained", script.evidence(between.node), script.evidence(step.optimizer_steps[0].node), breaking="low",
-                        cure="Zero the gradients before backward(), or after the optimizer's step",
-                        title="gradients are zeroed before they are used")
+            yield found("critical", script.evidence(between.node), script.evidence(step.optimizer_steps[0].node))
 
 
 def _zeroed_between(step: Step) -> StepCall | None:
@@ -128,8 +101,7 @@ def _zeroed_between(step: Step) -> StepCall | None:
     return next((call for call in step.zeroing if call.each_pass and passed < call.order < stepped), None)
 
 
-@rule("documentation: torch.Tensor.backward (accumulates into .grad)")
-@of_script
+@code_rule("documentation: torch.Tensor.backward (accumulates into .grad)")
 def gradients_not_zeroed(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Nothing sets the gradients back, so they add up over the whole run."""
     names = {node.attr for node in script.nodes if isinstance(node, ast.Attribute) and (
@@ -139,27 +111,21 @@ def gradients_not_zeroed(script: Script, subject: Subject, where: Circumstances)
     for step in training_steps(script):
         own = [call for call in step.optimizer_steps if call.owner is not None and not _is_a_wrapper(script, call.owner)]
         if step.backward and own:
-            last = own[-1]
-            line = "{}.zero_grad(set_to_none=True)"
-            owner = script.words(last.node.args[0] if step.is_scaler(last.owner or last.node) and last.node.args
-                                 else last.owner or last.node)
-            yield found("critical", "backward() adds to the gradients that are there, so every step moves by the sum of all "
-                        "gradients since the beginning", script.evidence(last.node), breaking="low",
-                        cure="Zero the gradients after each optimizer step",
-                        edits=with_line(script, script.statement(last.node), line.format(owner), after=True))
+            last, owner = own[-1].node, own[-1].owner or own[-1].node
+            zeroed = script.words(last.args[0] if step.is_scaler(owner) and last.args else owner)
+            yield found("critical", script.evidence(last), edits=with_line(
+                script, script.statement(last), f"{zeroed}.zero_grad(set_to_none=True)", after=True))
             return
 
 
 def _is_a_wrapper(script: Script, owner: ast.AST) -> bool:
     """Whether an optimizer is of a class that is not known, of the script itself or a package: its step may zero gradients."""
-    last = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
-    made = script.kinds.get(last, frozenset())
+    made = script.kinds.get(last_name(owner), frozenset())
     return bool(made) and all(name.rpartition(".")[2][:1].isupper() for name in made) and not any(
         name.startswith(("torch.", "bitsandbytes.", "transformers.")) for name in made)
 
 
-@rule("fact: backward() sums over micro-batches, and the loss of each is a mean of its own")
-@of_script
+@code_rule("fact: backward() sums over micro-batches, and the loss of each is a mean of its own")
 def accumulation_not_divided(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Gradients of several micro-batches are summed where their mean was meant."""
     for step in training_steps(script):
@@ -169,36 +135,25 @@ def accumulation_not_divided(script: Script, subject: Subject, where: Circumstan
         passed, every = step.backward[0].node, script.words(accumulation.every)
         edits = with_text(script, passed.func.value, f"({script.words(passed.func.value)} / {every})") if (
             isinstance(passed.func, ast.Attribute) and isinstance(passed.func.value, ast.Name) and not passed.args) else ()
-        yield found("moderate", f"The gradient of a step is the sum over {every} micro-batches: {every} times as large as the "
-                    "mean. Clipping cuts it more often than was meant, and SGD's step is as many times too long",
-                    script.evidence(passed), script.evidence(accumulation.step.node), accuracy="low",
-                    cure=f"Divide the loss by {every} before backward()", edits=edits)
+        yield found("moderate", script.evidence(passed), script.evidence(accumulation.step.node), edits=edits, every=every)
 
 
 def _divides(step: Step) -> bool:
     """Whether a step divides anything: a loss by the number of passes or by tokens, or the gradients afterwards."""
     return any((isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, (ast.Div, ast.Mult))) or
                (isinstance(node, ast.Call) and step.script.name(node).endswith((".div_", ".div", ".mul_")))
-               for statement in step.node.body for node in (statement, *step.script.reached(statement)))
+               for node in step.script.reached_from(step.node.body))
 
 
-@rule("features: F28 (equal batches train equally only if the loss counts tokens); documentation: transformers #34191",
-      gives_way_to=("accumulation_not_divided",))
-@of_script
+@code_rule("features: F28 (equal batches train equally only if the loss counts tokens); documentation: transformers #34191",
+           gives_way_to=("accumulation_not_divided",))
 def mean_of_means(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Micro-batches of unequal token counts have equal weight in a step."""
     padded = subject.value("data.padding") not in (None, False, "max_length", "do_not_pad")
-    for step in training_steps(script) if padded else ():
-        accumulation = step.accumulation
-        if accumulation is None or script.says("num_items", "n_tokens"):
-            continue
-        every = ast.unparse(accumulation.every)
-        divided = next((node for statement in step.node.body for node in (statement, *script.reached(statement))
+    for step in training_steps(script) if padded and not script.says("num_items", "n_tokens") else ():
+        every = ast.unparse(step.accumulation.every) if step.accumulation is not None else None
+        divided = next((node for node in script.reached_from(step.node.body)
                         if isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, ast.Div)
                         and ast.unparse(node.right if isinstance(node, ast.BinOp) else node.value) == every), None)
         if divided is not None:
-            yield found("low", "Each micro-batch's loss is the mean over its own tokens, and the step is the mean of those "
-                        "means. A token of a short example weighs more than one of a long example, and another split of the "
-                        "same batch trains differently", script.evidence(divided), subject.settings.get("data.padding"),
-                        accuracy="low", difficulty="medium",
-                        cure="Sum the losses of the tokens, and divide by the trained tokens of the whole step")
+            yield found("low", script.evidence(divided), subject.settings.get("data.padding"))

@@ -1,0 +1,219 @@
+"""Edits of an audited file: a setting's line with another value or name, and statements of a script added, moved or taken out.
+
+A setting's line is changed only where it is certain what is changed: the name stands there once, with the very value that was
+read. A statement is changed only where it has its lines to itself. Everything else is left to the cure's words.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from powertrain.audit.script import Script
+from powertrain.audit.subject import Setting, Subject
+from powertrain.records.findings import Edit
+
+Edits = tuple[Edit, ...]
+_SPELLED = re.compile(r"""^["']?(?P<name>[A-Za-z_][\w.-]*)["']?\s*[=:]""")
+_VALUE = r"""(?P<value>"[^"]*"|'[^']*'|[^\s,#(){}\[\]]+)"""
+AS_IT_IS = object()
+BY_LENGTH = "group_by_length"                # what `group_by_length=True` is called in the vocabulary
+BLOCKS = ("body", "orelse", "finalbody")
+
+
+# ------------------------------------------------------------------------------------------------ settings
+
+
+def set_to(subject: Subject, key: str, value: Any) -> Edits:
+    """Return the edit that gives `key` another value, if it is set in a line that can be changed safely."""
+    return renamed(subject, key, "", value)
+
+
+def renamed(subject: Subject, key: str, name: str, value: Any = AS_IT_IS) -> Edits:
+    """Return the edit that gives the setting another name (""; the same), and another value where one is given."""
+    found = _found(subject, key, of_value=value is not AS_IT_IS)
+    if found is None:
+        return ()
+    setting, line, match = found
+    if value is not AS_IT_IS:
+        line = line[:match.start("value")] + _written(value, setting.place.file) + line[match.end("value"):]
+    line = line[:match.start("name")] + (name or match["name"]) + line[match.end("name"):]
+    return (Edit(setting.place.file, setting.place.line, setting.place.line, line if line.endswith("\n") else line + "\n"),)
+
+
+def removed(subject: Subject, key: str) -> Edits:
+    """Return the edit that takes the setting's line out, if nothing else stands in it."""
+    found = _found(subject, key, of_value=False)
+    if found is None:
+        return ()
+    setting, line, match = found
+    rest = line[:match.start("name")].strip("\"' \t") + line[match.end("value"):].split("#")[0].strip("\"', \t\n")
+    return () if rest else (Edit(setting.place.file, setting.place.line, setting.place.line, ""),)
+
+
+def added(subject: Subject, beside: tuple[str, ...], name: str, value: Any) -> Edits:
+    """Return the edit that inserts the argument `name` below the first of `beside` that has a line of a call to itself."""
+    for found in (_found(subject, key) for key in beside) if subject.script is not None else ():
+        if found is None:
+            continue
+        setting, line, match = found
+        indentation = line[:match.start("name")]
+        if not indentation.strip() and line[match.end("value"):].split("#")[0].strip() == ",":
+            below, file = setting.place.line + 1, setting.place.file
+            return (Edit(file, below, below - 1, f"{indentation}{name}={_written(value, file)},\n"),)
+    return ()
+
+
+def _found(subject: Subject, key: str, *, of_value: bool = True) -> tuple[Setting, str, re.Match[str]] | None:
+    """Return the setting, its line, and where name and value stand in it; `of_value`: only where that very value stands."""
+    setting = subject.settings.get(key)
+    spelled = _SPELLED.match(setting.spelled) if setting else None
+    if setting is None or spelled is None or not setting.place.line:
+        return None
+    lines = _lines(subject, setting.place.file)
+    if setting.place.line > len(lines):
+        return None
+    line = lines[setting.place.line - 1]
+    name = re.escape(spelled["name"])
+    pattern = re.compile(rf"""(?<![\w.])(?P<quote>["']?)(?P<name>{name})(?P=quote)\s*[=:](?!=)\s*{_VALUE}""")
+    matches = list(pattern.finditer(line))
+    if len(matches) != 1 or (of_value and not _says(setting, matches[0]["value"])):
+        return None
+    return setting, line, matches[0]
+
+
+def _says(setting: Setting, text: str) -> bool:
+    """Whether a text is the setting's value, itself or before it got the vocabulary's word for it."""
+    try:
+        read = ast.literal_eval(text) if setting.place.file.endswith(".py") else yaml.safe_load(text)
+    except (ValueError, SyntaxError, yaml.YAMLError):
+        return False
+    return bool(read == setting.value) or (read is True and setting.value == BY_LENGTH)
+
+
+def _lines(subject: Subject, file: str) -> list[str]:
+    if subject.script is not None and str(subject.script.path) == file:
+        return subject.script.text.splitlines(keepends=True)
+    try:
+        return Path(file).read_text(encoding="utf-8").splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+def _written(value: Any, file: str) -> str:
+    return repr(value).replace("'", '"') if file.endswith(".py") else json.dumps(value)
+
+
+# ------------------------------------------------------------------------------------------------ statements
+
+
+def without(script: Script, *statements: ast.stmt) -> Edits:
+    """Return the edits that take statements out; `pass` where a block would be empty."""
+    if not all(_is_alone(script, statement) for statement in statements):
+        return ()
+    edits, emptied = [], set()
+    for statement in statements:
+        block = block_of(script, statement)
+        empties = all(other in statements for other in block) and id(block[0]) not in emptied
+        if empties:
+            emptied.add(id(block[0]))
+        text = f"{indent(script, statement)}pass\n" if empties else ""
+        edits.append(Edit(str(script.path), statement.lineno, last_line(statement), text))
+    return tuple(edits)
+
+
+def with_line(script: Script, statement: ast.stmt, text: str, *, after: bool = False) -> Edits:
+    """Return the edit that puts a line of its own before a statement, or after it, indented as it is."""
+    if not _is_alone(script, statement):
+        return ()
+    line = last_line(statement) + 1 if after else first_line(statement)
+    ended = not after or script.lines[line - 2].endswith("\n")
+    return (Edit(str(script.path), line, line - 1, f"{'' if ended else chr(10)}{indent(script, statement)}{text}\n"),)
+
+
+def moved(script: Script, statement: ast.stmt, target: ast.stmt, text: str, *, after: bool = False) -> Edits:
+    """Return the edits that take a statement out and write `text` before or after another one; none where one is unsafe."""
+    taken, put = without(script, statement), with_line(script, target, text, after=after)
+    return (*taken, *put) if taken and put else ()
+
+
+def with_text(script: Script, node: ast.expr, text: str) -> Edits:
+    """Return the edit that puts another text in place of an expression, which has to stand in one line."""
+    if node.end_lineno != node.lineno:
+        return ()
+    line = script.lines[node.lineno - 1]
+    first, last = column(line, node.col_offset), column(line, node.end_col_offset or 0)
+    return (Edit(str(script.path), node.lineno, node.lineno, line[:first] + text + line[last:]),)
+
+
+def with_argument(script: Script, call: ast.Call, name: str, text: str) -> Edits:
+    """Return the edit that adds a keyword argument to a call as its last, or changes it where the call has it."""
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return with_text(script, keyword.value, text)
+    given: list[ast.expr] = [*call.args, *(keyword.value for keyword in call.keywords)]
+    last = max(given, key=lambda node: (node.end_lineno or 0, node.end_col_offset or 0), default=call)
+    number = last.end_lineno or 0
+    line = script.lines[number - 1]
+    at = column(line, last.end_col_offset or 0)
+    if not given:
+        return (Edit(str(script.path), number, number, f"{line[:at - 1]}{name}={text}{line[at - 1:]}"),)
+    at += len(line[at:]) - len(line[at:].lstrip(")")) if isinstance(last, ast.Starred) else 0
+    if number == (call.end_lineno or 0) or line[at:at + 1] in (",", ")"):
+        return (Edit(str(script.path), number, number, f"{line[:at]}, {name}={text}{line[at:]}"),)
+    return ()
+
+
+def indented(script: Script, statements: Sequence[ast.stmt], by: str) -> Edits:
+    """Return the edit that moves statements that follow each other, and what stands between them, to the right."""
+    first, last = first_line(statements[0]), last_line(statements[-1])
+    text = "".join(by + line if line.strip() else line for line in script.lines[first - 1:last])
+    return (Edit(str(script.path), first, last, text),)
+
+
+def with_import(script: Script, module: str) -> Edits:
+    """Return the edit that writes `import module` above the script's first import, where it is not imported yet."""
+    if script.imported.get(module) == module:
+        return ()
+    first = next((node for node in script.tree.body if isinstance(node, (ast.Import, ast.ImportFrom))
+                  and getattr(node, "module", "") != "__future__"), None)
+    return with_line(script, first, f"import {module}") if first is not None else ()
+
+
+def block_of(script: Script, statement: ast.stmt) -> list[ast.stmt]:
+    """Return the statements among which one stands."""
+    blocks = (getattr(script.parents[statement], name, None) for name in BLOCKS)
+    return next((block for block in blocks if isinstance(block, list) and statement in block), [statement])
+
+
+def indent(script: Script, statement: ast.stmt) -> str:
+    line = script.lines[first_line(statement) - 1]
+    return line[:len(line) - len(line.lstrip())]
+
+
+def first_line(statement: ast.stmt) -> int:
+    """Return the line in which a statement begins, decorators included."""
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+def last_line(statement: ast.stmt) -> int:
+    return statement.end_lineno or statement.lineno
+
+
+def column(line: str, offset: int) -> int:
+    """Return the characters before a column that ast counts in bytes."""
+    return len(line.encode()[:offset].decode())
+
+
+def _is_alone(script: Script, statement: ast.stmt) -> bool:
+    """Whether a statement has its lines to itself: not `a; b`, not `if x: a`."""
+    line = script.lines[first_line(statement) - 1]
+    after = script.lines[last_line(statement) - 1].encode()[statement.end_col_offset or 0:].decode().strip()
+    return not line.encode()[:statement.col_offset].decode().strip() and (not after or after.startswith("#"))
