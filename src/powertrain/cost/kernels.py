@@ -1,4 +1,4 @@
-"""The attention kernels of models/kernels/attention.py, bmm.py and ragged/, in sizes; see operators.py.
+"""The attention kernels of models/kernels/attention.py, bmm.py and ragged/, with sizes in place of tensors; see operators.py.
 
 Legend: T tokens, H heads, K kv heads, D head width, N documents of a group, all of length L.
 """
@@ -7,19 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from powertrain.cost.operators import (
-    batched,
-    convert,
-    copied,
-    copied_back,
-    dropout,
-    gather,
-    join,
-    take,
-    unary,
-)
-from powertrain.cost.replay import Block, Gradients, Saved, Tape, Value
+from powertrain.cost.operators import batched, convert, copied, dropout, join, operator, unary, view
+from powertrain.cost.replay import Block, Tape, Value
 from powertrain.shapes import FP32, Chunk, Tile, plan_chunks
 
 KEYS_AT_ONCE = 512                           # of torch's flash attention on a CPU, and by the length: the rows at once
@@ -54,55 +45,49 @@ Attend = Callable[[Tape, Value, Value, Value, Shape, Group], Value]
 
 
 def over_groups(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, attend: Attend) -> Value:
-    """`attend` on each group of equally long documents, in the order of their lengths."""
+    """Call `attend` on each group of equally long documents, in the order of their lengths."""
     ordered = sorted(length for length in shape.lengths if length)
     in_order = tuple(ordered) == shape.lengths
     if not in_order:
-        q, k, v = gather(tape, q), gather(tape, k), gather(tape, v)
+        q, k, v = unary(tape, q), unary(tape, k), unary(tape, v)     # their rows in another order
     outputs = []
     for length in dict.fromkeys(ordered):
         group = (ordered.count(length), length)
         rows = group[0] * length
         own, shared = rows * shape.heads * shape.head_width, rows * shape.kv_heads * shape.head_width
-        outputs.append(attend(tape, take(tape, q, own), take(tape, k, shared), take(tape, v, shared), shape, group))
+        outputs.append(attend(tape, view(tape, q, own), view(tape, k, shared), view(tape, v, shared), shape, group))
     out = join(tape, outputs)
     del outputs
-    return out if in_order else gather(tape, out)
+    return out if in_order else unary(tape, out)
 
 
 def math_attention(tape: Tape, q: Value, k: Value, v: Value, shape: Shape) -> Value:
-    """All weights of all pairs, in fp32."""
+    """Make the attention weights of all pairs, in fp32."""
     return convert(tape, over_groups(tape, q, k, v, shape, _attend_plainly), q.item)
 
 
 def _attend_plainly(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, group: Group) -> Value:
     documents, length = group
     pairs = documents * shape.heads * length * length
-    k, v = (convert(tape, _repeated(tape, x, shape.repeats), FP32) for x in (k, v))
-    wide = convert(tape, copied_back(tape, q), FP32)
+    # each kv head as often as it serves, laid out anew either way
+    k, v = (convert(tape, operator(tape, (x,), x.count * shape.repeats, x.item), FP32) for x in (k, v))
+    wide = convert(tape, view(tape, q), FP32)
     product = batched(tape, copied(tape, wide) if documents > 1 else wide, k, pairs)
     del wide
     scores = unary(tape, product)
     del product
     hidden = _mask(tape, length, 1, shape.window)
-    masked = _masked(tape, scores, hidden)
+    masked = operator(tape, (scores,), scores.count, scores.item, saves=(hidden,))
     weights = unary(tape, masked, saves_result=True)
     del masked
     dropped = dropout(tape, weights, shape.dropout)
     mixed = batched(tape, dropped, v, q.count)
     del dropped, scores, weights, hidden
-    return copied(tape, copied_back(tape, mixed))
-
-
-def _repeated(tape: Tape, x: Value, repeats: int) -> Value:
-    """Each kv head as often as it serves; laid out anew either way."""
-    nbytes = x.nbytes
-    node = tape.node((x,), (), lambda saved, gradients: [tape.new(nbytes)])
-    return Value(tape.new(x.nbytes * repeats), x.count * repeats, x.item, node)
+    return copied(tape, view(tape, mixed))
 
 
 def _mask(tape: Tape, length: int, item: int, window: int | None) -> Block:
-    """(L, L), by way of one or two others."""
+    """Make a mask (L, L), by way of one or two others."""
     made = tape.new(length * length)
     seen = tape.new(length * length)
     if window is not None:
@@ -113,14 +98,8 @@ def _mask(tape: Tape, length: int, item: int, window: int | None) -> Block:
     return out
 
 
-def _masked(tape: Tape, scores: Value, hidden: Block) -> Value:
-    nbytes = scores.nbytes
-    node = tape.node((scores,), (hidden,), lambda saved, gradients: [tape.new(nbytes)])
-    return Value(tape.new(nbytes), scores.count, scores.item, node)
-
-
 def sdpa_attention(tape: Tape, q: Value, k: Value, v: Value, shape: Shape) -> Value:
-    """torch's fused attention; on a CPU its own plain one where weights are dropped."""
+    """Run torch's fused attention, or on a CPU with dropout torch's plain attention."""
     return over_groups(tape, q, k, v, shape, _attend_dropping if shape.dropout and not tape.is_cuda else _attend_fused)
 
 
@@ -130,29 +109,24 @@ def _attend_fused(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, group:
     if shape.window is not None and shape.window < length:
         seen = _mask(tape, length, 1, shape.window)
         mask = tape.new(length * length * q.item)
-    sizes, item = [x.nbytes for x in (q, k, v)], q.item
-
-    def back(saved: Saved, gradients: Gradients) -> Gradients:
-        made: Gradients = [tape.new(nbytes) for nbytes in sizes]
-        scratch = tape.new(_flash_scratch(shape, group, item, backward=True, is_cuda=tape.is_cuda))
-        del scratch
-        return made
+    nbytes = q.nbytes
+    scratch = partial(_flash_scratch, shape, group, q.item, is_cuda=tape.is_cuda)
 
     def make() -> tuple[Block, Block]:
-        out, sums = tape.new(sizes[0]), tape.new(documents * shape.heads * length * FP32)
-        scratch = tape.new(_flash_scratch(shape, group, item, backward=False, is_cuda=tape.is_cuda))
-        del scratch
+        out, sums = tape.new(nbytes), tape.new(documents * shape.heads * length * FP32)
+        tape.scratch(scratch(backward=False))
         return out, sums
 
     out, sums = tape.keep(make)
-    saved = (q.block, k.block, v.block, out, sums) if mask is None else (q.block, k.block, v.block, mask, out, sums)
-    node = tape.node((q, k, v), saved, back)
+    saves = (q.block, k.block, v.block, out, sums) if mask is None else (q.block, k.block, v.block, mask, out, sums)
+    result = operator(tape, (q, k, v), q.count, q.item, saves=saves, block=out,
+                      works=lambda: tape.scratch(scratch(backward=True)))
     del seen
-    return Value(out, q.count, q.item, node)
+    return result
 
 
 def _flash_scratch(shape: Shape, group: Group, item: int, *, backward: bool, is_cuda: bool) -> int:
-    """What the kernel works in.
+    """Return the bytes that the kernel works in.
 
     On a CPU each thread has scores, their maxima and sums, and a piece of the result. On a GPU the backward pass sums the
     queries' gradient in fp32, has a number a row, and gradients of keys and values for every query head.
@@ -172,24 +146,24 @@ def _flash_scratch(shape: Shape, group: Group, item: int, *, backward: bool, is_
 
 
 def _attend_dropping(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, group: Group) -> Value:
-    """torch's plain attention; in fp32 whatever the type of q."""
+    """Run torch's plain attention, which is in fp32 whatever the type of q."""
     documents, length = group
     item, pairs = q.item, documents * shape.heads * length * length
-    wide_q, wide_k, wide_v = (convert(tape, copied_back(tape, x), FP32) for x in (q, k, v))
+    wide_q, wide_k, wide_v = (convert(tape, view(tape, x), FP32) for x in (q, k, v))
     scaled_q = unary(tape, wide_q)
     mask = _mask(tape, length, FP32, shape.window)
     scaled_k = unary(tape, wide_k)
     scores = batched(tape, copied(tape, scaled_q), copied(tape, scaled_k), pairs)
     del scaled_k
     weights = unary(tape, scores, saves_result=True)
-    is_hidden = tape.new(pairs)
-    del is_hidden, scores
+    tape.scratch(pairs)                      # which weights are hidden
+    del scores
     dropped = dropout(tape, weights, shape.dropout)
     if item < FP32:
-        weights = convert(tape, weights, item)               # the second thing it gives, which nobody asked for
+        weights = convert(tape, weights, item)               # its second result, which nobody uses
     mixed = batched(tape, dropped, copied(tape, wide_v), q.count)
     del scaled_q, mask, dropped, wide_q, wide_k, wide_v
-    out = copied_back(tape, convert(tape, mixed, item))
+    out = view(tape, convert(tape, mixed, item))
     del mixed, weights
     return copied(tape, out)
 
@@ -198,34 +172,23 @@ def _attend_dropping(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, gro
 
 
 def bmm_attention(tape: Tape, q: Value, k: Value, v: Value, shape: Shape) -> Value:
-    """Batched products over tiles; one operator, which keeps q, k, v and which weights were not dropped."""
-    sizes, item = [x.nbytes for x in (q, k, v)], q.item
+    """Run batched products over tiles: one operator, which saves q, k, v and which weights were not dropped."""
+    nbytes, item = q.nbytes, q.item
     chunks = plan_chunks(shape.lengths, shape.heads, shape.window, item)
-    kept_bytes = sum(chunk.weights for chunk in chunks) * shape.heads if shape.dropout else 0
-
-    def back(saved: Saved, gradients: Gradients) -> Gradients:
-        made: Gradients = [tape.new(nbytes) for nbytes in sizes]
-        _run_chunks(tape, chunks, shape, item, _chunk_backward)
-        return made
+    kept_bytes = sum(chunk.weights for chunk in chunks) * shape.heads if shape.dropout else 0     # a byte a weight
 
     def make() -> tuple[Block, Block]:
-        out = tape.new(sizes[0])
-        kept = _draw(tape, kept_bytes)
+        out = tape.new(nbytes)
+        tape.scratch(2 * kept_bytes)         # 16 random bits for each weight
+        kept = tape.new(kept_bytes)
         _run_chunks(tape, chunks, shape, item, _chunk_forward)
         if shape.dropout:
-            out = tape.new(sizes[0])         # divided by what is left
+            out = tape.new(nbytes)           # divided by the share that is left
         return out, kept
 
     out, kept = tape.keep(make)
-    node = tape.node((q, k, v), (q.block, k.block, v.block, kept), back)
-    return Value(out, q.count, item, node)
-
-
-def _draw(tape: Tape, kept: int) -> Block:
-    """A byte a weight, from 16 random bits for each."""
-    bits = tape.new(2 * kept)
-    del bits
-    return tape.new(kept)
+    return operator(tape, (q, k, v), q.count, item, saves=(q.block, k.block, v.block, kept), block=out,
+                    works=lambda: _run_chunks(tape, chunks, shape, item, _chunk_backward))
 
 
 Held = list[Block | None]
@@ -233,7 +196,7 @@ Held = list[Block | None]
 
 def _run_chunks(tape: Tape, chunks: tuple[Chunk, ...], shape: Shape, item: int,
                 run: Callable[[Tape, Chunk, Shape, int, Held], None]) -> None:
-    """One after the other; equal ones behind each other twice, since the second meets what the first still holds."""
+    """Run one chunk after the other. Of equal neighbours two are enough: the second meets what the first still holds."""
     held: Held = []
     before: list[Chunk] = []
     for chunk in chunks:
@@ -244,7 +207,7 @@ def _run_chunks(tape: Tape, chunks: tuple[Chunk, ...], shape: Shape, item: int,
 
 
 def _chunk_inputs(tape: Tape, chunk: Chunk, shape: Shape, item: int, held: Held, *, outer: bool) -> Held:
-    """Queries, keys, values (and the gradient) in the layout of the products, each in place of the last chunk's."""
+    """Make queries, keys, values (and the gradient) in the layout of the products, each in place of the last chunk's."""
     rows = chunk.documents * chunk.length * shape.head_width * item
     found: Held = []
     for place, heads in enumerate((shape.heads, shape.kv_heads, shape.kv_heads, *((shape.heads,) if outer else ()))):
@@ -268,7 +231,7 @@ def _chunk_forward(tape: Tape, chunk: Chunk, shape: Shape, item: int, held: Held
 
 
 def _weights(tape: Tape, chunk: Chunk, tile: Tile, shape: Shape, item: int) -> Block:
-    """The scores of a tile, then the weights made of them."""
+    """Make the scores of a tile, then the weights from them."""
     grouped = _grouped(tape, chunk, tile, shape, item)
     size = chunk.documents * shape.heads * tile.rows * tile.keys * item
     scores = tape.new(size)
@@ -278,7 +241,7 @@ def _weights(tape: Tape, chunk: Chunk, tile: Tile, shape: Shape, item: int) -> B
 
 
 def _grouped(tape: Tape, chunk: Chunk, tile: Tile, shape: Shape, item: int) -> Block | None:
-    """The tile's rows of the query heads that share a key: a copy, unless there is one of them."""
+    """Copy the tile's rows of the query heads that share a key, unless only one head does."""
     if shape.repeats == 1:
         return None
     return tape.new(chunk.documents * shape.heads * tile.rows * shape.head_width * item)
@@ -301,8 +264,7 @@ def _chunk_backward(tape: Tape, chunk: Chunk, shape: Shape, item: int, held: Hel
         thinned = tape.new(size) if shape.dropout else None
         _add_product(tape, chunk, tile, shape, item)
         dscores = tape.new(size)
-        product = tape.new(chunk.documents * shape.heads * tile.rows * shape.head_width * item)
-        del product
+        tape.scratch(chunk.documents * shape.heads * tile.rows * shape.head_width * item)
         _add_product(tape, chunk, tile, shape, item)
         del thinned, queries
     del weights, dweights, dscores, rows
@@ -310,7 +272,7 @@ def _chunk_backward(tape: Tape, chunk: Chunk, shape: Shape, item: int, held: Hel
 
 
 def _add_product(tape: Tape, chunk: Chunk, tile: Tile, shape: Shape, item: int) -> None:
-    """Onto an fp32 sum: in half precision by way of the product."""
+    """Add a product onto an fp32 sum; in half precision by way of the product."""
     if item < FP32:
         count = chunk.documents * shape.kv_heads * tile.keys * shape.head_width
         product = tape.new(count * item)
@@ -319,16 +281,14 @@ def _add_product(tape: Tape, chunk: Chunk, tile: Tile, shape: Shape, item: int) 
 
 
 def ragged_attention(tape: Tape, q: Value, k: Value, v: Value, shape: Shape) -> Value:
-    """One operator, which keeps q, k, v, its result, the log of each row's sum, and a seed; what it works in is not torch's."""
-    sizes = [x.nbytes for x in (q, k, v)]
+    """Run one operator, which saves q, k, v, its result, the log of each row's sum, and a seed. Its scratch is not torch's."""
+    nbytes = q.nbytes
 
     def make() -> tuple[Block, Block, Block]:
-        return tape.new(sizes[0]), tape.new(shape.tokens * shape.heads * FP32), tape.new(SEED)
+        return tape.new(nbytes), tape.new(shape.tokens * shape.heads * FP32), tape.new(SEED)
 
     out, sums, seed = tape.keep(make)
-    node = tape.node((q, k, v), (q.block, k.block, v.block, out, sums, seed),
-                     lambda saved, gradients: [tape.new(nbytes) for nbytes in sizes])
-    return Value(out, q.count, q.item, node)
+    return operator(tape, (q, k, v), q.count, q.item, saves=(q.block, k.block, v.block, out, sums, seed), block=out)
 
 
 KERNELS: dict[str, Callable[[Tape, Value, Value, Value, Shape], Value]] = {

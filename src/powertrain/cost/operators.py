@@ -1,12 +1,13 @@
 """The operators of a step as eager PyTorch computes them: what each makes, saves, and makes in the backward pass.
 
-Each takes a tape and values and gives a value. Views are the same block. Where an operator is several in PyTorch (RMS
-norm on a CPU), it is the same several here. A backward function may know sizes, and no block but those it is given.
+Each takes a tape and values and returns a value. A view has the block of what it views. Where PyTorch runs several operators
+(RMS norm on a CPU), so does this file. A backward function may hold sizes and no blocks but those that it is given: a block
+that it held would count as memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from powertrain.cost.replay import COPIES, Block, Gradients, Saved, Tape, Value
 from powertrain.shapes import FP8, FP32
@@ -15,34 +16,49 @@ BOOL = 1
 INT32 = 4
 
 
+def operator(tape: Tape, inputs: tuple[Value, ...], count: int, item: int, *, saves: Saved = (), block: Block | None = None,
+             works: Callable[[], object] | None = None) -> Value:
+    """Return the result of one operator: `count` elements of `item` bytes, in `block` or else a new one.
+
+    In the backward pass each input that needs a gradient gets a new tensor of its own size, and then `works` is run.
+    """
+    sizes = [None if value.node is None else value.nbytes for value in inputs]
+
+    def back(saved: Saved, gradients: Gradients) -> Gradients:
+        made = [None if nbytes is None else tape.new(nbytes) for nbytes in sizes]
+        if works is not None:
+            works()
+        return made
+
+    node = tape.node(inputs, saves, back)
+    return Value(tape.new(count * item) if block is None else block, count, item, node)
+
+
 def unary(tape: Tape, x: Value, *, saves_input: bool = False, saves_result: bool = False) -> Value:
-    """An element-by-element function, whose gradient is one more tensor of that size."""
-    nbytes = x.nbytes
-    if saves_result:                         # made first, since it is saved
-        out = tape.new(nbytes)
-        return Value(out, x.count, x.item, tape.node((x,), (out,), lambda saved, gradients: [tape.new(nbytes)]))
-    node = tape.node((x,), (x.block,) if saves_input else (), lambda saved, gradients: [tape.new(nbytes)])
-    return Value(tape.new(nbytes), x.count, x.item, node)
+    """Apply a function to each element."""
+    if not saves_result:
+        return operator(tape, (x,), x.count, x.item, saves=(x.block,) if saves_input else ())
+    out = tape.new(x.nbytes)                 # made first, since it is saved
+    return operator(tape, (x,), x.count, x.item, saves=(out,), block=out)
 
 
 def multiply(tape: Tape, a: Value, b: Value) -> Value:
-    """a * b, the smaller of them repeated. Each is saved for the gradient of the other."""
+    """Return a * b, the smaller of them repeated. Each is saved for the gradient of the other."""
     count, item = max(a.count, b.count), _promoted(a, b)
-    whole = count * item
     sizes = [(value.node is not None, value.count, value.item) for value in (a, b)]
 
     def back(saved: Saved, gradients: Gradients) -> Gradients:
         made: Gradients = []
         for needed, own, own_item in sizes:
-            made.append(_summed(tape, tape.new(whole), own, count, item, own_item) if needed else None)
+            made.append(_summed(tape, tape.new(count * item), own, count, item, own_item) if needed else None)
         return made
 
     node = tape.node((a, b), (b.block if a.node else None, a.block if b.node else None), back)
-    return Value(tape.new(whole), count, item, node)
+    return Value(tape.new(count * item), count, item, node)
 
 
 def add(tape: Tape, a: Value, b: Value) -> Value:
-    """a + b, the smaller of them repeated. Operands of another type are converted first, and so are their gradients."""
+    """Return a + b, the smaller of them repeated. Operands of another type are converted first, and so are their gradients."""
     count, item = max(a.count, b.count), _promoted(a, b)
     sizes = [(value.node is not None, value.count, value.item) for value in (a, b)]
 
@@ -57,12 +73,12 @@ def add(tape: Tape, a: Value, b: Value) -> Value:
 
 
 def _promoted(a: Value, b: Value) -> int:
-    """Bytes of the wider of two types; a single number does not widen."""
+    """Return the bytes of the wider of two types; a single number does not widen."""
     return max(value.item for value in (a, b) if value.count > 1 or max(a.count, b.count) == 1)
 
 
 def _summed(tape: Tape, gradient: Block | None, own: int, count: int, item: int, own_item: int) -> Block:
-    """A gradient of `count` elements as that of an operand which has `own`, in the operand's type."""
+    """Turn a gradient of `count` elements into that of an operand with `own` elements, in the operand's type."""
     assert gradient is not None
     if own < count:
         gradient = tape.new(own * item)
@@ -70,21 +86,17 @@ def _summed(tape: Tape, gradient: Block | None, own: int, count: int, item: int,
 
 
 def convert(tape: Tape, x: Value, item: int) -> Value:
-    """x in another type; x itself where it has that."""
-    if x.item == item:
-        return x
-    nbytes = x.nbytes
-    node = tape.node((x,), (), lambda saved, gradients: [tape.new(nbytes)])
-    return Value(tape.new(x.count * item), x.count, item, node)
+    """Return x in another type; x itself if it has that type."""
+    return x if x.item == item else operator(tape, (x,), x.count, item)
 
 
 def cast_weight(tape: Tape, weight: Value, item: int) -> Value:
-    """A weight as autocast converts it: of trained ones the copy is kept until its context ends."""
+    """Convert a weight as autocast does, which keeps the copy of a trained weight until its context ends."""
     if weight.item == item:
         return weight
     if weight.node is not None and id(weight.node) in tape.casts:
         return tape.casts[id(weight.node)]
-    with tape.counting_as(COPIES):
+    with tape.having(component=COPIES):
         cast = convert(tape, weight, item)
     if weight.node is not None:
         tape.casts[id(weight.node)] = cast
@@ -92,7 +104,7 @@ def cast_weight(tape: Tape, weight: Value, item: int) -> Value:
 
 
 def linear(tape: Tape, x: Value, weight: Value, bias: Value | None, inputs: int) -> Value:
-    """x (T, inputs) times a matrix whose type it has."""
+    """Multiply x (T, inputs) by a matrix of the same type."""
     rows, item = x.count // inputs, x.item
     outputs = weight.count // inputs
     needs_x, needs_weight = x.node is not None, weight.node is not None
@@ -112,10 +124,10 @@ def linear(tape: Tape, x: Value, weight: Value, bias: Value | None, inputs: int)
 
 
 def rms_norm(tape: Tape, x: Value, weight: Value, width: int) -> Value:
-    """One operator on a GPU. On a CPU those that it is made of: x * rsqrt(mean(x^2) + epsilon) * weight."""
+    """Normalise: one operator on a GPU, on a CPU those of x * rsqrt(mean(x^2) + epsilon) * weight."""
     if tape.is_cuda:
         return _fused_norm(tape, x, (weight,), width, statistics=1)
-    rows, nbytes, small = x.count // width, x.nbytes, x.count // width * FP32
+    rows, nbytes = x.count // width, x.nbytes
 
     def back_of_square(saved: Saved, gradients: Gradients) -> Gradients:
         power, product = tape.new(nbytes), tape.new(nbytes)
@@ -125,8 +137,7 @@ def rms_norm(tape: Tape, x: Value, weight: Value, width: int) -> Value:
 
     squared = tape.node((x,), (x.block,), back_of_square)
     square = Value(tape.new(nbytes), x.count, FP32, squared)
-    averaged = tape.node((square,), (), lambda saved, gradients: [tape.new(nbytes)])
-    mean = Value(tape.new(small), rows, FP32, averaged)
+    mean = operator(tape, (square,), rows, FP32)
     del square
     shifted = unary(tape, mean)
     root = unary(tape, shifted, saves_result=True)
@@ -137,34 +148,25 @@ def rms_norm(tape: Tape, x: Value, weight: Value, width: int) -> Value:
 
 
 def layer_norm(tape: Tape, x: Value, weight: Value, bias: Value | None, width: int) -> Value:
-    """One operator, which keeps its input, means and deviations."""
+    """Normalise by one operator, which saves its input, means and deviations."""
     return _fused_norm(tape, x, (weight,) if bias is None else (weight, bias), width, statistics=2)
 
 
 def _fused_norm(tape: Tape, x: Value, weights: tuple[Value, ...], width: int, statistics: int) -> Value:
-    nbytes, small = x.nbytes, x.count // width * FP32
-    sizes = [value.nbytes if value.node is not None else None for value in (x, *weights)]
-
-    def back(saved: Saved, gradients: Gradients) -> Gradients:
-        return [None if size is None else tape.new(size) for size in sizes]
-
-    kept = [tape.new(small) for _ in range(statistics)]
-    out = tape.new(nbytes)
-    return Value(out, x.count, FP32, tape.node((x, *weights), (x.block, *kept), back))
+    kept = [tape.new(x.count // width * FP32) for _ in range(statistics)]
+    return operator(tape, (x, *weights), x.count, FP32, saves=(x.block, *kept), block=tape.new(x.nbytes))
 
 
 def dropout(tape: Tape, x: Value, share: float) -> Value:
-    """The mask is saved, and x is not; it has the type of x on a CPU, and is a byte an element on a GPU."""
+    """Drop elements. The mask is saved, and x is not; it has the type of x on a CPU, and is a byte an element on a GPU."""
     if not share:
         return x
-    nbytes = x.nbytes
-    mask = tape.new(x.count * BOOL if tape.is_cuda else nbytes)
-    node = tape.node((x,), (mask,), lambda saved, gradients: [tape.new(nbytes)])
-    return Value(tape.new(nbytes), x.count, x.item, node)
+    mask = tape.new(x.count * BOOL if tape.is_cuda else x.nbytes)
+    return operator(tape, (x,), x.count, x.item, saves=(mask,))
 
 
 def split(tape: Tape, x: Value, counts: Sequence[int]) -> list[Value]:
-    """Views of x, whose gradients are joined into one of x."""
+    """Return views of x, whose gradients are joined into one of x."""
     nbytes, item = x.nbytes, x.item
 
     def back(saved: Saved, gradients: Gradients) -> Gradients:
@@ -178,15 +180,13 @@ def split(tape: Tape, x: Value, counts: Sequence[int]) -> list[Value]:
     return [Value(x.block, count, item, node, slot) for slot, count in enumerate(counts)]
 
 
-def take(tape: Tape, x: Value, count: int) -> Value:
-    """A slice of x: a view, whose gradient is one of all of x with zeros elsewhere."""
-    nbytes = x.nbytes
-    node = tape.node((x,), (), lambda saved, gradients: [tape.new(nbytes)])
-    return Value(x.block, count, x.item, node)
+def view(tape: Tape, x: Value, count: int | None = None) -> Value:
+    """Return a view of x, or of `count` elements of x. Its gradient is a new tensor of the size of x."""
+    return operator(tape, (x,), x.count if count is None else count, x.item, block=x.block)
 
 
 def join(tape: Tape, values: Sequence[Value]) -> Value:
-    """Values end to end. Their gradients are views of the result's."""
+    """Lay values end to end. Their gradients are views of the result's."""
     if len(values) == 1:
         return values[0]
     needed = [value.node is not None for value in values]
@@ -195,39 +195,25 @@ def join(tape: Tape, values: Sequence[Value]) -> Value:
     return Value(tape.new(count * item), count, item, node)
 
 
-def copied_back(tape: Tape, x: Value) -> Value:
-    """A view of x whose gradient has to be copied to lie as x does."""
-    nbytes = x.nbytes
-    node = tape.node((x,), (), lambda saved, gradients: [tape.new(nbytes)])
-    return Value(x.block, x.count, x.item, node)
-
-
 def copied(tape: Tape, x: Value) -> Value:
-    """x laid out anew. Its gradient is the same as a view."""
+    """Lay x out anew. Its gradient is a view of the result's."""
     node = tape.node((x,), (), lambda saved, gradients: gradients)
     return Value(tape.new(x.nbytes), x.count, x.item, node)
 
 
 def batched(tape: Tape, a: Value, b: Value, count: int) -> Value:
-    """A batched product with `count` elements."""
-    sizes = [(value.node is not None, value.nbytes) for value in (a, b)]
-    node = tape.node((a, b), (b.block if a.node else None, a.block if b.node else None),
-                     lambda saved, gradients: [tape.new(nbytes) if needed else None for needed, nbytes in sizes])
-    return Value(tape.new(count * a.item), count, a.item, node)
-
-
-def gather(tape: Tape, x: Value) -> Value:
-    """The rows of x in another order."""
-    return unary(tape, x)
+    """Return a batched product with `count` elements."""
+    saves = (b.block if a.node else None, a.block if b.node else None)
+    return operator(tape, (a, b), count, a.item, saves=saves)
 
 
 def rotate(tape: Tape, x: Value, tables: tuple[Value, Value], heads: int, head_width: int) -> Value:
-    """Rotary positions on the first dimensions of each head, in fp32."""
+    """Apply rotary positions to the first dimensions of each head, in fp32."""
     cosines, sines = tables
     rows = x.count // (heads * head_width)
     width = cosines.count // rows
     whole = width == head_width
-    part = x if whole else take(tape, x, rows * heads * width)
+    part = x if whole else view(tape, x, rows * heads * width)
     turned = convert(tape, part, FP32)
     del part
     left, right = split(tape, turned, (turned.count // 2,) * 2)
@@ -240,13 +226,14 @@ def rotate(tape: Tape, x: Value, tables: tuple[Value, Value], heads: int, head_w
     out = add(tape, by_cosines, by_sines)
     del by_cosines, by_sines
     out = convert(tape, out, x.item)
-    return out if whole else join(tape, (out, take(tape, x, x.count - out.count)))
+    return out if whole else join(tape, (out, view(tape, x, x.count - out.count)))
+
 
 # ------------------------------------------------------------------------------------------------ 8 bits
 
 
 def scaled_linear(tape: Tape, x: Value, shape: tuple[int, int], stored: str, item: int) -> Value:
-    """x (rows, in) times a matrix of `shape` (out, in) held as `stored`, as models/kernels/scaled.py does."""
+    """Multiply x (rows, in) by a matrix of `shape` (out, in) held as `stored`, as models/kernels/scaled.py does."""
     (outputs, inputs), rows, given = shape, x.count // shape[1], x.item
 
     def back(saved: Saved, gradients: Gradients) -> Gradients:
@@ -262,8 +249,7 @@ def scaled_linear(tape: Tape, x: Value, shape: tuple[int, int], stored: str, ite
 
 def _codes(tape: Tape, count: int, item: int) -> Block:
     """Round `count` numbers of `item` bytes to codes."""
-    magnitudes = tape.new(count * item)
-    del magnitudes
+    tape.scratch(count * item)               # their magnitudes
     wide = tape.new(count * FP32)
     codes = tape.new(count)
     del wide

@@ -1,17 +1,16 @@
 """A training step without its numbers: blocks of memory, and the graph that autograd would keep of them.
 
-The step is run as torch runs it, with sizes in place of tensors. A block of memory is taken when an operator makes its
-result and given back when the last reference to it goes, which here as there is Python's own counting of references; what
-a function holds in a variable, or autograd for the backward pass, is therefore held exactly as long. `Memory` is the
-allocator: a running sum by component, and what it was where it was largest.
+The step runs as torch runs it, with sizes in place of tensors. An operator takes a block of memory for its result. The block is
+given back when the last reference to it goes, by Python's own reference counts, as in torch. So whatever a function holds in
+a variable, or autograd holds for the backward pass, counts for exactly as long as it is held. `Memory` is the allocator: it
+keeps a running sum by component, and the sums at the fullest moment.
 
-The rules of autograd that decide about memory, and that `Tape` keeps:
+`Tape` keeps the rules of autograd that decide about memory:
   a result whose inputs need no gradient is not recorded, and nothing is saved for it
-  the backward pass takes the most recently recorded of the operators whose gradients are all there
-  gradients and what was saved are let go when the operator is done, before its results are added to what they meet
-  gradients that meet are added in place, unless what is there is a view; a weight takes its first gradient as it is
-  under a checkpoint nothing is saved until the backward pass asks, which then runs the forward pass again, up to the last
-    thing that was saved
+  the backward pass takes the operator that was recorded last among those whose gradients are all there
+  gradients and saved tensors are freed when the operator is done, before its results are added to other gradients
+  gradients that meet are added in place, unless the one that is there is a view; a weight takes its first gradient as it is
+  under a checkpoint nothing is saved; the backward pass runs the forward pass again, up to the last tensor that it would save
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 ACTIVATIONS, LOSS, WORKSPACE, GRADIENTS, COPIES = "activations", "loss", "workspace", "gradients", "low-precision copies"
@@ -58,7 +57,7 @@ class Memory:
             self._round(nbytes, -1)
 
     def change(self, bytes_by_component: Mapping[str, int]) -> None:
-        """What blocks that are not replayed would take and give; first what they give, since the sum is what counts."""
+        """Take and give the bytes of blocks that are not replayed; negative ones first, since only the sum counts."""
         for component, nbytes in sorted(bytes_by_component.items(), key=lambda item: item[1]):
             (self.take if nbytes > 0 else self.give)(abs(nbytes), component)
 
@@ -72,7 +71,7 @@ class Memory:
 
 
 class Block:
-    """Bytes in one piece: a tensor's storage. Views share it. `is_viewed`: as a gradient it is another tensor's view."""
+    """A tensor's storage, which views share. `is_viewed`: as a gradient it is a view of another tensor."""
 
     __slots__ = ("away", "component", "is_viewed", "memory", "nbytes")
 
@@ -84,12 +83,12 @@ class Block:
         self.memory.give(self.nbytes, self.component)
 
     def put_away(self) -> None:
-        """Its bytes are given back, whoever still refers to it."""
+        """Give the bytes back, whoever still refers to the block."""
         self.memory.give(self.nbytes, self.component)
         self.away, self.nbytes = self.nbytes, 0
 
     def bring_back(self) -> None:
-        """They are taken again, if they were put away."""
+        """Take the bytes again, if they were put away."""
         if self.away:
             self.memory.take(self.away, self.component)
             self.nbytes, self.away = self.away, 0
@@ -101,7 +100,7 @@ class Block:
 
 
 class Node:
-    """One recorded operator: what it saved, and how it makes gradients for what it read out of those of its results."""
+    """One recorded operator: what it saved, and `back`, which turns the gradients of its results into those of its inputs."""
 
     __slots__ = ("back", "component", "inputs", "order", "saved", "slots", "waiting")
 
@@ -120,15 +119,15 @@ class Node:
 
 
 class Leaf(Node):
-    """A weight that is trained, or what else a gradient is asked for; `gradient` is its `.grad`, counted as `component`.
+    """A trained weight, or another tensor whose gradient is asked for; `gradient` is its `.grad`, counted as `component`.
 
-    Where it `stands` there is a place for the gradient from the beginning, to which what comes is added.
+    With `stands`, the gradient has a buffer from the beginning, and new gradients are added to that.
     """
 
     __slots__ = ("gradient", "stands")
 
     def __init__(self, component: str = GRADIENTS, *, stands: bool = False) -> None:
-        super().__init__(INFINITE, (), (), _nothing, component)
+        super().__init__(INFINITE, (), (), lambda saved, gradients: [], component)
         self.gradient: Block | None = None
         self.stands = stands
 
@@ -140,17 +139,15 @@ class Leaf(Node):
         return []
 
 
-def _nothing(saved: Saved, gradients: Gradients) -> Gradients:
-    return []
-
-
+@dataclass(eq=False, slots=True)
 class Value:
-    """A tensor: `count` elements of `item` bytes in a block (None: a weight, which stands anyway)."""
+    """A tensor: `count` elements of `item` bytes in a block (None: a weight, whose memory is counted elsewhere)."""
 
-    __slots__ = ("block", "count", "item", "node", "slot")
-
-    def __init__(self, block: Block | None, count: int, item: int, node: Node | None = None, slot: int = 0) -> None:
-        self.block, self.count, self.item, self.node, self.slot = block, count, item, node, slot
+    block: Block | None
+    count: int
+    item: int
+    node: Node | None = None
+    slot: int = 0                            # which result of the node this is
 
     @property
     def nbytes(self) -> int:
@@ -158,22 +155,24 @@ class Value:
 
 
 class Stop(Exception):
-    """Everything that the backward pass asked for is there again."""
+    """Raised when a checkpoint's second run has made everything that the backward pass needs."""
 
 
+@dataclass(eq=False)
 class Frame:
-    """One block under a checkpoint: its input, what it would have saved, and what is kept all the same."""
+    """One block under a checkpoint: its input, how many tensors it would save, and the results that are kept all the same."""
 
-    def __init__(self, run: Callable[[Value], Value], x: Value, keeps: bool) -> None:
-        self.run, self.x, self.keeps = run, x, keeps
-        self.count = 0                       # of the things that it would have saved
-        self.kept: list[object] = []         # results that are not computed again
-        self.made: list[Block | None] | None = None
+    run: Callable[[Value], Value]
+    x: Value
+    keeps: bool
+    count: int = 0                           # of the tensors that it would save
+    kept: list[object] = field(default_factory=list)         # results that are not computed again
+    made: list[Block | None] | None = None
 
 
 @dataclass(frozen=True)
 class Later:
-    """What an operator under a checkpoint saved: the things `first:last` of what the frame's second run makes."""
+    """The saved tensors of an operator under a checkpoint: `first:last` of those that the frame's second run makes."""
 
     frame: Frame
     first: int
@@ -181,12 +180,11 @@ class Later:
 
 
 class Tape:
-    """What is recorded of a step as it runs; see the module docstring for the rules."""
+    """The recorded operators of a step; the module docstring has the rules."""
 
     def __init__(self, memory: Memory, *, is_cuda: bool = False) -> None:
         self.memory, self.is_cuda = memory, is_cuda
         self.component = ACTIVATIONS         # what new blocks count as
-        self.recording = True
         self.order = 0
         self.frame: Frame | None = None
         self.again = False                   # the frame's forward pass is running for the second time
@@ -196,37 +194,35 @@ class Tape:
     def new(self, nbytes: int) -> Block:
         return Block(self.memory, nbytes, self.component)
 
+    def scratch(self, nbytes: int) -> None:
+        """Take bytes and give them back at once."""
+        Block(self.memory, nbytes, self.component)
+
     def node(self, inputs: tuple[Value, ...], saved: Saved, back: Back) -> Node | None:
         """None where no input needs a gradient. `saved` has None for weights. Call it before the result is made."""
-        if not self.recording or all(value.node is None for value in inputs):
+        if all(value.node is None for value in inputs):
             return None
         self.order += 1
         return Node(self.order, tuple(None if value.node is None else (value.node, value.slot) for value in inputs),
                     self._pack(saved), back, LOSS if self.component == LOSS else WORKSPACE)
 
     @contextmanager
-    def counting_as(self, component: str) -> Iterator[None]:
-        before, self.component = self.component, component
+    def having(self, **values: object) -> Iterator[None]:
+        """Set attributes for a while, such as `component`."""
+        before = {name: getattr(self, name) for name in values}
+        vars(self).update(values)
         yield
-        self.component = before
-
-    @contextmanager
-    def without_gradient(self) -> Iterator[None]:
-        before, self.recording = self.recording, False
-        yield
-        self.recording = before
+        vars(self).update(before)
 
     # -------------------------------------------------------------------------------------------- checkpoints
 
     def checkpoint(self, run: Callable[[Value], Value], x: Value, *, keeps: bool) -> Value:
-        """What `run` makes of x, to be run again in the backward pass. `keeps`: not what `keep` was asked for."""
-        self.frame = Frame(run, x, keeps)
-        out = run(x)
-        self.frame = None
-        return out
+        """Return run(x), to be run again in the backward pass. With `keeps`, results made under `keep` are not made again."""
+        with self.having(frame=Frame(run, x, keeps)):
+            return run(x)
 
     def keep(self, make: Callable[[], Result]) -> Result:
-        """What `make` gives; under a checkpoint it is kept from the first run for the second."""
+        """Return make(); under a checkpoint that keeps it, the first run's result serves the second run too."""
         if self.frame is None or not self.frame.keeps:
             return make()
         if self.again:
@@ -249,7 +245,7 @@ class Tape:
         return saved
 
     def unpack(self, later: Later) -> Saved:
-        """Each thing is handed out once, and held no longer."""
+        """Return an operator's saved tensors, once; the frame lets them go."""
         frame = later.frame
         if frame.made is None:
             frame.made = []
@@ -259,18 +255,15 @@ class Tape:
         return found
 
     def _run_again(self, frame: Frame) -> None:
-        """The frame's forward pass, with a type of its own in force as autocast has it."""
-        casts, component = self.casts, self.component
-        self.frame, self.again, self.casts, self.component = frame, True, {}, ACTIVATIONS
+        """Run the frame's forward pass again. Copies of weights that autocast makes in it are its own."""
         x = frame.x
-        with suppress(Stop):
+        with self.having(frame=frame, again=True, casts={}, component=ACTIVATIONS), suppress(Stop):
             frame.run(Value(x.block, x.count, x.item, None if x.node is None else Leaf()))
-        self.frame, self.again, self.casts, self.component = None, False, casts, component
 
     # -------------------------------------------------------------------------------------------- backward
 
     def backward(self, loss: Value, gradient: Block | None = None) -> None:
-        """The gradients of all weights that the loss depends on, from its own, which of a loss is a new tensor of ones."""
+        """Make the gradients of all leaves that `loss` depends on, from its own `gradient`; None: a new tensor of ones."""
         assert loss.node is not None
         for node in _reached(loss.node):
             for edge in node.inputs:
@@ -280,7 +273,7 @@ class Tape:
         ready = [(-loss.node.order, 0, loss.node)]
         while ready:
             node = heapq.heappop(ready)[-1]
-            with self.counting_as(node.component):
+            with self.having(component=node.component):
                 gradients = node.run(self)
             for edge in reversed(node.inputs):
                 gradient = gradients.pop() if gradients else None
@@ -300,7 +293,7 @@ class Tape:
 
 
 def _reached(root: Node) -> list[Node]:
-    """Every operator that the root's gradient reaches, once."""
+    """Return every operator that the root's gradient reaches, once."""
     found, open_nodes = {id(root): root}, [root]
     while open_nodes:
         for edge in open_nodes.pop().inputs:

@@ -1,7 +1,7 @@
-"""One optimizer step with sizes in place of tensors: its passes through the blocks, head and loss, the update.
+"""One optimizer step with sizes in place of tensors: its passes through the blocks, head and loss, and the update.
 
-Of many equal blocks behind each other only the first and the last are run. Memory moves by the same amount with each of them,
-forward and backward, so it is fullest at one of the ends; what those between take and give is what their neighbours did.
+Of a row of equal blocks only the first and the last are run. Each block changes the memory by the same amount, forward and
+backward, so the fullest moment is at one of the ends. The change by the blocks in between is that of their neighbours.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from powertrain.cost.forward import StepFacts, Tables, Weights, embed, is_rms, norm, rotary_tables, run_block
-from powertrain.cost.fused import run_fused_block
+from powertrain.cost.forward import Part, StepFacts, Tables, Weights
+from powertrain.cost.fused import FusedPart
 from powertrain.cost.kernels import Shape
-from powertrain.cost.operators import cast_weight, convert, linear, unary
+from powertrain.cost.operators import cast_weight, convert, linear, operator, unary
 from powertrain.cost.replay import LOSS, WORKSPACE, Block, Gradients, Memory, Saved, Tape, Value
 from powertrain.cost.weights import has_frozen_base, lowest_layer
 from powertrain.records import ModelFacts
@@ -28,22 +28,23 @@ class Kind:
 
     is_adapted: bool
     is_checkpointed: bool
-    reads_a_gradient: bool                   # its input needs one
-    is_light: bool = False                   # not all that its backward pass needs is kept
+    reads_a_gradient: bool                   # its input needs a gradient
+    is_light: bool = False                   # it puts saved activations away
 
 
 @dataclass(frozen=True)
 class Unit:
-    """As many blocks as pass until the kinds repeat, and how many equal units there are in front of it that are not run."""
+    """Blocks to run, as many as pass until the kinds repeat; and how many equal units in front of it are not run."""
 
     kinds: tuple[Kind, ...]
     left_out: int = 0
 
 
 def kinds_of(model: ModelFacts, every: int, light: int = 0) -> tuple[Kind, ...]:
-    """Of all blocks, when every `every`-th one is checkpointed, if it has a backward pass; 0: none.
+    """Return the kinds of all blocks; those below the lowest trained weight have no backward pass.
 
-    `light`: how many of those that have a backward pass do not keep all that it needs, from below.
+    `every`: each `every`-th block with a backward pass is checkpointed; 0: none. `light`: so many of the lowest blocks with a
+    backward pass put saved activations away.
     """
     frozen, lowest = has_frozen_base(model), lowest_layer(model)
     return tuple(Kind(is_adapted=layer in model.adapted_layers,
@@ -53,7 +54,7 @@ def kinds_of(model: ModelFacts, every: int, light: int = 0) -> tuple[Kind, ...]:
 
 
 def units_of(kinds: tuple[Kind, ...], period: int) -> list[Unit]:
-    """The units to run, in order; those between the ends of a row of equal ones are left out."""
+    """Return the units to run, in order; those between the ends of a row of equal ones are left out."""
     found: list[Unit] = []
     first = 0
     while first < len(kinds):
@@ -73,10 +74,11 @@ def units_of(kinds: tuple[Kind, ...], period: int) -> list[Unit]:
 INDEX_BYTES = 8                              # int64
 
 
-def loss_of(tape: Tape, facts: StepFacts, outside: Weights, hidden: Value) -> Value:
-    """() the loss summed over the tokens."""
-    head = outside.get("head.weight") or outside["embedding.weight"]
-    with tape.counting_as(LOSS):
+def loss_of(outside: Part, hidden: Value) -> Value:
+    """Return the loss () summed over the tokens."""
+    tape, facts = outside.tape, outside.facts
+    head = outside.weights.get("head.weight") or outside.weights["embedding.weight"]
+    with tape.having(component=LOSS):
         if facts.workload.loss_chunk_rows is not None:
             return _chunked_loss(tape, facts, head, hidden)
         if facts.is_autocast:
@@ -86,13 +88,11 @@ def loss_of(tape: Tape, facts: StepFacts, outside: Weights, hidden: Value) -> Va
             head = convert(tape, head, hidden.item)
         logits = convert(tape, linear(tape, hidden, head, None, facts.model.width), FP32)
         shares = unary(tape, logits, saves_result=True)      # log softmax
-        nbytes = shares.nbytes
-        node = tape.node((shares,), (shares.block,), lambda saved, gradients: [tape.new(nbytes)])
-        return Value(tape.new(FP32), 1, FP32, node)
+        return operator(tape, (shares,), 1, FP32, saves=(shares.block,))
 
 
 def _chunked_loss(tape: Tape, facts: StepFacts, head: Value, hidden: Value) -> Value:
-    """The gradients of hidden rows and head are made at once, chunk by chunk."""
+    """Make the loss chunk by chunk, and with it the gradients of the hidden rows and of the head."""
     width, vocabulary, item = facts.model.width, facts.model.vocabulary, facts.item
     needs_hidden, needs_head = hidden.node is not None, head.node is not None
     nbytes = hidden.nbytes
@@ -118,7 +118,7 @@ def _chunked_loss(tape: Tape, facts: StepFacts, head: Value, hidden: Value) -> V
 
 def _loss_chunk(tape: Tape, held: list[Block | None], rows: int, sizes: tuple[int, int, int], needs_hidden: bool,
                 needs_head: bool) -> None:
-    """One chunk; its tensors take the places of the last one's."""
+    """Run one chunk; its tensors take the places of the last one's."""
     width, vocabulary, item = sizes
     gathered = tape.new(rows * width * FP32)
     held[0] = gathered if item == FP32 else tape.new(rows * width * item)
@@ -126,17 +126,13 @@ def _loss_chunk(tape: Tape, held: list[Block | None], rows: int, sizes: tuple[in
     product = tape.new(rows * vocabulary * item)
     held[1] = product if item == FP32 else tape.new(rows * vocabulary * FP32)
     del product
-    exponentials = tape.new(rows * vocabulary * FP32)
-    del exponentials
+    tape.scratch(rows * vocabulary * FP32)   # exponentials
     held[2] = held[1] if item == FP32 else tape.new(rows * vocabulary * item)
-    if needs_hidden:
-        back = tape.new(rows * width * item)
-        wide = None if item == FP32 else tape.new(rows * width * FP32)
-        del back, wide
-    if needs_head:
-        product = tape.new(vocabulary * width * item)
-        wide = None if item == FP32 else tape.new(vocabulary * width * FP32)
-        del product, wide
+    for needed, count in ((needs_hidden, rows * width), (needs_head, vocabulary * width)):
+        gradient = tape.new(count * item) if needed else None
+        if needed and item != FP32:
+            tape.scratch(count * FP32)
+        del gradient
 
 
 # ------------------------------------------------------------------------------------------------ the step
@@ -155,16 +151,16 @@ class Replayed:
 
 
 class Step:
-    """`memory` holds what stands from the beginning."""
+    """The passes and the update of one step. `memory` holds what stands from the beginning."""
 
     def __init__(self, facts: StepFacts, memory: Memory, units: list[Unit]) -> None:
         self.facts, self.memory = facts, memory
-        self.outside = Weights(facts, "")
-        self.units = [Replayed(unit, [Weights(facts, "blocks.0.", adapted=kind.is_adapted) for kind in unit.kinds])
+        self.outside = facts.weights_outside()
+        self.units = [Replayed(unit, [facts.weights_of_block(adapted=kind.is_adapted) for kind in unit.kinds])
                       for unit in units]
 
     def run_pass(self, lengths: tuple[int, ...]) -> None:
-        """Forward and backward over documents of these lengths."""
+        """Run forward and backward over documents of these lengths."""
         tape = Tape(self.memory, is_cuda=self.facts.workload.device == "cuda")
         loss = self._loss(tape, lengths)
         self._leave_autocast(tape)
@@ -183,21 +179,22 @@ class Step:
         del last
 
     def _updated(self) -> list[int]:
-        """Bytes of what is updated at a time, in the optimizer's order: as the model has them, those that decay first."""
-        first, last = ([(name, value) for name, value in self.outside.values.items() if ("embedding" in name) == is_first]
+        """Return the bytes of each weight, or flat buffer, in the order of the update: those with weight decay first."""
+        first, last = ([(name, value) for name, value in self.outside.items() if ("embedding" in name) == is_first]
                        for is_first in (True, False))
         flat = self.facts.workload.flat_parameters       # then those of units that are not run count, too
         blocks = [item for replayed in self.units for _ in range(1 + replayed.unit.left_out if flat else 1)
-                  for weights in replayed.weights for item in weights.values.items()]
+                  for weights in replayed.weights for item in weights.items()]
         trained = [(name, value.nbytes) for name, value in (*first, *blocks, *last) if value.node is not None]
-        groups = [[nbytes for name, nbytes in trained if self.facts.decays(name) == decays] for decays in (True, False)]
+        groups = [[nbytes for name, nbytes in trained if _decays(name) == decays] for decays in (True, False)]
         return [sum(group) for group in groups] if flat else [*groups[0], *groups[1]]
 
     def _loss(self, tape: Tape, lengths: tuple[int, ...]) -> Value:
         model, workload = self.facts.model, self.facts.workload
         shape = Shape(model.heads, model.kv_heads, model.head_width, lengths, model.window, model.dropout, workload.threads)
-        x = embed(tape, self.facts, self.outside, shape.tokens)
-        tables = rotary_tables(tape, self.facts, shape.tokens)
+        outside = Part(tape, self.facts, self.outside)
+        x = outside.embed(shape.tokens)
+        tables = outside.rotary_tables(shape.tokens)
         change: Held = {}
         for replayed in self.units:
             self.memory.change(_times(change, replayed.unit.left_out))
@@ -205,39 +202,35 @@ class Step:
             x = self._run_unit(tape, replayed, x, tables, shape)
             change = _change(before, self.memory.held)
             replayed.casts = tuple(tape.casts)[casts:]
-        hidden = norm(tape, self.facts, self.outside, "norm", x, model.width, rms=is_rms(model))
-        return loss_of(tape, self.facts, self.outside, hidden)
+        hidden = outside.norm("norm", x, model.width, rms=self.facts.is_rms)
+        return loss_of(outside, hidden)
 
     def _run_unit(self, tape: Tape, replayed: Replayed, x: Value, tables: Tables | None, shape: Shape) -> Value:
-        """Where others are left out in front of it, it is noticed when its backward pass begins and when it is done."""
+        """Run its blocks. Where units in front of it are left out, note when its backward pass begins and ends."""
         leaves_out = replayed.unit.left_out > 0
         if leaves_out:
             x = _noticed(tape, x, partial(self._leave_out, replayed))
         for kind, weights in zip(replayed.unit.kinds, replayed.weights, strict=True):
-            x = self._run_block(tape, kind, weights, x, tables, shape)
+            run = partial(self._run_block, tape, kind, weights, tables, shape)
+            keeps = self.facts.workload.checkpoint_keeps_attention and not self.facts.model.dropout
+            x = tape.checkpoint(run, x, keeps=keeps) if kind.is_checkpointed else run(x)
         return _noticed(tape, x, partial(self._begin_backward, replayed)) if leaves_out else x
 
-    def _run_block(self, tape: Tape, kind: Kind, weights: Weights, x: Value, tables: Tables | None, shape: Shape) -> Value:
-        run = partial(self._plainly, tape, kind, weights, tables, shape)
-        if not kind.is_checkpointed:
-            return run(x)
-        return tape.checkpoint(run, x, keeps=self.facts.workload.checkpoint_keeps_attention and not self.facts.model.dropout)
-
-    def _plainly(self, tape: Tape, kind: Kind, weights: Weights, tables: Tables | None, shape: Shape, x: Value) -> Value:
-        if not self.facts.workload.fused_blocks:
-            return run_block(tape, self.facts, weights, x, tables, shape)
-        saving = self.facts.workload.saved if kind.is_light else {}
-        return run_fused_block(tape, self.facts, weights, x, tables, shape, saving)
+    def _run_block(self, tape: Tape, kind: Kind, weights: Weights, tables: Tables | None, shape: Shape, x: Value) -> Value:
+        if self.facts.workload.fused_blocks:
+            saving = self.facts.workload.saved if kind.is_light else {}
+            return FusedPart(tape, self.facts, weights, x.count // self.facts.model.width).run_block(x, tables, shape, saving)
+        return Part(tape, self.facts, weights).run_block(x, tables, shape)
 
     def _begin_backward(self, replayed: Replayed) -> None:
         replayed.before = dict(self.memory.held)
 
     def _leave_out(self, replayed: Replayed) -> None:
-        """What the units that are not run would have changed in their backward pass, as this one did."""
+        """Change the memory as the units that are not run would do in their backward pass: as this one did."""
         self.memory.change(_times(_change(replayed.before, self.memory.held), replayed.unit.left_out))
 
     def _leave_autocast(self, tape: Tape) -> None:
-        """Copies of weights that nothing has saved go, also those of units that are not run."""
+        """Let go of the copies of weights that no operator has saved, also those of units that are not run."""
         for replayed, following in zip(self.units, self.units[1:], strict=False):
             if not following.unit.left_out:
                 continue
@@ -249,7 +242,7 @@ class Step:
 
 
 def _noticed(tape: Tape, x: Value, notice: partial[None]) -> Value:
-    """x, with a call when its gradient is complete."""
+    """Return x, with a call when its gradient is complete."""
     def back(saved: Saved, gradients: Gradients) -> Gradients:
         notice()
         return gradients
@@ -264,3 +257,8 @@ def _change(before: Held, after: Held) -> Held:
 
 def _times(change: Held, count: int) -> Held:
     return {name: count * nbytes for name, nbytes in change.items() if nbytes}
+
+
+def _decays(name: str) -> bool:
+    """Return whether weight decay acts on the weight: on matrices."""
+    return name.endswith((".A", ".B")) or (name.endswith("weight") and "norm" not in name)
