@@ -50,19 +50,11 @@ class Linear:
 
 @dataclass(frozen=True)
 class Backward:
-    """One block's backward pass: whose inputs need a gradient, and what is trained."""
+    """The gradients that one block's backward pass makes."""
 
     needed: frozenset[str]                   # linears with a gradient of their input
     trained: frozenset[str]                  # linears with a gradient of their weight, or of their adapters
-    kept: frozenset[str]                     # those of them that keep their input; dropout gives each adapter another one
-    block: bool                              # the block's input needs one
-    attention: bool                          # queries, keys and values need one
-    middle: bool                             # the residual between attention and MLP
-    mlp: bool                                # what the MLP's first linear gives
-
-    @property
-    def any(self) -> bool:
-        return self.block or bool(self.trained)
+    attention: bool                          # queries, keys and values have a gradient
 
 
 def has_frozen_base(model: ModelFacts) -> bool:
@@ -104,20 +96,17 @@ def lowest_layer(model: ModelFacts) -> int:
 
 
 def backward_of(model: ModelFacts, layer: int) -> Backward:
-    """The backward pass of block `layer`."""
+    """Return the backward pass of block `layer`."""
+    parts = linears(model)
     if not has_frozen_base(model):
-        names = frozenset(linear.name for linear in linears(model))
-        return Backward(names, names, names, block=True, attention=True, middle=True, mlp=True)
-    adapted = layer in model.adapted_layers
-    trained = frozenset(linear.name for linear in linears(model) if adapted and linear.adapters)
-    block = layer > lowest_layer(model)
+        names = frozenset(linear.name for linear in parts)
+        return Backward(names, names, attention=True)
+    trained = frozenset(linear.name for linear in parts if layer in model.adapted_layers and linear.adapters)
+    block = layer > lowest_layer(model)      # its input needs a gradient
     attention = block or "qkv" in trained
-    middle = attention or "attention_out" in trained
-    read = block if model.parallel_residual else middle      # what the MLP's norm reads
-    mlp = read or "mlp_in" in trained
-    flows = {"qkv": block, "attention_out": attention, "mlp_in": read, "mlp_out": mlp}
-    kept = frozenset() if adapter_dropout(model) else trained
-    return Backward(frozenset(name for name, needed in flows.items() if needed), trained, kept, block, attention, middle, mlp)
+    read = block if model.parallel_residual else attention or "attention_out" in trained     # the input of the MLP's norm
+    flows = {"qkv": block, "attention_out": attention, "mlp_in": read, "mlp_out": read or "mlp_in" in trained}
+    return Backward(frozenset(name for name, needed in flows.items() if needed), trained, attention)
 
 
 # ------------------------------------------------------------------------------------------------ stored bytes

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from powertrain.cost.fitting import longest_example, planned_room_bytes
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.saving import Link, added_s, hidden_bytes, lightest_that_fits, link_of, sent_bytes
-from powertrain.cost.traffic import recompute_flops
-from powertrain.cost.work import training_flops
+from powertrain.cost.work import recompute_flops, training_flops
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, Facts, ModelFacts, NotApplied, Proposal, Refusal
 from powertrain.records.plan import Why
