@@ -37,19 +37,18 @@ from torch import Tensor
 
 from powertrain import planner
 from powertrain.cli.environment import cache_folder, say
-from powertrain.cost.workload import Workload
 from powertrain.data.example import Example
 from powertrain.evidence import studies
 from powertrain.evidence.clock import Arena, Pace
 from powertrain.models.saving import save_model
-from powertrain.recipe import Recipe, resolve_words
-from powertrain.records import Batch, Facts, Refusal, to_plain
+from powertrain.recipe import resolve_words
+from powertrain.records import Batch, Refusal, to_plain
 from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Evaluated, ModelSaved, Saved
 from powertrain.records.evidence import Arm, ArmRun, Comparison, Study
 from powertrain.records.plan import Why
 from powertrain.run.prepare import prepare
-from powertrain.techniques.base import Exactness, Technique
+from powertrain.techniques.base import Exactness, PlannedRun, Technique
 from powertrain.training.setup import Setup
 
 HALF = 0.5                   # of the gain that is predicted: what a cure has to give at least
@@ -100,7 +99,7 @@ class Planted(Technique):
     does = "slows the run on purpose"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Refusal:
+    def propose(cls, run: PlannedRun) -> Refusal:
         return cls.refuse(Why.WOULD_NOT_PAY, "it cripples a run on purpose", cls())
 
     def confirm(self, setup: Setup) -> None:

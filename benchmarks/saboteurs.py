@@ -25,18 +25,17 @@ import torch
 
 from powertrain import planner
 from powertrain.cli.environment import cache_folder, say
-from powertrain.cost.workload import Workload
 from powertrain.evidence import studies
 from powertrain.evidence.ablation import ablate, subjects_of
 from powertrain.evidence.clock import Arena
 from powertrain.evidence.notebook import Notebook
 from powertrain.models.model import Model
-from powertrain.recipe import Recipe, resolve_words
-from powertrain.records import IGNORE, Facts, Refusal, RunFailed
+from powertrain.recipe import resolve_words
+from powertrain.records import IGNORE, Refusal, RunFailed
 from powertrain.records.evidence import HARMFUL, INVALID, Study
 from powertrain.records.plan import Why
 from powertrain.run.prepare import Prepared, prepare
-from powertrain.techniques.base import Exactness, Technique
+from powertrain.techniques.base import Exactness, PlannedRun, Technique
 from powertrain.techniques.fused_adamw import FusedAdamW
 from powertrain.training.setup import MicroBatches, Prepare, Setup
 
@@ -50,7 +49,7 @@ class Saboteur(Technique):
     does = "harms on purpose"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Refusal:
+    def propose(cls, run: PlannedRun) -> Refusal:
         return cls.refuse(Why.WOULD_NOT_PAY, "it does harm on purpose", cls())
 
     def confirm(self, setup: Setup) -> None:

@@ -23,7 +23,7 @@ from powertrain.records import Effect, Estimate, Facts, Plan, Proposal, Refusal,
 from powertrain.records.evidence import Interval
 from powertrain.records.plan import PinError, PinRefused, PinsClash, UnknownTechnique, Why, WrongSetting
 from powertrain.techniques import CATALOGUE, Technique
-from powertrain.techniques.base import CannotBuild
+from powertrain.techniques.base import CannotBuild, PlannedRun
 from powertrain.techniques.micro_batch import MicroBatch
 
 BY_NAME: Mapping[str, type[Technique]] = {technique.name: technique for technique in CATALOGUE}
@@ -77,7 +77,7 @@ def with_pins(recipe: Recipe, pins: Mapping[str, Any]) -> Recipe:
 def ask_anew(name: str, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
     """Return the technique's own answer, without the recipe's pin of it and after what is decided before it."""
     recipe, decided = _before(name, facts, recipe)
-    answer = _ask(BY_NAME[name], facts, recipe, decided)
+    answer = _ask(BY_NAME[name], PlannedRun.of(facts, recipe, decided))
     if BY_NAME[name].asked_first and isinstance(answer, Refusal) and answer.possible is not None:
         try:
             _plan_of(facts, with_pins(recipe, {name: "on"}))
@@ -92,7 +92,7 @@ def variants_of(name: str, facts: Facts, recipe: Recipe) -> Sequence[Technique |
     if isinstance(answer := ask_anew(name, facts, recipe), Refusal) and answer.possible is None and BY_NAME[name].asked_first:
         return ()
     recipe, decided = _before(name, facts, recipe)
-    return BY_NAME[name].variants(facts, recipe, decided)
+    return BY_NAME[name].variants(PlannedRun.of(facts, recipe, decided))
 
 
 def _before(name: str, facts: Facts, recipe: Recipe) -> tuple[Recipe, Workload]:
@@ -119,7 +119,7 @@ def _ask_all(facts: Facts, recipe: Recipe, until: str = "") -> tuple[list[Propos
         refused: list[Refusal] = []
         count = len(beaten)
         for technique in itertools.takewhile(lambda technique: technique.name != until, _asked()):
-            answer = beaten.get(technique.name) or _ask(technique, facts, recipe, _workload(facts, steps))
+            answer = beaten.get(technique.name) or _ask(technique, PlannedRun.of(facts, recipe, _workload(facts, steps)))
             rival = None if isinstance(answer, Refusal) else _holder(steps, answer.technique.slots)
             if isinstance(answer, Refusal):
                 refused.append(answer)
@@ -138,16 +138,16 @@ def _ask_all(facts: Facts, recipe: Recipe, until: str = "") -> tuple[list[Propos
             return steps, refused
 
 
-def _ask(technique: type[Technique], facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
+def _ask(technique: type[Technique], run: PlannedRun) -> Proposal | Refusal:
     """Return the technique's own answer, or what the recipe's pins make of it."""
-    name, pin = technique.name, recipe.techniques.get(technique.name)
+    name, pin = technique.name, run.recipe.techniques.get(technique.name)
     if pin == "off":
         return Refusal(name, "the recipe switches it off", why=Why.OFF_IN_RECIPE, cure=(f"techniques.{name}=on",),
                        does=technique.does)
-    answer = technique.answer(facts, recipe, decided)
+    answer = technique.answer(run)
     if pin is not None:
         return _pinned(answer, pin)
-    rival = next((other for other in _pinned_on(recipe) if BY_NAME[other].slots & technique.slots), None)
+    rival = next((other for other in _pinned_on(run.recipe) if BY_NAME[other].slots & technique.slots), None)
     return _taken(answer, rival) if rival is not None and isinstance(answer, Proposal) else answer
 
 
@@ -172,9 +172,9 @@ def _taken(loser: Proposal, rival: str) -> Refusal:
 
 def _unmet(facts: Facts, recipe: Recipe, steps: Sequence[Proposal]) -> dict[str, Refusal]:
     """Return the techniques that the finished plan leaves without something they need. Raises PinRefused for a pinned one."""
-    decided = _workload(facts, steps)
+    run = PlannedRun.of(facts, recipe, _workload(facts, steps))
     found = {step.technique.name: refusal for step in steps if isinstance(step.technique, Technique)
-             if (refusal := step.technique.unmet(facts, decided)) is not None}
+             if (refusal := step.technique.unmet(run)) is not None}
     for name, refusal in found.items():
         if name in _pinned_on(recipe):
             raise PinRefused(refusal)

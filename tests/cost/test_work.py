@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 import torch
+from powertrain.cost.traffic import Traffic, recomputed_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from powertrain.cost.traffic import Traffic, recomputed_of
 from powertrain.cost.weights import backward_of, linears
 from powertrain.cost.work import (
     forward_flops,

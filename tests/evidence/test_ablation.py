@@ -14,17 +14,16 @@ from synthetic_arena import Steps, SyntheticArena
 
 from driver import TINY
 from powertrain import planner
-from powertrain.cost.workload import Workload
 from powertrain.evidence.ablation import Subject, ablate, subjects_of
 from powertrain.evidence.notebook import Notebook, why_no_room
 from powertrain.evidence.profile import CLASSES
 from powertrain.models.kernels.losses import token_loss
-from powertrain.recipe import Recipe, resolve_words
-from powertrain.records import Effect, Facts, NotApplied, Plan, Proposal, RunFailed, WrongUse
+from powertrain.recipe import resolve_words
+from powertrain.records import Effect, NotApplied, Plan, Proposal, RunFailed, WrongUse
 from powertrain.records.evidence import FASTER, HARMFUL, INCONCLUSIVE, INVALID, NO_EFFECT, NOT_HERE
 from powertrain.run.prepare import Prepared, prepare
 from powertrain.techniques import CATALOGUE, Technique
-from powertrain.techniques.base import EVERYTHING, Exactness
+from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.four_bit_base import FourBitBase
 from powertrain.techniques.frozen_base import FrozenBase
@@ -53,7 +52,7 @@ class Saboteur(Technique):
     does = "harms on purpose"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal:
+    def propose(cls, run: PlannedRun) -> Proposal:
         return Proposal(cls(), "a test wants it", Effect((1.0, 1.0), 0, "guess: a test"))
 
     def apply(self, setup: Setup) -> Setup:

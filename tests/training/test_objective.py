@@ -210,12 +210,13 @@ def test_with_noise_a_run_goes_on_bit_for_bit(make_setup: MakeSetup, tmp_path: P
 
 def test_a_recording_is_refused_with_noise(gpu_facts: Callable[..., Facts]) -> None:
     from powertrain.cost.workload import Workload
+    from powertrain.techniques.base import PlannedRun
 
     facts = gpu_facts()
     workload = Workload(14, 12, 14, device="cuda")
     noisy = Recipe.model_validate({"objective": {"name": "next_token", "embedding_noise": 5}})
-    assert CudaGraph.propose(facts, noisy, workload).possible is None
-    assert CudaGraph.propose(facts, Recipe(), workload).possible is not None
+    assert CudaGraph.propose(PlannedRun.of(facts, noisy, workload)).possible is None
+    assert CudaGraph.propose(PlannedRun.of(facts, Recipe(), workload)).possible is not None
 
 
 # ------------------------------------------------------------------------------------------------ in a recipe

@@ -25,6 +25,7 @@ from powertrain.records.plan import Estimate as Estimate
 from powertrain.records.plan import Plan as Plan
 from powertrain.records.plan import Proposal as Proposal
 from powertrain.records.plan import Refusal as Refusal
+from powertrain.records.plan import Why as Why
 
 if TYPE_CHECKING:
     import torch

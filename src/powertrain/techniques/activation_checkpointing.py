@@ -7,21 +7,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from powertrain.cost.fitting import longest_example, planned_room_bytes
-from powertrain.cost.memory import peak_memory
-from powertrain.cost.workload import Workload
-from powertrain.records import Effect, Facts, ModelFacts, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, Technique, find_runner, of_free
+from powertrain.cost.fitting import total_bytes
+from powertrain.records import Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
+from powertrain.techniques.base import Exactness, PlannedRun, Technique, find_runner
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.utils.checkpoint import CheckpointPolicy
 
+    from powertrain.cost.workload import Workload
     from powertrain.models.decoder import Block
     from powertrain.models.kernels.attention import Attention
     from powertrain.models.model import Rotary, RunBlock
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 KEPT = ("bmm_attention", "ragged_attention", "_scaled_dot_product_", "_varlen_attn")     # operators that mix tokens
@@ -73,29 +70,27 @@ class ActivationCheckpointing(Technique):
     source = "Chen et al. 2016, arXiv:1604.06174; torch.utils.checkpoint, selective and with early stop"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        if decided.replayed:
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        if run.decided.replayed:
             return cls.refuse(Why.CONFLICT, "cuda_graph records passes, and a recording cannot restore dropout's random state",
                               rival="cuda_graph")
-        room_bytes, tokens = planned_room_bytes(facts.hardware), longest_example(facts.data)
-        plain = Workload(facts.data.train_batch_size, tokens, micro_batch=1)
-        needed_bytes = sum(peak_memory(facts.model, plain).values())
-        shown = f"one example of {tokens:,} tokens needs {of_free(needed_bytes, room_bytes)}"
-        numbers = {"needed_bytes": needed_bytes, "room_bytes": room_bytes}
-        if needed_bytes <= room_bytes:
-            return cls.refuse(Why.NOT_NEEDED, f"memory is not short: {shown}", cls(), numbers=numbers)
-        saving_bytes = needed_bytes - sum(peak_memory(facts.model, replace(plain, checkpoint_every=1)).values())
-        again = _recomputed_share(facts.model)
+        plain = run.one_example()
+        need = run.need(plain)
+        shown = f"one example of {plain.block:,} tokens needs {need}"
+        if need.is_met:
+            return cls.refuse(Why.NOT_NEEDED, f"memory is not short: {shown}", cls(), numbers=need.numbers)
+        saving_bytes = need.needed_bytes - total_bytes(run.model, replace(plain, checkpoint_every=1))
+        again = _recomputed_share(run.model)
         return cls().on(f"memory is short: {shown}", Effect(
             (1 + 0.7 * again, 1 + again), -saving_bytes,
-            basis="formula: a second forward pass, without head and down projections"), numbers=numbers)
+            basis="formula: a second forward pass, without head and down projections"), numbers=need.numbers)
 
     @classmethod
-    def variants(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Sequence[Technique | None]:
-        answer = cls.answer(facts, recipe, decided)
+    def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:
+        answer = cls.answer(run)
         if isinstance(answer, Refusal) and answer.possible is None:
             return ()
-        return None, *(cls(every) for every in (1, 2) if every <= facts.model.layers)
+        return None, *(cls(every) for every in (1, 2) if every <= run.model.layers)
 
     def apply(self, setup: Setup) -> Setup:
         return replace(setup, run_block=CheckpointedBlocks(setup.run_block, self.every, self.keep_attention))

@@ -7,13 +7,10 @@ import platform
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
-from powertrain.techniques.base import EVERYTHING, Exactness, Technique
+from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
+from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
-    from powertrain.cost.workload import Workload
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
@@ -42,13 +39,13 @@ class Allocator(Technique):
     source = "glibc manual, mallopt; PyTorch notes on CUDA memory management (expandable_segments)"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        if facts.hardware.device == "cuda":
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        if run.hardware.device == "cuda":
             return cls("cuda").on("expandable segments avoid gaps between blocks whose size changes",
                                   Effect((0.98, 1.01), 0, basis="guess: not measured yet"))
-        if facts.hardware.device != "cpu" or not hasattr(ctypes.CDLL(None), "mallinfo2"):
+        if run.hardware.device != "cpu" or not hasattr(ctypes.CDLL(None), "mallinfo2"):
             return cls.refuse(Why.HARDWARE_LACKS, f"this needs glibc 2.33 or newer, or a CUDA GPU; here {platform.system()} "
-                                                  f"allocates memory for {facts.hardware.device!r}")
+                                                  f"allocates memory for {run.hardware.device!r}")
         return cls("glibc").on("each pass frees and allocates the same activations; the system zeroes returned memory again",
                                Effect((0.94, 1.03), 0, basis=f"study: {STUDY}"))
 

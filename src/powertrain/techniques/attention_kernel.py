@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from powertrain.cost.estimate import bargain
 from powertrain.cost.fitting import longest_example
 from powertrain.cost.precision import VARLEN_SINCE, bf16_unit
 from powertrain.models.kernels.ragged import build
-from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
-from powertrain.techniques.base import CannotBuild, Exactness, Technique
+from powertrain.records import Effect, NotApplied, Proposal, Refusal
+from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
     from powertrain.models.kernels.attention import Attention
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 KERNELS = ("math", "bmm", "ragged", "sdpa", "varlen")        # the function of each is NAME_attention, in models/kernels
@@ -52,13 +50,13 @@ class AttentionKernel(Technique):
     source = "Dao et al. 2022, arXiv:2205.14135 (flash attention); torch.nn.functional.scaled_dot_product_attention"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        data, device = facts.data, facts.hardware.device
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        data, device = run.data, run.hardware.device
         ragged = data.kind != "blocks"
         shown = f"documents of {data.block} tokens" + (f" on average and {longest_example(data)} at most" if ragged else "")
         if device == "cpu":
             study, (low, high) = (LENGTHS_STUDY, LENGTHS_GAIN) if ragged else (CPU_STUDY, CPU_GAIN)
-            reason, cost = _why_no_ragged(facts, recipe, decided)
+            reason, cost = _why_no_ragged(run)
             if reason is None:
                 gain = round(low * RAGGED_GAIN[0], 2), round(high * RAGGED_GAIN[1], 2)
                 return cls("ragged").on(f"{shown}, in causal tiles that fit the caches, without copies; {cost}",
@@ -69,17 +67,17 @@ class AttentionKernel(Technique):
         claim = Effect((0.5, 0.95), 0, basis="guess: not measured yet")
         if not ragged:
             return cls("sdpa").on(f"{shown}, all of one length, run in torch's flash kernel", claim)
-        if (reason := _why_no_varlen(facts, decided)) is not None:
+        if (reason := _why_no_varlen(run)) is not None:
             return cls("sdpa").on(f"{shown}, one call for each length; the varlen kernel is not used because {reason}", claim)
         return cls("varlen").on(f"{shown}: one FlashAttention call for all lengths, without a mask", claim)
 
     @classmethod
-    def variants(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Sequence[Technique | None]:
+    def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:
         """`math` is what runs without it."""
-        if facts.model.provider != "native":
+        if run.model.provider != "native":
             return ()
-        cannot = {"math", *(["varlen"] if _why_no_varlen(facts, decided) is not None else []),
-                  *(["ragged"] if _never_ragged(facts, decided) is not None else [])}
+        cannot = {"math", *(["varlen"] if _why_no_varlen(run) is not None else []),
+                  *(["ragged"] if _never_ragged(run) is not None else [])}
         return None, *(cls(name) for name in KERNELS if name not in cannot)
 
     def build(self) -> None:
@@ -113,37 +111,36 @@ class AttentionKernel(Technique):
         return replace(workload, attention_saves_scores=self.kernel in SAVE_SCORES, kernel=self.kernel)
 
 
-def _never_ragged(facts: Facts, decided: Workload) -> str | None:
+def _never_ragged(run: PlannedRun) -> str | None:
     """Return why the ragged kernel cannot run here at all, or None."""
-    dtype, missing = decided.dtype, facts.software.missing
-    if facts.hardware.device != "cpu":
+    dtype, missing = run.decided.dtype, run.software.missing
+    if run.hardware.device != "cpu":
         return "it runs on CPUs only"
     if "c++ compiler" in missing:
         return f"there is no C++ compiler ({missing['c++ compiler']})"
-    if dtype == "bf16" and bf16_unit(facts.hardware) is None:
+    if dtype == "bf16" and bf16_unit(run.hardware) is None:
         return "this CPU has no bf16 units"
     if dtype not in ("bf16", "fp32"):
         return f"it computes in bf16 or fp32, and this run in {dtype}"
-    return f"it needs heads of an even width, and these have {facts.model.head_width}" if facts.model.head_width % 2 else None
+    return f"it needs heads of an even width, and these have {run.model.head_width}" if run.model.head_width % 2 else None
 
 
-def _why_no_ragged(facts: Facts, recipe: Recipe, decided: Workload) -> tuple[str | None, str]:
+def _why_no_ragged(run: PlannedRun) -> tuple[str | None, str]:
     """Return why the ragged kernel is not used here, or None; and the cost of compiling the kernel. Nothing is compiled."""
-    if (reason := _never_ragged(facts, decided)) is not None:
+    if (reason := _never_ragged(run)) is not None:
         return reason, ""
     if build.is_built():
         return None, "the kernel is compiled already"
-    found = bargain(facts, RAGGED_GAIN, COMPILE_S, train_time_s=recipe.train_time_s, max_steps=recipe.max_steps,
-                    epochs=recipe.num_train_epochs)
+    found = run.bargain(RAGGED_GAIN, COMPILE_S)
     if not found.pays:
         return found.shown, ""
     return None, f"the kernel will be compiled as the run starts, in about {COMPILE_S:.0f} s"
 
 
-def _why_no_varlen(facts: Facts, decided: Workload) -> str | None:
+def _why_no_varlen(run: PlannedRun) -> str | None:
     """Return why FlashAttention over documents of any lengths cannot run here, or None."""
-    model, capability, dtype = facts.model, facts.hardware.compute_capability, decided.dtype
-    if facts.hardware.device != "cuda" or capability is None or capability < VARLEN_SINCE:
+    model, capability, dtype = run.model, run.hardware.compute_capability, run.decided.dtype
+    if run.hardware.device != "cuda" or capability is None or capability < VARLEN_SINCE:
         return f"it needs an NVIDIA GPU of compute capability {VARLEN_SINCE[0]}.{VARLEN_SINCE[1]} or higher"
     if dtype not in ("bf16", "fp16"):
         return f"it needs bf16 or fp16, and this run computes in {dtype}"
@@ -153,4 +150,4 @@ def _why_no_varlen(facts: Facts, decided: Workload) -> str | None:
         return f"it needs heads whose width is a multiple of 8 up to {VARLEN_WIDTH}, and these have {model.head_width}"
     from powertrain.models.kernels.attention import find_varlen
 
-    return None if find_varlen() is not None else f"torch {facts.software.versions.get('torch', '')} does not have it"
+    return None if find_varlen() is not None else f"torch {run.software.versions.get('torch', '')} does not have it"

@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
+from powertrain.cost.estimate import Bargain, bargain
+from powertrain.cost.fitting import longest_example, planned_room_bytes, total_bytes
+from powertrain.cost.workload import Workload
+from powertrain.records import Effect, Facts, ModelFacts, NotApplied, Proposal, Refusal, Why
+from powertrain.training.optimizers import OPTIMIZERS, Row
 
 if TYPE_CHECKING:
-    from powertrain.cost.workload import Workload
+    import torch
+
+    from powertrain.models.kernels.scaled import Coarse
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 
-# the classes of work that a step's time is divided into (evidence/profile.py measures them)
 T = TypeVar("T")
+# the classes of work that a step's time is divided into (evidence/profile.py measures them)
 EVERYTHING = frozenset({"products", "attention", "loss", "elementwise", "optimizer", "data", "copy"})
 GIB = 2**30
-NONE: Mapping[str, float] = {}
+NOTHING: Mapping[str, Any] = {}
 
 
 class Exactness(enum.Enum):
@@ -42,12 +49,57 @@ class CannotBuild(NotApplied):
         self.instead = instead
 
 
-class Technique:
-    """One way to train faster or smaller. A subclass is a frozen dataclass; its fields are its settings.
+@dataclass(frozen=True)
+class Need:
+    """The memory that a step needs at its peak, beside the memory that a plan may count on."""
 
-    `decided` is the optimizer step's arithmetic with everything that the techniques asked before have decided: dtype of the
-    products, packing, micro-batch, attention kernel, fused blocks and so on. A technique decides through `reckon`.
+    needed_bytes: int
+    room_bytes: int
+
+    @property
+    def is_met(self) -> bool:
+        return self.needed_bytes <= self.room_bytes
+
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        return {"needed_bytes": self.needed_bytes, "room_bytes": self.room_bytes}
+
+    def __str__(self) -> str:
+        needed, free = f"{self.needed_bytes / GIB:.2f} GiB", f"{self.room_bytes / GIB:.1f} GiB"
+        return f"{needed} of the {free} free" if self.is_met else f"{needed}, and {free} are free"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun(Facts):
+    """A run as a technique is asked about it: the facts, the recipe, and what the techniques asked before have decided.
+
+    `decided` is the optimizer step's arithmetic as decided so far: dtype of the products, packing, micro-batch, attention
+    kernel, fused blocks and so on. A technique decides through `decides` or `reckon`.
     """
+
+    recipe: Recipe
+    decided: Workload
+
+    @classmethod
+    def of(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Self:
+        return cls(facts.hardware, facts.software, facts.model, facts.data, facts.optimizer, recipe=recipe, decided=decided)
+
+    def one_example(self, **changes: Any) -> Workload:
+        """Return a step whose passes have one example each, the longest there is."""
+        return Workload(self.data.train_batch_size, longest_example(self.data), micro_batch=1, **changes)
+
+    def need(self, workload: Workload, model: ModelFacts | None = None) -> Need:
+        """Return what a step of this workload needs, beside the room that there is."""
+        return Need(total_bytes(model or self.model, workload), planned_room_bytes(self.hardware))
+
+    def bargain(self, gain: tuple[float, float], compile_s: float) -> Bargain:
+        """Return whether compiling pays in a run as long as the recipe wants it."""
+        return bargain(self, gain, compile_s, train_time_s=self.recipe.train_time_s, max_steps=self.recipe.max_steps,
+                       epochs=self.recipe.num_train_epochs)
+
+
+class Technique:
+    """One way to train faster or smaller. A subclass is a frozen dataclass; its fields are its settings."""
 
     name: ClassVar[str]
     does: ClassVar[str]                      # what it does, in a few words that begin with a verb
@@ -59,6 +111,7 @@ class Technique:
     may_be_zero: ClassVar[frozenset[str]] = frozenset()  # of the whole-number settings; the others are 1 or more
     native_only: ClassVar[bool] = False      # it changes the inside of the built-in decoder
     asked_first: ClassVar[bool] = False      # others depend on its decision, though it is applied after them
+    decides: ClassVar[Mapping[str, Any]] = NOTHING       # fields of the workload -> the value that it gives them
     source: ClassVar[str]
 
     def __post_init__(self) -> None:
@@ -71,19 +124,19 @@ class Technique:
                 raise ValueError(f"{key} is {value}; use {least} or more")
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         """Answer yes, with settings and a claim, or no; either way with the reason. Nothing is built, loaded or fetched."""
         raise NotImplementedError
 
     @classmethod
-    def answer(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
+    def answer(cls, run: PlannedRun) -> Proposal | Refusal:
         """Return what the technique proposes, or a refusal where another library computes what it would change."""
-        if cls.native_only and facts.model.provider != "native":
-            return cls.refuse(Why.OTHER_PROVIDER, f"{facts.model.provider} computes this model, and the technique changes only "
+        if cls.native_only and run.model.provider != "native":
+            return cls.refuse(Why.OTHER_PROVIDER, f"{run.model.provider} computes this model, and the technique changes only "
                                                   "the built-in decoder")
-        return cls.propose(facts, recipe, decided)
+        return cls.propose(run)
 
-    def unmet(self, facts: Facts, decided: Workload) -> Refusal | None:
+    def unmet(self, run: PlannedRun) -> Refusal | None:
         """Return what is missing in the finished plan for a technique that was asked first; None where nothing is."""
         return None
 
@@ -103,17 +156,17 @@ class Technique:
         return None
 
     def reckon(self, workload: Workload) -> Workload:
-        """Return the step's arithmetic with this technique in force; unchanged where it changes neither work nor memory."""
-        return workload
+        """Return the step's arithmetic with this technique in force."""
+        return replace(workload, **self.decides)
 
     def halved(self) -> Self | None:
         """Return the technique with half as much in each forward pass; None where it sets no size, or cannot halve it."""
         return None
 
     @classmethod
-    def variants(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Sequence[Technique | None]:
+    def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:
         """Return the settings worth measuring here, None being without the technique; not all may fit the memory."""
-        answer = cls.answer(facts, recipe, decided)
+        answer = cls.answer(run)
         if isinstance(answer, Proposal):
             return cls.settings_of(answer), None
         return () if answer.possible is None else (cls.settings_of(answer),)
@@ -125,12 +178,12 @@ class Technique:
         assert isinstance(found, cls)
         return found
 
-    def on(self, because: str, claim: Effect, numbers: Mapping[str, float] = NONE) -> Proposal:
+    def on(self, because: str, claim: Effect, numbers: Mapping[str, float] = NOTHING) -> Proposal:
         return Proposal(self, because, claim, numbers)
 
     @classmethod
     def refuse(cls, why: Why, because: str, possible: Self | None = None, *, part: str = "", rival: str = "",
-               cure: tuple[str, ...] = (), numbers: Mapping[str, float] = NONE) -> Refusal:
+               cure: tuple[str, ...] = (), numbers: Mapping[str, float] = NOTHING) -> Refusal:
         """Return a no. With `possible`, a pin in the recipe turns the technique on all the same."""
         if possible is not None:
             cure = (f"techniques.{cls.name}=on", *cure)
@@ -145,10 +198,73 @@ class Technique:
         return cls.refuse(Why.PART_MISSING, f"{missing}: {facts.software.missing[missing]}", part=missing)
 
 
-def of_free(needed_bytes: int, room_bytes: int) -> str:
-    """Say how much memory is needed, beside how much is free."""
-    needed, free = f"{needed_bytes / GIB:.2f} GiB", f"{room_bytes / GIB:.1f} GiB"
-    return f"{needed} of the {free} free" if needed_bytes <= room_bytes else f"{needed}, and {free} are free"
+class InEightBits(Technique):
+    """A technique that stores and multiplies the frozen matrices in 8 bits. This changes the result: only a pin turns it on."""
+
+    stored: ClassVar[str]                    # "int8" or "fp8"
+
+    native_only = True
+    exactness = Exactness.LOSSY
+    touches = frozenset({"runtime"})
+    acts_on = frozenset({"products", "elementwise"})
+    slots = frozenset({"base"})
+
+    def apply(self, setup: Setup) -> Setup:
+        from powertrain.models.kernels import scaled
+
+        dtype, try_out = getattr(scaled, self.stored.upper()), partial(setup.try_out, scaled.TRIED_TOKENS)
+        scale = partial(scaled.scale_base, setup.model, dtype, try_out, otherwise=setup.precision.compute_dtype)
+        return replace(setup, runtime=setup.runtime.also(scale))
+
+    def reckon(self, workload: Workload) -> Workload:
+        return replace(workload, base_dtype=self.stored)
+
+    def confirm(self, setup: Setup) -> None:
+        if not (found := self._coarse(setup)).scaled:
+            raise NotApplied(f"{self.name}: no frozen matrix of the model is in {self.stored} ({found})")
+
+    def found(self, setup: Setup) -> str:
+        return f"{self.name}: {self._coarse(setup)}"
+
+    def _coarse(self, setup: Setup) -> Coarse:
+        from powertrain.models.kernels import scaled
+
+        return scaled.Coarse.of(setup.model, getattr(scaled, self.stored.upper()))
+
+
+class OptimizerForm(Technique):
+    """A technique that keeps the state of the recipe's optimizer in another form, which is another row of the table."""
+
+    form: ClassVar[str]                      # the field of the optimizer's row that names the other row
+
+    touches = frozenset({"optimizer"})
+    acts_on = frozenset({"optimizer"})
+    slots = frozenset({"optimizer", "moments"})
+
+    @classmethod
+    def row_for(cls, optimizer: str) -> Row | None:
+        """Return the row of the other form; None if this optimizer has no such form."""
+        name = getattr(OPTIMIZERS.named(optimizer), cls.form)
+        return None if name is None else OPTIMIZERS.named(name)
+
+    def apply(self, setup: Setup) -> Setup:
+        return replace(setup, optimizer=setup.optimizer.as_row(getattr(setup.optimizer.row, self.form)))
+
+    def reckon(self, workload: Workload) -> Workload:
+        row = self.row_for(workload.optimizer.name)
+        assert row is not None
+        return replace(workload, optimizer=row.facts_on(workload.device))
+
+
+def confirm_products(setup: Setup, name: str, dtype: torch.dtype) -> None:
+    """Raise NotApplied unless products are computed in `dtype` and trained weights are fp32."""
+    import torch
+
+    if (found := setup.product_dtype()) is not dtype:
+        raise NotApplied(f"{name}: matrix products are computed in {found}")
+    master = {parameter.dtype for parameter in setup.model.parameters() if parameter.requires_grad}
+    if master != {torch.float32}:
+        raise NotApplied(f"{name}: the weights that are trained are {', '.join(sorted(map(str, master)))}, not all fp32")
 
 
 def find_runner(run_block: Any, kind: type[T]) -> T | None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.precision import BF16_SINCE, CPU_UNITS, WORTH_IT, bf16_gain, bf16_unit
-from powertrain.records import Effect, Facts, Hardware, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, Technique
+from powertrain.records import Effect, Hardware, Proposal, Refusal, Why
+from powertrain.techniques.base import Exactness, PlannedRun, Technique, confirm_products
 
 if TYPE_CHECKING:
-    from powertrain.cost.workload import Workload
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 
@@ -25,6 +22,7 @@ class Bf16(Technique):
     """
 
     name = "bf16"
+    decides: ClassVar = {"dtype": "bf16"}
     does = "multiplies matrices in bfloat16"
     exactness = Exactness.ROUNDING
     touches = frozenset({"precision"})
@@ -33,8 +31,8 @@ class Bf16(Technique):
     source = "Micikevicius et al. 2018, arXiv:1710.03740 (mixed precision); Kalamkar et al. 2019, arXiv:1905.12322 (bf16)"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        hardware = facts.hardware
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        hardware = run.hardware
         reason, gain = bf16_unit(hardware), bf16_gain(hardware)
         if reason is None:
             return cls.refuse(Why.HARDWARE_LACKS, _why_not(hardware), cls() if hardware.device == "cpu" else None)
@@ -60,14 +58,7 @@ class Bf16(Technique):
     def confirm(self, setup: Setup) -> None:
         import torch
 
-        if (found := setup.product_dtype()) is not torch.bfloat16:
-            raise NotApplied(f"bf16: matrix products are computed in {found}")
-        master = {parameter.dtype for parameter in setup.model.parameters() if parameter.requires_grad}
-        if master != {torch.float32}:
-            raise NotApplied(f"bf16: the weights that are trained are {', '.join(sorted(map(str, master)))}, not all fp32")
-
-    def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, dtype="bf16")
+        confirm_products(setup, "bf16", torch.bfloat16)
 
 
 def _why_not(hardware: Hardware) -> str:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from powertrain.records import IGNORE, Effect, Facts, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, Technique
+from powertrain.records import IGNORE, Effect, NotApplied, Proposal, Refusal, Why
+from powertrain.techniques.base import Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
     from powertrain.models.kernels.losses import Terms
     from powertrain.models.model import Model
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 LOGIT_COPIES_BYTES = 12      # per logit, plain under autocast: compute type, fp32 copy, and the gradient of it
@@ -48,11 +46,11 @@ class ChunkedCrossEntropy(Technique):
     source = "Liger kernel's fused linear cross-entropy (Hsu et al. 2024, arXiv:2410.10989); here in plain torch"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        model, data = facts.model, facts.data
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        model, data = run.model, run.data
         tokens = data.train_batch_size * data.block
         whole_bytes = tokens * model.vocabulary * LOGIT_COPIES_BYTES
-        rows = max(64, (CPU_LOGITS if facts.hardware.device == "cpu" else GPU_LOGITS) // model.vocabulary)
+        rows = max(64, (CPU_LOGITS if run.hardware.device == "cpu" else GPU_LOGITS) // model.vocabulary)
         shown = f"the logits of a batch take {whole_bytes / 2**20:,.0f} MiB ({tokens:,} tokens x {model.vocabulary:,})"
         skipped = (1 - data.trained_share) * model.head_parameters / (model.matmul_parameters + model.head_parameters)
         if data.trained_share < 1:
@@ -65,19 +63,19 @@ class ChunkedCrossEntropy(Technique):
         basis = "guess: memory by formula, time not measured yet" if not skipped else \
             "guess: what rows without a target save by formula, the rest not measured yet"
         low, high = 0.9 * (1 - skipped), 1.02 * (1 - skipped / 2)
-        if skipped and facts.hardware.device == "cpu":
+        if skipped and run.hardware.device == "cpu":
             high = 1.02 * (1 - skipped / 3)
             basis = f"formula: rows without a target; the high end by study {CPU_STUDY}"
         return cls(rows).on(f"{shown}; {rows:,} rows at a time take {chunk_bytes / 2**20:,.0f} MiB",
                             Effect((low, high), chunk_bytes - whole_bytes, basis=basis), numbers=numbers)
 
     @classmethod
-    def variants(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Sequence[Technique | None]:
-        answer = cls.answer(facts, recipe, decided)
+    def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:
+        answer = cls.answer(run)
         if isinstance(answer, Refusal) and answer.possible is None:
             return ()
         found = cls.settings_of(answer)
-        tokens = facts.data.train_batch_size * facts.data.block      # more rows than that are all at once
+        tokens = run.data.train_batch_size * run.data.block      # more rows than that are all at once
         return None, found, *(cls(rows) for rows in (found.rows // 4, 4 * found.rows) if 0 < rows < tokens)
 
     def apply(self, setup: Setup) -> Setup:

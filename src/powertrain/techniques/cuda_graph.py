@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.fitting import longest_example
-from powertrain.records import Batch, Facts, ModelFacts, NotApplied, Refusal
-from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, Technique
+from powertrain.records import Batch, ModelFacts, NotApplied, Refusal, Why
+from powertrain.techniques.base import Exactness, PlannedRun, Technique
 from powertrain.training.objectives import objective_of
 
 if TYPE_CHECKING:
     import torch
 
-    from powertrain.cost.workload import Workload
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 LOOKED_AT = 4                # steps whose passes the constant shape is taken from
@@ -34,6 +31,7 @@ class CudaGraph(Technique):
 
     name = "cuda_graph"
     does = "records forward and backward once and replays them"
+    decides: ClassVar = {"replayed": True}
     native_only = True
     asked_first = True                       # packing makes passes of one size for it
     exactness = Exactness.ROUNDING
@@ -41,24 +39,25 @@ class CudaGraph(Technique):
     source = "CUDA programming guide, graphs; torch.cuda.graph"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Refusal:
+    def propose(cls, run: PlannedRun) -> Refusal:
         """Refuse in any case: no study has measured a gain yet, so only a pin turns this on."""
-        hardware, model, data = facts.hardware, facts.model, facts.data
+        hardware, model, data = run.hardware, run.model, run.data
         if hardware.device != "cuda":
             return cls.refuse(Why.HARDWARE_LACKS, f"this needs a CUDA GPU, and the run computes on {hardware.device!r}")
-        if objective_of(recipe).is_random:
-            return cls.refuse(Why.CONFLICT, f"the objective {recipe.objective.name} is random here, so a replayed pass cannot "
-                                            "be compared with an eager one; use objective.embedding_noise=0")
+        if (objective := objective_of(run.recipe)).is_random:
+            return cls.refuse(Why.CONFLICT, f"the objective {objective.name} is random here, so a replayed pass cannot be "
+                                            "compared with an eager one; use objective.embedding_noise=0")
         if (reason := _cannot_be_recorded(model)) is not None:
             return cls.refuse(Why.DOES_NOT_APPLY, reason)
         size = f"documents of {data.block} tokens on average and {longest_example(data):,} at most, in passes filled up to " \
             "one size" if data.kind != "blocks" else f"passes of {data.block}-token blocks"
         return cls.refuse(Why.NOT_MEASURED, f"{size} can be recorded, but no study has measured yet what that saves", cls())
 
-    def unmet(self, facts: Facts, decided: Workload) -> Refusal | None:
+    def unmet(self, run: PlannedRun) -> Refusal | None:
         """Return why passes of examples that differ in length have no constant shape here, or None."""
-        if facts.data.kind == "blocks":
+        if run.data.kind == "blocks":
             return None
+        decided = run.decided
         if not decided.packs:
             return self.refuse(Why.CONFLICT, "examples differ in length and are padded, so passes differ in shape; this needs "
                                              "packing",
@@ -69,9 +68,6 @@ class CudaGraph(Technique):
                                "lengths on the device",
                                rival="attention_kernel", cure=("techniques.attention_kernel.kernel=varlen",))
         return None
-
-    def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, replayed=True)
 
     def apply(self, setup: Setup) -> Setup:
         from powertrain.models.decoder import Decoder

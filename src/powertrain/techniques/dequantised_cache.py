@@ -6,16 +6,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from powertrain.cost.fitting import longest_example
-from powertrain.cost.memory import peak_memory
-from powertrain.cost.workload import Workload
-from powertrain.records import Facts, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
+from powertrain.cost.fitting import total_bytes
+from powertrain.records import NotApplied, Proposal, Refusal, Why
 from powertrain.shapes import DTYPE_BYTES, FOUR_BIT
-from powertrain.techniques.base import Exactness, Technique
+from powertrain.techniques.base import Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
-    from powertrain.recipe import Recipe
+    from powertrain.cost.workload import Workload
     from powertrain.training.setup import Setup
 
 ROOM = 0.4                   # share of the free memory that plan and cache together may take: passes want the rest
@@ -40,13 +37,12 @@ class DequantisedCache(Technique):
     source = "Dettmers et al. 2023, arXiv:2305.14314 (QLoRA)"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        model, hardware = facts.model, facts.hardware
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        model = run.model
         if model.frozen_dtype not in FOUR_BIT or not model.adapter_parameters:
             return cls.refuse(Why.DOES_NOT_APPLY, "no weight is in 4 bits")
-        each_bytes = DTYPE_BYTES[decided.dtype] * model.matmul_parameters // model.layers
-        one = Workload(facts.data.train_batch_size, longest_example(facts.data), micro_batch=1)
-        room_bytes = int(ROOM * hardware.free_memory_bytes) - sum(peak_memory(model, one).values())
+        each_bytes = DTYPE_BYTES[run.decided.dtype] * model.matmul_parameters // model.layers
+        room_bytes = int(ROOM * run.hardware.free_memory_bytes) - total_bytes(model, run.one_example())
         fitting = min(model.layers, room_bytes // each_bytes)
         if fitting < 1:
             return cls.refuse(Why.NO_ROOM, f"a dequantised block takes {each_bytes / 2**20:,.1f} MiB, and beside a step of one "

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.weights import adapter_tensors, has_frozen_base
-from powertrain.records import Facts, ModelFacts, NotApplied, Proposal, Refusal, WrongUse
-from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, Technique
+from powertrain.records import ModelFacts, NotApplied, Proposal, Refusal, Why, WrongUse
+from powertrain.techniques.base import Exactness, PlannedRun, Technique
 from powertrain.training.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from powertrain.cost.workload import Workload
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 
@@ -30,6 +27,7 @@ class FlatParameters(Technique):
 
     name = "flat_parameters"
     does = "puts all trained weights into one buffer per group"
+    decides: ClassVar = {"flat_parameters": True}
     native_only = True                       # elsewhere a weight may have no gradient, and AdamW skips it
     exactness = Exactness.ROUNDING
     touches = frozenset({"optimizer", "runtime"})
@@ -38,10 +36,10 @@ class FlatParameters(Technique):
     source = "Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO: flat fp32 partitions); PyTorch FSDP's FlatParameter"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        hardware, model = facts.hardware, facts.model
-        if not OPTIMIZERS.named(facts.optimizer.name).can_be_flat:
-            return cls.refuse(Why.DOES_NOT_APPLY, f"the recipe's optimizer {facts.optimizer.name} does not update each "
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        hardware, model = run.hardware, run.model
+        if not OPTIMIZERS.named(run.optimizer.name).can_be_flat:
+            return cls.refuse(Why.DOES_NOT_APPLY, f"the recipe's optimizer {run.optimizer.name} does not update each "
                                                   "weight's elements one by one")
         if hardware.device != "cpu":
             return cls.refuse(Why.WOULD_NOT_PAY, f"on {hardware.device} one kernel already updates many tensors, and a buffer "
@@ -70,8 +68,6 @@ class FlatParameters(Technique):
         if [weight.data_ptr() for weight in updated] != [group["params"][0].data_ptr() for group in groups]:
             raise NotApplied(f"flat_parameters: {len(updated)} tensors are updated, not the {len(groups)} buffers")
 
-    def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, flat_parameters=True)
 
 
 def _trained_tensors(model: ModelFacts) -> int:

@@ -5,17 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from powertrain.cost.fitting import longest_example, planned_room_bytes
-from powertrain.cost.memory import peak_memory
-from powertrain.cost.workload import Workload
-from powertrain.records import Effect, Facts, ModelFacts, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
-from powertrain.techniques.base import GIB, Exactness, Technique, of_free
+from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
+from powertrain.techniques.base import GIB, Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 BITS = {True: 4.13, False: 4.5}              # a weight with its share of the scales, by whether those are quantised too
@@ -38,22 +33,21 @@ class FourBitBase(Technique):
     source = "Dettmers et al. 2023, arXiv:2305.14314 (QLoRA); bitsandbytes"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        model, room_bytes = facts.model, planned_room_bytes(facts.hardware)
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        model = run.model
         if model.method in ("scratch", "full"):
             return cls.refuse(Why.DOES_NOT_APPLY, "every weight is trained, and 4 bits are too few for the small steps of "
                                                   "training")
-        needed_bytes = _needed_bytes(facts)
-        saved_bytes = round((2 - BITS[recipe.quantisation.double] / 8) * model.matmul_parameters)
-        numbers = {"needed_bytes": needed_bytes, "room_bytes": room_bytes, "saved_bytes": saved_bytes}
-        there = f"with a bf16 base a step needs about {of_free(needed_bytes, room_bytes)}"
-        if model.method != "qlora" and needed_bytes <= room_bytes:
+        need = run.need(run.one_example(attention_saves_scores=False), replace(model, method="lora", frozen_dtype="bf16"))
+        saved_bytes = round((2 - BITS[run.recipe.quantisation.double] / 8) * model.matmul_parameters)
+        numbers = {**need.numbers, "saved_bytes": saved_bytes}
+        there = f"with a bf16 base a step needs about {need}"
+        if model.method != "qlora" and need.is_met:
             return cls.refuse(Why.NOT_NEEDED, f"memory is not short: {there}", numbers=numbers)
         if model.method != "qlora":
             return cls.refuse(Why.CHANGES_RESULT, f"{there}; method=qlora would save about {saved_bytes / GIB:.1f} GiB and "
                               "round the base", cure=("method=qlora",), numbers=numbers)
-        verdict = ", so method=lora would fit too, faster and without rounding" if needed_bytes <= room_bytes else \
-            ", which is too much"
+        verdict = ", so method=lora would fit too, faster and without rounding" if need.is_met else ", which is too much"
         return cls().on(f"the recipe's method is qlora, with {model.matmul_parameters:,} weights in 4 bits; {there}{verdict}",
                         Effect((1.0, 1.6), -saved_bytes, basis="guess: memory by formula; the time to dequantise weights for "
                                "each product is not measured yet"), numbers=numbers)
@@ -71,10 +65,3 @@ def _is_four_bit(module: nn.Module) -> bool:
     from powertrain.models.kernels.quantised import QuantisedLinear
 
     return isinstance(module, QuantisedLinear) or type(module).__name__ == LIBRARY
-
-
-def _needed_bytes(facts: Facts) -> int:
-    """Peak memory of a step with the base in bf16 and one example at a time."""
-    model: ModelFacts = replace(facts.model, method="lora", frozen_dtype="bf16")
-    one = Workload(facts.data.train_batch_size, longest_example(facts.data), micro_batch=1, attention_saves_scores=False)
-    return sum(peak_memory(model, one).values())

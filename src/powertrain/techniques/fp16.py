@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.precision import BF16_SINCE, FP16_SINCE
-from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, Technique
+from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
+from powertrain.techniques.base import Exactness, PlannedRun, Technique, confirm_products
 
 if TYPE_CHECKING:
-    from powertrain.cost.workload import Workload
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 
@@ -26,6 +23,7 @@ class Fp16(Technique):
     """
 
     name = "fp16"
+    decides: ClassVar = {"dtype": "fp16"}
     does = "multiplies matrices in float16, with loss scaling"
     exactness = Exactness.ROUNDING
     touches = frozenset({"precision"})
@@ -34,8 +32,8 @@ class Fp16(Technique):
     source = "Micikevicius et al. 2018, arXiv:1710.03740; torch.amp.GradScaler"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        hardware = facts.hardware
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        hardware = run.hardware
         if hardware.device != "cuda" or hardware.compute_capability is None:
             return cls.refuse(Why.HARDWARE_LACKS, f"{hardware.name} has no fp16 matrix units; NVIDIA GPUs of compute "
                                                   "capability 7.x have them")
@@ -59,13 +57,6 @@ class Fp16(Technique):
     def confirm(self, setup: Setup) -> None:
         import torch
 
-        if (found := setup.product_dtype()) is not torch.float16:
-            raise NotApplied(f"fp16: matrix products are computed in {found}")
-        master = {parameter.dtype for parameter in setup.model.parameters() if parameter.requires_grad}
-        if master != {torch.float32}:
-            raise NotApplied(f"fp16: the weights that are trained are {', '.join(sorted(map(str, master)))}, not all fp32")
+        confirm_products(setup, "fp16", torch.float16)
         if not setup.precision.loss_scaling:
             raise NotApplied("fp16: the loss is not scaled, so small gradients vanish")
-
-    def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, dtype="fp16")

@@ -7,18 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, Technique, find_runner
+from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
+from powertrain.techniques.base import Exactness, PlannedRun, Technique, find_runner
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from powertrain.cost.workload import Workload
     from powertrain.models.decoder import Block
     from powertrain.models.kernels.attention import Attention
     from powertrain.models.model import Rotary, RunBlock
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 LOOKED_AT = 32               # examples, of which the shortest is tried
@@ -62,8 +59,8 @@ class FrozenBackward(Technique):
     source = "PyTorch notes on autograd, locally disabling gradient computation"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        model = facts.model
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        model = run.model
         if not model.adapter_parameters:
             return cls.refuse(Why.DOES_NOT_APPLY, f"all {model.trainable:,} weights are trained, so every gradient is needed")
         first = min(model.adapted_layers, default=0)

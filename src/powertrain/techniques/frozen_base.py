@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
+from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.shapes import DTYPE_BYTES
-from powertrain.techniques.base import GIB, Exactness, Technique
+from powertrain.techniques.base import GIB, Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
     from powertrain.cost.workload import Workload
     from powertrain.models.linear import FrozenLinear
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}      # our names, and those of torch
@@ -48,15 +46,15 @@ class FrozenBase(Technique):
     source = "frozen weights need no fp32 master copy (Micikevicius et al. 2018)"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        model, stored = facts.model, facts.model.frozen_dtype
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        model, stored = run.model, run.model.frozen_dtype
         if not model.adapter_parameters:
             return cls.refuse(Why.DOES_NOT_APPLY, f"all {model.trainable:,} weights are trained, and trained weights stay in "
                                                   "fp32")
         if stored not in DTYPES:
             return cls.refuse(Why.DOES_NOT_APPLY, f"the frozen weights are stored in {stored} and dequantised for each product")
-        planned = decided.dtype.replace("tf32", "fp32")
-        weights, free_bytes = model.matmul_parameters, facts.hardware.free_memory_bytes
+        planned = run.decided.dtype.replace("tf32", "fp32")
+        weights, free_bytes = model.matmul_parameters, run.hardware.free_memory_bytes
         more_bytes = (DTYPE_BYTES[planned] - DTYPE_BYTES[stored]) * weights
         if planned == stored:
             return cls.refuse(Why.NOT_NEEDED, f"the frozen weights are already stored in {stored}, the dtype of the products")
@@ -66,7 +64,7 @@ class FrozenBase(Technique):
                               numbers={"needed_bytes": more_bytes, "room_bytes": free_bytes})
         return cls(planned).on(
             f"{weights:,} frozen weights are converted from {stored} to {planned} once, not for each product",
-            Effect((0.92, 0.99), more_bytes, basis=f"study: {STUDY}") if facts.hardware.device == "cpu" else
+            Effect((0.92, 0.99), more_bytes, basis=f"study: {STUDY}") if run.hardware.device == "cpu" else
             Effect((0.9, 1.0), more_bytes, basis="guess: memory by formula, time not measured yet"),
             numbers={"weights": weights})
 

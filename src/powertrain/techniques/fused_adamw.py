@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.optimizer import update_bytes
-from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, Technique
+from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
+from powertrain.techniques.base import Exactness, PlannedRun, Technique
 from powertrain.training.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
-    from powertrain.cost.workload import Workload
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 ADAPTERS_STUDY = "2026-11-21_ablation-docstrings"    # on a CPU: adapters are a small part of a step
@@ -28,6 +25,7 @@ class FusedAdamW(Technique):
 
     name = "fused_adamw"
     does = "updates all weights in one kernel"
+    decides: ClassVar = {"fused_optimizer": True}
     exactness = Exactness.ROUNDING
     touches = frozenset({"optimizer"})
     acts_on = frozenset({"optimizer"})
@@ -35,18 +33,18 @@ class FusedAdamW(Technique):
     source = "torch.optim.AdamW(fused=True); Loshchilov & Hutter 2019, arXiv:1711.05101"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        hardware, trainable = facts.hardware, facts.model.trainable
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        hardware, trainable = run.hardware, run.model.trainable
         if hardware.device not in ("cuda", "cpu", "mps"):
             return cls.refuse(Why.HARDWARE_LACKS, f"torch has no fused optimizers for {hardware.device!r}")
-        if not OPTIMIZERS.named(facts.optimizer.name).can_fuse:
-            return cls.refuse(Why.DOES_NOT_APPLY, f"the recipe's optimizer {facts.optimizer.name} has no fused kernel")
+        if not OPTIMIZERS.named(run.optimizer.name).can_fuse:
+            return cls.refuse(Why.DOES_NOT_APPLY, f"the recipe's optimizer {run.optimizer.name} has no fused kernel")
         because = f"{trainable:,} trained weights in one pass over memory"
         if hardware.bandwidth_bytes_per_s is not None:
-            floor_s = update_bytes(facts.model, facts.optimizer) / hardware.bandwidth_bytes_per_s
+            floor_s = update_bytes(run.model, run.optimizer) / hardware.bandwidth_bytes_per_s
             because += f" take at least {floor_s * 1e3:.2f} ms at the measured bandwidth"
         claim = Effect((0.85, 1.0), 0, basis="guess: the share of the optimizer in a step is not measured")
-        if hardware.device == "cpu" and facts.model.adapter_parameters:
+        if hardware.device == "cpu" and run.model.adapter_parameters:
             claim = Effect((0.97, 1.01), 0, basis=f"study: {ADAPTERS_STUDY}")
         return cls().on(because, claim, numbers={"trained_weights": trainable})
 
@@ -58,6 +56,3 @@ class FusedAdamW(Technique):
         plain = [i for i, group in enumerate(groups) if not group.get("fused")]
         if plain:
             raise NotApplied(f"fused_adamw: parameter groups {plain} of {len(groups)} are not fused")
-
-    def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, fused_optimizer=True)

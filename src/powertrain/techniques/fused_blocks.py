@@ -6,13 +6,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from powertrain.cost.estimate import COMPILER_PARTS, PASS_TOKENS, bargain
-from powertrain.cost.fitting import longest_example, planned_room_bytes
-from powertrain.cost.memory import peak_memory
-from powertrain.cost.workload import Workload
-from powertrain.records import Batch, Effect, Facts, ModelFacts, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, Technique, of_free
+from powertrain.cost.estimate import COMPILER_PARTS, PASS_TOKENS
+from powertrain.records import Batch, Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
+from powertrain.techniques.base import Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +18,6 @@ if TYPE_CHECKING:
     from powertrain.models.kernels.fused.block import HandWritten
     from powertrain.models.kernels.fused.parts import Parts
     from powertrain.models.model import Rotary
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 # four functions, nothing cached. On a CPU into libraries, which later runs load: cold starts less warm ones of study
@@ -65,6 +60,7 @@ class FusedBlocks(Technique):
 
     name = "fused_blocks"
     does = "runs hand-written, compiled passes of each block"
+    decides: ClassVar = {"fused_blocks": True}
     choices: ClassVar = {"kernels": KERNELS}
     native_only = True
     exactness = Exactness.ROUNDING
@@ -74,28 +70,27 @@ class FusedBlocks(Technique):
     source = "regions compiled by Inductor (Ansel et al. 2024, ASPLOS)"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        device, model = facts.hardware.device, facts.model
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        device, model = run.hardware.device, run.model
         if (kind := _not_by_hand(model)) is not None:
             return cls.refuse(Why.DOES_NOT_APPLY, f"{kind} adapters have no hand-written backward pass")
         if model.adapter_dropout:
             return cls.refuse(Why.DOES_NOT_APPLY, f"with adapter dropout ({model.adapter_dropout:g}) adapters read different "
                                                   "inputs, and cannot share products")
-        if (refusal := cls._without_triton(facts, recipe)) is not None:
+        if (refusal := cls._without_triton(run)) is not None:
             return refusal
         drops = device == "cpu" and model.dropout > 0            # whole compiled blocks are slow with dropout
-        if facts.data.kind == "blocks" and not drops:
+        if run.data.kind == "blocks" and not drops:
             return cls.refuse(Why.NOT_NEEDED, "all passes have one length, for which torch_compile was faster (study: "
                                               f"{COMPILED_STUDY})", cls(), rival="torch_compile")
-        if (refusal := cls._too_small(facts) or cls._short_of_memory(facts)) is not None:
+        if (refusal := cls._too_small(run) or cls._short_of_memory(run)) is not None:
             return refusal
         if device not in COMPILER_PARTS:
             return cls.refuse(Why.HARDWARE_LACKS, f"this is not tested on {device!r}")
-        if (missing := cls.without_parts(facts, COMPILER_PARTS[device])) is not None:
+        if (missing := cls.without_parts(run, COMPILER_PARTS[device])) is not None:
             return missing
         gain, basis = (DROPPING_GAIN, f"study: {DROPPING_STUDY}") if drops else (GAIN[device], BASIS[device])
-        found = bargain(facts, gain, COMPILE_S[device], train_time_s=recipe.train_time_s, max_steps=recipe.max_steps,
-                        epochs=recipe.num_train_epochs)
+        found = run.bargain(gain, COMPILE_S[device])
         if not found.pays:
             return cls.refuse(Why.WOULD_NOT_PAY, found.shown, cls(), numbers={"compile_s": COMPILE_S[device]})
         ahead = device == "cpu"
@@ -103,23 +98,23 @@ class FusedBlocks(Technique):
                                    Effect(gain, 0, basis=basis), numbers={"compile_s": COMPILE_S[device]})
 
     @classmethod
-    def _without_triton(cls, facts: Facts, recipe: Recipe) -> Refusal | None:
+    def _without_triton(cls, run: PlannedRun) -> Refusal | None:
         """Return why the kernels of Triton cannot run here, where the recipe asks for them."""
-        pin = recipe.techniques.get(cls.name)
+        pin = run.recipe.techniques.get(cls.name)
         if isinstance(pin, str | None) or pin.get("kernels") != "triton":
             return None
-        if facts.hardware.device != "cuda":
+        if run.hardware.device != "cuda":
             return cls.refuse(Why.HARDWARE_LACKS, "Triton's kernels need a GPU, and this run computes on "
-                              f"{facts.hardware.device!r}; use kernels=compiled",
+                              f"{run.hardware.device!r}; use kernels=compiled",
                               cure=("techniques.fused_blocks.kernels=compiled",))
-        return cls.without_parts(facts, ("triton",))
+        return cls.without_parts(run, ("triton",))
 
     @classmethod
-    def _too_small(cls, facts: Facts) -> Refusal | None:
+    def _too_small(cls, run: PlannedRun) -> Refusal | None:
         """Return why calling compiled code costs more than it saves; None where it saves more, or nothing is measured."""
-        model, data, peaks = facts.model, facts.data, facts.hardware.peak_flops_per_s
+        model, data, peaks = run.model, run.data, run.hardware.peak_flops_per_s
         tokens = min(PASS_TOKENS, data.block * data.train_batch_size)
-        if facts.hardware.device != "cpu" or not peaks:
+        if run.hardware.device != "cpu" or not peaks:
             return None
         products_s = 6 * model.matmul_parameters / model.layers * tokens / max(peaks.values())
         if LARGEST_CALLS_SHARE * products_s >= CALLS_S:
@@ -130,18 +125,14 @@ class FusedBlocks(Technique):
                           numbers={"products_s": products_s, "calls_s": CALLS_S})
 
     @classmethod
-    def _short_of_memory(cls, facts: Facts) -> Refusal | None:
+    def _short_of_memory(cls, run: PlannedRun) -> Refusal | None:
         """Return why the activations do not fit without computing any again, even for one example at a time."""
-        room_bytes, tokens = planned_room_bytes(facts.hardware), longest_example(facts.data)
-        needed_bytes = sum(peak_memory(facts.model, Workload(facts.data.train_batch_size, tokens, micro_batch=1)).values())
-        if needed_bytes <= room_bytes:
+        one = run.one_example()
+        need = run.need(one)
+        if need.is_met:
             return None
-        return cls.refuse(Why.NO_ROOM, f"memory is short: without recomputing activations one example of {tokens:,} tokens "
-                          f"needs {of_free(needed_bytes, room_bytes)}", cls(),
-                          numbers={"needed_bytes": needed_bytes, "room_bytes": room_bytes})
-
-    def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, fused_blocks=True)
+        return cls.refuse(Why.NO_ROOM, f"memory is short: without recomputing activations one example of {one.block:,} tokens "
+                          f"needs {need}", cls(), numbers=need.numbers)
 
     def apply(self, setup: Setup) -> Setup:
         from powertrain.models.decoder import Block, Decoder

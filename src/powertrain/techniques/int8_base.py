@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from powertrain.cost.precision import int8_unit
 from powertrain.cost.weights import eight_bit_saving, why_not_eight_bit
-from powertrain.records import Facts, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, Technique
-
-if TYPE_CHECKING:
-    from powertrain.cost.workload import Workload
-    from powertrain.recipe import Recipe
-    from powertrain.training.setup import Setup
+from powertrain.records import Refusal, Why
+from powertrain.techniques.base import InEightBits, PlannedRun
 
 
 @dataclass(frozen=True)
-class Int8Base(Technique):
+class Int8Base(InEightBits):
     """Both products with a frozen matrix, forward and for the gradient of its input, are made of int8 numbers.
 
     Each row of a weight and each token of an activation or gradient has a scale of its own, and sums are exact in int32.
@@ -30,45 +22,19 @@ class Int8Base(Technique):
 
     name = "int8_base"
     does = "stores and multiplies the frozen weights in 8-bit integers"
-    native_only = True
-    exactness = Exactness.LOSSY
-    touches = frozenset({"runtime"})
-    acts_on = frozenset({"products", "elementwise"})
-    slots = frozenset({"base"})
+    stored = "int8"
     source = "Dettmers et al. 2022, arXiv:2208.07339 (LLM.int8); Wortsman et al. 2023, arXiv:2304.13013 (SwitchBack)"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        model = facts.model
+    def propose(cls, run: PlannedRun) -> Refusal:
+        model = run.model
         if (reason := why_not_eight_bit(model)) is not None:
             return cls.refuse(Why.DOES_NOT_APPLY, reason)
-        unit = int8_unit(facts.hardware)
+        unit = int8_unit(run.hardware)
         if unit is None:
-            return cls.refuse(Why.HARDWARE_LACKS, f"{facts.hardware.name} has no fast int8 units (VNNI or AMX of a CPU, or "
+            return cls.refuse(Why.HARDWARE_LACKS, f"{run.hardware.name} has no fast int8 units (VNNI or AMX of a CPU, or "
                                                   "tensor cores since Turing)")
-        weights, saved_bytes = eight_bit_saving(model, "int8", facts.hardware.device)
+        weights, saved_bytes = eight_bit_saving(model, "int8", run.hardware.device)
         return cls.refuse(Why.CHANGES_RESULT, f"{weights:,} frozen weights would take {saved_bytes / 2**20:,.0f} MiB less "
                           f"({unit}), but 8-bit weights and inputs change the result slightly, so this is used only if you "
                           "ask: techniques.int8_base=on", cls(), numbers={"saved_bytes": saved_bytes})
-
-    def apply(self, setup: Setup) -> Setup:
-        from powertrain.models.kernels.scaled import INT8, TRIED_TOKENS, scale_base
-
-        scale = partial(scale_base, setup.model, INT8, partial(setup.try_out, TRIED_TOKENS),
-                        otherwise=setup.precision.compute_dtype)
-        return replace(setup, runtime=setup.runtime.also(scale))
-
-    def confirm(self, setup: Setup) -> None:
-        from powertrain.models.kernels.scaled import INT8, Coarse
-
-        found = Coarse.of(setup.model, INT8)
-        if not found.scaled:
-            raise NotApplied(f"int8_base: no frozen matrix of the model is in int8 ({found})")
-
-    def found(self, setup: Setup) -> str:
-        from powertrain.models.kernels.scaled import INT8, Coarse
-
-        return f"int8_base: {Coarse.of(setup.model, INT8)}"
-
-    def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, base_dtype="int8")

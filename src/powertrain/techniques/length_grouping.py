@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.workload import padding_share
-from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
-from powertrain.techniques.base import EVERYTHING, Exactness, Technique
+from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
+from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
-    from powertrain.cost.workload import Workload
     from powertrain.data.example import Example
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 WORTH_IT = 0.02              # share of the slots that must be saved
@@ -30,19 +27,20 @@ class LengthGrouping(Technique):
 
     name = "length_grouping"
     does = "sorts a step's examples by length before padding"
+    decides: ClassVar = {"grouped": True}
     exactness = Exactness.ROUNDING
     touches = frozenset({"arrange"})
     acts_on = EVERYTHING - {"optimizer"}
     source = "transformers' group_by_length, within the step; Khomenko et al. 2016, arXiv:1708.05604 (bucketing)"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        data = facts.data
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        data = run.data
         if data.kind == "blocks" or not data.length_quantiles:
             return cls.refuse(Why.DOES_NOT_APPLY, f"all examples have {data.block} tokens, so there is nothing to sort")
-        if decided.packs:
+        if run.decided.packs:
             return cls.refuse(Why.NOT_NEEDED, "packing leaves no padding to reduce", rival="packing")
-        batch, examples = data.train_batch_size, decided.micro_batch
+        batch, examples = data.train_batch_size, run.decided.micro_batch
         if examples >= batch:
             return cls.refuse(Why.NOT_NEEDED, f"all {batch} examples of a step are in one pass, so their order has no "
                                               "effect", cls())
@@ -67,9 +65,6 @@ class LengthGrouping(Technique):
         found = [example.tokens for part in setup.arrange(examples, setup.micro_batch) for example in part]
         if found != sorted(found, reverse=True) or getattr(setup.arrange, "__self__", None) != self:
             raise NotApplied(f"length_grouping: examples are not sorted by length; passes are arranged by {setup.arrange!r}")
-
-    def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, grouped=True)
 
     def arrange(self, examples: Sequence[Example], micro_batch: int) -> list[list[Example]]:
         """Return passes of `micro_batch` examples, the longest first, so that the memory peak comes at once."""

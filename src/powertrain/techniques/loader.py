@@ -8,15 +8,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from powertrain.records import Batch, Effect, Facts, Layout, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, Technique
+from powertrain.records import Batch, Effect, Layout, NotApplied, Proposal, Refusal, Why
+from powertrain.techniques.base import Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
     import torch
 
-    from powertrain.cost.workload import Workload
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import MicroBatches, Prepare, Setup
 
 PREPARE_BYTES_PER_S = 2e9    # reading a memory-mapped store and stacking blocks, on one thread
@@ -44,10 +41,10 @@ class Loader(Technique):
     source = "PyTorch notes on pinned memory and asynchronous copies"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        tokens = facts.data.train_batch_size * facts.data.block
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        tokens = run.data.train_batch_size * run.data.block
         prepare_s = tokens * BATCH_BYTES_PER_TOKEN / PREPARE_BYTES_PER_S
-        if facts.hardware.device == "cuda":
+        if run.hardware.device == "cuda":
             return cls(workers=1, ahead=2, pinned=True).on(
                 f"{tokens:,} tokens a step are prepared and copied from pinned memory while the GPU computes",
                 Effect((0.95, 1.0), 0, basis="guess: not measured yet"), numbers={"tokens": tokens})
@@ -55,8 +52,8 @@ class Loader(Technique):
                           "second thread would take a core from the computation", cls(), numbers={"prepare_s": prepare_s})
 
     @classmethod
-    def variants(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Sequence[Technique | None]:
-        pinned = facts.hardware.device == "cuda"
+    def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:
+        pinned = run.hardware.device == "cuda"
         return None, cls(1, 2, pinned), cls(2, 4, pinned)
 
     def apply(self, setup: Setup) -> Setup:

@@ -14,13 +14,11 @@ from powertrain.cost.fitting import (
     padded_examples,
     wanted_tokens,
 )
-from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
-from powertrain.techniques.base import EVERYTHING, Exactness, Technique
+from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
+from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 
@@ -45,23 +43,23 @@ class MicroBatch(Technique):
     source = "gradient accumulation with token-weighted loss; passes of 2,048 to 4,096 tokens were fastest on CPUs"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        data, hardware = facts.data, facts.hardware
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        data, hardware = run.data, run.hardware
         tokens, batch = longest_example(data), data.train_batch_size
-        target, fitting = wanted_tokens(hardware), fitting_tokens(facts.model, hardware, tokens)
-        wanted = padded_examples(facts.model, data, hardware)
+        target, fitting = wanted_tokens(hardware), fitting_tokens(run.model, hardware, tokens)
+        wanted = padded_examples(run.model, data, hardware)
         shape = f"{batch} x {data.block} tokens" + ("" if data.kind == "blocks" else " on average")
-        if decided.packs:
-            return cls.refuse(Why.NOT_NEEDED, f"packing already sets the size of each pass (up to {decided.packed_tokens:,} "
-                                              "tokens)",
-                              cls(_even_split(batch, min(wanted, batch))), rival="packing")
+        if run.decided.packs:
+            return cls.refuse(Why.NOT_NEEDED, "packing already sets the size of each pass (up to "
+                              f"{run.decided.packed_tokens:,} tokens)", cls(_even_split(batch, min(wanted, batch))),
+                              rival="packing")
         if wanted >= batch:
             return cls.refuse(Why.NOT_NEEDED, f"the whole batch of {shape} is small enough for one pass (a pass is fastest "
                               f"up to {target:,} tokens; {fitting:,} fit in memory)",
                               cls(_even_split(batch, -(-batch // 2))), numbers={"fitting_tokens": fitting})
         examples = _even_split(batch, wanted)
         limit = "fits the memory" if fitting < target else "suits the caches" if hardware.device == "cpu" else "is large enough"
-        saved_bytes = memory_of_examples(facts.model, tokens)[1] * (batch - examples)
+        saved_bytes = memory_of_examples(run.model, tokens)[1] * (batch - examples)
         return cls(examples).on(
             f"{-(-batch // examples)} passes of {examples} examples: a pass of about {examples * data.block:,} tokens "
             f"{limit}, and the whole batch has {batch * data.block:,}",
@@ -69,9 +67,9 @@ class MicroBatch(Technique):
             numbers={"examples": examples})
 
     @classmethod
-    def variants(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Sequence[Technique | None]:
+    def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:
         """Halves of the batch, around what the plan would take; None is the whole batch in one pass."""
-        batch, suit = facts.data.train_batch_size, padded_examples(facts.model, facts.data, facts.hardware)
+        batch, suit = run.data.train_batch_size, padded_examples(run.model, run.data, run.hardware)
         sizes = [-(-batch // parts) for parts in (2, 4, 8, 16, 32, 64) if parts <= batch]
         near = sorted(sizes, key=lambda size: abs(math.log2(size / suit)))[:TRIED]
         return None, *(cls(size) for size in sorted(near, reverse=True))

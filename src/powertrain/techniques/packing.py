@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 from powertrain.cost.fitting import fitting_tokens, longest_example, wanted_tokens
 from powertrain.cost.workload import padding_share
 from powertrain.data.order import pack
-from powertrain.records import Batch, Effect, Facts, ModelFacts, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
-from powertrain.techniques.base import EVERYTHING, Exactness, Technique
+from powertrain.records import Batch, Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
+from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
     from powertrain.data.example import Example
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 ROOMY = 1.1                  # of a step's mean tokens: what passes of one size have room for
@@ -49,8 +47,8 @@ class Packing(Technique):
     source = "Krell et al. 2021, arXiv:2107.02027 (packing); Kundu et al. 2024, arXiv:2407.09105 (padding-free)"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        model, data, hardware = facts.model, facts.data, facts.hardware
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        model, data, hardware = run.model, run.data, run.hardware
         if data.kind == "blocks":
             return cls.refuse(Why.DOES_NOT_APPLY, f"all examples have {data.block} tokens, so there is no padding")
         fitting = fitting_tokens(model, hardware, data.block)
@@ -59,7 +57,7 @@ class Packing(Technique):
         share = padding_share(data.length_quantiles, data.train_batch_size) if data.length_quantiles else 0.0
         multiple = CPU_MULTIPLE if hardware.device == "cpu" and tokens >= CPU_MULTIPLE else 1
         tokens -= tokens % multiple
-        if decided.replayed:
+        if run.decided.replayed:
             tokens = multiple = _constant_tokens(step_tokens, tokens, longest_example(data))
         filled = ", all filled up to this size because a CUDA graph has one shape" if 1 < multiple == tokens else \
             f", filled up to multiples of {multiple} so that sizes repeat (study: {CPU_STUDY})" if multiple > 1 else ""
@@ -73,9 +71,9 @@ class Packing(Technique):
                    numbers={"padding_share": share, "passes": passes})
 
     @classmethod
-    def variants(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Sequence[Technique | None]:
+    def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:
         """Passes of half and double the tokens, and such that are not filled up; None pads."""
-        answer = cls.answer(facts, recipe, decided)
+        answer = cls.answer(run)
         if isinstance(answer, Refusal):
             return ()
         found = cls.settings_of(answer)

@@ -6,19 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from powertrain.cost.fitting import longest_example, planned_room_bytes
-from powertrain.cost.memory import peak_memory
+from powertrain.cost.fitting import total_bytes
 from powertrain.cost.saving import Link, added_s, hidden_bytes, lightest_that_fits, link_of, sent_bytes
 from powertrain.cost.work import recompute_flops, training_flops
 from powertrain.cost.workload import Workload
-from powertrain.records import Effect, Facts, ModelFacts, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, Technique, of_free
+from powertrain.records import Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
+from powertrain.techniques.base import Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
     from powertrain.models.kernels.fused.block import HandWritten
     from powertrain.models.kernels.fused.saving import Host, Saving
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 ACTIONS = ("keep", "recompute", "offload")
@@ -58,27 +55,24 @@ class SavedActivations(Technique):
         return {kind: action for kind in KINDS if (action := asdict(self)[kind]) != "keep"}
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        model, hardware, data = facts.model, facts.hardware, facts.data
-        if not decided.fused_blocks:
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        model, hardware = run.model, run.hardware
+        if not run.decided.fused_blocks:
             return cls.refuse(Why.DOES_NOT_APPLY, "this needs fused_blocks, which is off", cure=("techniques.fused_blocks=on",),
                               rival="fused_blocks")
-        room_bytes, tokens = planned_room_bytes(hardware), longest_example(data)
-        plain = Workload(data.train_batch_size, tokens, micro_batch=1, attention_saves_scores=False, fused_blocks=True,
-                         device=hardware.device)
-        needed_bytes = sum(peak_memory(model, plain).values())
-        shown = f"one example of {tokens:,} tokens needs {of_free(needed_bytes, room_bytes)}"
-        numbers = {"needed_bytes": needed_bytes, "room_bytes": room_bytes}
-        if needed_bytes <= room_bytes:
-            return cls.refuse(Why.NOT_NEEDED, f"memory is not short: {shown}", cls(), numbers=numbers)
-        link = link_of(hardware, decided.dtype)
+        plain = run.one_example(attention_saves_scores=False, fused_blocks=True, device=hardware.device)
+        need, tokens = run.need(plain), plain.block
+        shown = f"one example of {tokens:,} tokens needs {need}"
+        if need.is_met:
+            return cls.refuse(Why.NOT_NEEDED, f"memory is not short: {shown}", cls(), numbers=need.numbers)
+        link = link_of(hardware, run.decided.dtype)
         if hardware.device == "cuda" and isinstance(link, str):
             shown += f"; nothing is offloaded, because {link}"
-        light = lightest_that_fits(model, plain, room_bytes, link if isinstance(link, Link) else None)
+        light = lightest_that_fits(model, plain, need.room_bytes, link if isinstance(link, Link) else None)
         if light is None:
             return cls.refuse(Why.NO_ROOM, f"{shown}; even with everything recomputed the step does not fit, and "
                               "activation_checkpointing needs less memory", cls(),
-                              cure=("techniques.activation_checkpointing=on",), numbers=numbers)
+                              cure=("techniques.activation_checkpointing=on",), numbers=need.numbers)
         kept: dict[str, Any] = dict.fromkeys(KINDS, "keep") | dict(light.saved)
         longer = recompute_flops(model, tokens, light.saved, light.saved_blocks) / training_flops(model, [tokens])
         done = f"recomputing {' and '.join(light.saved)} of {light.saved_blocks} blocks is enough"
@@ -88,9 +82,9 @@ class SavedActivations(Technique):
             done = f"{_in_words(model, light, tokens, link)}, in {light.saved_blocks} blocks"
         return cls(**kept, blocks=light.saved_blocks).on(
             f"memory is short: {shown}; {done}",
-            Effect((1.0, 1 + 1.2 * longer), sum(peak_memory(model, light).values()) - needed_bytes,
+            Effect((1.0, 1 + 1.2 * longer), total_bytes(model, light) - need.needed_bytes,
                    basis="formula: products that are recomputed, and copies that the computation does not "
-                         "hide"), numbers=numbers)
+                         "hide"), numbers=need.numbers)
 
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, saved=self.actions, saved_blocks=self.blocks)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.precision import has_tf32
-from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, Technique
+from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
+from powertrain.techniques.base import Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
-    from powertrain.cost.workload import Workload
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 
@@ -22,6 +19,7 @@ class Tf32(Technique):
 
     name = "tf32"
     does = "multiplies float32 matrices on tensor cores"
+    decides: ClassVar = {"dtype": "tf32"}
     exactness = Exactness.ROUNDING
     touches = frozenset({"runtime"})
     acts_on = frozenset({"products", "attention", "loss"})
@@ -29,17 +27,17 @@ class Tf32(Technique):
     source = "PyTorch notes on CUDA semantics, TensorFloat-32; torch.backends.cuda.matmul.fp32_precision"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        capability = facts.hardware.compute_capability
-        if facts.hardware.device != "cuda" or capability is None:
-            return cls.refuse(Why.HARDWARE_LACKS, f"{facts.hardware.name} has no TF32 units; NVIDIA GPUs have them since "
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        capability = run.hardware.compute_capability
+        if run.hardware.device != "cuda" or capability is None:
+            return cls.refuse(Why.HARDWARE_LACKS, f"{run.hardware.name} has no TF32 units; NVIDIA GPUs have them since "
                                                   "Ampere")
         found = f"compute capability {capability[0]}.{capability[1]}"
-        if not has_tf32(facts.hardware):
+        if not has_tf32(run.hardware):
             return cls.refuse(Why.HARDWARE_LACKS, f"this GPU ({found}) has no TF32 units; GPUs have them from 8.0 on")
-        if decided.dtype != "fp32":
-            return cls.refuse(Why.NOT_NEEDED, f"products are computed in {decided.dtype}, so no fp32 products are left", cls(),
-                              rival=decided.dtype)
+        if (dtype := run.decided.dtype) != "fp32":
+            return cls.refuse(Why.NOT_NEEDED, f"products are computed in {dtype}, so no fp32 products are left", cls(),
+                              rival=dtype)
         return cls().on(f"this GPU ({found}) has TF32 units", Effect((0.3, 0.95), 0, basis="guess: not measured yet"))
 
     def apply(self, setup: Setup) -> Setup:
@@ -54,8 +52,6 @@ class Tf32(Technique):
         if setup.precision.compute_dtype is not torch.float32:
             raise NotApplied(f"tf32: no fp32 products are left under {setup.precision.compute_dtype}")
 
-    def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, dtype="tf32")
 
 
 def _allow() -> None:

@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
-from powertrain.techniques.base import EVERYTHING, Exactness, Technique
+from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
+from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 
@@ -38,11 +36,11 @@ class Threads(Technique):
     source = "PyTorch performance tuning guide, CPU: torch.set_num_threads = physical cores"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        cores = facts.hardware.cores
-        now = facts.hardware.default_threads or cores
-        if facts.hardware.device != "cpu":
-            return cls.refuse(Why.DOES_NOT_APPLY, f"{facts.hardware.name} computes, not CPU threads", cls(now))
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        cores = run.hardware.cores
+        now = run.hardware.default_threads or cores
+        if run.hardware.device != "cpu":
+            return cls.refuse(Why.DOES_NOT_APPLY, f"{run.hardware.name} computes, not CPU threads", cls(now))
         if now == cores:
             return cls.refuse(Why.NOT_NEEDED, f"torch already uses {now} threads for the {cores} cores of this "
                                               "process", cls(now),
@@ -51,12 +49,12 @@ class Threads(Technique):
                              Effect((0.6, 1.0), 0, basis="guess: not measured yet"), numbers={"threads": now, "cores": cores})
 
     @classmethod
-    def variants(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Sequence[Technique | None]:
-        cores = facts.hardware.cores
-        if facts.hardware.device != "cpu":
+    def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:
+        cores = run.hardware.cores
+        if run.hardware.device != "cpu":
             return ()
         counts = range(1, cores + 1) if cores <= FEW_CORES else (cores // 4, cores // 2, 3 * cores // 4, cores)
-        return None, *(cls(count) for count in counts if count != facts.hardware.default_threads)
+        return None, *(cls(count) for count in counts if count != run.hardware.default_threads)
 
     def apply(self, setup: Setup) -> Setup:
         import torch

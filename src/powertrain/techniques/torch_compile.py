@@ -7,20 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from powertrain.cost.estimate import COMPILER_PARTS, bargain
+from powertrain.cost.estimate import COMPILER_PARTS
 from powertrain.cost.fitting import longest_example
-from powertrain.records import Effect, Facts, NotApplied, Proposal, Refusal
-from powertrain.records.plan import Why
-from powertrain.techniques.base import Exactness, Technique, find_runner
+from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
+from powertrain.techniques.base import Exactness, PlannedRun, Technique, find_runner
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from powertrain.cost.workload import Workload
     from powertrain.models.decoder import Block
     from powertrain.models.kernels.attention import Attention
     from powertrain.models.model import Rotary, RunBlock
-    from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
 COMPILE_S = {"cpu": 20.0, "cuda": 40.0}      # guess: one block, forward and backward, nothing cached
@@ -60,6 +57,7 @@ class TorchCompile(Technique):
 
     name = "torch_compile"
     does = "compiles each block's elementwise work into a few loops"
+    decides: ClassVar = {"compiled": True}
     choices: ClassVar = {"mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")}
     native_only = True
     exactness = Exactness.ROUNDING
@@ -69,20 +67,19 @@ class TorchCompile(Technique):
     source = "torch.compile (Ansel et al. 2024, ASPLOS); regional compilation recipe of PyTorch"
 
     @classmethod
-    def propose(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Proposal | Refusal:
-        device, data = facts.hardware.device, facts.data
-        if data.kind != "blocks":
-            return cls.refuse(Why.DOES_NOT_APPLY, f"examples differ in length (up to {longest_example(data):,} tokens), so "
-                                                  "almost every pass would need a new compilation")
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        device = run.hardware.device
+        if run.data.kind != "blocks":
+            return cls.refuse(Why.DOES_NOT_APPLY, f"examples differ in length (up to {longest_example(run.data):,} tokens), so "
+                              "almost every pass would need a new compilation")
         if device not in COMPILER_PARTS:
             return cls.refuse(Why.HARDWARE_LACKS, f"torch.compile is not tested on {device!r}")
-        if (missing := cls.without_parts(facts, COMPILER_PARTS[device])) is not None:
+        if (missing := cls.without_parts(run, COMPILER_PARTS[device])) is not None:
             return missing
-        if device == "cpu" and facts.model.dropout:
+        if device == "cpu" and run.model.dropout:
             return cls.refuse(Why.WOULD_NOT_PAY, "with dropout, compiled blocks were slower on a CPU (study: "
                                                  f"{DROPOUT_STUDY})", cls())
-        found = bargain(facts, GAIN[device], COMPILE_S[device], train_time_s=recipe.train_time_s, max_steps=recipe.max_steps,
-                        epochs=recipe.num_train_epochs)
+        found = run.bargain(GAIN[device], COMPILE_S[device])
         if not found.pays:
             return cls.refuse(Why.WOULD_NOT_PAY, found.shown, cls(), numbers={"compile_s": COMPILE_S[device]})
         return cls().on(found.shown, Effect(GAIN[device], 0, basis=BASIS[device]), numbers={"compile_s": COMPILE_S[device]})
@@ -112,6 +109,3 @@ class TorchCompile(Technique):
         setup.model.zero_grad(set_to_none=True)
         if not is_compiled(found.compiled):
             raise NotApplied("torch_compile: no graph was compiled; torch fell back to running eagerly")
-
-    def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, compiled=True)
