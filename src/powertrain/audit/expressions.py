@@ -5,24 +5,13 @@ from __future__ import annotations
 import ast
 import operator
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Setting
-from powertrain.audit.values import (
-    ClassValue,
-    FunctionValue,
-    Made,
-    Reference,
-    Scope,
-    Table,
-    Unread,
-    either,
-    is_known,
-    plain,
-)
+from powertrain.audit.values import ClassValue, FunctionValue, Made, Reference, Scope, Table, Unread, either, is_known, plain
 from powertrain.records.findings import Place
 
 OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -51,14 +40,15 @@ class Arguments:
     open: str = ""                           # `**kwargs` that cannot be read, as spelled
 
 
-Call = Callable[[Any, Any, ast.Call, Arguments], Any]    # (what is called, whose method it is, the call, its arguments)
-
-
 class Expressions:
-    """Evaluates expressions in a scope; `call` is what happens when something is called."""
+    """Evaluates expressions in a scope."""
 
-    def __init__(self, script: Script, call: Call) -> None:
-        self.script, self.call = script, call
+    def __init__(self, script: Script) -> None:
+        self.script = script
+
+    def call(self, called: Any, owner: Any, node: ast.Call, arguments: Arguments) -> Any:
+        """Return what a call gives: not known, unless a subclass follows calls. `owner`: whose method is called."""
+        return self.unread(node)
 
     def unread(self, node: ast.AST) -> Unread:
         return Unread(self.script.words(node))
@@ -71,6 +61,15 @@ class Expressions:
         return Setting(value, self.script.place(node), self.script.words(node))
 
     # -------------------------------------------------------------------------------------------- names and literals
+
+    def attempt(self, node: ast.AST, function: Callable[..., Any], *values: Any, **named: Any) -> Any:
+        """Return what a function of Python's own gives for values that are known; else, and where it raises, Unread."""
+        if not all(map(is_known, [*values, *named.values()])):
+            return self.unread(node)
+        try:
+            return function(*values, **named)
+        except WRONG:
+            return self.unread(node)
 
     def _constant(self, node: ast.Constant, scope: Scope) -> Any:
         return node.value
@@ -153,12 +152,9 @@ class Expressions:
         return self._applied(node, type(node.op).__name__, left, right)
 
     def _applied(self, node: ast.AST, sign: str, left: Any, right: Any) -> Any:
-        if not (is_known(left) and is_known(right)) or isinstance(left, Reference) != isinstance(right, Reference):
+        if isinstance(left, Reference) != isinstance(right, Reference):
             return self.unread(node)
-        try:
-            return apply_operator(sign, left, right)
-        except WRONG:
-            return self.unread(node)
+        return self.attempt(node, apply_operator, sign, left, right)
 
     def _unaryop(self, node: ast.UnaryOp, scope: Scope) -> Any:
         value = self.value(node.operand, scope)
@@ -174,16 +170,12 @@ class Expressions:
         for item in node.values[:-1]:
             value = self.value(item, scope)
             known = truth(value)
-            if known is None:
-                return self._undecided(node, value, scope, ends=ends)
+            if known is None:                            # `unknown and False` is False, `unknown or True` true
+                others = [truth(self.value(other, scope)) for other in node.values]
+                return ends if ends in others and isinstance(value, Unread) else self.unread(node)
             if known == ends:
                 return value
         return self.value(node.values[-1], scope)
-
-    def _undecided(self, node: ast.BoolOp, value: Any, scope: Scope, *, ends: bool) -> Any:
-        """`unknown and False` is False, `unknown or True` true; else it is not known."""
-        others = [truth(self.value(item, scope)) for item in node.values]
-        return ends if ends in others and isinstance(value, Unread) else self.unread(node)
 
     def _compare(self, node: ast.Compare, scope: Scope) -> Any:
         left = self.value(node.left, scope)
@@ -225,8 +217,7 @@ class Expressions:
     # -------------------------------------------------------------------------------------------- calls
 
     def _call(self, node: ast.Call, scope: Scope) -> Any:
-        positional: list[Any] = []
-        table, opened = Table(), ""
+        positional, table, opened = list[Any](), Table(), ""
         for item in node.args:
             value = self.value(item.value if isinstance(item, ast.Starred) else item, scope)
             if not isinstance(item, ast.Starred):
@@ -249,39 +240,20 @@ class Expressions:
             owner = self.value(node.func.value, scope)
             called = self._of(owner, node.func)
         if isinstance(called, Reference) and called.name in FUNCTIONS and not opened:
-            return self._known_call(node, called.name, positional, named)
+            return self.attempt(node, FUNCTIONS[called.name], *positional, **{key: item.value for key, item in named.items()})
         if (isinstance(owner, str) and isinstance(node.func, ast.Attribute) and node.func.attr in TEXT_METHODS
                 and all(map(is_known, positional)) and not named):
-            return self._text_method(node, owner, node.func.attr, positional)
+            wide = node.func.attr == "format" and ":" in owner       # a width may ask for any amount of memory
+            return self.unread(node) if wide else self.attempt(node, getattr(owner, node.func.attr), *positional)
         return self.call(called, owner, node, Arguments(positional, named, opened))
-
-    def _known_call(self, node: ast.Call, name: str, positional: list[Any], named: dict[str, Setting]) -> Any:
-        values = {key: entry.value for key, entry in named.items()}
-        if not all(map(is_known, [*positional, *values.values()])):
-            return self.unread(node)
-        try:
-            return FUNCTIONS[name](*positional, **values)
-        except WRONG:
-            return self.unread(node)
-
-    def _text_method(self, node: ast.Call, owner: str, method: str, positional: list[Any]) -> Any:
-        if method == "format" and ":" in owner:          # a width may ask for any amount of memory
-            return self.unread(node)
-        try:
-            return getattr(owner, method)(*positional)
-        except WRONG:
-            return self.unread(node)
 
 
 def apply_operator(name: str, a: Any, b: Any) -> Any:
     """The result. Raises what Python raises, and OverflowError where it would be needlessly large."""
-    if name in ("Pow", "Mult") and any(isinstance(value, (int, float)) and abs(value) > MOST ** 4 for value in (a, b)):
-        raise OverflowError
-    if name == "Pow" and isinstance(b, (int, float)) and abs(b) > 64:
-        raise OverflowError
+    large = name in ("Pow", "Mult") and any(isinstance(value, (int, float)) and abs(value) > MOST ** 4 for value in (a, b))
     length = len(a) if isinstance(a, Sequence) else len(b) if isinstance(b, Sequence) else 0
     times = next((value for value in (a, b) if isinstance(value, int)), 1) if name == "Mult" else 2
-    if length * times > MOST:
+    if large or (name == "Pow" and isinstance(b, (int, float)) and abs(b) > 64) or length * times > MOST:
         raise OverflowError
     return OPERATORS[name](a, b)
 
@@ -305,9 +277,11 @@ def attribute(owner: Any, name: str) -> Setting | None:
         if name in owner.attributes:
             found = owner.attributes[name]
             return found if isinstance(found, Setting) else None
-        if owner.local is not None:
-            return attribute(owner.local, name) or attribute_of_method(owner, name)
-        return owner.named.get(name)
+        if owner.local is None:
+            return owner.named.get(name)
+        method = next((kind.methods[name] for kind in lineage(owner.local) if name in kind.methods), None)
+        bound = Setting(FunctionValue(method.node, method.scope, owner), Place("", method.node.lineno), name) if method else None
+        return attribute(owner.local, name) or bound
     if isinstance(owner, ClassValue):
         if name in owner.fields:
             return owner.fields[name]
@@ -315,13 +289,10 @@ def attribute(owner: Any, name: str) -> Setting | None:
     return None
 
 
-def attribute_of_method(owner: Made, name: str) -> Setting | None:
-    """A method of an instance, bound to it."""
-    kind = owner.local
-    while kind is not None:
-        if name in kind.methods:
-            method = kind.methods[name]
-            return Setting(FunctionValue(method.node, method.scope, owner), Place("", method.node.lineno), name)
-        kind = next((base for base in kind.bases if isinstance(base, ClassValue)), None)
-    return None
+def lineage(kind: ClassValue) -> Iterator[ClassValue]:
+    """Yield a class of the script, and of its bases the first that is the script's own, and so on."""
+    base: ClassValue | None = kind
+    while base is not None:
+        yield base
+        base = next((each for each in base.bases if isinstance(each, ClassValue)), None)
 

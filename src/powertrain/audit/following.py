@@ -17,16 +17,7 @@ from powertrain.audit import known_calls
 from powertrain.audit.expressions import Arguments, Expressions, attribute, truth
 from powertrain.audit.script import FunctionNode, Script
 from powertrain.audit.subject import Setting
-from powertrain.audit.values import (
-    ClassValue,
-    FunctionValue,
-    Made,
-    Reference,
-    Scope,
-    Table,
-    Unread,
-    either,
-)
+from powertrain.audit.values import ClassValue, FunctionValue, Made, Reference, Scope, Table, Unread, either
 
 MOST_STATEMENTS = 20_000                     # a script's helpers may call each other without end
 DEEPEST_CALL = 25
@@ -66,11 +57,10 @@ class _Returned(Exception):
     """Control left the block: by return, raise, break or continue."""
 
 
-class _Follower:
+class _Follower(Expressions):
     def __init__(self, script: Script) -> None:
-        self.script = script
+        super().__init__(script)
         self.followed = Followed(script)
-        self.expressions = Expressions(script, self.call)
         self.entered: set[ast.AST] = set()
         self.defined: dict[ast.AST, FunctionValue] = {}      # functions in functions, with the names that they see
         self.stack: list[ast.AST] = []
@@ -108,10 +98,10 @@ class _Follower:
     def _other(self, statement: ast.stmt, scope: Scope) -> None:
         for child in ast.iter_child_nodes(statement):
             if isinstance(child, ast.expr):
-                self.expressions.value(child, scope)
+                self.value(child, scope)
 
     def _return(self, statement: ast.Return, scope: Scope) -> None:
-        value = None if statement.value is None else self.expressions.value(statement.value, scope)
+        value = None if statement.value is None else self.value(statement.value, scope)
         if self.returns:
             self.returns[-1].append(value)
         raise _Returned
@@ -122,18 +112,18 @@ class _Follower:
     _break = _continue = _raise
 
     def _assign(self, statement: ast.Assign, scope: Scope) -> None:
-        value = self.expressions.value(statement.value, scope)
+        value = self.value(statement.value, scope)
         for target in statement.targets:
             self.bind(target, value, scope, statement)
 
     def _annassign(self, statement: ast.AnnAssign, scope: Scope) -> None:
         if statement.value is not None:
-            self.bind(statement.target, self.expressions.value(statement.value, scope), scope, statement)
+            self.bind(statement.target, self.value(statement.value, scope), scope, statement)
 
     def _augassign(self, statement: ast.AugAssign, scope: Scope) -> None:
-        before = self.expressions.value(statement.target, scope)
-        after = self.expressions.value(statement.value, scope)
-        value = self.expressions._applied(statement, type(statement.op).__name__, before, after)
+        before = self.value(statement.target, scope)
+        after = self.value(statement.value, scope)
+        value = self._applied(statement, type(statement.op).__name__, before, after)
         self.bind(statement.target, value, scope, statement)
 
     def bind(self, target: ast.expr, value: Any, scope: Scope, statement: Any) -> None:
@@ -147,8 +137,8 @@ class _Follower:
         elif isinstance(target, ast.Attribute):
             self._write(target, value, scope, statement)
         elif isinstance(target, ast.Subscript):
-            owner, key = self.expressions.value(target.value, scope), self.expressions.value(target.slice, scope)
-            setting = self.expressions.setting(statement, value)
+            owner, key = self.value(target.value, scope), self.value(target.slice, scope)
+            setting = self.setting(statement, value)
             if isinstance(owner, Table) and isinstance(key, (str, int)):
                 owner.entries[key] = setting
             elif isinstance(owner, Table):
@@ -160,8 +150,8 @@ class _Follower:
             self.followed.variables.setdefault(name, []).append(value)
 
     def _write(self, target: ast.Attribute, value: Any, scope: Scope, statement: Any) -> None:
-        owner = self.expressions.value(target.value, scope)
-        setting = self.expressions.setting(statement, value)
+        owner = self.value(target.value, scope)
+        setting = self.setting(statement, value)
         if isinstance(owner, Made):
             owner.attributes[target.attr] = setting
             if owner.name.endswith(("Config", "Arguments")) or target.attr in owner.named:
@@ -172,7 +162,7 @@ class _Follower:
     # -------------------------------------------------------------------------------------------- branches and loops
 
     def _if(self, statement: ast.If, scope: Scope) -> None:
-        known = truth(self.expressions.value(statement.test, scope))
+        known = truth(self.value(statement.test, scope))
         if known is not None and not (known and self._ends_the_run(statement.body[-1])):
             if self.block(statement.body if known else statement.orelse, scope):
                 raise _Returned
@@ -209,14 +199,14 @@ class _Follower:
         self.followed.doubts[statement] = (*self.doubts,)
         self.followed.before.setdefault(statement, []).append(Scope(dict(scope.names), scope.outer))
         if not isinstance(statement, ast.While):
-            self.expressions.value(statement.iter, scope)
+            self.value(statement.iter, scope)
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and not isinstance(
                     scope.names.get(node.id), (FunctionValue, ClassValue, Made)):
                 scope.names[node.id] = Unread(f"{node.id}, which {spelled} changes")
         before = dict(scope.names)
         if isinstance(statement, ast.While):
-            self.expressions.value(statement.test, scope)
+            self.value(statement.test, scope)
         self.block(statement.body, scope)
         self._join(scope, before, before, spelled)
         self.block(statement.orelse, scope)
@@ -225,7 +215,7 @@ class _Follower:
 
     def _with(self, statement: ast.With | ast.AsyncWith, scope: Scope) -> None:
         for item in statement.items:
-            value = self.expressions.value(item.context_expr, scope)
+            value = self.value(item.context_expr, scope)
             if item.optional_vars is not None:
                 self.bind(item.optional_vars, value, scope, statement)
         if self.block(statement.body, scope):
@@ -260,7 +250,7 @@ class _Follower:
     _importfrom = _import
 
     def _classdef(self, statement: ast.ClassDef, scope: Scope) -> None:
-        made = ClassValue(statement, scope, [self.expressions.value(base, scope) for base in statement.bases])
+        made = ClassValue(statement, scope, [self.value(base, scope) for base in statement.bases])
         inner = Scope({}, scope)
         for item in statement.body:
             if isinstance(item, FunctionNode):
@@ -268,9 +258,9 @@ class _Follower:
             elif isinstance(item, (ast.Assign, ast.AnnAssign)) and item.value is not None:
                 target = item.targets[0] if isinstance(item, ast.Assign) else item.target
                 if isinstance(target, ast.Name):
-                    value = known_calls.field_default(self.expressions.value(item.value, inner))
+                    value = known_calls.field_default(self.value(item.value, inner))
                     inner.names[target.id] = value
-                    made.fields[target.id] = self.expressions.setting(item, value)
+                    made.fields[target.id] = self.setting(item, value)
         scope.names[statement.name] = made
 
     # -------------------------------------------------------------------------------------------- calls
@@ -308,7 +298,7 @@ class _Follower:
         self.entered.add(node)
         scope = Scope(self._parameters(function, arguments), function.scope)
         if isinstance(node, ast.Lambda):
-            return self.expressions.value(node.body, scope)
+            return self.value(node.body, scope)
         self.stack.append(node)
         self.returns.append([])
         left = self.block(node.body, scope)
@@ -330,11 +320,11 @@ class _Follower:
         defaults |= {item.arg: default for item, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if default}
         for name, default in defaults.items():
             if not (arguments.open and name not in given):
-                given.setdefault(name, known_calls.option_default(self.expressions.value(default, function.scope)))
+                given.setdefault(name, known_calls.option_default(self.value(default, function.scope)))
         every = [*names, *(item.arg for item in spec.kwonlyargs)]
         given |= {name: entry.value for name, entry in arguments.named.items() if name in every}
         if not arguments.named and not values:
-            given |= known_calls.decorated(function.node, self.expressions, function.scope)
+            given |= known_calls.decorated(function.node, self, function.scope)
         if spec.vararg is not None:
             given[spec.vararg.arg] = list(values[len(names):])
         if spec.kwarg is not None:
@@ -357,7 +347,7 @@ class _Follower:
             self.enter(method.value, arguments)
         else:
             for name, value in zip(known_calls.all_fields(kind), arguments.positional, strict=False):
-                made.named[name] = made.attributes[name] = self.expressions.setting(node, value)
+                made.named[name] = made.attributes[name] = self.setting(node, value)
         if foreign:
             self.followed.calls.append(made)
         return made

@@ -21,13 +21,15 @@ LAUNCHERS = {"accelerate.notebook_launcher": 0, "accelerate.launchers.notebook_l
              "torch.multiprocessing.spawn": 1, "typer.run": 0}       # name -> arguments that the launcher itself puts first
 READERS = ("yaml.safe_load", "yaml.load", "yaml.full_load", "json.load", "json.loads", "omegaconf.OmegaConf.load")
 SAME_OBJECT = ("to", "cuda", "cpu", "train", "eval", "half", "bfloat16", "requires_grad_")   # methods that give their object
+OF_THE_MACHINE = ("os.environ", "os.getenv", "input", "torch.cuda.", "torch.backends", "sys.")      # what only a run tells
 MAIN_METHODS = ("parse_args", "parse_known_args", "parse_args_into_dataclasses")
 
 
 def result(made: Made, script: Script) -> Any:
     """The value of a call of foreign code: itself, unless it is one of those that hand out settings."""
-    method = made.name.rpartition(".")[2]
-    owner = made.owner
+    method, owner = made.last, made.owner
+    first = made.positional[0] if made.positional else None
+    unread = Unread(script.words(made.node))
     if isinstance(owner, Made) and owner.name.endswith("ArgumentParser"):
         if method in ("add_argument_group", "add_mutually_exclusive_group"):
             return owner
@@ -46,28 +48,25 @@ def result(made: Made, script: Script) -> Any:
     if method in ("update", "get", "pop") and isinstance(owner, Table):
         return table_method(owner, method, made)
     if made.name == "dict":
-        table = Table(dict(made.named), made.open)
-        first = made.positional[0] if made.positional else None
         if isinstance(first, Table):
-            return Table({**first.entries, **table.entries}, table.open or first.open)
-        return table if first is None else Unread(script.words(made.node))
+            return Table({**first.entries, **made.named}, made.open or first.open)
+        return Table(dict(made.named), made.open) if first is None else unread
     if made.name in ("vars", "dataclasses.asdict") and made.positional:
-        return as_table(made.positional[0], script.words(made.node))
+        if isinstance(first, Made):
+            set_later = {name: item for name, item in first.attributes.items() if isinstance(item, Setting)}
+            return Table({**first.named, **set_later}, first.open)
+        return first if isinstance(first, Table) else unread
     if made.name == "getattr":
         return get_attribute(made, script)
-    if made.name == "open":
-        return made
     if made.name in READERS and made.positional:
-        return read_file(made.positional[0], script) or Unread(script.words(made.node))
-    if made.name.startswith(("os.environ", "os.getenv", "input", "torch.cuda.", "torch.backends", "sys.")):
-        return Unread(script.words(made.node))
-    return made
+        return read_file(first, script) or unread
+    return unread if made.name.startswith(OF_THE_MACHINE) else made
 
 
 def origins(made: Made) -> frozenset[str]:
     """The dotted names of the call that made an object, and of what it wraps: of a compiled model, the model's too."""
     found = {made.name}
-    inner = made.positional[0] if made.positional and made.name.rpartition(".")[2] in WRAPPED else None
+    inner = made.positional[0] if made.positional and made.last in WRAPPED else None
     return frozenset(found | (origins(inner) if isinstance(inner, Made) else set()))
 
 
@@ -80,21 +79,18 @@ def add_argument(parser: Made, made: Made) -> None:
     long = [flag for flag in flags if flag.startswith("--")] or flags
     if not long:
         return
-    name = made.named["dest"].value if "dest" in made.named else long[0].lstrip("-").replace("-", "_")
+    name = made.get("dest", long[0].lstrip("-").replace("-", "_"))
     value = default_of(made) if flags[0].startswith("-") else Unread(f"argument {flags[0]}")
     place = made.named["default"].place if "default" in made.named else Place("", getattr(made.node, "lineno", 0))
     parser.attributes.setdefault("arguments", {})[name] = Setting(value, place, f"{long[0]} (default {value!r})")
 
 
 def default_of(made: Made) -> Any:
-    action = made.named["action"].value if "action" in made.named else ""
-    required = made.named["required"].value if "required" in made.named else False
     if "default" not in made.named:
-        if action in ("store_true", "store_false"):
-            return action == "store_false"
-        return Unread(f"{made.positional[0]}, which has to be given") if required else None
-    value = made.named["default"].value
-    cast = made.named["type"].value if "type" in made.named else None
+        if made.get("action") in ("store_true", "store_false"):
+            return made.get("action") == "store_false"
+        return Unread(f"{made.positional[0]}, which has to be given") if made.get("required", False) else None
+    value, cast = made.get("default"), made.get("type")
     if isinstance(cast, Reference) and isinstance(value, str) and cast.name in CASTS:
         return CASTS[cast.name](value)
     return value
@@ -102,17 +98,11 @@ def default_of(made: Made) -> Any:
 
 def parsed(parser: Made, made: Made, script: Script) -> Any:
     """argparse's namespace of defaults, or HfArgumentParser's instances."""
-    method = made.name.rpartition(".")[2]
-    if method == "parse_args_into_dataclasses":
-        return dataclass_instances(parser, script)
+    if made.last == "parse_args_into_dataclasses":
+        kinds = parser.argument(0, "dataclass_types")
+        return tuple(_instance_of(kind, parser, script) for kind in (kinds if isinstance(kinds, (list, tuple)) else [kinds]))
     namespace = Made("argparse.Namespace", made.node, attributes=dict(parser.attributes.get("arguments", {})))
-    return (namespace, []) if method == "parse_known_args" else namespace
-
-
-def dataclass_instances(parser: Made, script: Script) -> Any:
-    kinds = parser.argument(0, "dataclass_types")
-    kinds = kinds if isinstance(kinds, (list, tuple)) else [kinds]
-    return tuple(_instance_of(kind, parser, script) for kind in kinds)
+    return (namespace, []) if made.last == "parse_known_args" else namespace
 
 
 def _instance_of(kind: Any, parser: Made, script: Script) -> Any:
@@ -132,13 +122,11 @@ def _instance_of(kind: Any, parser: Made, script: Script) -> Any:
 
 def field_default(value: Any) -> Any:
     """`field(default=4)` is 4, `field(default_factory=list)` an empty list."""
-    if not isinstance(value, Made) or value.name.rpartition(".")[2] not in ("field", "Field"):
+    if not isinstance(value, Made) or value.last not in ("field", "Field"):
         return value
-    if "default" in value.named:
-        return value.named["default"].value
-    if value.name.endswith("Field") and value.positional:
-        return value.positional[0]
-    factory = value.named["default_factory"].value if "default_factory" in value.named else None
+    if "default" in value.named or (value.last == "Field" and value.positional):
+        return value.argument(0, "default")
+    factory = value.get("default_factory")
     if isinstance(factory, Reference) and factory.name in ("list", "dict"):
         return [] if factory.name == "list" else Table()
     if isinstance(factory, FunctionValue) and isinstance(factory.node, ast.Lambda) and isinstance(factory.node.body, ast.List):
@@ -205,22 +193,16 @@ def table_method(owner: Table, method: str, made: Made) -> Any:
     return found.value if found is not None else made.argument(1, "default")
 
 
-def as_table(value: Any, spelled: str) -> Any:
-    if isinstance(value, Made):
-        entries = {name: item for name, item in value.attributes.items() if isinstance(item, Setting)}
-        return Table({**value.named, **entries}, value.open)
-    return value if isinstance(value, Table) else Unread(spelled)
-
-
 def get_attribute(made: Made, script: Script) -> Any:
-    if len(made.positional) == 2 and isinstance(made.positional[0], Reference) and isinstance(made.positional[1], str):
-        return Reference(f"{made.positional[0].name}.{made.positional[1]}")      # getattr(torch, "float16")
-    if len(made.positional) >= 2 and isinstance(made.positional[0], Made) and isinstance(made.positional[1], str):
-        found = attribute(made.positional[0], made.positional[1])
+    owner, name, *default = (*made.positional, None, None)[:max(2, len(made.positional))]
+    if isinstance(owner, Reference) and isinstance(name, str) and not default:
+        return Reference(f"{owner.name}.{name}")         # getattr(torch, "float16")
+    if isinstance(owner, Made) and isinstance(name, str):
+        found = attribute(owner, name)
         if found is not None:
             return found.value
-        if len(made.positional) == 3 and not made.positional[0].open:
-            return made.positional[2]
+        if len(default) == 1 and not owner.open:
+            return default[0]
     return Unread(script.words(made.node))
 
 

@@ -140,7 +140,7 @@ def value_throughout(followed: Followed, loop: Loop, node: ast.expr) -> Any:
 
 def value_before(followed: Followed, loop: Loop, node: ast.expr) -> Any:
     """The value of an expression where a loop begins; Unread where it begins with several."""
-    read = Expressions(followed.script, lambda called, owner, call, arguments: Unread(followed.script.words(call)))
+    read = Expressions(followed.script)
     values = [read.value(node, scope) for scope in followed.before.get(loop, [])]
     same = bool(values) and all(type(value) is type(values[0]) and value == values[0] for value in values)
     return values[0] if same else Unread(followed.script.words(node))

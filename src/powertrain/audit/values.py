@@ -51,16 +51,23 @@ class Made:
     open: str = ""                           # `**kwargs` that cannot be read, as spelled
     doubts: tuple[str, ...] = ()             # the conditions, not known to hold, under which it is called
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of a named argument."""
+        return self.named[name].value if name in self.named else default
+
     def argument(self, position: int, name: str) -> Any:
-        """An argument by place or name; None where it was not given."""
-        if name in self.named:
-            return self.named[name].value
-        return self.positional[position] if position < len(self.positional) else None
+        """Return an argument by place or name; None where it was not given."""
+        return self.get(name, self.positional[position] if position < len(self.positional) else None)
+
+    @property
+    def last(self) -> str:
+        """The name without what stands before its last dot."""
+        return self.name.rpartition(".")[2]
 
     @property
     def is_instance(self) -> bool:
         """Whether it is surely an object, as what a class makes; what a function returns may be None or False."""
-        return self.local is not None or self.name.rpartition(".")[2][:1].isupper() or self.name.endswith("from_pretrained")
+        return self.local is not None or self.last[:1].isupper() or self.name.endswith("from_pretrained")
 
 
 @dataclass(eq=False)
