@@ -11,10 +11,13 @@ from powertrain.recipe.vocabulary import find
 Told = tuple[str, Any]                       # (key of the audit, value)
 Read = Callable[[str, Any], list[Told]]      # of the file's key and its value
 
-ATTENTION = {"fa2": "flash_attention_2", "fa3": "flash_attention_3", "disabled": "eager", "auto": None}
-SWITCHED_ATTENTION = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager",
-                      "xformers_attention": "xformers", "flex_attention": "flex_attention",
-                      "use_flash_attention": "flash_attention_2"}
+PEFT, FOUR_BITS, TARGETS = "training.use_peft", "quantisation.load_in_4bit", "lora.target_modules"
+ANSWERS, KERNEL = "training.assistant_only_loss", "model.attn_implementation"
+HALF = {"bfloat16": "bf16", "float16": "fp16", "bf16": "bf16", "fp16": "fp16"}
+KERNELS = {"fa2": "flash_attention_2", "fa3": "flash_attention_3", "disabled": "eager", "auto": None}
+SWITCHED_KERNELS = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager",
+                    "xformers_attention": "xformers", "flex_attention": "flex_attention",
+                    "use_flash_attention": "flash_attention_2"}
 OPTIMIZER_PINS = {"fused_adamw": ("adamw_torch_fused", "adamw_torch"), "eight_bit_adamw": ("adamw_8bit", None),
                   "paged_adamw": ("paged_adamw_32bit", None)}
 TORCHTUNE_DATA = {"alpaca_dataset": "tatsu-lab/alpaca", "alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
@@ -28,40 +31,16 @@ def switched(value: Any) -> Any:
 
 
 def _sampling(key: str, value: Any) -> list[Told]:
-    """Sampling of transformers 5, from the switch of transformers 4."""
-    value = switched(value)
-    strategy = ("group_by_length" if value else "random") if isinstance(value, bool) else value
-    return [("training.train_sampling_strategy", strategy)]
-
-
-def _adapter(key: str, value: Any) -> list[Told]:
-    """Axolotl's `lora`, `qlora`, or nothing for training in full."""
-    if value == "qlora":
-        return [("training.use_peft", True), ("quantisation.load_in_4bit", True)]
-    return [("training.use_peft", bool(value)) if value in ("lora", None, "") else ("training.adapter", value)]
-
-
-def _method(key: str, value: Any) -> list[Told]:
-    return [("training.use_peft", value == "lora") if value in ("lora", "full") else ("training.finetuning_type", value)]
+    switch = switched(value)
+    return [("training.train_sampling_strategy", {True: "group_by_length", False: "random"}[switch] if isinstance(switch, bool)
+             else switch)]
 
 
 def _recipe_method(key: str, value: Any) -> list[Told]:
     told: list[Told] = [("training.method", value)]
     if value in ("lora", "qlora", "full"):
-        told.append(("training.use_peft", value != "full"))
-    return told + ([("quantisation.load_in_4bit", value == "qlora")] if value != "scratch" else [])
-
-
-def _bits(key: str, value: Any) -> list[Told]:
-    return [(f"quantisation.load_in_{value}bit", True) if value in (4, 8) else ("quantisation.bits", value)]
-
-
-def _all_linear(key: str, value: Any) -> list[Told]:
-    return [("lora.target_modules", "all-linear") if value is True else ("lora.target_linear", value)]
-
-
-def _targets(key: str, value: Any) -> list[Told]:
-    return [("lora.target_modules", "all-linear" if value == "all" else listed(value) if isinstance(value, str) else value)]
+        told.append((PEFT, value != "full"))
+    return told + ([(FOUR_BITS, value == "qlora")] if value != "scratch" else [])
 
 
 def _comma_list(key: str, value: Any) -> list[Told]:
@@ -74,40 +53,6 @@ def _dataset_mixer(key: str, value: Any) -> list[Told]:
     whole = isinstance(value, dict) and all(share == 1 for share in value.values())
     names = list(value) if whole else []
     return [("data.source", names[0] if len(names) == 1 else names) if names else ("training.dataset_mixture", value)]
-
-
-def _stage(key: str, value: Any) -> list[Told]:
-    """LLaMA-Factory's pre-training learns every token."""
-    return [("training.stage", value), *([("training.assistant_only_loss", False)] if value == "pt" else [])]
-
-
-def _answers_only(key: str, value: Any) -> list[Told]:
-    return [("training.assistant_only_loss", not value if isinstance(value, bool) else None)]
-
-
-def _train_on(key: str, value: Any) -> list[Told]:
-    return [("training.assistant_only_loss", value == "assistant" if value in ("assistant", "all") else value)]
-
-
-def _padding(key: str, value: Any) -> list[Told]:
-    return [("data.padding", None if value is None else "max_length" if value else "longest")]
-
-
-def _attention(key: str, value: Any) -> list[Told]:
-    return [("model.attn_implementation", ATTENTION.get(value, value) if isinstance(value, str) else value)]
-
-
-def _attention_switch(key: str, value: Any) -> list[Told]:
-    return [("model.attn_implementation", SWITCHED_ATTENTION[key]) if value is True else (f"training.{key}", value)]
-
-
-def _no_checkpointing(key: str, value: Any) -> list[Told]:
-    return [("training.activation_checkpointing", False) if value is True else (f"training.{key}", value)]
-
-
-def _whole_dtype(key: str, value: Any) -> list[Told]:
-    """`bfloat16: true` holds the whole model in that type, without autocast."""
-    return [("model.dtype", key) if value is True else (f"training.{key}", value)]
 
 
 def _plugins(key: str, value: Any) -> list[Told]:
@@ -163,15 +108,15 @@ def _torchtune_model(key: str, value: Any) -> list[Told]:
     """`lora_llama3_2_1b` with its ranks and modules; other builders train in full."""
     name, said = _component(value)
     if not name.startswith(("lora_", "qlora_", "dora_", "qdora_")):
-        return [("training.use_peft", False), *((f"training.model.{part}", each) for part, each in said.items())]
-    told: list[Told] = [("training.use_peft", True), ("quantisation.load_in_4bit", name.startswith("q"))]
+        return [(PEFT, False), *((f"training.model.{part}", each) for part, each in said.items())]
+    told: list[Told] = [(PEFT, True), (FOUR_BITS, name.startswith("q"))]
     modules = said.pop("lora_attn_modules", None) or []
     modules = [TORCHTUNE_TARGETS.get(str(module), module) for module in modules] if isinstance(modules, list) else [modules]
     modules += TORCHTUNE_MLP if said.pop("apply_lora_to_mlp", False) else []
     modules += ["lm_head"] if said.pop("apply_lora_to_output", False) else []
     names = {"lora_rank": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "use_dora": "use_dora"}
-    told += [("lora.target_modules", modules), ("lora.use_dora", True)] if name.startswith(("dora_", "qdora_")) else [
-        ("lora.target_modules", modules)]
+    told += [(TARGETS, modules), ("lora.use_dora", True)] if name.startswith(("dora_", "qdora_")) else [
+        (TARGETS, modules)]
     return told + [(f"lora.{names[part]}" if part in names else f"training.model.{part}", each) for part, each in said.items()]
 
 
@@ -182,17 +127,8 @@ def _torchtune_dataset(key: str, value: Any) -> list[Told]:
     called = {"packed": "training.packing", "split": "data.split", "max_seq_len": "training.max_length"}
     learns_prompts = said.pop("train_on_input", name in TORCHTUNE_DATA)      # alpaca's builders learn prompts too
     return [("data.source", said.pop("source", None) or TORCHTUNE_DATA[name]),
-            ("training.assistant_only_loss", not learns_prompts),
+            (ANSWERS, not learns_prompts),
             *((called.get(part, f"data.{part}"), each) for part, each in said.items())]
-
-
-def _torchtune_tokenizer(key: str, value: Any) -> list[Told]:
-    _, said = _component(value)
-    return [("training.tokenizer", said.get("path")), ("training.max_length", said.get("max_seq_len"))]
-
-
-def _torchtune_checkpointer(key: str, value: Any) -> list[Told]:
-    return [("model.path", _component(value)[1].get("checkpoint_dir"))]
 
 
 def _torchtune_optimizer(key: str, value: Any) -> list[Told]:
@@ -206,20 +142,9 @@ def _torchtune_optimizer(key: str, value: Any) -> list[Told]:
 
 def _torchtune_schedule(key: str, value: Any) -> list[Told]:
     name, said = _component(value)
-    kind = {"get_cosine_schedule_with_warmup": "cosine"}.get(name, name or value)
+    kind = "cosine" if name == "get_cosine_schedule_with_warmup" else name or value
     return [("training.lr_scheduler_type", kind),
             *((f"training.{'warmup_steps' if part == 'num_warmup_steps' else part}", each) for part, each in said.items())]
-
-
-def _dtype(key: str, value: Any) -> list[Told]:
-    """`dtype: bf16` of torchtune and nanoGPT."""
-    short = {"bfloat16": "bf16", "float16": "fp16", "bf16": "bf16", "fp16": "fp16"}.get(str(value))
-    return [(f"training.{short}", True) if short else ("model.dtype", value)]
-
-
-def _decay(key: str, value: Any) -> list[Told]:
-    """nanoGPT's learning rate falls as a cosine, or stays."""
-    return [("training.lr_scheduler_type", "cosine" if value else "constant")]
 
 
 def _torchtune_loss(key: str, value: Any) -> list[Told]:
@@ -227,22 +152,46 @@ def _torchtune_loss(key: str, value: Any) -> list[Told]:
     return [("training.loss" if "crossentropy" in name.lower() else "training.loss_type", name or value)]
 
 
-def _start(key: str, value: Any) -> list[Told]:
-    """nanoGPT's `init_from: gpt2-xl` names a pretrained model."""
-    return [("model.path" if str(value).startswith("gpt2") else f"training.{key}", value)]
-
-
+# the vocabulary's readers: what a key of a file with this value says in the audit's names
 READERS: Mapping[str, Read] = {
-    "sampling()": _sampling, "recipe_grouping()": _sampling, "adapter()": _adapter, "method()": _method,
-    "recipe_method()": _recipe_method, "bits()": _bits, "all_linear()": _all_linear, "targets()": _targets,
-    "comma_list()": _comma_list, "answers_only()": _answers_only, "train_on()": _train_on, "padding()": _padding,
-    "attention()": _attention, "attention_switch()": _attention_switch, "no_checkpointing()": _no_checkpointing,
-    "whole_dtype()": _whole_dtype, "plugins()": _plugins, "axolotl_datasets()": _axolotl_datasets,
-    "enabled_datasets()": _enabled_datasets, "recipe_optimizer()": _recipe_optimizer, "dtype()": _dtype, "decay()": _decay,
-    "start()": _start, "stage()": _stage, "dataset_mixer()": _dataset_mixer, "torchtune_loss()": _torchtune_loss,
+    # transformers 4's switch `group_by_length`, and a recipe's pin of length_grouping
+    "sampling()": _sampling, "recipe_grouping()": _sampling,
+    # Axolotl's `lora`, `qlora`, or nothing for training in full
+    "adapter()": lambda key, value: [(PEFT, True), (FOUR_BITS, True)] if value == "qlora" else [
+        (PEFT, bool(value)) if value in ("lora", None, "") else ("training.adapter", value)],
+    "method()": lambda key, value: [(PEFT, value == "lora") if value in ("lora", "full") else
+                                    ("training.finetuning_type", value)],
+    "recipe_method()": _recipe_method,
+    "bits()": lambda key, value: [(f"quantisation.load_in_{value}bit", True) if value in (4, 8) else
+                                  ("quantisation.bits", value)],
+    "all_linear()": lambda key, value: [(TARGETS, "all-linear") if value is True else ("lora.target_linear", value)],
+    "targets()": lambda key, value: [(TARGETS, "all-linear" if value == "all" else
+                                      listed(value) if isinstance(value, str) else value)],
+    "comma_list()": _comma_list, "dataset_mixer()": _dataset_mixer,
+    # LLaMA-Factory's pre-training learns every token
+    "stage()": lambda key, value: [("training.stage", value), *([(ANSWERS, False)] if value == "pt" else [])],
+    "answers_only()": lambda key, value: [(ANSWERS, not value if isinstance(value, bool) else None)],
+    "train_on()": lambda key, value: [(ANSWERS, value == "assistant" if value in ("assistant", "all") else value)],
+    "padding()": lambda key, value: [("data.padding", None if value is None else "max_length" if value else "longest")],
+    "attention()": lambda key, value: [(KERNEL, KERNELS.get(value, value) if isinstance(value, str) else value)],
+    "attention_switch()": lambda key, value: [(KERNEL, SWITCHED_KERNELS[key]) if value is True else (f"training.{key}", value)],
+    "no_checkpointing()": lambda key, value: [("training.activation_checkpointing", False) if value is True else
+                                              (f"training.{key}", value)],
+    # `bfloat16: true` holds the whole model in that type, without autocast
+    "whole_dtype()": lambda key, value: [("model.dtype", key) if value is True else (f"training.{key}", value)],
+    "plugins()": _plugins, "axolotl_datasets()": _axolotl_datasets, "enabled_datasets()": _enabled_datasets,
+    "recipe_optimizer()": _recipe_optimizer,
+    # `dtype: bf16` of torchtune and nanoGPT
+    "dtype()": lambda key, value: [(f"training.{HALF[str(value)]}", True) if str(value) in HALF else ("model.dtype", value)],
+    # nanoGPT's learning rate falls as a cosine, or stays; its `init_from: gpt2-xl` names a pretrained model
+    "decay()": lambda key, value: [("training.lr_scheduler_type", "cosine" if value else "constant")],
+    "start()": lambda key, value: [("model.path" if str(value).startswith("gpt2") else f"training.{key}", value)],
     "torchtune_model()": _torchtune_model, "torchtune_dataset()": _torchtune_dataset,
-    "torchtune_tokenizer()": _torchtune_tokenizer, "torchtune_checkpointer()": _torchtune_checkpointer,
+    "torchtune_tokenizer()": lambda key, value: [("training.tokenizer", _component(value)[1].get("path")),
+                                                 ("training.max_length", _component(value)[1].get("max_seq_len"))],
+    "torchtune_checkpointer()": lambda key, value: [("model.path", _component(value)[1].get("checkpoint_dir"))],
     "torchtune_optimizer()": _torchtune_optimizer, "torchtune_schedule()": _torchtune_schedule,
+    "torchtune_loss()": _torchtune_loss,
 }
 
 
@@ -252,7 +201,7 @@ def vocabulary(key: str, value: Any) -> tuple[str, Any]:
     if leaf == "pretrained_model_name_or_path":
         return f"{section}.path", value
     if key == "model.use_flash_attention_2":
-        return "model.attn_implementation", "flash_attention_2" if value else "sdpa"
+        return KERNEL, "flash_attention_2" if value else "sdpa"
     row = find(leaf, "trl") if section in ("training", "model") else None
     if row is None:
         return key, value

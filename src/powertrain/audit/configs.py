@@ -1,15 +1,18 @@
 """Configs of any trainer as subjects: the keys tell which format a file has, and the reason is said.
 
-Here stands which keys give each format away, and which tables it has. What keys a trainer has, and what they are called here,
-stands in recipe/vocabulary.md.
+formats.yaml says which keys give each format away, and which tables it has; recipe/vocabulary.md, what keys a trainer has and
+what they are called here.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
+
+import yaml
 
 from powertrain.audit.config_values import READERS, Told, switched
 from powertrain.audit.literal_files import Marked, read_assigned, read_marked, shown
@@ -145,76 +148,40 @@ class _Recipe(Format):
         return told(key.rpartition(".")[2], value, None)
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 _OURS = frozenset(known_keys()) | {"techniques", "data", "model"}
-_OPTIONS = _names("""gradient_checkpointing_kwargs activation_checkpointing_kwargs lr_scheduler_kwargs accelerator_config
-    liger_kernel_config model_init_kwargs dataset_kwargs parallelism_config optim_args generation_config rope_scaling
-    ray_init_kwargs selective_checkpointing resources_per_worker dataset_mixer dataset_mixture""")
-_TRAINING_ARGUMENTS = _names("""per_device_train_batch_size num_train_epochs lr_scheduler_type optim eval_strategy
-    evaluation_strategy""")
-_NOT_A_RECIPE = _names("fp16 bf16 optimizer scheduler training zero_optimization noise sampling datasets")
+_NOT_A_RECIPE = frozenset(("fp16", "bf16", "optimizer", "scheduler", "training", "zero_optimization", "noise", "sampling",
+                           "datasets"))
 
 
-def _is_recipe(found: Marked) -> bool:
+def _may_be_recipe(found: Marked) -> bool:
     """DeepSpeed has a train_batch_size too, and tables where a recipe has none; documents 000 and 003 have `training:`."""
     foreign = any(found.inner[key].inner for key in _NOT_A_RECIPE & set(found.inner))
     return not foreign and "zero_optimization" not in found.inner
 
 
-def _is_lora_trainer(found: Marked) -> bool:
-    return not isinstance(found.value.get("datasets"), dict) and "training" not in found.inner
+# what else must hold of a file of some formats
+WANTS: Mapping[str, Callable[[Marked], bool]] = {
+    "powertrain": _may_be_recipe,
+    "axolotl": lambda found: isinstance(found.value.get("datasets", []), list),
+    "lora-trainer": lambda found: not isinstance(found.value.get("datasets"), dict) and "training" not in found.inner,
+    "character": lambda found: all(isinstance(found.value.get(key, {}), dict) for key in ("training", "model", "datasets")),
+    "torchtune": lambda found: any("_component_" in value.inner for value in found.inner.values())}
 
 
-def _is_character(found: Marked) -> bool:
-    return all(isinstance(found.value.get(key, {}), dict) for key in ("training", "model", "datasets"))
+def _read_formats() -> dict[str, Format]:
+    text = (resources.files("powertrain") / "audit" / "formats.yaml").read_text(encoding="utf-8")
+    found = {}
+    for name, said in yaml.safe_load(text).items():
+        kind = _Recipe if name == "powertrain" else Format
+        words = {"framework": name, "wants": WANTS.get(name, lambda found: True), **said}
+        sets = {key: frozenset(said[key].split()) for key in ("own", "whole") if key in said}
+        found[name] = kind(**{**words, **sets})
+    return found
 
 
-def _is_torchtune(found: Marked) -> bool:
-    return any("_component_" in value.inner for value in found.inner.values())
-
-
-TRANSFORMERS = Format("Hugging Face TrainingArguments", "transformers", _TRAINING_ARGUMENTS, whole=_OPTIONS)
-TRL = Format("TRL's SFTConfig", "trl", _TRAINING_ARGUMENTS | _names("""completion_only_loss assistant_only_loss use_peft
-    packing_strategy dataset_text_field dataset_name lora_target_modules load_in_4bit max_seq_length max_length
-    model_init_kwargs chat_template_path padding_free dataset_mixture"""), whole=_OPTIONS)
-POWERTRAIN = _Recipe("a Powertrain recipe", "powertrain", _names("""techniques method train_batch_size corrections train_time_s
-    memory_check sample quantisation data model max_eval_samples min_lr_rate description"""), whole=_names("data.columns"),
-    wants=_is_recipe)
-AXOLOTL = Format("an Axolotl YAML", "axolotl", _names("""base_model micro_batch_size sequence_len datasets adapter
-    sample_packing lora_target_linear val_set_size dataset_prepared_path num_epochs special_tokens pad_to_sequence_len
-    evals_per_epoch saves_per_epoch lora_model_dir lora_fan_in_fan_out tokenizer_type train_on_inputs flash_attention
-    xformers_attention cosine_min_lr_ratio wandb_project"""), whole=_OPTIONS,
-    wants=lambda found: isinstance(found.value.get("datasets", []), list))
-LLAMA_FACTORY = Format("a LLaMA-Factory YAML", "llama-factory", _names("""stage finetuning_type cutoff_len template dataset_dir
-    lora_target lora_rank quantization_bit preprocessing_num_workers val_size max_samples overwrite_cache plot_loss flash_attn
-    enable_liger_kernel neat_packing train_on_prompt use_unsloth additional_target double_quantization quantization_method"""),
-    whole=_OPTIONS)
-MODELFORGE = Format("a ModelForge JSON (system 001)", "modelforge", _names("""provider compute_specs use_4bit use_8bit
-    strategy task use_nested_quant eval_split use_chat_template"""))
-LORA_TRAINER = Format("a lora-trainer YAML (document 000)", "lora-trainer", _names("""api_models lora inference model_id
-    batch_size eval_batch_size use_4bit"""), wants=_is_lora_trainer, optional_table="lora")
-CHARACTER = Format("the character transformer's YAML (document 003)", "character-transformer",
-                   _names("training noise sampling datasets"), whole=_names("datasets"), wants=_is_character)
-REFOCUSED = Format("ReFocused-AI's TrainingConfig (document 004)", "accelerate", _names("""bucket_name tokenized_file_pattern
-    sequence_length max_files use_streaming compile_model background_upload checkpoint_compression bucket_path
-    use_flash_attention"""), trainer="refocused")
-TORCHTUNE = Format("a torchtune YAML", "torchtune", _names("""tokenizer checkpointer clip_grad_norm max_steps_per_epoch epochs
-    metric_logger log_every_n_steps enable_activation_checkpointing enable_activation_offloading loss"""),
-    whole=_names("model dataset dataset_val tokenizer checkpointer ref_checkpointer optimizer lr_scheduler loss metric_logger "
-                 "profiler quantizer"), wants=_is_torchtune)
-NANOGPT = Format("a nanoGPT config", "nanogpt", _names("""block_size n_layer n_head n_embd max_iters lr_decay_iters eval_iters
-    always_save_checkpoint wandb_log min_lr warmup_iters init_from out_dir"""))
-ACCELERATE = Format("an Accelerate config YAML", "accelerate", _names("""compute_environment distributed_type machine_rank
-    main_training_function num_processes num_machines rdzv_backend same_network downcast_bf16 dynamo_config deepspeed_config
-    megatron_lm_config tpu_use_cluster enable_cpu_affinity"""), section="accelerate")
-DEEPSPEED = Format("a DeepSpeed config JSON", "deepspeed", _names("""zero_optimization train_micro_batch_size_per_gpu
-    zero_allow_untested_optimizer wall_clock_breakdown steps_per_print gradient_clipping prescale_gradients
-    communication_data_type aio flops_profiler"""), section="deepspeed")
-FORMATS = (TRANSFORMERS, TRL, POWERTRAIN, AXOLOTL, LLAMA_FACTORY, MODELFORGE, LORA_TRAINER, CHARACTER, REFOCUSED, TORCHTUNE,
-           NANOGPT, ACCELERATE, DEEPSPEED)
+_BY_NAME = _read_formats()
+FORMATS = tuple(_BY_NAME.values())
+HUGGING_FACE = (_BY_NAME["transformers"], _BY_NAME["trl"])
 
 
 def read_config(path: Path) -> Subject:
@@ -240,10 +207,10 @@ def recognise(found: Marked, path: Path) -> tuple[Format, str]:
     if share < LEAST_KNOWN:
         raise WrongUse(f"{path} is no config that is known here: of its keys ({_listed(list(found.inner))}) {best.name} has "
                        f"most, and that is {share:.0%}; known are {', '.join(config.name for config in FORMATS)}")
-    if points == 0 and (plain := [config for config in equal if config in (TRANSFORMERS, TRL)]):
+    if points == 0 and (plain := [config for config in equal if config in HUGGING_FACE]):
         return plain[0], "all of its keys are Hugging Face's, and none is another trainer's alone" if share == 1 else \
             f"{share:.0%} of its keys are Hugging Face's, and none is another trainer's alone"
-    if len(equal) > 1 and not {config.name for config in equal} <= {TRANSFORMERS.name, TRL.name}:
+    if len(equal) > 1 and not set(equal) <= set(HUGGING_FACE):
         raise WrongUse(f"{path} may be {' or '.join(config.name for config in equal)}: its keys "
                        f"({_listed(list(found.inner))}) fit them equally; {_deciding(equal)} would decide it")
     given_away = [key for key in found.inner if key in best.own]
@@ -271,6 +238,6 @@ def _with_deepspeed(subject: Subject, path: Path) -> Subject:
     file = path.parent / named
     if not file.is_file():
         return subject
-    theirs = DEEPSPEED.subject(file, read_marked(file))
+    theirs = _BY_NAME["deepspeed"].subject(file, read_marked(file))
     return replace(subject, settings={**theirs.settings, **subject.settings},
                                unknown={**theirs.unknown, **subject.unknown})

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from powertrain.audit.script import Script
-from powertrain.audit.subject import Setting
+from powertrain.audit.script import Script, Setting
 from powertrain.audit.values import ClassValue, FunctionValue, Made, Reference, Scope, Table, Unread, either, is_known, plain
 from powertrain.records.findings import Place
 
@@ -56,9 +55,6 @@ class Expressions:
     def value(self, node: ast.expr, scope: Scope) -> Any:
         reader = getattr(self, f"_{type(node).__name__.lower()}", None)
         return self.unread(node) if reader is None else reader(node, scope)
-
-    def setting(self, node: ast.AST, value: Any) -> Setting:
-        return Setting(value, self.script.place(node), self.script.words(node))
 
     # -------------------------------------------------------------------------------------------- names and literals
 
@@ -280,8 +276,10 @@ def attribute(owner: Any, name: str) -> Setting | None:
         if owner.local is None:
             return owner.named.get(name)
         method = next((kind.methods[name] for kind in lineage(owner.local) if name in kind.methods), None)
-        bound = Setting(FunctionValue(method.node, method.scope, owner), Place("", method.node.lineno), name) if method else None
-        return attribute(owner.local, name) or bound
+        found = attribute(owner.local, name)
+        if found is None and method is not None:         # bound to its instance
+            return Setting(FunctionValue(method.node, method.scope, owner), Place("", method.node.lineno), name)
+        return found
     if isinstance(owner, ClassValue):
         if name in owner.fields:
             return owner.fields[name]

@@ -15,8 +15,7 @@ from typing import Any
 
 from powertrain.audit import known_calls
 from powertrain.audit.expressions import Arguments, Expressions, attribute, truth
-from powertrain.audit.script import FunctionNode, Script
-from powertrain.audit.subject import Setting
+from powertrain.audit.script import FunctionNode, Script, Setting
 from powertrain.audit.values import ClassValue, FunctionValue, Made, Reference, Scope, Table, Unread, either
 
 MOST_STATEMENTS = 20_000                     # a script's helpers may call each other without end
@@ -138,7 +137,7 @@ class _Follower(Expressions):
             self._write(target, value, scope, statement)
         elif isinstance(target, ast.Subscript):
             owner, key = self.value(target.value, scope), self.value(target.slice, scope)
-            setting = self.setting(statement, value)
+            setting = self.script.setting(statement, value)
             if isinstance(owner, Table) and isinstance(key, (str, int)):
                 owner.entries[key] = setting
             elif isinstance(owner, Table):
@@ -151,7 +150,7 @@ class _Follower(Expressions):
 
     def _write(self, target: ast.Attribute, value: Any, scope: Scope, statement: Any) -> None:
         owner = self.value(target.value, scope)
-        setting = self.setting(statement, value)
+        setting = self.script.setting(statement, value)
         if isinstance(owner, Made):
             owner.attributes[target.attr] = setting
             if owner.name.endswith(("Config", "Arguments")) or target.attr in owner.named:
@@ -260,7 +259,7 @@ class _Follower(Expressions):
                 if isinstance(target, ast.Name):
                     value = known_calls.field_default(self.value(item.value, inner))
                     inner.names[target.id] = value
-                    made.fields[target.id] = self.setting(item, value)
+                    made.fields[target.id] = self.script.setting(item, value)
         scope.names[statement.name] = made
 
     # -------------------------------------------------------------------------------------------- calls
@@ -347,7 +346,7 @@ class _Follower(Expressions):
             self.enter(method.value, arguments)
         else:
             for name, value in zip(known_calls.all_fields(kind), arguments.positional, strict=False):
-                made.named[name] = made.attributes[name] = self.setting(node, value)
+                made.named[name] = made.attributes[name] = self.script.setting(node, value)
         if foreign:
             self.followed.calls.append(made)
         return made

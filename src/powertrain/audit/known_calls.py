@@ -11,8 +11,7 @@ from typing import Any
 
 from powertrain.audit.expressions import Expressions, attribute
 from powertrain.audit.literal_files import read_literal
-from powertrain.audit.script import WRAPPED, Script
-from powertrain.audit.subject import Setting
+from powertrain.audit.script import WRAPPED, Script, Setting
 from powertrain.audit.values import ClassValue, FunctionValue, Made, Reference, Scope, Table, Unread, is_known
 from powertrain.records.findings import Place
 

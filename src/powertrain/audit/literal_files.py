@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from powertrain.audit.subject import Setting
+from powertrain.audit.script import Setting
 from powertrain.audit.values import Table
 from powertrain.records import WrongUse
 from powertrain.records.findings import Place

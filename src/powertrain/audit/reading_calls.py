@@ -9,11 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from powertrain.audit.following import Followed, Written
-from powertrain.audit.script import WRAPPED
-from powertrain.audit.subject import Setting
+from powertrain.audit.script import WRAPPED, Setting
 from powertrain.audit.values import Made, Reference, Unread
 from powertrain.recipe.vocabulary import find
-from powertrain.records.findings import Place
 
 Found = tuple[str, Setting]
 ADAPTERS = ("LoraConfig", "AdaLoraConfig", "LoHaConfig", "LoKrConfig", "VeraConfig")
@@ -22,9 +20,14 @@ SCHEDULERS = {"get_cosine_schedule_with_warmup": "cosine", "get_linear_schedule_
               "CosineAnnealingLR": "cosine", "CosineAnnealingWarmRestarts": "cosine_with_restarts", "OneCycleLR": "one_cycle",
               "StepLR": "step", "ExponentialLR": "exponential", "LinearLR": "linear",
               "ReduceLROnPlateau": "reduce_lr_on_plateau", "get_polynomial_decay_schedule_with_warmup": "polynomial"}
-IN_FEW_BITS = ("load_in_4bit", "load_in_8bit")
+CHECKPOINTING = "training.activation_checkpointing"
+# of calls of a section, the positional arguments that are settings
+POSITIONAL = {"model": [(0, "model.path")], "tokenizer": [(0, "tokenizer.path")], "training": [(0, "training.output_dir")],
+              "data": [(0, "data.source"), (1, "data.config")], "optimizer": [(1, "optimizer.lr")],
+              "loader": [(1, "loader.batch_size")]}
 HELD_OUT_BY_DEFAULT = 0.25                   # of train_test_split, where neither size is given
-OTHER_TOKENS = ("unk_token", "unk_token_id", "bos_token", "bos_token_id", "mask_token", "sep_token")
+SPECIAL_TOKENS = ("eos_token", "eos_token_id", "unk_token", "unk_token_id", "bos_token", "bos_token_id", "mask_token",
+                  "sep_token")
 WITHOUT_PADDING = ("gpt2", "distilgpt2", "openai-community/gpt2", "EleutherAI/gpt-", "EleutherAI/pythia", "meta-llama/",
                    "huggyllama/", "mistralai/Mistral-7B", "tiiuae/falcon")       # published tokenizers without a padding token
 TRAINERS = ("transformers.", "trl.", "unsloth.", "peft.", "optimum.", "sentence_transformers.")
@@ -42,8 +45,7 @@ def is_of_a_library(made: Made) -> bool:
 
 def section_of(made: Made) -> str:
     """The section of the vocabulary that a call's arguments belong to; "" for a call that configures nothing."""
-    last = made.name.rpartition(".")[2]
-    owner = made.name.rpartition(".")[0].rpartition(".")[2]
+    last, owner = made.last, made.name.rpartition(".")[0].rpartition(".")[2]
     if (last.endswith("TrainingArguments") and is_of_a_library(made)) or (
             last.endswith("Config") and made.name.startswith(("trl.", "unsloth."))):
         return "training" if last != "ModelConfig" else ""
@@ -135,7 +137,7 @@ class Training:
 
 def _unwrapped(made: Any) -> Any:
     """Return the model in calls that give back their model, such as get_peft_model and torch.compile."""
-    while isinstance(made, Made) and made.name.rpartition(".")[2] in WRAPPED and made.positional:
+    while isinstance(made, Made) and made.last in WRAPPED and made.positional:
         made = made.positional[0]
     return made
 
@@ -147,18 +149,16 @@ def is_plain_trainer(made: Made) -> bool:
 
 
 def is_trainer(made: Made) -> bool:
-    last = made.name.rpartition(".")[2]
-    return last.endswith("Trainer") and (made.name.startswith(("transformers.", "trl.", "unsloth.")) or made.local is not None)
+    known = made.local is not None or made.name.startswith(("transformers.", "trl.", "unsloth."))
+    return known and made.last.endswith("Trainer")
 
 
 def unknown_arguments(followed: Followed) -> Iterator[Found]:
     """Yield the arguments that TrainingArguments and SFTConfig do not have in any version."""
     for made in followed.calls:
-        kind = made.name.rpartition(".")[2]
-        ours = made.local is not None or not made.name.startswith(("transformers.", "trl."))
-        if kind in ("TrainingArguments", "SFTConfig") and not ours:
-            yield from ((f"training.{name}", setting) for name, setting in made.named.items()
-                        if find(name, "trl" if kind == "SFTConfig" else "transformers") is None)
+        trainer = {"TrainingArguments": "transformers", "SFTConfig": "trl"}.get(made.last)
+        if trainer is not None and made.local is None and made.name.startswith(("transformers.", "trl.")):
+            yield from ((f"training.{name}", setting) for name, setting in made.named.items() if find(name, trainer) is None)
 
 
 def is_tokenising(made: Made) -> bool:
@@ -192,46 +192,31 @@ def _arguments(section: str, made: Made, followed: Followed) -> Iterator[Found]:
             continue                                     # quantization_config=…: its own section
         yield f"{section}.{name}", setting
     if made.open and section in ("training", "model", "lora", "optimizer", "loader"):
-        yield f"{section}.*", Setting(Unread(made.open), _place(made, followed), f"**{made.open.lstrip('*')}")
-    node = made.node
-    if made.positional and section in ("model", "tokenizer", "data"):
-        key = {"model": "model.path", "tokenizer": "tokenizer.path", "data": "data.source"}[section]
-        yield key, Setting(made.positional[0], _place(made, followed), followed.script.words(node))
-    if section == "data" and len(made.positional) > 1:
-        yield "data.config", Setting(made.positional[1], _place(made, followed), followed.script.words(node))
+        yield f"{section}.*", Setting(Unread(made.open), followed.script.place(made.node), f"**{made.open.lstrip('*')}")
     if section == "optimizer":
-        yield "optimizer.name", Setting(made.name.rpartition(".")[2], _place(made, followed), followed.script.words(node))
-        if len(made.positional) > 1:
-            yield "optimizer.lr", Setting(made.positional[1], _place(made, followed), followed.script.words(node))
-    if section == "loader":
-        size = made.named.get("batch_size")
-        if size is not None:
-            yield "training.per_device_train_batch_size", size
-        elif len(made.positional) > 1:
-            yield "loader.batch_size", Setting(made.positional[1], _place(made, followed), followed.script.words(node))
-    if section == "training" and made.positional:
-        yield "training.output_dir", Setting(made.positional[0], _place(made, followed), followed.script.words(node))
-
-
-def _place(made: Made, followed: Followed) -> Place:
-    return followed.script.place(made.node)
+        yield "optimizer.name", followed.script.setting(made.node, made.last)
+    if section == "loader" and "batch_size" in made.named:
+        yield "training.per_device_train_batch_size", made.named["batch_size"]
+        return
+    for position, key in POSITIONAL.get(section, ()):
+        if position < len(made.positional):
+            yield key, followed.script.setting(made.node, made.positional[position])
 
 
 def _special(made: Made, followed: Followed) -> Iterator[Found]:
     """Settings that are made by calling something: `torch.compile(model)`, `model.gradient_checkpointing_enable()`."""
-    script, last = followed.script, made.name.rpartition(".")[2]
+    last = made.last
 
     def said(value: Any) -> Setting:
-        return Setting(value, script.place(made.node), script.words(made.node))
+        return followed.script.setting(made.node, value)
 
     if last in ("gradient_checkpointing_enable", "activation_checkpointing_enable"):
-        yield "training.activation_checkpointing", said(True)
+        yield CHECKPOINTING, said(True)
     elif last == "prepare_model_for_kbit_training":
-        yield "training.activation_checkpointing", made.named.get("use_gradient_checkpointing", said(True))
+        yield CHECKPOINTING, made.named.get("use_gradient_checkpointing", said(True))
     elif made.name == "torch.compile" or made.name.endswith("().compile"):
         yield "training.torch_compile", said(True)
-        if "mode" in made.named:
-            yield "training.torch_compile_mode", made.named["mode"]
+        yield from _named(made, "training.torch_compile_{}", "mode")
     elif last in ("clip_grad_norm_", "clip_grad_norm"):
         position = 0 if last == "clip_grad_norm" and len(made.positional) == 1 else 1
         yield "training.max_grad_norm", said(made.argument(position, "max_norm"))
@@ -241,14 +226,13 @@ def _special(made: Made, followed: Followed) -> Iterator[Found]:
             yield "training.warmup_steps", made.named.get("num_warmup_steps", said(made.argument(1, "num_warmup_steps")))
     elif last == "get_scheduler":
         yield "training.lr_scheduler_type", made.named.get("name", said(made.argument(0, "name")))
-        if "num_warmup_steps" in made.named:
-            yield "training.warmup_steps", made.named["num_warmup_steps"]
+        yield from _named(made, "training.warmup_steps", "num_warmup_steps")
     elif last == "set_float32_matmul_precision" and made.positional:
         yield "training.tf32", said(made.positional[0] in ("high", "medium"))
     elif last in ("autocast", "autocast_mode"):
         yield from _autocast(made, said)
     elif is_trainer(made):
-        yield from ((f"training.{name}", made.named[name]) for name in OF_THE_CONFIG if name in made.named)
+        yield from _named(made, "training.{}", *OF_THE_CONFIG)
         yield from ((f"trainer.{name}", entry) for name, entry in made.named.items()
                     if name in ("data_collator", "compute_metrics", "callbacks") and not isinstance(entry.value, Made))
         if "tokenizer" in made.named and made.local is None:
@@ -263,18 +247,23 @@ def _special(made: Made, followed: Followed) -> Iterator[Found]:
     elif is_tokenising(made):
         yield from _tokenising(made, followed)
     if last == "from_pretrained":                        # before BitsAndBytesConfig, and Unsloth's
-        yield from ((f"quantisation.{name}", made.named[name]) for name in IN_FEW_BITS if name in made.named)
+        yield from _named(made, "quantisation.{}", "load_in_4bit", "load_in_8bit")
+
+
+def _named(made: Made, key: str, *names: str) -> Iterator[Found]:
+    """Yield those of these arguments that a call has; `{}` in the key stands for the argument's name."""
+    yield from ((key.format(name), made.named[name]) for name in names if name in made.named)
 
 
 def _tokenising(made: Made, followed: Followed) -> Iterator[Found]:
-    yield from ((f"data.{name}", made.named[name]) for name in ("padding", "truncation") if name in made.named)
+    yield from _named(made, "data.{}", "padding", "truncation")
     # TRL cuts by its own max_length, whatever the script tokenises besides
     if {"truncation", "max_length"} <= set(made.named) and not any(other.name.startswith("trl.") for other in followed.calls):
         yield "training.max_length", made.named["max_length"]
 
 
 def _autocast(made: Made, said: Any) -> Iterator[Found]:
-    dtype = made.named["dtype"].value if "dtype" in made.named else made.argument(1, "dtype")
+    dtype = made.argument(1, "dtype")
     if isinstance(dtype, Reference):
         yield f"training.{'bf16' if dtype.name.endswith('bfloat16') else 'fp16'}", said(True)
     elif isinstance(dtype, Unread):
@@ -294,9 +283,8 @@ def _held_out(made: Made, said: Any) -> Iterator[Found]:
     if share is None:
         share = 1 - kept if isinstance(kept, float) else kept if kept is not None else HELD_OUT_BY_DEFAULT
     yield "data.validation_share", made.named.get("test_size", said(share))
-    for name in ("seed", "random_state", "shuffle"):
-        if name in made.named:
-            yield f"data.validation_{'shuffle' if name == 'shuffle' else 'seed'}", made.named[name]
+    yield from _named(made, "data.validation_seed", "seed", "random_state")
+    yield from _named(made, "data.validation_shuffle", "shuffle")
 
 
 def _accelerator(made: Made) -> Iterator[Found]:
@@ -307,9 +295,7 @@ def _accelerator(made: Made) -> Iterator[Found]:
     elif precision is not None and precision.value is not None:
         for name in ("bf16", "fp16"):
             yield f"training.{name}", precision
-    steps = made.named.get("gradient_accumulation_steps")
-    if steps is not None:
-        yield "training.gradient_accumulation_steps", steps
+    yield from _named(made, "training.{}", "gradient_accumulation_steps")
 
 
 def settings_written(training: Training) -> Iterator[Found]:
@@ -327,12 +313,11 @@ def settings_written(training: Training) -> Iterator[Found]:
 def _attribute_written(written: Written, followed: Followed) -> Iterator[Found]:
     node, setting = written.node, written.setting
     if written.name in ("pad_token", "pad_token_id"):
-        value = node.value
-        if isinstance(value, ast.Attribute) and value.attr in ("eos_token", "eos_token_id"):
-            yield "tokenizer.pad_token", Setting("eos_token", setting.place, setting.spelled)
-        elif isinstance(value, ast.Attribute) and value.attr in OTHER_TOKENS:
-            yield "tokenizer.pad_token", Setting(value.attr.removesuffix("_id"), setting.place, setting.spelled)
-        elif written.name == "pad_token" and not _is_of_a_config(node, followed):
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        of_config = target is not None and "config" in followed.script.words(target)
+        if isinstance(node.value, ast.Attribute) and node.value.attr in SPECIAL_TOKENS:
+            yield "tokenizer.pad_token", Setting(node.value.attr.removesuffix("_id"), setting.place, setting.spelled)
+        elif written.name == "pad_token" and not of_config:
             yield "tokenizer.pad_token", setting
     elif written.name == "use_cache":
         yield "model.use_cache", setting
@@ -347,9 +332,4 @@ def _is_without_padding(written: Written) -> bool:
     path = written.owner.argument(0, "pretrained_model_name_or_path") if isinstance(written.owner, Made) else None
     guard = written.doubts[0] if len(written.doubts) == 1 else ""
     return isinstance(path, str) and path.startswith(WITHOUT_PADDING) and "pad_token" in guard
-
-
-def _is_of_a_config(node: ast.AST, followed: Followed) -> bool:
-    target = node.targets[0] if isinstance(node, ast.Assign) else None
-    return target is not None and "config" in followed.script.words(target)
 

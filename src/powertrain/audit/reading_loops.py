@@ -23,9 +23,8 @@ from typing import Any
 from powertrain.audit.expressions import Expressions
 from powertrain.audit.following import Followed
 from powertrain.audit.reading_calls import Training
-from powertrain.audit.script import Loop, Script, inside
+from powertrain.audit.script import Loop, Script, Setting, inside
 from powertrain.audit.steps import Step, outermost
-from powertrain.audit.subject import Setting
 from powertrain.audit.values import Made, Unread
 
 READING = (".item", ".tolist", "float")       # what copies a number from the device
@@ -158,14 +157,14 @@ def settings_of_loops(training: Training) -> Iterator[tuple[str, Setting]]:
         around, own = outermost(followed.script, loop), counting(loop, followed)
         counted = counting(around, followed)
         if counted is not None and own is None:
-            yield "training.num_train_epochs", _setting(counted, followed)
+            yield "training.num_train_epochs", followed.script.setting(counted.node, times(counted))
         # batches are drawn by hand; the optimizer steps once a round, if it does not do so in the loop inside or now and then
         elif counted is not None and stepping_loop(followed.script, loop) is around:
-            yield "training.max_steps", _setting(counted, followed)
+            yield "training.max_steps", followed.script.setting(counted.node, times(counted))
         for test, steps in counted_steps(followed, loop):
-            yield "training.max_steps", _of(test, steps, followed)
+            yield "training.max_steps", followed.script.setting(test, steps)
         for test, steps in loss_read_every(followed, loop):
-            yield "training.logging_steps", _of(test, steps, followed)
+            yield "training.logging_steps", followed.script.setting(test, steps)
 
 
 def loss_read_every(followed: Followed, loop: Loop) -> Iterator[tuple[ast.expr, int]]:
@@ -197,14 +196,6 @@ def _remainders(test: ast.expr) -> list[ast.BinOp]:
 
 def _in_body(script: Script, node: ast.AST, condition: ast.If) -> bool:
     return any(script.is_within(node, statement) for statement in condition.body)
-
-
-def _of(node: ast.expr, value: Any, followed: Followed) -> Setting:
-    return Setting(value, followed.script.place(node), followed.script.words(node))
-
-
-def _setting(counted: Made, followed: Followed) -> Setting:
-    return Setting(times(counted), followed.script.place(counted.node), followed.script.words(counted.node))
 
 
 def counting(loop: Loop, followed: Followed) -> Made | None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from powertrain.records.findings import Evidence, Place
 
@@ -25,6 +26,19 @@ TRAINING = ("Trainer", "TrainingArguments", "SFTConfig")     # ends of the names
 DEEPEST_HELPER = 3                           # functions called from a loop, and from those: as deep as scripts go
 WRAPPED = ("compile", "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "get_peft_model",
            "prepare_model_for_kbit_training", "prepare_model_for_int8_training")     # calls that give back their model
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value, where it is set, and how the file itself spells it."""
+
+    value: Any
+    place: Place
+    spelled: str                             # "fp16=True", "per_device_train_batch_size: 4"
+
+    @property
+    def evidence(self) -> Evidence:
+        return Evidence(self.spelled, self.place)
 
 
 @dataclass(frozen=True)
@@ -68,6 +82,10 @@ class Script:
 
     def evidence(self, node: ast.AST) -> Evidence:
         return Evidence(self.words(node), self.place(node))
+
+    def setting(self, node: ast.AST, value: Any) -> Setting:
+        """Return a value as a setting that stands at a node."""
+        return Setting(value, self.place(node), self.words(node))
 
     # -------------------------------------------------------------------------------------------- names
 

@@ -27,9 +27,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from powertrain.audit.defaults import METHODS, OWN_DEFAULTS, default_of
-from powertrain.audit.script import Script
+from powertrain.audit.script import Script, Setting
 from powertrain.records import DataFacts, Facts, Hardware, ModelFacts, Software
 from powertrain.records.findings import Evidence, Place
+
+__all__ = ["TRAINERS", "Circumstances", "Framework", "Setting", "Subject", "dtype_named"]
 
 Framework = Literal["trl", "transformers", "accelerate", "pytorch", "powertrain", "axolotl", "llama-factory", "modelforge",
                     "lora-trainer", "character-transformer", "torchtune", "nanogpt", "deepspeed", "unknown"]
@@ -40,19 +42,6 @@ OFF = (None, False, 0, "", "no", "none", "off", "false", "False")
 DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "half": "fp16",
           "fp32": "fp32", "float32": "fp32", "float": "fp32", "no": "fp32"}
 COMPILING = ("training.torch_compile", "training.torch_compile_mode", "training.torch_compile_backend")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One value, where it is set, and how the file itself spells it."""
-
-    value: Any
-    place: Place
-    spelled: str                             # "fp16=True", "per_device_train_batch_size: 4"
-
-    @property
-    def evidence(self) -> Evidence:
-        return Evidence(self.spelled, self.place)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.audit.subject import Setting
+from powertrain.audit.script import Setting
 
 
 @dataclass(frozen=True, eq=False)
