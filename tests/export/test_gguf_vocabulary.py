@@ -110,7 +110,7 @@ def test_sentencepiece_has_scores_and_bytes(prefix: bool, tmp_path: Path) -> Non
     found = read_vocabulary(tokenizer, rows, stops=[2, rows - 4], chat_template="t")
     assert (found.model, found.pre, found.add_bos, found.add_space_prefix) == ("llama", "default", True, prefix)
     assert found.special == {"bos": 1, "eos": 2, "unknown": 0, "eot": rows - 4}
-    assert found.kinds[3:259] == (BYTE,) * 256
+    assert found.kinds[3:259] == [BYTE] * 256
     assert found.kinds[found.tokens.index("<tool>")] == USER_DEFINED
     assert found.metadata()["tokenizer.ggml.scores"] == list(found.scores)
     text = "the newest answer, 漢字"

@@ -16,9 +16,8 @@ from adapted_models import make_base, with_adapter
 from powertrain.data.example import Example
 from powertrain.data.examples.tokenizer import ExampleTokenizer
 from powertrain.export import merged as merging
-from powertrain.export.adapter import export_adapter
 from powertrain.export.check import Agreement, compare, is_rounding
-from powertrain.export.merged import export_merged, export_merged_bridge
+from powertrain.export.merged import export_adapter, export_merged, export_merged_bridge
 from powertrain.models.bridge.loading import load_bridged
 from powertrain.models.decoder import Decoder
 from powertrain.models.kernels.quantised import quantise_base

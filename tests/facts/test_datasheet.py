@@ -2,7 +2,7 @@
 
 import pytest
 
-from powertrain.facts.datasheet import datasheet, datasheets
+from powertrain.facts.hardware import datasheet, datasheets
 
 
 def test_a_name_that_contains_another_name_is_another_product():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import psutil
 
-from powertrain.facts.processor import instructions_in, name_in, read_processor
+from powertrain.facts.hardware import instructions_in, name_in, read_processor
 
 CPUINFO_X86 = """processor\t: 0
 model name\t: Intel(R) Xeon(R) Platinum 8488C

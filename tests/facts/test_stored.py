@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from powertrain.facts.stored import facts_from_json
+from powertrain.facts.model import facts_from_json
 from powertrain.records import Facts, Reached, UnknownFact, to_plain
 
 

@@ -50,7 +50,7 @@ def check_dtype(to: str, dtype: str | None) -> str | None:
 
 
 def _adapter(path: str, folder: Path, base: str | None) -> tuple[list[Row], dict[str, Any]]:
-    from powertrain.export.adapter import export_adapter
+    from powertrain.export.merged import export_adapter
     from powertrain.models.adapters.files import CONFIG
     from powertrain.models.bridge.adapters import NATIVE_ONLY
     from powertrain.records.json_files import read_json

@@ -17,7 +17,7 @@ from powertrain.diagnosis.remedies import remedies_of
 from powertrain.diagnosis.run_record import RunRecord
 from powertrain.diagnosis.shares import step_work
 from powertrain.diagnosis.verdict import Cause, causes
-from powertrain.facts.stored import facts_from_json
+from powertrain.facts.model import facts_from_json
 from powertrain.recipe import in_steps
 from powertrain.records import Facts, Plan, UnknownFact, WrongUse
 from powertrain.records.events import Evaluated, Sample, Saved

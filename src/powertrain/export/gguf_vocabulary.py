@@ -1,13 +1,13 @@
-"""A tokenizer as llama.cpp has it: tokens with their kinds, merges or scores, and how text is parted before.
+"""A tokenizer as llama.cpp has it: tokens with their kinds, merges or scores, and the rule that splits text beforehand.
 
-llama.cpp has two ways to make tokens of text, and knows the second one's ways to part text by name only:
+llama.cpp has two ways to make tokens of text, and knows the splitting rules of the second way by name only:
 
   llama   SentencePiece's: white space becomes a block character, characters are merged by the score of the token that
-          results, and what is in no token falls back to bytes. The scores are the merges' ranks.
-  gpt2    byte-level BPE: text is parted by a regular expression, bytes are merged by rank.
+          results, and a character that is in no token falls back to bytes. The scores are the merges' ranks.
+  gpt2    byte-level BPE: text is split by a regular expression, bytes are merged by rank.
 
-What a file will do is computed here from the file's own values and compared with the tokenizer on SAMPLES; where ids
-differ nothing is written.
+The ids that llama.cpp will make are computed here from the file's own values, and compared with the tokenizer's on SAMPLES;
+where ids differ nothing is written.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import json
 import re
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from powertrain.data.tokenizers import named_tokens
 from powertrain.models.model import SavedTokenizer
 from powertrain.records import WrongUse
 
@@ -48,22 +49,22 @@ SAMPLES = (
 class Vocabulary:
     model: str                               # "llama" or "gpt2"
     pre: str
-    tokens: tuple[str, ...]                  # as many as the embedding has rows
-    kinds: tuple[int, ...]
-    merges: tuple[str, ...]                  # of gpt2
-    scores: tuple[float, ...]                # of llama
+    tokens: list[str]                        # as many as the embedding has rows
+    kinds: list[int]
     special: Mapping[str, int]               # "bos", "eos", "unknown", "padding", "eot" -> id
-    add_bos: bool                            # what the tokenizer does without a chat template
-    add_space_prefix: bool
+    add_bos: bool                            # before any text, without a chat template
     chat_template: str | None
+    merges: tuple[str, ...] = ()             # of gpt2
+    scores: tuple[float, ...] = ()           # of llama
+    add_space_prefix: bool = False
     notes: tuple[str, ...] = ()
 
     def metadata(self) -> dict[str, Any]:
-        """llama.cpp's keys."""
+        """Return the settings under llama.cpp's keys."""
         prefix = "tokenizer.ggml."
         found: dict[str, Any] = {
-            f"{prefix}model": self.model, f"{prefix}pre": self.pre, f"{prefix}tokens": list(self.tokens),
-            f"{prefix}token_type": list(self.kinds), f"{prefix}add_bos_token": self.add_bos,
+            f"{prefix}model": self.model, f"{prefix}pre": self.pre, f"{prefix}tokens": self.tokens,
+            f"{prefix}token_type": self.kinds, f"{prefix}add_bos_token": self.add_bos,
             f"{prefix}add_eos_token": False}
         found |= {f"{prefix}{name}_token_id": token for name, token in self.special.items()}
         if self.model == "llama":
@@ -75,29 +76,28 @@ class Vocabulary:
 
 def read_vocabulary(tokenizer: SavedTokenizer, rows: int, *, stops: Collection[int] = (),
                     chat_template: str | None = None) -> Vocabulary:
-    """The vocabulary of a tokenizer for an embedding of `rows`, whose turns end at `stops`.
+    """Return the vocabulary of a tokenizer for an embedding of `rows`, whose turns end at `stops`.
 
     Raises WrongUse where llama.cpp would give other ids.
     """
     library = getattr(tokenizer, "library", None)
-    chat_template = None if chat_template is None else GENERATION.sub("", chat_template)
     if library is None:
         kind = getattr(tokenizer, "kind", "such a")
         raise no_vocabulary(f"has no {kind} tokenizer, only merges of bytes or of characters; train with "
                             "data.tokenizer=bpe for that, or")
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(Path(folder))
-        described = {name: _read(Path(folder) / name) for name in (
-            "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")}
-    settings = described["special_tokens_map.json"] | described["tokenizer_config.json"]
-    model = json.loads(library.to_str()) | {"settings": settings}
+        named = named_tokens(Path(folder))
+    model = json.loads(library.to_str())
     if model["model"].get("type") != "BPE":
         raise no_vocabulary(f"has no tokenizer of the kind {model['model'].get('type')}, and this model's is one;")
     tokens, kinds = token_list(model, rows)
-    special = special_ids(library, settings, stops)
-    add_bos = puts_in_front(tokenizer, library, special.get("bos"))
-    build = _sentencepiece if is_sentencepiece(model) else _byte_level
-    found = build(model, tokens, kinds, special, add_bos, chat_template)
+    special = special_ids(library, named, stops)
+    plain = Vocabulary("", "", tokens, kinds, special, puts_in_front(tokenizer, library, special.get("bos")),
+                       None if chat_template is None else GENERATION.sub("", chat_template))
+    # SentencePiece writes white space as its block character
+    rules = json.dumps([model.get("normalizer"), model.get("pre_tokenizer")], ensure_ascii=False)
+    found = _sentencepiece(plain, model, rules) if BLOCK in rules else _byte_level(plain, model)
     refuse_other_ids(found, library)
     return found
 
@@ -106,13 +106,8 @@ def no_vocabulary(because: str) -> WrongUse:
     return WrongUse(f"this model's tokenizer cannot be in a GGUF file: llama.cpp {because} use --to merged")
 
 
-def _read(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found if isinstance(found, dict) else {}
-
-
 def token_list(model: Mapping[str, Any], rows: int) -> tuple[list[str], list[int]]:
-    """The token of each row of the embedding and its kind; rows without one are unused."""
+    """Return the token of each row of the embedding and its kind; rows without a token are unused."""
     tokens, kinds = [f"[PAD{row}]" for row in range(rows)], [UNUSED] * rows
     highest = max([*model["model"]["vocab"].values(), *(added["id"] for added in model["added_tokens"])])
     if highest >= rows:
@@ -128,15 +123,11 @@ def token_list(model: Mapping[str, Any], rows: int) -> tuple[list[str], list[int
     return tokens, kinds
 
 
-def special_ids(library: Any, settings: Mapping[str, Any], stops: Collection[int]) -> dict[str, int]:
-    """The ids that llama.cpp gives a meaning to. `eot` is what ends a turn where that is not the end of text."""
-    found = {}
-    for ours, theirs in (("bos", "bos_token"), ("eos", "eos_token"), ("unknown", "unk_token"), ("padding", "pad_token")):
-        given = settings.get(theirs)
-        text = given.get("content") if isinstance(given, dict) else given
-        token = library.token_to_id(text) if isinstance(text, str) else None
-        if token is not None:
-            found[ours] = int(token)
+def special_ids(library: Any, named: Mapping[str, str], stops: Collection[int]) -> dict[str, int]:
+    """Return the ids to which llama.cpp gives a meaning. `eot` ends a turn where that is not the end of text."""
+    roles = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+    found = {ours: int(token) for ours, theirs in roles.items()
+             if theirs in named and (token := library.token_to_id(named[theirs])) is not None}
     others = sorted(set(stops) - {found.get("eos")})
     if "eos" not in found and others:
         found["eos"] = others.pop(0)
@@ -146,34 +137,27 @@ def special_ids(library: Any, settings: Mapping[str, Any], stops: Collection[int
 
 
 def puts_in_front(tokenizer: SavedTokenizer, library: Any, bos: int | None) -> bool:
-    """Whether the tokenizer begins any text with the beginning of sequence."""
-    if hasattr(tokenizer, "before"):         # an ExampleTokenizer, which has asked the settings too
+    """Return whether the tokenizer begins any text with the beginning of sequence."""
+    if hasattr(tokenizer, "before"):         # an ExampleTokenizer, which has read the settings too
         return tokenizer.before is not None
     ids = library.encode("a", add_special_tokens=True).ids
     return len(ids) > 1 and ids[0] == bos
 
 
-def is_sentencepiece(model: Mapping[str, Any]) -> bool:
-    """Whether white space is SentencePiece's block."""
-    return BLOCK in json.dumps([model.get("normalizer"), model.get("pre_tokenizer")], ensure_ascii=False)
-
-
-def _sentencepiece(model: Mapping[str, Any], tokens: list[str], kinds: list[int], special: Mapping[str, int], add_bos: bool,
-                   chat_template: str | None) -> Vocabulary:
+def _sentencepiece(plain: Vocabulary, model: Mapping[str, Any], rules: str) -> Vocabulary:
     if not model["model"].get("byte_fallback"):
         raise no_vocabulary("falls back to bytes where a character is in no token, and this tokenizer does not;")
     pairs = merge_pairs(model)
     ranks: dict[str, int] = {}
     for rank, (left, right) in enumerate(pairs):
         ranks.setdefault(left + right, rank)
-    refuse_half_merged(pairs, {token for token, kind in zip(tokens, kinds, strict=True) if kind == NORMAL})
-    scores = tuple(-float(ranks.get(token, len(ranks) + 1)) for token in tokens)
-    normalised = json.dumps([model.get("normalizer"), model.get("pre_tokenizer")])
-    prefix = "Prepend" in normalised or '"first"' in normalised or '"always"' in normalised
+    refuse_half_merged(pairs, {token for token, kind in zip(plain.tokens, plain.kinds, strict=True) if kind == NORMAL})
+    only_first = '"first"' in rules
     notes = ("llama.cpp puts a space before text behind a special token too, and this tokenizer only at the beginning: prompts "
-             "of a chat template may have other tokens there",) if '"first"' in normalised else ()
-    return Vocabulary("llama", "default", tuple(tokens), tuple(kinds), (), scores, special, add_bos, prefix, chat_template,
-                      notes)
+             "of a chat template may have other tokens there",) if only_first else ()
+    return replace(plain, model="llama", pre="default", notes=notes,
+                   scores=tuple(-float(ranks.get(token, len(ranks) + 1)) for token in plain.tokens),
+                   add_space_prefix=only_first or "Prepend" in rules or '"always"' in rules)
 
 
 def refuse_half_merged(pairs: Sequence[tuple[str, str]], words: Collection[str]) -> None:
@@ -195,8 +179,7 @@ def refuse_half_merged(pairs: Sequence[tuple[str, str]], words: Collection[str])
         last = token
 
 
-def _byte_level(model: Mapping[str, Any], tokens: list[str], kinds: list[int], special: Mapping[str, int], add_bos: bool,
-                chat_template: str | None) -> Vocabulary:
+def _byte_level(plain: Vocabulary, model: Mapping[str, Any]) -> Vocabulary:
     pairs = merge_pairs(model)
     if not pairs:
         raise no_vocabulary("needs merges of bytes, and this byte tokenizer has none;")
@@ -205,22 +188,20 @@ def _byte_level(model: Mapping[str, Any], tokens: list[str], kinds: list[int], s
     if pre is None:
         raise no_vocabulary("knows ways to part text by name, and has none for this one: "
                             f"{json.dumps(model.get('pre_tokenizer'))};")
-    notes: tuple[str, ...] = ()
-    if model.get("normalizer") is not None:
-        notes = (f"llama.cpp does not normalise text before it makes tokens, and this tokenizer does "
-                 f"({model['normalizer'].get('type')}): for text in decomposed letters ids may differ",)
-    return Vocabulary("gpt2", pre, tuple(tokens), tuple(kinds), tuple(" ".join(pair) for pair in pairs), (), special, add_bos,
-                      False, chat_template, notes)
+    notes = () if model.get("normalizer") is None else (
+        f"llama.cpp does not normalise text before it makes tokens, and this tokenizer does "
+        f"({model['normalizer'].get('type')}): for text in decomposed letters ids may differ",)
+    return replace(plain, model="gpt2", pre=pre, merges=tuple(" ".join(pair) for pair in pairs), notes=notes)
 
 
 def merge_pairs(model: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What is merged, in order; older files write a pair as one string."""
+    """Return the pairs that are merged, in order; older files write a pair as one string."""
     pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["model"]["merges"]]
     return [(left, right) for left, right in pairs]
 
 
 def find_parting(pre_tokenizer: Mapping[str, Any] | None) -> tuple[str, ...] | None:
-    """The regular expressions that part text, one after the other; None for a way that is none of these."""
+    """Return the regular expressions that split text, one after the other; None for a rule that is not of this kind."""
     steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer])
     found: list[str] = []
     for step in steps:
@@ -238,18 +219,19 @@ def find_parting(pre_tokenizer: Mapping[str, Any] | None) -> tuple[str, ...] | N
 
 def refuse_other_ids(vocabulary: Vocabulary, library: Any) -> None:
     """Raises WrongUse for a sample that llama.cpp would encode otherwise than the tokenizer."""
-    encode = sentencepiece_ids if vocabulary.model == "llama" else byte_level_encoder(vocabulary)
+    rebuilt = None if vocabulary.model == "llama" else byte_level_tokenizer(vocabulary)
     for sample in SAMPLES:
-        if vocabulary.model == "gpt2" and vocabulary.notes and sample == SAMPLES[-1]:
+        if rebuilt is not None and vocabulary.notes and sample == SAMPLES[-1]:
             continue                         # decomposed letters, which the note is about
         expected = library.encode(sample, add_special_tokens=False).ids
-        found = encode(vocabulary, sample)
+        found = sentencepiece_ids(vocabulary, sample) if rebuilt is None else \
+            rebuilt.encode(sample, add_special_tokens=False).ids
         if found != expected:
             raise no_vocabulary(f"would read {sample!r} as the tokens {found[:8]} and not {expected[:8]};")
 
 
-def byte_level_encoder(vocabulary: Vocabulary) -> Any:
-    """What llama.cpp's gpt2 tokenizer does, by the `tokenizers` library from the values of the file alone."""
+def byte_level_tokenizer(vocabulary: Vocabulary) -> Any:
+    """Return llama.cpp's gpt2 tokenizer, built with the `tokenizers` library from the values of the file alone."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
     words = {token: row for row, token in enumerate(vocabulary.tokens) if vocabulary.kinds[row] == NORMAL}
@@ -259,11 +241,11 @@ def byte_level_encoder(vocabulary: Vocabulary) -> Any:
     rebuilt.pre_tokenizer = pre_tokenizers.Sequence([
         *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in parting),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    return lambda _, text: rebuilt.encode(text, add_special_tokens=False).ids
+    return rebuilt
 
 
 def sentencepiece_ids(vocabulary: Vocabulary, text: str) -> list[int]:
-    """What llama.cpp's llama tokenizer does: neighbours are merged, best score first, then leftmost; the rest are bytes."""
+    """Encode as llama.cpp's llama tokenizer: neighbours are merged, best score first, then leftmost; the rest are bytes."""
     rows = {token: row for row, token in enumerate(vocabulary.tokens)}
     text = (" " + text if vocabulary.add_space_prefix else text).replace(" ", BLOCK)
     pieces = list(text)
@@ -274,10 +256,5 @@ def sentencepiece_ids(vocabulary: Vocabulary, text: str) -> list[int]:
             break
         place = -max(pairs)[1]
         pieces[place:place + 2] = [pieces[place] + pieces[place + 1]]
-    return [row for piece in pieces for row in _rows_of(piece, rows)]
-
-
-def _rows_of(piece: str, rows: Mapping[str, int]) -> Sequence[int]:
-    if piece in rows:
-        return [rows[piece]]
-    return [rows[f"<0x{byte:02X}>"] for byte in piece.encode()]
+    return [row for piece in pieces
+            for row in ([rows[piece]] if piece in rows else [rows[f"<0x{byte:02X}>"] for byte in piece.encode()])]

@@ -1,8 +1,8 @@
-"""Base and adapter as one plain model, which anything that opens Hugging Face folders opens.
+"""Hugging Face folders: base and adapter merged into one plain model, or the adapter alone as PEFT has it.
 
-The adapter is merged into the base as it was published, never into a 4-bit copy of it: what rounding to 4 bits took away
-would be gone for good. Nothing is written unless the merged model, as it will be stored, says what base + adapter say on the
-given examples; what was written is opened again and must be it.
+The adapter is merged into the base as it was published, never into a 4-bit copy, because the precision that rounding to 4 bits
+takes away would be lost for good. Nothing is written unless the merged model, rounded as it will be stored, predicts the same
+as base + adapter on the given examples. The written files are opened again and compared with the weights in memory.
 
 Models behind the bridge are merged by peft, written as transformers' own files, and checked in the same way.
 """
@@ -21,12 +21,16 @@ from powertrain.data.example import Example
 from powertrain.data.publishing import check_output, new_folder
 from powertrain.export.check import LOST_SHARE, UNSEEN, Agreement, all_scores, compare, compare_scores, is_rounding, shortened
 from powertrain.models.adapters.attached import has_adapters, merged, plain_state
+from powertrain.models.adapters.files import CONFIG as ADAPTER_CONFIG
+from powertrain.models.adapters.files import WEIGHTS as ADAPTER_WEIGHTS
 from powertrain.models.bridge.loading import load_bridged
 from powertrain.models.bridge.model import BridgedModel, merge_bridged
 from powertrain.models.decoder import Decoder
 from powertrain.models.huggingface.folder import load_folder, save_folder
+from powertrain.models.huggingface.shards import Shards
 from powertrain.models.model import SavedTokenizer
 from powertrain.records import RunFailed, WrongUse
+from powertrain.records.json_files import read_json, write_json
 
 Opened = TypeVar("Opened", bound=torch.nn.Module)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -37,15 +41,15 @@ class MergeReport:
     folder: Path
     dtype: str
     agreement: Agreement | None              # None: there was nothing to merge, and the weights are the model's own
-    effect: float                            # nats a token: what the adapter changes of the base's predictions
+    effect: float                            # nats a token: how far the adapter moves the base's predictions
 
 
 def export_merged(model: Decoder, folder: Path, tokenizer: SavedTokenizer, examples: Sequence[Example], *, dtype: str,
                   base_dtype: str) -> MergeReport:
-    """Writes `folder` as a plain model in `dtype`; `model` is base + adapter in fp32, unquantised, or a plain model.
+    """Write `folder` as a plain model in `dtype`; `model` is base + adapter in fp32, unquantised, or a plain model.
 
-    `base_dtype` is what the base's files hold. Raises WrongUse for adapters that are no matrices and an output that is
-    taken, RunFailed where the result would say something else than base + adapter, and if the disk refuses.
+    `base_dtype` is the type in the base's files. Raises WrongUse for adapters that are no matrices and an output that is
+    taken, RunFailed where the result would predict something else than base + adapter, and if the disk refuses.
     """
     check_output(folder)
     plain, agreement, effect = merge_checked(model, examples, dtype=dtype, base_dtype=base_dtype)
@@ -59,7 +63,7 @@ def export_merged(model: Decoder, folder: Path, tokenizer: SavedTokenizer, examp
 
 def merge_checked(model: Decoder, examples: Sequence[Example], *, dtype: str,
                   base_dtype: str) -> tuple[Decoder, Agreement | None, float]:
-    """Return the merged model, in fp32 with what `dtype` keeps; its distance from base + adapter; what the adapter changes.
+    """Return the merged model, in fp32 rounded to `dtype`; its agreement with base + adapter; and the adapter's effect.
 
     Raises as `export_merged` does, before anything is written.
     """
@@ -78,7 +82,7 @@ def merge_checked(model: Decoder, examples: Sequence[Example], *, dtype: str,
 
 
 def as_stored(model: Decoder, dtype: torch.dtype, *, keep: bool = False) -> Decoder:
-    """A decoder with what `dtype` keeps of `model`'s weights, not its adapters: in fp32 to compute with, or (`keep`) in it."""
+    """Return a decoder with `model`'s weights, not its adapters, rounded to `dtype`; held in fp32, or with `keep` in it."""
     with torch.device("meta"):
         rounded = Decoder(model.config)
     state = {name: tensor.detach().to(dtype) if keep else tensor.detach().to(dtype).float()
@@ -88,14 +92,14 @@ def as_stored(model: Decoder, dtype: torch.dtype, *, keep: bool = False) -> Deco
 
 
 def refuse_difference(found: Agreement) -> None:
-    """Raises RunFailed if the merged model, in fp32, does not say what base + adapter say."""
+    """Raises RunFailed if the merged model, in fp32, does not predict the same as base + adapter."""
     if not is_rounding(found, torch.float32):
         raise RunFailed(f"the merged model would not say what base + adapter say ({found}), so nothing was written; keep the "
                         "adapter (--to adapter), and report it")
 
 
 def refuse_loss(found: Agreement, effect: float, dtype: str, base_dtype: str) -> None:
-    """Raises RunFailed if a right merge in `dtype` moves predictions by too much, or takes back what the adapter learned."""
+    """Raises RunFailed if rounding to `dtype` moves predictions by too much, or undoes what the adapter learned."""
     if not is_rounding(found, DTYPES[dtype]):
         raise RunFailed(f"the merged model in {dtype} would not say what base + adapter say ({found}), so nothing was written; "
                         "use --dtype float32, or keep the adapter (--to adapter)")
@@ -130,7 +134,7 @@ def _not_the_same(what: str) -> RunFailed:
 
 def export_merged_bridge(model: BridgedModel, folder: Path, tokenizer: SavedTokenizer, examples: Sequence[Example], *,
                          dtype: str, base_dtype: str) -> MergeReport:
-    """Writes `folder`; see merged.export_merged. The model is used up: it is merged in place."""
+    """As `export_merged`, for a model behind the bridge, which is merged in place."""
     check_output(folder)
     agreement, effect = None, 0.0
     if model.has_adapters:
@@ -142,7 +146,10 @@ def export_merged_bridge(model: BridgedModel, folder: Path, tokenizer: SavedToke
         agreement = compare_scores(with_adapter, all_scores(model, checked))
         refuse_difference(agreement)
         if dtype != "float32":
-            _round(model, DTYPES[dtype])
+            with torch.no_grad():        # each weight keeps its dtype, and is rounded to the values that `dtype` has
+                for tensor in (*model.parameters(), *model.buffers()):
+                    if tensor.is_floating_point():
+                        tensor.copy_(tensor.to(DTYPES[dtype]))
             agreement = compare_scores(with_adapter, all_scores(model, checked))
             refuse_loss(agreement, effect, dtype, base_dtype)
     with new_folder(folder) as building:
@@ -152,9 +159,22 @@ def export_merged_bridge(model: BridgedModel, folder: Path, tokenizer: SavedToke
     return MergeReport(folder, dtype, agreement, effect)
 
 
-def _round(model: BridgedModel, dtype: torch.dtype) -> None:
-    """Round all weights of `model` to `dtype`, in the dtype that they have."""
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            if tensor.is_floating_point():
-                tensor.copy_(tensor.to(dtype))
+# ------------------------------------------------------------------------------------------------ the adapter alone
+
+
+def export_adapter(source: Path, folder: Path, tokenizer: SavedTokenizer, *, base: str) -> int:
+    """Write the adapter in `source` to `folder`, for the base `base`; return how many tensors it has.
+
+    Raises WrongUse if there is none or the output is taken, RunFailed if the disk refuses.
+    """
+    if not (source / ADAPTER_CONFIG).is_file() or not (source / ADAPTER_WEIGHTS).is_file():
+        raise WrongUse(f"{source} holds no adapter: the whole model was trained; use --to merged")
+    with new_folder(folder) as building:
+        tokenizer.save(building)
+        write_json(building / ADAPTER_CONFIG, read_json(source / ADAPTER_CONFIG) | {"base_model_name_or_path": base})
+        (building / ADAPTER_WEIGHTS).write_bytes((source / ADAPTER_WEIGHTS).read_bytes())
+        before, after = Shards([source / ADAPTER_WEIGHTS]), Shards([building / ADAPTER_WEIGHTS])
+        wrong = [name for name in before if name not in set(after) or not before.read(name).equal(after.read(name))]
+        if wrong:
+            raise RunFailed(f"the adapter was copied, opened again and is not the same ({wrong[0]}); it was removed. Try again")
+        return len(list(before))

@@ -1,4 +1,4 @@
-"""What is trained on: blocks of a token store's text, or the examples of an example store."""
+"""Facts of the training data: blocks of a token store's text, or the examples of an example store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from powertrain.shapes import length_quantiles
 
 
 def data_facts(store: TokenStore, *, block: int, stride: int, train_batch_size: int) -> DataFacts:
-    """The facts of `store` cut into blocks of `block` predicted tokens, one every `stride` tokens."""
+    """Return the facts of `store` cut into blocks of `block` predicted tokens, one every `stride` tokens."""
     return DataFacts(
         source=store.source, digest=store.digest, documents=store.documents, characters=store.characters,
         text_bytes=store.text_bytes, tokenizer=store.tokenizer.kind, vocabulary=store.tokenizer.vocabulary,
@@ -24,7 +24,7 @@ def data_facts(store: TokenStore, *, block: int, stride: int, train_batch_size: 
 
 
 def example_facts(store: ExampleStore, *, train_batch_size: int) -> DataFacts:
-    """The facts of `store`'s examples, which differ in length; documents are rows, whose characters nobody counts.
+    """Return the facts of `store`'s examples, which differ in length; documents are rows, whose characters nobody counts.
 
     Raises WrongUse if there is no example to train on.
     """

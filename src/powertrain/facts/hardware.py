@@ -1,25 +1,34 @@
-"""The machine that trains: which device, how large, how fast, each with its source."""
+"""The machine that trains: which device, how large, how fast, each figure with its source.
+
+datasheets.csv holds the dense peaks that NVIDIA states for exactly that product, by the name that torch reports, in GB/s and
+TFLOP/s, with the link. A GPU without a row is unknown: no figure is taken from a similar product. FLOP/s are without sparsity;
+where a datasheet states only the sparse figure, the row has half of it. Tensor figures are those with fp32 accumulation, which
+GeForce runs at half the rate of fp16 accumulation. The Tesla T4 has no bandwidth: its editions state 300 and 320 GB/s.
+"""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import importlib.metadata
 import json
+import platform
+import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cache as cached
 from pathlib import Path
 
-from powertrain.facts.datasheet import datasheet
 from powertrain.facts.measure import Peaks, cache_file, keep_peaks, kept_peaks, measurable_dtypes, measure_peaks
-from powertrain.facts.processor import read_processor
-from powertrain.machine import what_libraries_see
+from powertrain.machine import usable_cores, usable_memory, what_libraries_see
 from powertrain.records import Hardware
 from powertrain.records.json_files import replace_file
 
 
 def read_hardware(cache: Path, *, measure: bool = True) -> Hardware:
-    """The machine: CUDA if there is a GPU, else MPS, else the CPU, with its peaks.
+    """Return the machine: CUDA if there is a GPU, else MPS, else the CPU, with its peaks.
 
     The peaks come from `cache`/hardware/<fingerprint>.json; where that has none, they are measured (a few seconds) and
     kept there, or left absent if not `measure`. A cache that cannot be written is no error: `sources` says so.
@@ -43,7 +52,7 @@ def read_hardware(cache: Path, *, measure: bool = True) -> Hardware:
 
 
 def measure_again(cache: Path) -> Hardware:
-    """The machine with its peaks measured now, whatever the cache held."""
+    """Return the machine with its peaks measured now, whatever the cache held."""
     known = read_hardware(cache, measure=False)
     cache_file(cache, known.fingerprint).unlink(missing_ok=True)
     return read_hardware(cache)
@@ -51,7 +60,7 @@ def measure_again(cache: Path) -> Hardware:
 
 @dataclass(frozen=True)
 class Seen:
-    """What torch says of the machine."""
+    """The machine as torch reports it."""
 
     device: str
     torch: str                               # its version
@@ -85,7 +94,7 @@ def _ask_torch() -> Seen:
 
 
 def fingerprint(hardware: Hardware, seen: Seen | None = None) -> str:
-    """sha256 of what a measurement depends on: machine, torch, CUDA and the number of threads.
+    """Return the sha256 of all that a measurement depends on: machine, torch, CUDA and the number of threads.
 
     Memory counts in whole GiB: what a virtual machine reports varies by some MiB between boots.
     """
@@ -93,7 +102,7 @@ def fingerprint(hardware: Hardware, seen: Seen | None = None) -> str:
     parts = {
         "name": hardware.name, "device": hardware.device, "cores": hardware.cores,
         "memory_gib": round(hardware.memory_bytes / 2**30),
-        # one that came to be known later, and that no peak depends on: what was measured before stays valid
+        # avx_vnni was added later and no peak depends on it: earlier measurements stay valid
         "instructions": [name for name in hardware.instructions if name != "avx_vnni"],
         "torch": seen.torch, "cuda": seen.cuda, "threads": seen.threads,
     }
@@ -150,3 +159,97 @@ def _mps(processor: Hardware) -> Hardware:
         **processor.sources, "device": "torch.backends.mps.is_available",
         "memory_bytes": "torch.mps.recommended_max_memory",
         "free_memory_bytes": "the smaller of the machine's free memory and the memory that Metal leaves this process"})
+
+
+# ------------------------------------------------------------------------------------------------ the processor
+
+# Training kernels choose by these: names of Linux's /proc/cpuinfo, on x86 and on arm.
+INSTRUCTION_SETS = (
+    "avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8",
+    "asimd", "bf16", "sve", "i8mm",
+)
+# The same on macOS, where sysctl names them differently.
+SYSCTL_INSTRUCTION_SETS = {
+    "hw.optional.avx2_0": "avx2", "hw.optional.fma": "fma", "hw.optional.avx512f": "avx512f",
+    "hw.optional.AdvSIMD": "asimd", "hw.optional.arm.FEAT_BF16": "bf16", "hw.optional.arm.FEAT_I8MM": "i8mm",
+}
+
+
+def read_processor() -> Hardware:
+    """Return the CPU of this machine and its memory as far as this process may use them, with the source of each figure."""
+    description, described_by = _description()
+    name = name_in(description)
+    cores, cores_from = usable_cores()
+    memory_bytes, free_bytes, memory_from = usable_memory()
+    sources = {
+        "name": described_by if name else "platform.processor()", "instructions": described_by, "cores": cores_from,
+        "memory_bytes": memory_from, "free_memory_bytes": memory_from,
+    }
+    return Hardware(name or platform.processor() or platform.machine(), "cpu", cores, memory_bytes, free_bytes,
+                    instructions_in(description), sources=sources)
+
+
+def name_in(description: str) -> str:
+    """Return the product name in the text of /proc/cpuinfo or `sysctl -a`; empty where there is none (many arm kernels)."""
+    return _fields(description).get("model name") or _fields(description).get("machdep.cpu.brand_string", "")
+
+
+def instructions_in(description: str) -> tuple[str, ...]:
+    """Return the instruction sets of INSTRUCTION_SETS that the text of /proc/cpuinfo or `sysctl -a` lists, in that order."""
+    fields = _fields(description)
+    present = set(fields.get("flags", "").split()) | set(fields.get("Features", "").split())
+    present |= {name for key, name in SYSCTL_INSTRUCTION_SETS.items() if fields.get(key) == "1"}
+    return tuple(name for name in INSTRUCTION_SETS if name in present)
+
+
+def _fields(description: str) -> dict[str, str]:
+    """Read `key : value` lines; the first of a key counts (cpuinfo repeats itself for each CPU)."""
+    fields: dict[str, str] = {}
+    for line in description.splitlines():
+        key, separator, value = line.partition(":")
+        if separator:
+            fields.setdefault(key.strip(), value.strip())
+    return fields
+
+
+def _description() -> tuple[str, str]:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        return cpuinfo.read_text(encoding="utf-8", errors="replace"), str(cpuinfo)
+    if platform.system() == "Darwin":
+        return subprocess.run(["sysctl", "-a"], capture_output=True, text=True, check=False).stdout, "sysctl -a"
+    return "", f"not readable on {platform.system()}"
+
+
+# ------------------------------------------------------------------------------------------------ datasheets
+
+DTYPES = ("fp32", "tf32", "bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Datasheet:
+    """NVIDIA's figures for one product."""
+
+    flops_per_s: Mapping[str, float]         # dense, by DTYPES; a dtype that the datasheet does not state is absent
+    bandwidth_bytes_per_s: float | None      # of the device memory
+    link: str
+
+
+def datasheet(name: str) -> Datasheet | None:
+    """Return the row for the GPU that torch calls `name`, or None if no row is for exactly that product."""
+    return datasheets().get(_normalised(name))
+
+
+@cached
+def datasheets() -> Mapping[str, Datasheet]:
+    """Return all rows by the product's normalised name."""
+    with Path(__file__).with_name("datasheets.csv").open(encoding="utf-8", newline="") as file:
+        return {_normalised(row["name"]): Datasheet({dtype: float(row[dtype]) * 1e12 for dtype in DTYPES if row[dtype]},
+                                                    float(row["gb_per_s"]) * 1e9 if row["gb_per_s"] else None, row["link"])
+                for row in csv.DictReader(file)}
+
+
+def _normalised(name: str) -> str:
+    """Return the name without case, repeated spaces and the leading vendor word; the rest tells products apart."""
+    words = name.lower().split()
+    return " ".join(words[1:] if words[:1] in (["nvidia"], ["tesla"]) else words)

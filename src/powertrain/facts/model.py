@@ -1,13 +1,14 @@
-"""The decoder that a config asks for, counted without building it. Loads no torch."""
+"""The decoder that a config asks for, counted without building it; and facts read back from a run's folder. Loads no torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from powertrain.models.adapters.targets import AdapterConfig, adapted_layers, count_adapter_parameters, find_targets
 from powertrain.models.config import ModelConfig
-from powertrain.records import ModelFacts
+from powertrain.records import DataFacts, Facts, Hardware, ModelFacts, OptimizerFacts, Reached, Software, UnknownFact
 from powertrain.shapes import linear_shapes
 
 Shapes = dict[str, tuple[int, ...]]
@@ -15,7 +16,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 def model_facts(config: ModelConfig, *, method: str = "scratch", path: str = "", adapters: AdapterConfig | None = None,
                 frozen_dtype: str = "fp32", unquantised_dtype: str = "") -> ModelFacts:
-    """The facts of `config`: every weight trained, or with `adapters` only those, beside weights stored in `frozen_dtype`.
+    """Return the facts of `config`: every weight trained, or only `adapters` beside weights stored in `frozen_dtype`.
 
     Where that is a 4-bit type, `unquantised_dtype` is that of the weights which stay as their files have them.
 
@@ -41,7 +42,7 @@ def model_facts(config: ModelConfig, *, method: str = "scratch", path: str = "",
 
 
 def block_shapes(config: ModelConfig) -> Shapes:
-    """Weight name -> shape of block 0: one fused projection for q, k and v, and one for gate and up."""
+    """Return weight name -> shape of block 0: one fused projection for q, k and v, and one for gate and up."""
     linears = linear_shapes(config)
     shapes = {
         **_norm("attention_norm", config.width, config.norm_bias),
@@ -55,7 +56,7 @@ def block_shapes(config: ModelConfig) -> Shapes:
 
 
 def outside_shapes(config: ModelConfig) -> Shapes:
-    """Weight name -> shape of what is not in a block. A tied head is the embedding, and counts once."""
+    """Return weight name -> shape of the weights outside the blocks. A tied head is the embedding, and counts once."""
     shapes: Shapes = {"embedding.weight": (config.vocabulary, config.width)}
     if config.positions == "learned":
         shapes["position_embedding.weight"] = (config.context, config.width)
@@ -66,7 +67,7 @@ def outside_shapes(config: ModelConfig) -> Shapes:
 
 
 def _adapters(config: ModelConfig, adapters: AdapterConfig | None) -> tuple[Shapes, int, tuple[int, ...]]:
-    """(name -> shape of the adapters' weights in the first block that has some, the numbers in all blocks, those blocks)."""
+    """Return the shapes of the adapters in the first block that has some, the numbers in all blocks, and these blocks."""
     if adapters is None:
         return {}, 0, ()
     layers = adapted_layers(config, adapters)
@@ -95,3 +96,22 @@ def _norm(name: str, width: int, bias: bool) -> Shapes:
 
 def _elements(shapes: Shapes) -> int:
     return sum(math.prod(shape) for shape in shapes.values())
+
+
+# ------------------------------------------------------------------------------------------------ stored facts
+
+
+def facts_from_json(data: Mapping[str, Any]) -> Facts:
+    """Return the facts of a run's facts.json. Raises UnknownFact where another version wrote other fields."""
+    try:
+        hardware, model = dict(data["hardware"]), dict(data["model"])
+        capability = hardware.get("compute_capability")
+        hardware |= {"instructions": tuple(hardware.get("instructions") or ()),
+                     "compute_capability": tuple(capability) if capability else None,
+                     "speeds": {kind: Reached(**seen) for kind, seen in (hardware.get("speeds") or {}).items()}}
+        model |= {"adapted_layers": tuple(model.get("adapted_layers") or ()),
+                  "shapes": {name: tuple(shape) for name, shape in (model.get("shapes") or {}).items()}}
+        return Facts(Hardware(**hardware), Software(**data["software"]), ModelFacts(**model), DataFacts(**data["data"]),
+                     OptimizerFacts(**data.get("optimizer", {})))      # older runs have AdamW
+    except (KeyError, TypeError) as error:
+        raise UnknownFact(f"the facts are those of another version of powertrain ({error})") from None

@@ -1,15 +1,14 @@
 """The formats of rows that are known: the columns of each, and how their values are read.
 
-A format's columns have our names; a column may go by other names in well-known data sets, tried in order. FORMATS stands in
-order of detection, the most specific first: what has the columns of two formats is the earlier one. Both spellings of a turn
-are known, {"role", "content"} and {"from", "value"}, and so are the names that each role goes by.
+A format's columns have our names; a column may have other names in well-known data sets, tried in order. FORMATS stands in
+order of detection, the most specific first: a row that has the columns of two formats is read as the earlier one. Both
+spellings of a turn are known, {"role", "content"} and {"from", "value"}, and so are other names of the roles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 from powertrain.data.rows.files import json_kind
@@ -23,6 +22,7 @@ SPELLINGS = (("role", "content"), ("from", "value"))
 # a turn -> the turns it may follow; None is the beginning, behind the system's text
 FOLLOWS: Mapping[str, tuple[str | None, ...]] = {
     "user": (None, "assistant"), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}
+A_TURN = {"user": "a user turn", "assistant": "an assistant turn", "tool": "a tool turn"}
 
 
 class SeveralTurns(BadRow):
@@ -30,7 +30,7 @@ class SeveralTurns(BadRow):
 
 
 def text_of(value: Any, column: str) -> str:
-    """A text, or the texts of a list of parts such as {"type": "text", "text": ...}. Raises BadRow for anything else."""
+    """Return a text, or the texts of a list of parts such as {"type": "text", "text": ...}. Raises BadRow for anything else."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -45,7 +45,7 @@ def text_of(value: Any, column: str) -> str:
 
 
 def turns_of(value: Any, column: str) -> list[Message]:
-    """The messages of a list of turns, in order, as they are. Raises BadRow if it is not one."""
+    """Return the messages of a list of turns, in order, as they are. Raises BadRow if it is not one."""
     if isinstance(value, Mapping) and value and all(isinstance(inner, list) for inner in value.values()):
         # `datasets` turns a list of objects into an object of lists
         value = [dict(zip(value, inner, strict=False)) for inner in zip(*value.values(), strict=False)]
@@ -76,7 +76,7 @@ def is_blank(text: str) -> bool:
 
 
 def conversation(messages: Iterable[Message]) -> Conversation:
-    """Checks that there is something to learn and that the turns alternate; a blank system text is left out.
+    """Check that there is something to learn and that the turns alternate; a blank system text is left out.
 
     Raises BadRow for an empty prompt or answer, no assistant's turn, or turns that cannot follow each other.
     """
@@ -90,8 +90,10 @@ def conversation(messages: Iterable[Message]) -> Conversation:
                 raise BadRow(f"turn {number} is a system turn; it can only stand first")
             continue
         if before not in FOLLOWS[turn.role]:
-            raise BadRow(f"turn {number} is {_named(turn.role)} {_placed(turn.role, before)}; user and assistant must "
-                         "alternate, beginning with the user")
+            place = "at the beginning" if before is None else \
+                f"after another {before}'s" if before == turn.role else f"after {A_TURN[before]}"
+            raise BadRow(f"turn {number} is {A_TURN[turn.role]} {place}; user and assistant must alternate, "
+                         "beginning with the user")
         if is_blank(turn.content) and turn.role != "tool":
             raise BadRow(f"empty {'answer' if turn.role == 'assistant' else 'prompt'} (turn {number})")
         before = turn.role
@@ -100,21 +102,12 @@ def conversation(messages: Iterable[Message]) -> Conversation:
     return Conversation(tuple(turns))
 
 
-def _named(role: str) -> str:
-    return f"{'an' if role == 'assistant' else 'a'} {role} turn"
-
-
-def _placed(role: str, before: str | None) -> str:
-    return "at the beginning" if before is None else f"after another {role}'s" if before == role else f"after {_named(before)}"
-
-
-def prompt_and_answer(prompt: str, answer: str) -> Conversation:
-    """One user's and one assistant's turn."""
+def _exchange(prompt: str, answer: str) -> Conversation:
     return conversation([Message("user", prompt), Message("assistant", answer)])
 
 
 def single_exchange(found: Conversation) -> Pair:
-    """A conversation of one question and one answer as a pair, a system text before the question.
+    """Return a conversation of one question and one answer as a pair, a system text before the question.
 
     Raises SeveralTurns if it has more: an encoder reads one text, and a decoder writes one.
     """
@@ -130,20 +123,19 @@ def single_exchange(found: Conversation) -> Pair:
 
 Kind = Literal["conversation", "pair", "span", "text"]
 Values = Mapping[str, Any]                   # our column -> value; optional ones are absent where they are null
-Reader = Callable[[Values], Sample]
 
-SUMMARISE = "Summarise the following text."  # what a user says to a decoder, before the document
+SUMMARISE = "Summarise the following text."  # a user's words to a decoder, before the document
 
 
 @dataclass(frozen=True)
 class Column:
     name: str
     holds: Literal["text", "turns", "text or turns", "answers"] = "text"
-    also: tuple[str, ...] = ()               # names that it goes by elsewhere
+    also: tuple[str, ...] = ()               # its names in other data sets
     optional: bool = False
 
     def fits(self, value: Any) -> bool:
-        """Whether a value looks like what this column holds; its content is checked by the reader."""
+        """Return whether a value looks like one of this column; its content is checked when it is read."""
         if self.holds == "answers":
             return isinstance(value, str | list | Mapping)
         return (isinstance(value, str) and self.holds != "turns") or (self.holds != "text" and _are_turns(value))
@@ -157,80 +149,59 @@ def _are_turns(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Format:
-    name: str                                # what data.format says
+    name: str                                # the word for data.format
     kind: Kind
     columns: tuple[Column, ...]
-    read: Reader                             # raises BadRow
-    read_as_prompt: Reader | None = None     # of a pair or span: as a prompt and its answer, for a decoder
+    turns: tuple[tuple[str, ...], ...] = ()  # of a conversation: role and columns of its text; "" for a column of turns
+    lead: str = ""                           # of a pair: what a decoder's prompt begins with
+
+    def read(self, values: Values, *, as_prompt: bool) -> Sample:
+        """Return the meaning of a row; a pair or span, if `as_prompt`, as a prompt and its answer. Raises BadRow."""
+        if self.kind == "conversation":
+            return self._conversation(values)
+        if self.kind == "pair":
+            source, target = (_text(values, column.name) for column in self.columns)
+            return _exchange(JOIN.join(filter(None, [self.lead, source])), target) if as_prompt else Pair(source, target)
+        return _span(values, as_prompt=as_prompt) if self.kind == "span" else Text(_text(values, "text"))
+
+    def _conversation(self, values: Values) -> Conversation:
+        holds = {column.name: column.holds for column in self.columns}
+        messages: list[Message] = []
+        for role, *names in self.turns:
+            there = [name for name in names if name in values]
+            if there and (holds[there[0]] == "turns" or (holds[there[0]] != "text" and not isinstance(values[there[0]], str))):
+                messages += turns_of(values[there[0]], there[0])
+            elif there:
+                texts = [text_of(values[name], name) for name in there]
+                messages.append(Message(role, JOIN.join(text for text in texts if not is_blank(text))))
+        return conversation(messages)
 
 
-# ------------------------------------------------------------------------------------------------ conversations
-
-
-def _turns(column: str, values: Values) -> Conversation:
-    return conversation([*_system(values), *turns_of(values[column], column)])
-
-
-def _system(values: Values) -> list[Message]:
-    return [Message("system", text_of(values["system"], "system"))] if "system" in values else []
-
-
-def _alpaca(values: Values) -> Conversation:
-    parts = [text_of(values[name], name) for name in ("instruction", "input") if name in values]
-    prompt = JOIN.join(part for part in parts if not is_blank(part))
-    return conversation([*_system(values), Message("user", prompt), Message("assistant", text_of(values["output"], "output"))])
-
-
-def _input_messages(values: Values) -> Conversation:
-    return conversation([*turns_of(values["input"], "input"), Message("assistant", text_of(values["output"], "output"))])
-
-
-def _prompt_completion(values: Values) -> Conversation:
-    prompt, completion = values["prompt"], values["completion"]
-    asked = [Message("user", prompt)] if isinstance(prompt, str) else turns_of(prompt, "prompt")
-    said = [Message("assistant", completion)] if isinstance(completion, str) else turns_of(completion, "completion")
-    return conversation([*asked, *said])
-
-
-def _question_answer(values: Values) -> Conversation:
-    return prompt_and_answer(text_of(values["question"], "question"), text_of(values["answer"], "answer"))
-
-
-# ------------------------------------------------------------------------------------------------ pairs
-
-
-def _pair(source: str, target: str, values: Values) -> Pair:
-    pair = Pair(text_of(values[source], source), text_of(values[target], target))
-    for text, column in ((pair.source, source), (pair.target, target)):
-        if is_blank(text):
-            raise BadRow(f"empty {column}")
-    return pair
-
-
-def _pair_prompt(source: str, target: str, lead: str, values: Values) -> Conversation:
-    """A pair as a prompt, which begins with `lead` if that is not empty, and its answer."""
-    pair = _pair(source, target, values)
-    return prompt_and_answer(JOIN.join(filter(None, [lead, pair.source])), pair.target)
+def _text(values: Values, column: str) -> str:
+    text = text_of(values[column], column)
+    if is_blank(text):
+        raise BadRow(f"empty {column}")
+    return text
 
 
 # ------------------------------------------------------------------------------------------------ spans
 
 
-def _span(values: Values) -> Span:
-    question, context = _question_and_context(values)
-    found = [_located(text, start, context) for text, start in _answers(values["answers"])]
-    return Span(question, context, tuple(text for text, _ in found), tuple(start for _, start in found))
-
-
-def _question_and_context(values: Values) -> tuple[str, str]:
+def _span(values: Values, *, as_prompt: bool) -> Span | Conversation:
     question, context = text_of(values["question"], "question"), text_of(values["context"], "context")
     if is_blank(question) or is_blank(context):
         raise BadRow(f"empty {'question' if is_blank(question) else 'context'}")
-    return question, context
+    answers = _answers(values["answers"])
+    if not as_prompt:
+        return Span(question, context, tuple(text for text, _ in answers),
+                    tuple(_start(text, start, context) for text, start in answers))
+    if not answers:
+        raise BadRow("empty answer: the context does not answer the question, so there is nothing to write")
+    return _exchange(JOIN.join([context, question]), answers[0][0])
 
 
 def _answers(value: Any) -> list[tuple[str, int | None]]:
-    """The answers that are not blank, each with where it starts, if that is said.
+    """Return the answers that are not blank, each with the character where it starts, if the row says so.
 
     SQuAD's {"text": [...], "answer_start": [...]}, a list of {"text", "answer_start"}, a list of texts, or one text.
     """
@@ -253,57 +224,41 @@ def _answers(value: Any) -> list[tuple[str, int | None]]:
     return [(text, start) for text, start in found if not is_blank(text)]
 
 
-def _located(text: str, start: int | None, context: str) -> tuple[str, int]:
+def _start(text: str, start: int | None, context: str) -> int:
+    short = repr(text if len(text) <= 40 else f"{text[:37]}...")
     first = context.find(text)
     if first < 0:
-        raise BadRow(f"the answer {_short(text)} is not found in the context")
+        raise BadRow(f"the answer {short} is not found in the context")
     if start is None:
-        return text, first
+        return first
     if start < 0 or context[start:start + len(text)] != text:
-        raise BadRow(f"the answer {_short(text)} is not at character {start} of the context, but at {first}")
-    return text, start
+        raise BadRow(f"the answer {short} is not at character {start} of the context, but at {first}")
+    return start
 
 
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:37]}...")
-
-
-def _span_prompt(values: Values) -> Conversation:
-    question, context = _question_and_context(values)
-    answers = _answers(values["answers"])
-    if not answers:
-        raise BadRow("empty answer: the context does not answer the question, so there is nothing to write")
-    return prompt_and_answer(JOIN.join([context, question]), answers[0][0])
-
-
-# ------------------------------------------------------------------------------------------------ text
-
-
-def _text(values: Values) -> Text:
-    text = text_of(values["text"], "text")
-    if is_blank(text):
-        raise BadRow("empty text")
-    return Text(text)
-
+# ------------------------------------------------------------------------------------------------ the table
 
 SYSTEM = Column("system", optional=True)
 FORMATS = (
-    Format("messages", "conversation", (Column("messages", "turns"), SYSTEM), partial(_turns, "messages")),
-    Format("sharegpt", "conversation", (Column("conversations", "turns"), SYSTEM), partial(_turns, "conversations")),
+    Format("messages", "conversation", (Column("messages", "turns"), SYSTEM), (("system", "system"), ("", "messages"))),
+    Format("sharegpt", "conversation", (Column("conversations", "turns"), SYSTEM),
+           (("system", "system"), ("", "conversations"))),
     Format("alpaca", "conversation", (Column("instruction"), Column("input", also=("context",), optional=True),
-                                      Column("output", also=("response",)), SYSTEM), _alpaca),
+                                      Column("output", also=("response",)), SYSTEM),
+           (("system", "system"), ("user", "instruction", "input"), ("assistant", "output"))),
     Format("context_question_answers", "span", (Column("context"), Column("question"),
-                                                Column("answers", "answers", also=("answer",))), _span, _span_prompt),
+                                                Column("answers", "answers", also=("answer",)))),
     Format("prompt_completion", "conversation",
-           (Column("prompt", "text or turns"), Column("completion", "text or turns", also=("response",))), _prompt_completion),
-    Format("question_answer", "conversation", (Column("question"), Column("answer")), _question_answer),
-    Format("input_messages", "conversation", (Column("input", "turns"), Column("output")), _input_messages),
+           (Column("prompt", "text or turns"), Column("completion", "text or turns", also=("response",))),
+           (("user", "prompt"), ("assistant", "completion"))),
+    Format("question_answer", "conversation", (Column("question"), Column("answer")),
+           (("user", "question"), ("assistant", "answer"))),
+    Format("input_messages", "conversation", (Column("input", "turns"), Column("output")),
+           (("", "input"), ("assistant", "output"))),
     Format("document_summary", "pair", (Column("document", also=("article", "dialogue", "text")),
-                                        Column("summary", also=("highlights",))),
-           partial(_pair, "document", "summary"), partial(_pair_prompt, "document", "summary", SUMMARISE)),
-    Format("input_output", "pair", (Column("input", also=("source",)), Column("output", also=("target",))),
-           partial(_pair, "input", "output"), partial(_pair_prompt, "input", "output", "")),
-    Format("text", "text", (Column("text"),), _text),
+                                        Column("summary", also=("highlights",))), lead=SUMMARISE),
+    Format("input_output", "pair", (Column("input", also=("source",)), Column("output", also=("target",)))),
+    Format("text", "text", (Column("text"),)),
 )
 BY_NAME: Mapping[str, Format] = {known.name: known for known in FORMATS}
 # other names for data.format: as data sets and other trainers call them

@@ -1,10 +1,9 @@
-"""What rows mean, found by looking at the first of them, and said.
+"""The meaning of rows, found by looking at the first rows, and the sentence that states it.
 
-A format fits a row that has its columns with values of the right kind. All of the first rows should fit; where none of the
-formats fits all, the one that fits most of them is taken, if that is more than half, and the others are bad rows. What fits
-several formats is the most specific.
+A format fits a row that has its columns with values of the right kind. The format that fits most of the first rows is taken,
+if these are more than half; the other rows are bad rows. Among formats that fit equally many, the most specific is taken.
 
-What a model can do decides how a row is read: a decoder (causal) takes conversations and texts, an encoder-decoder (seq2seq)
+The model's task decides how a row is read: a decoder (causal) takes conversations and texts, an encoder-decoder (seq2seq)
 pairs and conversations of one exchange, a question-answering head (span) questions with their places in a context.
 """
 
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from powertrain.data.rows.files import FIELDS_NAMED, json_kind
@@ -38,28 +36,23 @@ class Schema:
     def to_json(self) -> list[Any]:
         return [self.name, self.kind, dict(self.columns)]
 
-    @cached_property
-    def _format(self) -> Format:
-        return BY_NAME[self.name]
-
     def read(self, fields: Mapping[str, Any]) -> Sample:
         """Return the meaning of a row. Raises BadRow if the row does not fit."""
-        known = self._format
+        known = BY_NAME[self.name]
         values = {ours: fields[theirs] for ours, theirs in self.columns.items() if fields.get(theirs) is not None}
         for column in known.columns:
             if column.name not in values and not column.optional:
                 theirs = self.columns[column.name]
                 raise BadRow(f"the column {theirs!r} is null" if theirs in fields else
                              f"no column {theirs!r}; it has: {_named(list(fields))}")
-        sample = ((known.kind != self.kind and known.read_as_prompt) or known.read)(values)
+        sample = known.read(values, as_prompt=known.kind != self.kind)
         return single_exchange(sample) if self.kind == "pair" and isinstance(sample, Conversation) else sample
 
 
 def find_schema(rows: Sequence[Row], *, name: str | None, columns: Mapping[str, str], task: str) -> tuple[Schema, str]:
-    """How to read the data of which `rows` are the first, for a model that does `task`; and a sentence that says so.
+    """Return how to read the data of which `rows` are the first, for a model that does `task`; and a sentence that states it.
 
-    `name` forces a format; `columns` maps our columns to the data's, and only formats that have them all are considered. So
-    whoever was told another name for the text's column (data.text_field) adds {"text": that name}.
+    `name` forces a format; `columns` maps our columns to the data's, and only formats that have them all are considered.
     Raises WrongUse if nothing fits, or `task` cannot learn from it; the message has the columns and the cure.
     """
     if not rows:
@@ -113,7 +106,7 @@ def _check_columns(rows: Sequence[Row], columns: Mapping[str, str]) -> None:
 
 
 def _taken(rows: Sequence[Row], known: Format, columns: Mapping[str, str]) -> dict[str, str]:
-    """Our column -> the data's, as far as the data have it: what `columns` says, else the one of its names that fits best."""
+    """Return our column -> the data's, as far as the data have it: by `columns`, else the one of its names that fits best."""
     taken: dict[str, str] = {}
     for column in known.columns:
         names = [columns[column.name]] if column.name in columns else [column.name, *column.also]
@@ -130,7 +123,11 @@ def _fits(row: Row, known: Format, taken: Mapping[str, str]) -> bool:
 
 def _detected(rows: Sequence[Row], columns: Mapping[str, str]) -> tuple[Format, dict[str, str]]:
     if not columns and sum(all(name in row.fields for name in PREFERENCES) for row in rows) > len(rows) * FITTING_SHARE:
-        raise _preferences(rows[0])
+        of_turns = isinstance(rows[0].fields.get("chosen"), list)
+        cure = "data.format=messages data.columns={messages: chosen}" if of_turns else \
+            "data.format=prompt_completion data.columns={completion: chosen}"
+        raise WrongUse(f"{rows[0].origin}: rows with chosen and rejected are preference data, for methods that compare two "
+                       f"answers, and these are not offered; to learn from the chosen answers alone, use '{cure}'")
     best: tuple[Format, dict[str, str]] | None = None
     most = int(len(rows) * FITTING_SHARE)
     for known in FORMATS:
@@ -141,22 +138,11 @@ def _detected(rows: Sequence[Row], columns: Mapping[str, str]) -> tuple[Format, 
         if fitting > most:
             best, most = (known, taken), fitting
     if best is None:
-        raise _nothing_fits(rows, columns)
+        mapped = f" with {', '.join(f'{ours} in {theirs}' for ours, theirs in columns.items())}" if columns else ""
+        raise WrongUse(f"{rows[0].origin}: the columns {_shown(rows)} match no known format{mapped}. The formats are "
+                       f"{', '.join(known.name for known in FORMATS)} (docs/fine-tuning.md). Name the format and its columns: "
+                       "data.format=question_answer 'data.columns={question: title, answer: body}'")
     return best
-
-
-def _preferences(row: Row) -> WrongUse:
-    cure = "data.format=messages data.columns={messages: chosen}" if isinstance(row.fields["chosen"], list) else \
-        "data.format=prompt_completion data.columns={completion: chosen}"
-    return WrongUse(f"{row.origin}: rows with chosen and rejected are preference data, for methods that compare two answers, "
-                    f"and these are not offered; to learn from the chosen answers alone, use '{cure}'")
-
-
-def _nothing_fits(rows: Sequence[Row], columns: Mapping[str, str]) -> WrongUse:
-    mapped = f" with {', '.join(f'{ours} in {theirs}' for ours, theirs in columns.items())}" if columns else ""
-    return WrongUse(f"{rows[0].origin}: the columns {_shown(rows)} match no known format{mapped}. The formats are "
-                    f"{', '.join(known.name for known in FORMATS)} (docs/fine-tuning.md). Name the format and its columns: "
-                    "data.format=question_answer 'data.columns={question: title, answer: body}'")
 
 
 def _check_taken(rows: Sequence[Row], known: Format, taken: Mapping[str, str], columns: Mapping[str, str]) -> None:
@@ -191,7 +177,7 @@ def _kind_for(known: Format, columns: str, task: str, *, named: bool, origin: st
     return "pair" if task == "seq2seq" else "conversation"
 
 
-# ------------------------------------------------------------------------------------------------ what is said
+# ------------------------------------------------------------------------------------------------ the sentence
 
 
 def _said(rows: Sequence[Row], schema: Schema, bad: int, *, found: bool) -> str:
@@ -208,7 +194,7 @@ def _found_columns(rows: Sequence[Row]) -> list[str]:
 
 
 def _shown(rows: Sequence[Row]) -> str:
-    """The columns with what they hold, as far as it is not text: "question, answer (a number)"."""
+    """Return the columns, each that is not text with its kind: "question, answer (a number)"."""
     shown = []
     for name in _found_columns(rows):
         value = next((row.fields[name] for row in rows if row.fields.get(name) is not None), None)
