@@ -27,7 +27,7 @@ from powertrain.models.bridge.loading import load_bridged
 from powertrain.models.bridge.model import BridgedModel, merge_bridged
 from powertrain.models.decoder import Decoder
 from powertrain.models.huggingface.folder import load_folder, save_folder
-from powertrain.models.huggingface.shards import Shards
+from powertrain.models.huggingface.weights import Shards
 from powertrain.models.model import SavedTokenizer
 from powertrain.records import RunFailed, WrongUse
 from powertrain.records.json_files import read_json, write_json
