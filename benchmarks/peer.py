@@ -11,8 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from powertrain.evidence.arms import CannotRun
-from powertrain.evidence.worker import Taken
+from powertrain.evidence.worker import CannotRun, Taken
 from powertrain.records.evidence import Arm, Window
 
 SCRIPTS = Path(__file__).resolve().parent / "peers"

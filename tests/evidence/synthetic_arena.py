@@ -59,7 +59,7 @@ class SyntheticArena:
                 return Runner(Order(arm, folder, folder, folder, precision=precision, seed=seed)).probe(steps)
             except Exception as error:
                 failed = failure(error)
-                return Probe((), (), None, failed.sentence, failed.technique)
+                return Probe((), (), None, str(failed), failed.technique)
         if (why := self.cannot(steps_of(arm))) is not None:
             return Probe((), (), None, why, why.partition(":")[0])
         losses = self.losses(steps_of(arm))

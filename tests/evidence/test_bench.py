@@ -330,7 +330,7 @@ def test_a_small_suite_runs_and_is_a_study(cache: Path, suite: Suite, tmp_path: 
         """All the time for what is tried, and a second for each comparison."""
         if " against " in text:
             notebook.ends_at = time.monotonic() + 1
-        elif text.startswith("equal arms"):
+        elif text.startswith("equal plans"):
             notebook.ends_at = time.monotonic() + 600
 
     with Arena(cache) as arena:

@@ -18,7 +18,7 @@ from powertrain.claims.claim import Catalogue, Claim, Experiment, why_not
 from powertrain.claims.experiments import UNTIMED, Bench, Outcome, arms_of, carry_out
 from powertrain.claims.verdicts import ClaimRow, judge
 from powertrain.evidence import studies
-from powertrain.evidence.arms import CannotRun
+from powertrain.evidence.clock import CannotRun
 from powertrain.evidence.stats import MARGIN, noise_floor
 from powertrain.records import Hardware, Software, WrongUse, to_plain
 from powertrain.records.evidence import NOT_HERE, Arm, ArmRun, Comparison, Study

@@ -55,6 +55,10 @@ class Subject:
         kept = {step.technique.name for step in self.without.steps}
         return "without " + " and ".join(step.technique.name for step in self.with_it.steps if step.technique.name not in kept)
 
+    def arms(self, notebook: Notebook) -> tuple[Arm, Arm]:
+        """Return the arms without the technique and with it."""
+        return notebook.arm(self.without, self.without_name), notebook.arm(self.with_it, f"with {self.name}")
+
     @property
     def is_of_the_method(self) -> bool:
         """Return whether the technique is part of the requested method, so that leaving it out would train another model."""
@@ -109,7 +113,7 @@ def ablate(prepared: Prepared, subjects: Sequence[Subject], notebook: Notebook) 
     full, plain, budget_s = notebook.arm(prepared.plan, "full plan"), notebook.arm(none, "no technique"), notebook.left_s()
     _check_that_it_runs(full, measured, notebook)
     profiles = _profile(plain, full, measured, notebook)
-    control, floor = notebook.noise(full, shares(notebook.left_s(), [1.0, 9.0]))
+    control, floor = notebook.noise("the full plan", full, shares(notebook.left_s(), [1.0, 9.0]))
     for subject in measured:
         _examine(subject, prepared, notebook, until_s=FOR_TIMING * budget_s)
     timed = [subject for subject in measured if not subject.why and _can_matter(subject, notebook)]
@@ -136,8 +140,7 @@ def _check_that_it_runs(full: Arm, measured: Sequence[Subject], notebook: Notebo
     if (error := notebook.probe(full).error) is not None:
         raise RunFailed(error)
     for subject in measured:
-        arm = notebook.arm(subject.with_it, f"with {subject.name}")
-        if subject.forced and (error := notebook.probe(arm).error) is not None:
+        if subject.forced and (error := notebook.probe(subject.arms(notebook)[1]).error) is not None:
             raise RunFailed(error)
 
 
@@ -152,7 +155,7 @@ def _profile(plain: Arm, full: Arm, measured: Sequence[Subject], notebook: Noteb
     for subject in measured:
         ours = profiles["plan"]
         if subject.forced:                   # what it adds is in no other profile
-            ours = notebook.arena.profile(notebook.arm(subject.with_it, f"with {subject.name}"))
+            ours = notebook.arena.profile(subject.arms(notebook)[1])
         limit = bound(profiles["plain"], ours, subject.step.technique.acts_on)
         subject.bound = limit if math.isfinite(limit) else None
         acts_on = ", ".join(sorted(subject.step.technique.acts_on))
@@ -169,8 +172,7 @@ def _examine(subject: Subject, prepared: Prepared, notebook: Notebook, *, until_
     notebook.say(f"{subject.name}: memory and losses with and without it")
     if not _separate(subject, prepared.facts, notebook):
         return
-    with_it = notebook.probe(notebook.arm(subject.with_it, f"with {subject.name}"))
-    without = notebook.probe(notebook.arm(subject.without, subject.without_name))
+    without, with_it = map(notebook.probe, subject.arms(notebook))
     if with_it.allocated_bytes is not None and without.allocated_bytes is not None:
         subject.memory_bytes = with_it.allocated_bytes - without.allocated_bytes
     technique, none = subject.step.technique, plain_plan(prepared.plan)
@@ -186,7 +188,7 @@ def _examine(subject: Subject, prepared: Prepared, notebook: Notebook, *, until_
 def _separate(subject: Subject, facts: Facts, notebook: Notebook) -> bool:
     """Find a plan without the technique that runs, by also leaving out the techniques that depend on it."""
     while (why := why_no_room(subject.without, facts)) is None:
-        found = notebook.probe(notebook.arm(subject.without, subject.without_name))
+        found = notebook.probe(subject.arms(notebook)[0])
         why = found.error
         if why is None:
             return True
@@ -208,13 +210,8 @@ def _leave_out(subject: Subject, notebook: Notebook, weights: Sequence[float]) -
         subject.why = LATER
         return
     notebook.say(f"{subject.name}: the plan without it against the plan with it")
-    a, b = notebook.arm(subject.without, subject.without_name), notebook.arm(subject.with_it, f"with {subject.name}")
-    try:
-        subject.left_out = notebook.compare(a, b, shares(notebook.left_s(), weights))
-    except CannotRun as error:
-        subject.why = f"it could not be timed: {error}"
-        return
-    notebook.say(f"{subject.name}: {notebook.comparisons[subject.left_out].because}")
+    subject.left_out, why = notebook.attempt(f"{subject.name}: ", *subject.arms(notebook), shares(notebook.left_s(), weights))
+    subject.why = f"it could not be timed: {why}" if why else ""
 
 
 def _look_again(timed: Sequence[Subject], notebook: Notebook) -> None:
@@ -228,13 +225,12 @@ def _look_again(timed: Sequence[Subject], notebook: Notebook) -> None:
         assert subject.left_out is not None
         pairs = notebook.comparisons[subject.left_out].pairs
         notebook.say(f"{subject.name}: undecided after {pairs} pairs of windows; measuring again with the remaining time")
-        a, b = notebook.arm(subject.without, subject.without_name), notebook.arm(subject.with_it, f"with {subject.name}")
-        try:
-            subject.left_out = notebook.compare(a, b, share_s, pairs=int(share_s / PAIR_S), anew=True)
-        except CannotRun as error:
-            notebook.say(f"{subject.name}: {error}")
-            continue
-        notebook.say(f"{subject.name}: {notebook.comparisons[subject.left_out].because}")
+        index, why = notebook.attempt(f"{subject.name}: ", *subject.arms(notebook), share_s, pairs=int(share_s / PAIR_S),
+                                      anew=True)
+        if index is None:
+            notebook.say(f"{subject.name}: {why}")
+        else:
+            subject.left_out = index
 
 
 def _can_matter(subject: Subject, notebook: Notebook) -> bool:
@@ -247,12 +243,9 @@ def _total(plain: Arm, full: Arm, notebook: Notebook, weights: Sequence[float]) 
         notebook.say("no technique against the full plan: not reached within the budget")
         return None
     notebook.say("no technique against the full plan")
-    try:
-        index = notebook.compare(plain, full, shares(notebook.left_s(), weights))
-    except CannotRun as error:
-        notebook.say(f"no technique at all: {error}")
-        return None
-    notebook.say(f"the full plan: {notebook.comparisons[index].because}")
+    index, why = notebook.attempt("the full plan: ", plain, full, shares(notebook.left_s(), weights))
+    if why:
+        notebook.say(f"no technique at all: {why}")
     return index
 
 
@@ -269,14 +262,13 @@ def _climb(measured: Sequence[Subject], below: Plan, facts: Facts, notebook: Not
             notebook.say(f"the ladder from {joined[0].name} on: not reached within the budget")
             return
         notebook.say(f"ladder: {' and '.join(one.name for one in joined)} on top of {foot_name}")
-        try:
-            if (why := why_no_room(here, facts) or why_no_room(above, facts)) is not None:
-                raise CannotRun(why)
-            index = notebook.compare(notebook.arm(here, foot_name), notebook.arm(above, top_name),
-                                     shares(notebook.left_s(), [RUNG] * (len(measured) - number)))
-        except CannotRun as error:
-            notebook.say(f"ladder: {subject.name} cannot run alone there and joins the next technique ({error})")
-            subject.remarks.append(f"in the ladder it joins the next technique, because it cannot run alone there: {error}")
+        index, why = None, why_no_room(here, facts) or why_no_room(above, facts)
+        if why is None:
+            index, why = notebook.attempt("ladder: ", notebook.arm(here, foot_name), notebook.arm(above, top_name),
+                                          shares(notebook.left_s(), [RUNG] * (len(measured) - number)))
+        if index is None:
+            notebook.say(f"ladder: {subject.name} cannot run alone there and joins the next technique ({why})")
+            subject.remarks.append(f"in the ladder it joins the next technique, because it cannot run alone there: {why}")
             continue
         for one in joined:
             one.ladder = index

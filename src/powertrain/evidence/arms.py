@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch
 
-from powertrain.evidence.worker import FIRST, Failure, Order, Ready, serve
+from powertrain.evidence.worker import FIRST, CannotRun, Order, Ready, serve
 
 # torch's optimizers import its compiler; where there is CUDA nobody promises that importing that leaves CUDA alone, and a
 # process forked after CUDA was looked at can never use it
@@ -23,21 +23,12 @@ PRELOADED = ["powertrain.evidence.worker", *([] if torch.version.cuda else ["tor
 GRACE_S = 2.0                                # for a process that is told to end; then it is made to
 
 
-class CannotRun(Exception):
-    """An arm's process failed. The message is one sentence: that of the child's NotApplied or WrongUse, for example."""
-
-    def __init__(self, sentence: str, *, arm: str = "", out_of_memory: bool = False, details: str = "",
-                 technique: str = ""):
-        super().__init__(sentence)
-        self.arm, self.out_of_memory, self.details, self.technique = arm, out_of_memory, details, technique
-
-
 class ArmProcess:
     """An arm's process that is ready to take steps. Raises CannotRun whenever the process fails."""
 
     def __init__(self, order: Order):
         self.arm, self._first = order.arm, Path(order.scratch, FIRST)
-        self.first_step_s = 0.0              # set by whoever has it take its very first one
+        self.first_step_s = 0.0              # set by the caller that asks for the very first step
         context = process_context()
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, order), name=f"arm {order.arm.name}")
@@ -67,16 +58,15 @@ class ArmProcess:
             answer = self._pipe.recv()
         except (EOFError, OSError):
             raise self._gone() from None
-        if isinstance(answer, Failure):
-            raise CannotRun(answer.sentence, arm=self.arm.name, out_of_memory=answer.out_of_memory, details=answer.details,
-                            technique=answer.technique)
+        if isinstance(answer, CannotRun):
+            answer.arm = self.arm.name
+            raise answer
         return answer
 
     def _gone(self) -> CannotRun:
         self._process.join(GRACE_S)
         code = self._process.exitcode
-        killed = code is not None and code < 0
-        how = f"was ended by {signal.Signals(-code).name}" if killed and code is not None else f"ended with code {code}"
+        how = f"ended with code {code}" if code is None or code >= 0 else f"was ended by {signal.Signals(-code).name}"
         memory = code == -signal.SIGKILL
         why = ", as Linux does when the memory is used up" if memory else ""
         return CannotRun(f"the process of the arm {self.arm.name!r} {how}{why}", arm=self.arm.name, out_of_memory=memory)

@@ -13,20 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from powertrain import planner
-from powertrain.evidence.arms import CannotRun
-from powertrain.evidence.assertions import (
-    MIB,
-    Assertion,
-    Tried,
-    accumulation_takes_no_more,
-    losses_agree,
-    memory_grows,
-    memory_is_as_predicted,
-    trains,
-)
+from powertrain.evidence import assertions
+from powertrain.evidence.assertions import MIB, Assertion, Tried
 from powertrain.evidence.loading import Rounds, loader_rates, predicted_bytes
 from powertrain.evidence.notebook import Notebook, shares
-from powertrain.evidence.stats import interval, noise_floor
+from powertrain.evidence.stats import interval
 from powertrain.recipe import Recipe
 from powertrain.records import Effect, Plan, Proposal, RunFailed, to_plain
 from powertrain.records.evidence import NOT_HERE, Arm, ArmRun, Parity
@@ -115,9 +106,8 @@ def make_suite(words: Sequence[str], prepared: Prepared) -> Suite:
 def micro_batch_sizes(batch: int) -> list[int]:
     """Return 1, 2, 4, ... and the batch itself, thinned evenly where there are many."""
     sizes = [1 << power for power in range(batch.bit_length()) if 1 << power < batch] + [batch]
-    if len(sizes) <= MOST_SIZES:
-        return sizes
-    return [sizes[round(place * (len(sizes) - 1) / (MOST_SIZES - 1))] for place in range(MOST_SIZES)]
+    places = range(MOST_SIZES) if len(sizes) > MOST_SIZES else ()
+    return [sizes[round(place * (len(sizes) - 1) / (MOST_SIZES - 1))] for place in places] or sizes
 
 
 def numbers_of_passes(batch: int) -> list[int]:
@@ -226,15 +216,16 @@ def _try(table: str, setting: Setting, notebook: Notebook, found: Found) -> Trie
 
 
 def _assert(suite: Suite, notebook: Notebook, found: Found) -> None:
-    made: list[Assertion | None] = [trains(table, tried) for table, tried in found.tried.items() if tried]
-    made.append(memory_grows(found.tried["micro-batch"]))
-    made += [memory_is_as_predicted(table, tried) for table, tried in found.tried.items() if table != "loader"]
-    made.append(accumulation_takes_no_more(found.tried["accumulation"]))
+    tables = found.tried
+    made: list[Assertion | None] = [assertions.trains(table, tried) for table, tried in tables.items() if tried]
+    made.append(assertions.memory_grows(tables["micro-batch"]))
+    made += [assertions.memory_is_as_predicted(table, tried) for table, tried in tables.items() if table != "loader"]
+    made.append(assertions.accumulation_takes_no_more(tables["accumulation"]))
     for what, exactness, tried in (
-            ("loader: it does not change the losses", "BITWISE", found.tried["loader"]),
-            ("precision: losses stay within rounding of fp32", "ROUNDING", found.tried["precision"]),
+            ("loader: it does not change the losses", "BITWISE", tables["loader"]),
+            ("precision: losses stay within rounding of fp32", "ROUNDING", tables["precision"]),
             ("accumulation: losses stay within rounding of one pass", "ROUNDING", _in_fp32(suite, notebook, found))):
-        if len(tried) > 1 and (agreed := losses_agree(what, exactness, tried[0], tried[1:])) is not None:
+        if len(tried) > 1 and (agreed := assertions.losses_agree(what, exactness, tried[0], tried[1:])) is not None:
             made.append(agreed[0])
             found.parities |= agreed[1]
     found.assertions = [assertion for assertion in made if assertion is not None]
@@ -269,22 +260,28 @@ def _load(suite: Suite, notebook: Notebook, found: Found) -> None:
 
 
 def _time(suite: Suite, notebook: Notebook, found: Found) -> None:
-    """Time each setting against the first of its table, the tables in turn, after the control."""
-    jobs = _jobs(suite, found)
-    if jobs:
-        _control(suite.base.arm, notebook, found, len(jobs))
+    """Time each setting against the first of its table, the tables in turn, after the plan against itself."""
+    jobs, base = _jobs(suite, found), suite.base.arm
+    if jobs and not notebook.reaches():
+        found.not_reached.append("the plan against itself, for the noise of this machine")
+    elif jobs:
+        try:
+            found.control, found.noise_floor = notebook.noise(base.name, base, shares(notebook.left_s(), [
+                CONTROL_WEIGHT, *[1.0] * len(jobs)]))
+        except RunFailed as error:
+            found.failed[base.name] = str(error)
     for number, (table, first, other) in enumerate(jobs):
         if not notebook.reaches():
             found.not_reached += [f"{left}: speed of {setting.arm.name}" for left, _, setting in jobs[number:]]
             return
-        notebook.say(f"{table}: {other.arm.name} against {first.arm.name}")
-        try:
-            index = notebook.compare(first.arm, other.arm, shares(notebook.left_s(), [1.0] * (len(jobs) - number)))
-        except CannotRun as error:
-            found.failed[other.arm.name] = str(error)
-            continue
-        found.compared[other.arm.name] = index
-        notebook.say(f"{table}: {other.arm.name} is {notebook.comparisons[index].because}")
+        name = other.arm.name
+        notebook.say(f"{table}: {name} against {first.arm.name}")
+        index, why = notebook.attempt(f"{table}: {name} is ", first.arm, other.arm,
+                                      shares(notebook.left_s(), [1.0] * (len(jobs) - number)))
+        if index is None:
+            found.failed[name] = why
+        else:
+            found.compared[name] = index
 
 
 def _jobs(suite: Suite, found: Found) -> list[tuple[str, Setting, Setting]]:
@@ -295,22 +292,6 @@ def _jobs(suite: Suite, found: Found) -> list[tuple[str, Setting, Setting]]:
         settings = [setting for setting in suite.tables[table] if setting.arm.name in runs]
         rows.append([(table, settings[0], other) for other in settings[1:]])
     return [row[place] for place in range(max(map(len, rows), default=0)) for row in rows if place < len(row)]
-
-
-def _control(arm: Arm, notebook: Notebook, found: Found, jobs: int) -> None:
-    if not notebook.reaches():
-        found.not_reached.append("the plan against itself, for the noise of this machine")
-        return
-    notebook.say("the plan against itself, for the noise of this machine")
-    try:
-        found.control = notebook.control(arm, shares(notebook.left_s(), [CONTROL_WEIGHT, *[1.0] * jobs]))
-    except CannotRun as error:
-        found.failed[arm.name] = str(error)
-        return
-    if notebook.has_speed(found.control):
-        found.noise_floor = noise_floor(notebook.comparisons[found.control])
-        notebook.margin = max(notebook.margin, found.noise_floor)
-        notebook.say(f"equal arms differ by up to {found.noise_floor:.1%} here, so {notebook.margin:.1%} is the least effect")
 
 
 # ------------------------------------------------------------------------------------------------ as a study holds it
@@ -338,8 +319,8 @@ def _about_memory(suite: Suite, found: Found) -> list[str]:
 def _table(table: str, suite: Suite, notebook: Notebook, found: Found) -> dict[str, Any]:
     """Return a table whose rows are compared with the first; settings that cannot run here come last, with the reason."""
     more = LOADING if table == "loader" else ()
-    settings = {setting.arm.name: number for number, setting in enumerate(suite.tables[table])}
-    rows = [[tried.amount, *_loading(settings[tried.name], tried, notebook, found)[:len(more)],
+    places = {setting.arm.name: place for place, setting in enumerate(suite.tables[table])}
+    rows = [[tried.amount, *(_loading(places[tried.name], tried, notebook, found) if more else ()),
              *_cells(tried, number == 0, notebook, found)] for number, tried in enumerate(found.tried[table])]
     empty = [None] * (len(more) + len(COLUMNS) - 2)
     rows += [[name, *empty, NOT_HERE, why] for name, why in suite.not_here[table].items()]
@@ -349,19 +330,17 @@ def _table(table: str, suite: Suite, notebook: Notebook, found: Found) -> dict[s
 def _cells(tried: Tried, is_first: bool, notebook: Notebook, found: Found) -> list[Any]:
     """Return the cells of COLUMNS."""
     share, parity, run = tried.error_share, found.parities.get(tried.name), run_of(tried.name, notebook)
-    measured = None if tried.measured_bytes is None else round(tried.measured_bytes / MIB, 2)
-    predicted = None if tried.predicted_bytes is None else round(tried.predicted_bytes / MIB, 2)
-    head = [measured, predicted, None if share is None else round(100 * share, 2), None if parity is None else
-            parity.loss_difference, None if run is None else round(statistics.median(w.tokens_per_s for w in run.windows), 1)]
+    measured, predicted = (size and round(size / MIB, 2) for size in (tried.measured_bytes, tried.predicted_bytes))
+    head = [measured, predicted, None if share is None else round(100 * share, 2), parity and parity.loss_difference,
+            run and round(statistics.median(window.tokens_per_s for window in run.windows), 1)]
     index = found.compared.get(tried.name)
     if index is None:
-        why = tried.error or found.failed.get(tried.name) or ("the baseline of this table" if is_first else
-                                                              "not timed within the budget")
-        return [*head, None, None, None, None, why]
+        why = "the baseline of this table" if is_first else "not timed within the budget"
+        return [*head, None, None, None, None, tried.error or found.failed.get(tried.name) or why]
     comparison = notebook.comparisons[index]
-    speed = [None] * 3 if comparison.speed is None else [round(value, 4) for value in (
-        comparison.speed.median, comparison.speed.low, comparison.speed.high)]
-    return [*head, *speed, comparison.verdict, comparison.because]
+    speed = comparison.speed and (comparison.speed.median, comparison.speed.low, comparison.speed.high)
+    return [*head, *(round(value, 4) for value in speed or ()), *[None] * (0 if speed else 3), comparison.verdict,
+            comparison.because]
 
 
 def run_of(name: str, notebook: Notebook) -> ArmRun | None:

@@ -8,7 +8,6 @@ An arm that was measured keeps its process, and is wound back to its first step 
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import tempfile
@@ -20,10 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from powertrain.evidence.arms import ArmProcess, CannotRun
+from powertrain.evidence.arms import ArmProcess
 from powertrain.evidence.profile import Profile
 from powertrain.evidence.stats import MARGIN, half_width, interval, noise_floor, speed_verdict
-from powertrain.evidence.worker import Order, Probe, Ready, Taken
+from powertrain.evidence.worker import CannotRun, Order, Probe, Ready, Taken
 from powertrain.records import Facts
 from powertrain.records.evidence import FASTER, INCONCLUSIVE, INVALID, Arm, ArmRun, Comparison, Interval, Window
 
@@ -35,6 +34,8 @@ LEAST_PARTS, MOST_PARTS = 3, 13              # of a warm-up: the first step and 
 PART = 0.1                                   # of a window: what one part of a warm-up takes
 LEAD_IN_FROM = 5                             # steps in a window, from which one more before it, untimed, is cheap
 
+Compared = tuple[Comparison, ArmRun, ArmRun]     # of B against A, the run of A, the run of B
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -45,6 +46,9 @@ class Pace:
     most_pairs: int = 24
     enough: float = 0.02                     # half-width of the interval at which a verdict is believed
     warm_up_s: float = 20.0
+
+
+USUAL = Pace()
 
 
 @dataclass
@@ -119,13 +123,11 @@ class Arena:
         self._close_all()
         self._open.close()
 
-    def compare(self, a: Arm, b: Arm, pace: Pace | None = None, *, margin: float = MARGIN,
-                deadline: float | None = None) -> tuple[Comparison, ArmRun, ArmRun]:
+    def compare(self, a: Arm, b: Arm, pace: Pace = USUAL, *, margin: float = MARGIN, deadline: float | None = None) -> Compared:
         """Compare B with A. After `deadline` (of time.monotonic()) it stops as soon as there are 5 pairs.
 
         Raises CannotRun where an arm's process fails.
         """
-        pace = pace or Pace()
         if a.name == b.name:
             raise ValueError(f"both arms are called {a.name!r}")
         if self._together:
@@ -137,8 +139,7 @@ class Arena:
                     raise
         return self._one_after_the_other(a, b, pace, margin)
 
-    def control(self, arm: Arm, pace: Pace | None = None,
-                deadline: float | None = None) -> tuple[Comparison, ArmRun, ArmRun]:
+    def control(self, arm: Arm, pace: Pace = USUAL, deadline: float | None = None) -> Compared:
         """Compare the arm with itself: the difference is the noise of this machine."""
         found, first, second = self.compare(arm, replace(arm, name=f"{arm.name} again"), pace, deadline=deadline)
         if found.speed is not None and found.verdict == INCONCLUSIVE:
@@ -147,7 +148,7 @@ class Arena:
         return found, first, second
 
     def probe(self, arm: Arm, *, steps: int = 4, precision: str | None = None, seed: int | None = None) -> Probe:
-        """Return the first steps of a fresh process, untimed, and the allocated peak of one more. Never raises CannotRun."""
+        """Return the first steps of a fresh process, untimed, and the allocated peak of one more; or why it cannot run."""
         try:
             with self._start(arm, precision, seed) as process:
                 found: Probe = process.ask("probe", steps)
@@ -175,11 +176,11 @@ class Arena:
 
     def _at_first_step(self, arm: Arm, beside: Arm) -> ArmProcess:
         """Return the arm's process at its first step, rewound or fresh, without ending the process of `beside`."""
-        kept = next((process for process in self._processes if _same(process.arm, arm)), None)
-        if kept is not None:
-            kept.ask("rewind")
-            return kept
-        for process in [process for process in self._processes if not _same(process.arm, beside)]:
+        for kept in self._processes:
+            if kept.arm == arm:
+                kept.ask("rewind")
+                return kept
+        for process in [process for process in self._processes if process.arm != beside]:
             self._processes.remove(process)
             process.close()
         process = self._start(arm)
@@ -191,13 +192,12 @@ class Arena:
         while self._processes:
             self._processes.pop().close()
 
-    def _interleaved(self, a: Arm, b: Arm, pace: Pace, margin: float,
-                     deadline: float | None) -> tuple[Comparison, ArmRun, ArmRun]:
+    def _interleaved(self, a: Arm, b: Arm, pace: Pace, margin: float, deadline: float | None) -> Compared:
         tracks = (Track(self._at_first_step(a, beside=b)), Track(self._at_first_step(b, beside=a)))
         check_room([track.process.ready for track in tracks])
         return interleave(*tracks, pace, margin=margin, deadline=deadline)
 
-    def _one_after_the_other(self, a: Arm, b: Arm, pace: Pace, margin: float) -> tuple[Comparison, ArmRun, ArmRun]:
+    def _one_after_the_other(self, a: Arm, b: Arm, pace: Pace, margin: float) -> Compared:
         """Compare whole runs A B B A, each in a fresh process, with enough windows for two runs of an arm."""
         each = math.ceil(max(LEAST_PAIRS, pace.pairs) / 2)
         tracks: dict[str, Track] = {}
@@ -207,11 +207,8 @@ class Arena:
             self._close_all()
             with self._start(arm) as process:
                 track = Track(process)
-                if warm:
-                    track.first_step()
-                    track.warm_up.append(track.take(warm - 1))
-                else:
-                    warm_up(track, pace)
+                warm_up(track, pace, known_steps=warm)
+                if not warm:
                     warm, steps = track.warm_up_steps, steps_per_window(pace, [track.step_s])
                 if track.why_invalid is None:
                     track.windows += [track.take(steps, untimed=steps >= LEAD_IN_FROM) for _ in range(each)]
@@ -222,8 +219,7 @@ class Arena:
         return judge(tracks[a.name], tracks[b.name], runs[a.name], runs[b.name], margin)
 
 
-def interleave(a: Track, b: Track, pace: Pace, *, margin: float = MARGIN,
-               deadline: float | None = None) -> tuple[Comparison, ArmRun, ArmRun]:
+def interleave(a: Track, b: Track, pace: Pace, *, margin: float = MARGIN, deadline: float | None = None) -> Compared:
     """Compare B with A, two processes that are ready for their first step."""
     for track in (a, b):
         warm_up(track, pace)
@@ -247,17 +243,12 @@ def check_room(arms: Sequence[Ready]) -> None:
                         out_of_memory=True)
 
 
-def _same(one: Arm, other: Arm) -> bool:
-    return one.name == other.name and one.words == other.words and _text(one.plan) == _text(other.plan)
-
-
-def _text(plan: Mapping[str, Any] | None) -> str:
-    return json.dumps(plan, sort_keys=True)
-
-
-def warm_up(track: Track, pace: Pace, now: Callable[[], float] = time.monotonic) -> None:
-    """Take steps until two parts in a row differ by at most 10 % in speed; at least 2 parts besides the first step."""
+def warm_up(track: Track, pace: Pace, now: Callable[[], float] = time.monotonic, known_steps: int = 0) -> None:
+    """Take `known_steps`; without them steps until two parts in a row differ by at most 10 % in speed, and at least 3 parts."""
     track.first_step()
+    if known_steps:
+        track.warm_up.append(track.take(known_steps - 1))
+        return
     began, steps = now(), 1                  # compiling is no warming up
     while not is_steady(track.warm_up) and (len(track.warm_up) < LEAST_PARTS or now() - began < pace.warm_up_s):
         track.warm_up.append(track.take(steps))
@@ -302,14 +293,11 @@ def is_clear(speed: Interval, pace: Pace, margin: float) -> bool:
     return half_width(speed) <= pace.enough and (within or speed.low > 1 + margin or speed.high < 1 - margin)
 
 
-def judge(first: Track, second: Track, a: ArmRun, b: ArmRun, margin: float) -> tuple[Comparison, ArmRun, ArmRun]:
-    speed: Interval | None = None
-    why = first.why_invalid or second.why_invalid
-    if why is not None:
-        verdict, because = INVALID, why
-    else:
-        speed = interval(ratios(a.windows, b.windows))
-        verdict, because = speed_verdict(speed, margin)
+def judge(first: Track, second: Track, a: ArmRun, b: ArmRun, margin: float) -> Compared:
+    """Return the comparison of the arms with its verdict, and their runs."""
+    why_invalid = first.why_invalid or second.why_invalid
+    speed = None if why_invalid else interval(ratios(a.windows, b.windows))
+    verdict, because = (INVALID, why_invalid or "") if speed is None else speed_verdict(speed, margin)
     step_s = (_median_step_s(a), _median_step_s(b))
     starts_s = [track.process.ready.apply_s + track.process.first_step_s - steady_s
                 for track, steady_s in zip((first, second), step_s, strict=True)]

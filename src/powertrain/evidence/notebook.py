@@ -11,10 +11,10 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from powertrain import planner
-from powertrain.evidence.clock import LEAST_PAIRS, CannotRun, Pace, Probe
+from powertrain.evidence.clock import LEAST_PAIRS, USUAL, Arena, CannotRun, Pace, Probe
 from powertrain.evidence.parity import compare_losses
 from powertrain.evidence.profile import Profile
 from powertrain.evidence.stats import MARGIN, TOO_NOISY, noise_floor
@@ -28,22 +28,9 @@ SEEDS, LOSSY_STEPS = 3, 20   # of runs that show whether other mathematics learn
 COARSEST = ("bf16", "fp16", "tf32", "fp32")
 
 
-class Measures(Protocol):
-    """The measurements that a study asks of an arena."""
-
-    def compare(self, a: Arm, b: Arm, pace: Pace = ..., *, margin: float = ..., deadline: float | None = ...
-                ) -> tuple[Comparison, ArmRun, ArmRun]: ...
-
-    def control(self, arm: Arm, pace: Pace = ..., deadline: float | None = ...) -> tuple[Comparison, ArmRun, ArmRun]: ...
-
-    def probe(self, arm: Arm, *, steps: int = ..., precision: str | None = ..., seed: int | None = ...) -> Probe: ...
-
-    def profile(self, arm: Arm, *, steps: int = ...) -> Profile: ...
-
-
 @dataclass
 class Notebook:
-    arena: Measures
+    arena: Arena
     words: tuple[str, ...]                   # of the recipe
     say: Say
     ends_at: float                           # by `now`
@@ -75,10 +62,7 @@ class Notebook:
         """Return a probe; the same probe is made once. A process that fails is a probe with an error."""
         asked = (arm.name, steps, precision, seed)
         if asked not in self._probes:
-            try:
-                self._probes[asked] = self.arena.probe(arm, steps=steps, precision=precision, seed=seed)
-            except CannotRun as error:
-                self._probes[asked] = Probe((), (), None, str(error), error.technique)
+            self._probes[asked] = self.arena.probe(arm, steps=steps, precision=precision, seed=seed)
         return self._probes[asked]
 
     def parity(self, exactness: str, attempts: Sequence[tuple[Plan, Plan, str | None]], facts: Facts, seed: int
@@ -107,41 +91,45 @@ class Notebook:
         Without `pairs` there are as many as the time allows, and at least LEAST_PAIRS. What was compared before is taken
         from there, unless it has to be measured `anew`.
         """
-        known = self._found.get((a.name, b.name))
-        if known is not None and not anew:
-            return known
-        began = self.now()
-        found = self.arena.compare(a, b, pace_for(share_s, pairs), margin=self.margin, deadline=began + share_s)
-        self._took_s.append(self.now() - began)
-        self._found[a.name, b.name] = self._write(*found)
+        if anew or (a.name, b.name) not in self._found:
+            began = self.now()
+            found = self.arena.compare(a, b, pace_for(share_s, pairs), margin=self.margin, deadline=began + share_s)
+            self._found[a.name, b.name] = self._write(began, *found)
         return self._found[a.name, b.name]
+
+    def attempt(self, what: str, a: Arm, b: Arm, share_s: float, *, pairs: int | None = None, anew: bool = False
+                ) -> tuple[int | None, str]:
+        """Compare B with A as `compare`, and say so; return None and the reason where an arm does not run."""
+        try:
+            index = self.compare(a, b, share_s, pairs=pairs, anew=anew)
+        except CannotRun as error:
+            return None, str(error)
+        self.say(f"{what}{self.comparisons[index].because}")
+        return index, ""
 
     def control(self, arm: Arm, share_s: float) -> int:
         """Return the index of an arm's comparison with itself."""
         began = self.now()
-        found = self.arena.control(arm, pace_for(share_s), began + share_s)
-        self._took_s.append(self.now() - began)
-        return self._write(*found)
+        return self._write(began, *self.arena.control(arm, pace_for(share_s), began + share_s))
 
-    def noise(self, arm: Arm, share_s: float) -> tuple[int, float]:
-        """Compare the plan with itself, and return index and noise floor, which widens the margin. Raises RunFailed."""
-        self.say(f"the {arm.name} against itself, for the noise of this machine")
+    def noise(self, name: str, arm: Arm, share_s: float) -> tuple[int, float]:
+        """Compare the arm with itself, and return index and noise floor, which widens the margin. Raises RunFailed."""
+        self.say(f"{name} against itself, for the noise of this machine")
         try:
             index = self.control(arm, share_s)
         except CannotRun as error:
             raise RunFailed(str(error)) from None
-        if not self.has_speed(index):
-            raise RunFailed(f"the {arm.name} has no speed: {self.comparisons[index].because}")
-        floor = noise_floor(self.comparisons[index])
+        control = self.comparisons[index]
+        if control.speed is None or control.verdict == INVALID:
+            raise RunFailed(f"{name} has no speed: {control.because}")
+        floor = noise_floor(control)
         self.margin = max(self.margin, floor)
         within = min(self.margin, TOO_NOISY)
         self.say(f"equal plans differ by up to {floor:.1%} here, so differences within {within:.1%} are no effect")
         return index, floor
 
-    def has_speed(self, index: int) -> bool:
-        return self.comparisons[index].speed is not None and self.comparisons[index].verdict != INVALID
-
-    def _write(self, comparison: Comparison, *runs: ArmRun) -> int:
+    def _write(self, began: float, comparison: Comparison, *runs: ArmRun) -> int:
+        self._took_s.append(self.now() - began)
         self.comparisons.append(comparison)
         self.runs.extend(runs)
         return len(self.comparisons) - 1
@@ -149,10 +137,9 @@ class Notebook:
 
 def pace_for(share_s: float, pairs: int | None = None) -> Pace:
     """Return a pace that fits the time, with shorter windows and warm-up where there is little."""
-    usual = Pace()
-    warm_up_s, window_s = min(usual.warm_up_s, share_s / 4), min(usual.window_s, share_s / (4 * LEAST_PAIRS))
-    least, most = (LEAST_PAIRS, usual.most_pairs) if pairs is None else (pairs, pairs)
-    return Pace(window_s=window_s, pairs=least, most_pairs=most, enough=usual.enough, warm_up_s=warm_up_s)
+    least, most = (LEAST_PAIRS, USUAL.most_pairs) if pairs is None else (pairs, pairs)
+    return Pace(window_s=min(USUAL.window_s, share_s / (4 * LEAST_PAIRS)), pairs=least, most_pairs=most,
+                warm_up_s=min(USUAL.warm_up_s, share_s / 4))
 
 
 def shares(left_s: float, weights: Sequence[float]) -> float:

@@ -126,7 +126,7 @@ def tune(prepared: Prepared, notebook: Notebook) -> Tuning:
     untuned = untuned_plan(prepared)
     arm, budget_s = notebook.arm(untuned, "untuned plan"), notebook.left_s()
     profile = _profile(arm, notebook)
-    control, floor = notebook.noise(arm, CONTROL * budget_s)
+    control, floor = notebook.noise("the untuned plan", arm, CONTROL * budget_s)
     candidates = candidates_of(prepared, untuned)
     notebook.say(f"{len(candidates)} plans with one technique changed: {', '.join(one.name for one in candidates)}")
     worth = [one for one in candidates if _can_matter(one, profile, prepared.facts, notebook)]
@@ -199,14 +199,13 @@ def _halve(candidates: Sequence[Candidate], untuned: Arm, notebook: Notebook, le
 
 
 def _try(candidate: Candidate, untuned: Arm, notebook: Notebook, share_s: float, pairs: int) -> None:
-    try:
-        index = notebook.compare(untuned, notebook.arm(candidate.plan, candidate.name), share_s, pairs=pairs, anew=True)
-    except CannotRun as error:
-        candidate.why = f"it does not run: {error}"
+    index, why = notebook.attempt(f"{candidate.name}: ", untuned, notebook.arm(candidate.plan, candidate.name), share_s,
+                                  pairs=pairs, anew=True)
+    if index is None:
+        candidate.why = f"it does not run: {why}"
         notebook.say(f"{candidate.name}: {candidate.why}")
         return
     found = notebook.comparisons[index]
-    notebook.say(f"{candidate.name}: {found.because}")
     if found.speed is None:
         candidate.why = found.because
         return
@@ -265,11 +264,11 @@ def _is_faster_with(candidate: Candidate, best: Arm, both: Arm, notebook: Notebo
         candidate.why = "it changes nothing beside the faster changes"
         return False
     notebook.say(f"{both.name}, together")
-    try:
-        found = notebook.comparisons[notebook.compare(best, both, (notebook.left_s() - leave_s) / 2)]
-    except CannotRun as error:
-        candidate.why = f"combined with the faster changes it does not run: {error}"
+    index, why = notebook.attempt(f"{both.name}: ", best, both, (notebook.left_s() - leave_s) / 2)
+    if index is None:
+        candidate.why = f"combined with the faster changes it does not run: {why}"
         return False
+    found = notebook.comparisons[index]
     earned_back = found.compile_s < COMPILES_S or found.break_even_steps is not None
     if found.speed is not None and found.speed.low > 1 and earned_back:
         candidate.take_start_from(found)
@@ -294,13 +293,11 @@ def _decide(untuned: Plan, combined: Plan, prepared: Prepared, notebook: Noteboo
     if not parity.holds:
         return None, f"the faster plan does not learn the same ({parity.because})"
     notebook.say("the faster plan against the untuned one: the deciding comparison")
-    try:
-        index = notebook.compare(notebook.arm(untuned), notebook.arm(combined), max(0.0, notebook.left_s()),
-                                 pairs=FINAL_PAIRS, anew=True)
-    except CannotRun as error:
-        return None, f"the faster plan did not run once more ({error})"
+    index, why = notebook.attempt("", notebook.arm(untuned), notebook.arm(combined), max(0.0, notebook.left_s()),
+                                  pairs=FINAL_PAIRS, anew=True)
+    if index is None:
+        return None, f"the faster plan did not run once more ({why})"
     found = notebook.comparisons[index] = dataclasses.replace(notebook.comparisons[index], parity=parity)
-    notebook.say(found.because)
     return index, "" if found.verdict == FASTER else f"on fresh windows the best of them was {found.because}"
 
 

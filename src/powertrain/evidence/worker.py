@@ -1,7 +1,7 @@
 """An arm's process: it prepares its recipe, applies its plan, and takes optimizer steps on request.
 
-Between two requests it sleeps. It waits for the device at the ends of windows only, and reads losses there. What goes
-wrong is an answer (`Failure`), in one sentence; the process ends when its pipe closes or its parent is gone.
+Between two requests the process sleeps. It waits for the device at the ends of windows only, and reads losses there. An error
+is sent back as a `CannotRun`, in one sentence; the process ends when its pipe closes or its parent is gone.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from powertrain import planner
-from powertrain.cost.memory import peak_memory
-from powertrain.cost.workload import Workload
 from powertrain.evidence.profile import Profile, from_shares, profile_steps
 from powertrain.recipe import resolve_words
-from powertrain.records import Facts, NotApplied, Plan, UnknownFact, UserError, WrongUse
+from powertrain.records import Facts, NotApplied, UnknownFact, UserError, WrongUse
 from powertrain.records.evidence import Arm, Window
+from powertrain.run.fits import needed_bytes
 from powertrain.run.prepare import Prepared, build_setup, prepare, with_stored_plan
 from powertrain.training.ledger import measured_step_bytes, peak_memory_bytes
 from powertrain.training.loop import StepResult, new_state, train
@@ -87,12 +86,16 @@ class Probe:
     technique: str = ""                      # that was asked for and is not in force, if that is the error
 
 
-@dataclass(frozen=True)
-class Failure:
-    sentence: str
-    out_of_memory: bool
-    details: str                             # the traceback, for developers
-    technique: str = ""                      # that was asked for and is not in force
+class CannotRun(Exception):
+    """An arm's process failed. The message is one sentence: that of the process's own NotApplied or WrongUse, for example.
+
+    `details` is the traceback, for developers; `technique` the one that was asked for and is not in force.
+    """
+
+    def __init__(self, sentence: str, *, arm: str = "", out_of_memory: bool = False, details: str = "",
+                 technique: str = ""):
+        super().__init__(sentence)
+        self.arm, self.out_of_memory, self.details, self.technique = arm, out_of_memory, details, technique
 
 
 def serve(pipe: connection.Connection, order: Order) -> None:
@@ -114,18 +117,13 @@ def serve(pipe: connection.Connection, order: Order) -> None:
             pipe.send(failure(error))
 
 
-def failure(error: Exception) -> Failure:
+def failure(error: Exception) -> CannotRun:
     """Return an error as one sentence: its message where it is meant for users, else with its class."""
-    lines = str(error).strip().splitlines() or [""]
-    out_of_memory = is_out_of_memory(error)
-    if out_of_memory:
-        sentence = f"there is not enough memory: {lines[0]}"
-    elif isinstance(error, UserError):
-        sentence = " ".join(lines)
-    else:
-        sentence = f"{type(error).__name__}: {lines[0]}"
-    technique = error.technique if isinstance(error, NotApplied) else ""
-    return Failure(sentence, out_of_memory, "".join(traceback.format_exception(error)), technique)
+    lines, out_of_memory = str(error).strip().splitlines() or [""], is_out_of_memory(error)
+    sentence = f"there is not enough memory: {lines[0]}" if out_of_memory else \
+        " ".join(lines) if isinstance(error, UserError) else f"{type(error).__name__}: {lines[0]}"
+    return CannotRun(sentence, out_of_memory=out_of_memory, details="".join(traceback.format_exception(error)),
+                     technique=error.technique if isinstance(error, NotApplied) else "")
 
 
 class Runner:
@@ -141,10 +139,10 @@ class Runner:
         names = tuple(step.technique.name for step in prepared.plan.steps)
         workload = planner.workload_of(prepared.facts, prepared.plan)
         self.ready = Ready(apply_s, names, planner.to_json(prepared.plan), prepared.facts, workload.dtype,
-                           _needed_bytes(prepared.facts, workload), self.setup.precision.loss_scaling)
+                           _needed_bytes(prepared), self.setup.precision.loss_scaling)
         self._trained = {name: value for name, value in self.setup.model.named_parameters() if value.requires_grad}
         self._first = Path(order.scratch, FIRST)
-        self._random = _random_state(self.setup.device)
+        self._random = [module.get_rng_state() for module in self._drawing()]
         self._begin()
 
     def _begin(self) -> None:
@@ -153,6 +151,10 @@ class Runner:
         self._steps: Iterator[StepResult] = train(self.setup, self.state, schedule, self.prepared.recipe.max_grad_norm)
         gc.collect()
         gc.freeze()                          # as a run does
+
+    def _drawing(self) -> list[Any]:
+        """Return the modules of torch that draw random numbers for this arm."""
+        return [torch, *([torch.cuda] if self.setup.device.type == "cuda" else [])]
 
     def remember(self) -> None:
         """Save the first weights for `rewind`, on disk, because a copy in memory would count as the arm's memory."""
@@ -165,7 +167,8 @@ class Runner:
         with torch.no_grad(), safe_open(self._first, framework="pt") as first:
             for name, value in self._trained.items():
                 value.copy_(first.get_tensor(name))
-        _set_random_state(self._random, self.setup.device)
+        for module, state in zip(self._drawing(), self._random, strict=True):
+            module.set_rng_state(state)
         self._begin()
 
     def window(self, untimed: int, steps: int) -> Taken:
@@ -176,21 +179,20 @@ class Runner:
         timed = [next(self._steps) for _ in range(steps)]
         wait_for(self.setup.device)
         seconds = time.perf_counter() - began
-        parts: dict[str, float] = {}
-        for result in timed:
-            for part, part_s in result.laps.parts().items():
-                parts[part] = parts.get(part, 0.0) + part_s
-        window = Window(timed[0].step, steps, seconds, sum(result.trained_tokens for result in timed),
-                        sum(result.real_tokens for result in timed), sum(result.padding_tokens for result in timed), parts)
-        return Taken(window, _floats([result.loss for result in before + timed]),
-                     _floats([result.grad_norm for result in before + timed]))
+        laps = [result.laps.parts() for result in timed]
+        parts = {part: sum(step_parts[part] for step_parts in laps) for part in laps[0]}
+        tokens = [sum(getattr(result, kind) for result in timed) for kind in ("trained_tokens", "real_tokens", "padding_tokens")]
+        return Taken(Window(timed[0].step, steps, seconds, *tokens, parts), _floats([each.loss for each in before + timed]),
+                     _floats([each.grad_norm for each in before + timed]))
 
     def peak(self) -> int:
         return peak_memory_bytes(self.setup.device)
 
     def probe(self, steps: int) -> Probe:
         taken = self.window(0, steps)
-        return Probe(taken.losses, taken.grad_norms, self._allocated_bytes())
+        self._steps.close()  # type: ignore[attr-defined]
+        allocated = measured_step_bytes(self.setup, self.state, self.prepared.recipe.max_grad_norm)["allocated"]
+        return Probe(taken.losses, taken.grad_norms, allocated)
 
     def profile(self, steps: int) -> Profile:
         """Return the profile of some steps after the first two, which allocate and compile.
@@ -215,10 +217,6 @@ class Runner:
         self._begin()
         self.window(0, 2)
 
-    def _allocated_bytes(self) -> int:
-        self._steps.close()  # type: ignore[attr-defined]
-        return measured_step_bytes(self.setup, self.state, self.prepared.recipe.max_grad_norm)["allocated"]
-
 
 def wait_for(device: torch.device) -> None:
     """Wait until the device has finished its queue."""
@@ -230,25 +228,21 @@ def wait_for(device: torch.device) -> None:
 
 def _prepare(order: Order) -> Prepared:
     words = [*order.arm.words, *([] if order.seed is None else [f"seed={order.seed}"])]
-    prepared = prepare(resolve_words(words), Path(order.cache), _say_nothing)
+    prepared = prepare(resolve_words(words), Path(order.cache), lambda said: None)       # the parent tells the user
     if order.arm.plan is not None:
         prepared = with_stored_plan(prepared, order.arm.plan)
     if order.precision is None:
         return prepared
     if order.precision != "fp32":
         raise WrongUse(f"a probe in {order.precision!r} is not possible: it is as the plan says (None), or in fp32")
-    return replace(prepared, plan=in_fp32(prepared.plan))
+    steps = tuple(step for step in prepared.plan.steps if "precision" not in step.technique.slots)
+    return replace(prepared, plan=replace(prepared.plan, steps=steps))
 
 
-def in_fp32(plan: Plan) -> Plan:
-    """Return the plan without the techniques that set the dtype of products."""
-    return replace(plan, steps=tuple(step for step in plan.steps if "precision" not in step.technique.slots))
-
-
-def _needed_bytes(facts: Facts, workload: Workload) -> int:
+def _needed_bytes(prepared: Prepared) -> int:
     """Return the predicted peak memory; 0 where it is unknown."""
     try:
-        return sum(peak_memory(facts.model, workload).values())
+        return needed_bytes(prepared.facts, prepared.plan)
     except UnknownFact:
         return 0
 
@@ -270,20 +264,6 @@ def _timed_building(prepared: Prepared) -> tuple[Prepared, list[float]]:
 
 def _floats(values: list[torch.Tensor]) -> tuple[float, ...]:
     return tuple(torch.stack([value.detach().float() for value in values]).tolist()) if values else ()
-
-
-def _random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-
-def _set_random_state(state: tuple[torch.Tensor, torch.Tensor | None], device: torch.device) -> None:
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1], device)
-
-
-def _say_nothing(text: str) -> None:
-    """Ignore progress messages; the parent process reports to the user."""
 
 
 def be_silent() -> None:
