@@ -53,27 +53,18 @@ def told_apart(steps: Sequence[Mapping[str, float]], compilations: Sequence[tupl
     torch's own figure leaves out guards, the first call of a new graph and garbage collection. So a compiling step is taken to
     need the usual time of the steps that compiled nothing, and the rest is compiling.
     """
-    usual = _usual([parts for parts, found in zip(steps, compilations, strict=True) if not found])
+    plain = [parts for parts, found in zip(steps, compilations, strict=True) if not found]
     left, taken = [], []
     for parts, found in zip(steps, compilations, strict=True):
-        rest = _without(parts, found)
-        if found:
-            rest |= {name: min(rest[name], usual.get(name, rest[name])) for name in COMPILE_IN}
+        rest = dict(parts)
+        for one in found:
+            rest[one.part] = max(0.0, rest[one.part] - one.seconds)
+        if found and plain:
+            rest |= {name: min(rest[name], statistics.median(each[name] for each in plain)) for name in COMPILE_IN}
         told_s, whole_s = sum(one.seconds for one in found), sum(parts.values()) - sum(rest.values())
         left.append(rest)
         taken.append(tuple(replace(one, seconds=one.seconds * whole_s / told_s) for one in found) if told_s else found)
     return tuple(left), taken
-
-
-def _usual(steps: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
-    return {name: statistics.median(parts[name] for parts in steps) for name in COMPILE_IN} if steps else {}
-
-
-def _without(parts: Mapping[str, float], compilations: Sequence[Compilation]) -> dict[str, float]:
-    left = dict(parts)
-    for one in compilations:
-        left[one.part] = max(0.0, left[one.part] - one.seconds)
-    return left
 
 
 def still_to_come_s(per_step: Sequence[tuple[Compilation, ...]], steps_left: int,
@@ -88,7 +79,7 @@ def still_to_come_s(per_step: Sequence[tuple[Compilation, ...]], steps_left: int
     every = [one for step in (*before, *per_step) for one in step]
     rate = sum(map(len, lately)) / len(lately)
     left = max(0, most_compilations([*before, *per_step]) - len(every))
-    return min(rate * steps_left, float(left)) * _mean_s([one for step in per_step for one in step])
+    return min(rate * steps_left, float(left)) * statistics.mean(one.seconds for step in per_step for one in step)
 
 
 def most_compilations(per_step: Sequence[tuple[Compilation, ...]]) -> int:
@@ -99,9 +90,5 @@ def most_compilations(per_step: Sequence[tuple[Compilation, ...]]) -> int:
     import torch._dynamo.config
 
     limit: Any = torch._dynamo.config.recompile_limit
-    by_part = [max((sum(one.part == part for one in step) for step in per_step), default=0) for part in ("forward", "backward")]
+    by_part = [max((sum(one.part == part for one in step) for step in per_step), default=0) for part in COMPILE_IN]
     return int(limit) * sum(by_part)
-
-
-def _mean_s(compilations: Sequence[Compilation]) -> float:
-    return sum(one.seconds for one in compilations) / len(compilations)

@@ -80,21 +80,14 @@ def diagnose(words: Sequence[str], prepared: Prepared, refused: Mapping[str, Pin
         if (failed := why_it_fails(error)) is None:
             raise
         return Diagnosis(environment, check(prepared, machine, refused), failed=failed)
+    observed, start_s = probed.observed, probed.start_s + probed.first_steps_s
     words = (*words, *(f"techniques.{name}=off" for name in refused))
-    probed = with_trials(words, prepared, probed, cache=cache, deadline=began + budget_s, say=say, preload=preload)
-    expected = forecast(probed.observed, start_s=probed.start_s + probed.first_steps_s, last_s=probed.last_s,
-                        price_per_hour=price_per_hour, watts=probed.watts)
-    return Diagnosis(environment, check(prepared, machine, refused, probed), tuple(causes(probed.observed)), expected, probed)
-
-
-def with_trials(words: Sequence[str], prepared: Prepared, probed: Probed, *, cache: Path, deadline: float, say: Say,
-                preload: Sequence[str] = ()) -> Probed:
-    """Return the probe with its remedies, tried as far as the time before `deadline` allows."""
-    remedies = remedies_of(prepared.facts, prepared.recipe, prepared.plan, probed.observed)
-    observed = replace(probed.observed, remedies=remedies)
-    start_s = probed.start_s + probed.first_steps_s
-    tried = try_remedies(words, observed, remedies, cache=cache, deadline=deadline, start_s=start_s, say=say, preload=preload)
-    return replace(probed, observed=replace(observed, remedies=tried))
+    observed = replace(observed, remedies=remedies_of(prepared.facts, prepared.recipe, prepared.plan, observed))
+    observed = replace(observed, remedies=try_remedies(words, observed, observed.remedies, cache=cache, start_s=start_s,
+                                                       deadline=began + budget_s, say=say, preload=preload))
+    probed = replace(probed, observed=observed)
+    expected = forecast(observed, start_s=start_s, last_s=probed.last_s, price_per_hour=price_per_hour, watts=probed.watts)
+    return Diagnosis(environment, check(prepared, machine, refused, probed), tuple(causes(observed)), expected, probed)
 
 
 def why_it_fails(error: Exception) -> str | None:

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from statistics import mean, median
-from typing import Any
 
 from powertrain import planner
-from powertrain.diagnosis.observed import Between, Observed
+from powertrain.diagnosis.observed import Between, Observed, passes_of, step_work
 from powertrain.diagnosis.remedies import remedies_of
 from powertrain.diagnosis.run_record import RunRecord
-from powertrain.diagnosis.shares import step_work
 from powertrain.diagnosis.verdict import Cause, causes
 from powertrain.facts.model import facts_from_json
 from powertrain.recipe import in_steps
 from powertrain.records import Facts, Plan, UnknownFact, WrongUse
-from powertrain.records.events import Evaluated, Sample, Saved
+from powertrain.records.events import Evaluated, Sample, Saved, Step
 
 LEAST_STEPS = 5              # timed: the parts of fewer are those of a warm-up
 COMPILED = 5.0               # times the median step: where blocks are compiled, a step that long compiled again
@@ -54,27 +52,22 @@ def observe(run: RunRecord) -> Observed | None:
     steps, recompile_s, recompilations = _without_compilations(run)
     if len(steps) < LEAST_STEPS:
         return None
-    parts = [name for name in steps[0].parts if all(name in step.parts for step in steps)]
-    real, padding = (mean(found) for found in ([step.real_tokens for step in steps],
-                                                     [step.padding_tokens or 0 for step in steps]))
+    real, padding = mean(step.real_tokens for step in steps), mean(step.padding_tokens or 0 for step in steps)
     done, total = len(run.history.steps), max(run.total_steps, len(run.history.steps))
     found = Observed(
-        step_s=(mean(step.seconds for step in steps),),       # how it changed is the symptoms' to say (slow_down.py)
-        parts={name: mean(step.parts[name] for step in steps) for name in parts},
+        step_s=(mean(step.seconds for step in steps),),       # how the time changed is reported by the symptom slow_down
+        parts={name: mean(step.parts[name] for step in steps) for name in steps[0].parts
+               if all(name in step.parts for step in steps)},
         steps=total, real_tokens=real, padding_tokens=padding, evaluation=_evaluation(run), checkpoint=_checkpoint(run),
         recompilations=recompilations, recompile_s=recompile_s * total / done)
-    planned = _planned(run)
-    return found if planned is None else _with_plan(run, found, *planned)
-
-
-def _with_plan(run: RunRecord, observed: Observed, facts: Facts, plan: Plan) -> Observed:
-    """Return the figures with the work of a step and the machine of the run."""
-    hardware, workload = facts.hardware, planner.workload_of(facts, plan)
-    passes = -(-workload.tokens // workload.packed_tokens) if workload.packed_tokens is not None else workload.micro_batches
-    work = step_work(facts, plan, observed.real_tokens, observed.padding_tokens) if observed.real_tokens else {}
+    if (planned := _planned(run)) is None:
+        return found
+    facts, plan = planned
+    hardware = facts.hardware
     return replace(
-        observed, **work, passes=float(passes), peak_flops_per_s=hardware.peak_flops_per_s, cores=hardware.cores,
-        bandwidth_bytes_per_s=hardware.bandwidth_bytes_per_s, threads=run.techniques.get("threads", {}).get("threads"))
+        found, **(step_work(facts, plan, real, padding) if real else {}), passes=passes_of(facts, plan), cores=hardware.cores,
+        peak_flops_per_s=hardware.peak_flops_per_s, bandwidth_bytes_per_s=hardware.bandwidth_bytes_per_s,
+        threads=run.techniques.get("threads", {}).get("threads"))
 
 
 def _planned(run: RunRecord) -> tuple[Facts, Plan] | None:
@@ -87,11 +80,11 @@ def _planned(run: RunRecord) -> tuple[Facts, Plan] | None:
         return None
 
 
-def _without_compilations(run: RunRecord) -> tuple[list[Any], float, int]:
+def _without_compilations(run: RunRecord) -> tuple[list[Step], float, int]:
     """Return the timed steps without those that compiled again, the seconds of compiling, and their number."""
     steps = run.steady_steps
     if "torch_compile" not in run.techniques or len(steps) < LEAST_STEPS:
-        return list(steps), 0.0, 0
+        return steps, 0.0, 0
     usual = median(step.seconds for step in steps)
     compiling = [step for step in steps if step.seconds > COMPILED * usual]
     return ([step for step in steps if step.seconds <= COMPILED * usual],

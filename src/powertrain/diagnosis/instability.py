@@ -44,34 +44,27 @@ def lower_rate(recipe: Recipe) -> float:
 def around(run: RunRecord, place: int) -> Instability:
     """Return the figures around `place`, the first bad one of `run.steps` (from 0), or their number where none follows."""
     recipe, number = run.recipe, run.steps[place].step if place < len(run.steps) else run.last_step + 1
-    reasons, evidence, words, says = [], [_rate(run, place)], [], []
-    evidence += _growth(run, place)
+    usual, last = usual_rate(recipe.method), run.steps[min(place, len(run.steps) - 1)]
+    found: list[tuple[str, str, tuple[str, ...]]] = []       # the reason, the cure in words, the recipe words
     if recipe.max_grad_norm == 0:
-        reasons.append("the gradient was not clipped (max_grad_norm=0)")
-        words.append("max_grad_norm=1")
-        says.append("clip the gradient's norm")
+        found.append(("the gradient was not clipped (max_grad_norm=0)", "clip the gradient's norm", ("max_grad_norm=1",)))
     if number <= max(EARLY_SHARE * run.total_steps, 2 * run.warmup_steps):
         share = max(0.03, 2 * run.warmup_steps / max(1, run.total_steps))
-        reasons.append(f"it happened early, at step {number:,} of {run.total_steps:,}, "
-                       + (f"with {run.warmup_steps:,} steps of warm-up" if run.warmup_steps else "and there is no warm-up"))
-        if share <= EARLY_SHARE:             # a longer one would no longer be a warm-up: then the rate itself is too high
-            words += [f"warmup_ratio={share:.2g}", *(["warmup_steps=null"] if recipe.warmup_steps is not None else [])]
-            says.append("add a warm-up of the learning rate")
-    if recipe.learning_rate > HIGH_RATE * usual_rate(recipe.method) or not words:
-        usual = usual_rate(recipe.method)
-        reasons.append(f"the learning rate of {recipe.learning_rate:g} is high ({usual:g} is the default of "
-                       f"method={recipe.method})" if recipe.learning_rate > usual else
-                       f"the learning rate of {recipe.learning_rate:g} may be too high for this model and data")
-        words.append(f"learning_rate={lower_rate(recipe):.2g}")
-        says.append("lower the learning rate")
+        why = f"it happened early, at step {number:,} of {run.total_steps:,}, " + (
+            f"with {run.warmup_steps:,} steps of warm-up" if run.warmup_steps else "and there is no warm-up")
+        words = (f"warmup_ratio={share:.2g}", *(["warmup_steps=null"] if recipe.warmup_steps is not None else []))
+        # a share longer than that would no longer be a warm-up: then the rate itself is too high
+        found.append((why, "add a warm-up of the learning rate", words) if share <= EARLY_SHARE else (why, "", ()))
+    if recipe.learning_rate > HIGH_RATE * usual or not any(words for _, _, words in found):
+        why = f"is high ({usual:g} is the default of method={recipe.method})" if recipe.learning_rate > usual else \
+            "may be too high for this model and data"
+        found.append((f"the learning rate of {recipe.learning_rate:g} {why}", "lower the learning rate",
+                      (f"learning_rate={lower_rate(recipe):.2g}",)))
     if "fp16" in run.techniques:
-        reasons.append("fp16 overflows above 65,504")
-    return Instability("; ".join(reasons), tuple(evidence), Cure(", and ".join(says), words=tuple(words)))
-
-
-def _rate(run: RunRecord, place: int) -> str:
-    step = run.steps[min(place, len(run.steps) - 1)]
-    return f"learning rate {step.learning_rate:.3g} at step {step.step:,} (its peak is {run.recipe.learning_rate:.3g})"
+        found.append(("fp16 overflows above 65,504", "", ()))
+    rate = f"learning rate {last.learning_rate:.3g} at step {last.step:,} (its peak is {recipe.learning_rate:.3g})"
+    cure = Cure(", and ".join(says for _, says, _ in found if says), words=tuple(word for *_, words in found for word in words))
+    return Instability("; ".join(why for why, _, _ in found), (rate, *_growth(run, place)), cure)
 
 
 def _growth(run: RunRecord, place: int) -> list[str]:

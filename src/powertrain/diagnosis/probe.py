@@ -1,39 +1,51 @@
 """The probe: the real setup with its plan applied and confirmed, watched for about twenty optimizer steps.
 
-Then the work between steps is done once each: an evaluation, a checkpoint, the log. Nothing is kept.
+Then the work between steps is done once each and timed: an evaluation with its sample, a checkpoint on the run's disk, the log.
+Nothing is kept.
 """
 
 from __future__ import annotations
 
 import gc
 import math
+import shutil
 import statistics
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from powertrain import planner
-from powertrain.cost.workload import Workload
+from powertrain.data.example import Example
 from powertrain.diagnosis.compile_watch import Compilation, CompileWatch, still_to_come_s, told_apart
 from powertrain.diagnosis.machine_watch import MachineWatch, Meanwhile
-from powertrain.diagnosis.observed import Observed
-from powertrain.diagnosis.pauses import Pauses, watch_pauses
-from powertrain.diagnosis.shares import step_work
+from powertrain.diagnosis.observed import Between, Observed, step_work
+from powertrain.diagnosis.situation import run_disk
 from powertrain.evidence.worker import wait_for
+from powertrain.recipe import in_steps
 from powertrain.records import Batch, RunFailed
-from powertrain.run.fits import needed_bytes, room_bytes
+from powertrain.records.event_log import EventLog
+from powertrain.records.events import Step
+from powertrain.run.fits import checkpoint_bytes, needed_bytes, room_bytes
 from powertrain.run.prepare import Prepared, build_setup, schedule_of
+from powertrain.training.checkpoint import save_checkpoint
+from powertrain.training.evaluation import evaluate, spread
 from powertrain.training.ledger import peak_memory_bytes
 from powertrain.training.loop import State, StepResult, new_state, train
 from powertrain.training.setup import Setup
+from powertrain.use.sampling import write_sample
 
 STEPS = 20                   # that are watched, if there is time
 LEAST_STEPS = 3              # that are watched in any case
 UNWATCHED = 2                # first steps, which allocate, and compile what the plan did not
 TIMED_PASSES = 3             # of each of two sizes; the fastest counts, because the first may prepare products
 WAIT_EVERY = 5               # steps between waits for a device that works behind the host
+MOST_EVALUATION_S = 4.0      # a longer evaluation is done in part and extrapolated
+SAMPLE_TOKENS = 16           # generated to time one token
 
 
 @dataclass(frozen=True)
@@ -81,12 +93,12 @@ def probe(prepared: Prepared, seconds: float) -> Probed:
         start_s = time.perf_counter() - began
         watched = _watch(prepared, setup, state, compiling, seconds)
     losses = _losses(watched.results)        # before an evaluation or a checkpoint of weights that are none any more
-    pauses = watch_pauses(prepared, setup, state, statistics.median(watched.step_s))
+    usual_s, meanwhile = statistics.median(watched.step_s), watched.meanwhile
+    pauses, last_s = _pauses(prepared, setup, state, usual_s)
     observed = _observed(prepared, setup, watched, pauses, at_setup)
-    meanwhile = watched.meanwhile
     watts = None if meanwhile.energy_j is None else meanwhile.energy_j / meanwhile.wall_s
-    return Probed(observed, start_s, max(0.0, watched.first_s - UNWATCHED * statistics.median(watched.step_s)),
-                  pauses.last_s, peak_memory_bytes(setup.device), losses, watts)
+    return Probed(observed, start_s, max(0.0, watched.first_s - UNWATCHED * usual_s), last_s, peak_memory_bytes(setup.device),
+                  losses, watts)
 
 
 def _watch(prepared: Prepared, setup: Setup, state: State, compiling: CompileWatch, seconds: float) -> Watched:
@@ -140,31 +152,29 @@ def _pass_s(setup: Setup, batch: Batch) -> float:
     return taken_s
 
 
-def _observed(prepared: Prepared, setup: Setup, watched: Watched, pauses: Pauses,
+def _observed(prepared: Prepared, setup: Setup, watched: Watched, pauses: Mapping[str, Any],
               at_setup: tuple[Compilation, ...]) -> Observed:
-    hardware, steps = prepared.facts.hardware, prepared.total_steps
+    hardware, steps, results = prepared.facts.hardware, prepared.total_steps, watched.results
     if prepared.recipe.train_time_s is not None:             # a run of a given time gets its steps by such a probe, too
         steps = max(1, round(prepared.recipe.train_time_s / statistics.median(watched.step_s)))
     on_cpu, seen = setup.device.type == "cpu", watched.meanwhile
     threads = torch.get_num_threads() if on_cpu else None
     throttled_share, throttled_by = seen.throttled(hardware.cores) if on_cpu else (0.0, "")
-    count, compiled = len(watched.results), [one for step in watched.compilations for one in step]
-    recompile_s = sum(one.seconds for one in compiled)
-    recompile_s += still_to_come_s(watched.compilations, steps - count, (at_setup, watched.compiled_first))
+    compiled = [one for step in watched.compilations for one in step]
+    still_to_come = still_to_come_s(watched.compilations, steps - len(results), (at_setup, watched.compiled_first))
+    real, padding = (statistics.mean(getattr(result, kind) for result in results) for kind in ("real_tokens", "padding_tokens"))
     return Observed(
         step_s=watched.step_s, steps=steps,
-        step_slots=tuple(float(result.real_tokens + result.padding_tokens) for result in watched.results),
+        step_slots=tuple(float(result.real_tokens + result.padding_tokens) for result in results),
         parts={part: statistics.mean(parts[part] for parts in watched.parts) for part in watched.parts[0]},
-        **step_work(prepared.facts, prepared.plan, sum(result.real_tokens for result in watched.results) / count,
-                  sum(result.padding_tokens for result in watched.results) / count),
+        **step_work(prepared.facts, prepared.plan, float(real), float(padding)),
         passes=float(len(setup.prepare(0))), pass_s=watched.pass_s, peak_flops_per_s=hardware.peak_flops_per_s,
         bandwidth_bytes_per_s=hardware.bandwidth_bytes_per_s,
         recomputing_is_needed=recomputing_is_needed(prepared), threads=threads, cores=hardware.cores,
         stolen_share=seen.stolen_share(threads, hardware.cores) if threads else 0.0, others_cores=seen.others_cores,
         throttled_share=throttled_share, throttled_by=throttled_by if throttled_share else "",
-        split_over=len({parameter.device for parameter in setup.model.parameters()}),
-        evaluation=pauses.evaluation, checkpoint=pauses.checkpoint, logging=pauses.logging,
-        recompilations=len(compiled), recompile_s=recompile_s)
+        split_over=len({parameter.device for parameter in setup.model.parameters()}), **pauses,
+        recompilations=len(compiled), recompile_s=sum(one.seconds for one in compiled) + still_to_come)
 
 
 def recomputing_is_needed(prepared: Prepared) -> bool:
@@ -172,12 +182,9 @@ def recomputing_is_needed(prepared: Prepared) -> bool:
     facts = prepared.facts
     if facts.model.provider != "native":
         return False
-    plain = tuple(step for step in prepared.plan.steps if not step.technique.reckon(_blank(prepared)).checkpoint_every)
+    blank = planner.workload_of(facts, replace(prepared.plan, steps=()))
+    plain = tuple(step for step in prepared.plan.steps if not step.technique.reckon(blank).checkpoint_every)
     return needed_bytes(facts, replace(prepared.plan, steps=plain)) > room_bytes(facts)
-
-
-def _blank(prepared: Prepared) -> Workload:
-    return planner.workload_of(prepared.facts, replace(prepared.plan, steps=()))
 
 
 def _losses(results: Sequence[StepResult]) -> tuple[float, ...]:
@@ -186,3 +193,68 @@ def _losses(results: Sequence[StepResult]) -> tuple[float, ...]:
         raise RunFailed(f"the loss is not finite within the first {UNWATCHED + len(results)} steps; use a lower learning_rate, "
                         "or max_grad_norm=1")
     return losses
+
+
+# ------------------------------------------------------------------------------------------------ the work between steps
+
+
+def _pauses(prepared: Prepared, setup: Setup, state: State, step_s: float) -> tuple[dict[str, Between], float]:
+    """Return fields of Observed, and the seconds after the last step: evaluation on all held-out text, and a checkpoint."""
+    recipe, held_out = prepared.recipe, prepared.material.held_out
+    found, last_s = {"logging": Between("logging_steps", _log_s(recipe.logging_steps), recipe.logging_steps)}, 0.0
+    if len(held_out):
+        some = spread(held_out, recipe.max_eval_samples)
+        some_s, written_s = _evaluation_s(setup, some, step_s), _sample_s(prepared, setup)
+        last_s = some_s * len(held_out) / len(some) + written_s
+        found["evaluation"] = Between("eval_steps", some_s + written_s, in_steps(recipe.eval_steps, prepared.steps_per_epoch))
+    if (save_s := _save_s(prepared, state)) is not None:
+        last_s += save_s
+        found["checkpoint"] = Between("save_steps", save_s, in_steps(recipe.save_steps, prepared.steps_per_epoch))
+    return found, last_s
+
+
+def _evaluation_s(setup: Setup, examples: Sequence[Example], step_s: float) -> float:
+    """Return the seconds of an evaluation on these examples, extrapolated from as many batches as there is time for."""
+    batch = setup.train_batch_size
+    evaluate(setup, examples[:batch], tokens_per_byte=None)
+    first = evaluate(setup, examples[:batch], tokens_per_byte=None)
+    if len(examples) <= batch:
+        return first.seconds
+    chosen = spread(examples, max(1, int(MOST_EVALUATION_S / max(first.seconds, 1e-6, step_s / 100))) * batch)
+    return evaluate(setup, chosen, tokens_per_byte=None).seconds * len(examples) / len(chosen)
+
+
+def _sample_s(prepared: Prepared, setup: Setup) -> float:
+    wanted = prepared.recipe.sample.tokens
+    tokens = min(wanted, SAMPLE_TOKENS)
+    if not tokens:
+        return 0.0
+    began = time.perf_counter()
+    write_sample(prepared, setup, tokens)
+    return (time.perf_counter() - began) * wanted / tokens
+
+
+def _save_s(prepared: Prepared, state: State) -> float | None:
+    """Return the seconds of a checkpoint, or None where the disk has no room for one, which a check reports."""
+    disk = run_disk(prepared.recipe.output_dir)
+    if shutil.disk_usage(disk).free < 2 * checkpoint_bytes(prepared):
+        return None
+    try:
+        with tempfile.TemporaryDirectory(dir=disk, prefix=".powertrain-diagnose-") as folder:
+            began = time.perf_counter()
+            save_checkpoint(Path(folder), state)
+            return time.perf_counter() - began
+    except OSError:
+        return None
+
+
+def _log_s(steps: int) -> float:
+    """Return the seconds of writing so many steps to the log."""
+    with tempfile.TemporaryDirectory(prefix="powertrain-") as folder:
+        log = EventLog(Path(folder, "events.jsonl"))
+        began = time.perf_counter()
+        for step in range(steps):
+            log.write(Step(step=step, loss=1.0, tokens=1, real_tokens=1, seconds=1.0, learning_rate=1e-3, grad_norm=1.0,
+                           parts=dict.fromkeys("abcde", 0.123456), padding_tokens=0))
+        log.flush()
+        return time.perf_counter() - began

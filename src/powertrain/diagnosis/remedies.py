@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from powertrain import planner
-from powertrain.cost.workload import Workload
-from powertrain.diagnosis.observed import Bound, Observed, Remedy
-from powertrain.diagnosis.shares import computing_seconds, overhead_seconds
+from powertrain.diagnosis.observed import Bound, Observed, Remedy, passes_of
 from powertrain.diagnosis.verdict import promise_of
 from powertrain.evidence.clock import LEAST_PAIRS, LEAST_PARTS, Arena, CannotRun, Pace
 from powertrain.recipe import Recipe
@@ -41,10 +39,8 @@ OTHERS: Mapping[str, Bound] = {"attention_kernel": Bound.COMPUTE, "chunked_cross
 
 def remedies_of(facts: Facts, recipe: Recipe, plan: Plan, observed: Observed) -> tuple[Remedy, ...]:
     """Return the remedies that would change the plan, untried."""
-    found = (*_against_waiting(recipe, plan, observed), *_larger_passes(facts, recipe, plan, observed),
-             *_less_padding(facts, recipe, plan, observed), *_faster_products(facts, recipe, plan, observed),
-             *_more_threads(observed), *_no_recomputing(plan, observed), *_no_recompiling(plan, observed),
-             *_other_pins(facts, recipe, plan))
+    found = (*_against_waiting(plan, observed), *_without_pins(facts, recipe, plan, observed), *_more_threads(observed),
+             *_switched_off(plan, observed))
     possible = [remedy for remedy in found if _planned(facts, with_words(recipe, remedy.cure.words)) is not None]
     return counted_once(possible, observed)
 
@@ -108,12 +104,11 @@ def unpinned(facts: Facts, recipe: Recipe, names: tuple[str, ...]) -> Plan | Non
     return _planned(facts, recipe.model_copy(update={"techniques": pins}))
 
 
-def _against_waiting(recipe: Recipe, plan: Plan, observed: Observed) -> Iterator[Remedy]:
+def _against_waiting(plan: Plan, observed: Observed) -> Iterator[Remedy]:
     """Prepare batches ahead, so that waiting for a disk or network overlaps with computing."""
     data_s = observed.parts.get("data", 0.0)
     rest_s = max(1e-6, sum(observed.parts.values()) - data_s)
-    loader = next((step.technique for step in plan.steps if step.technique.name == "loader"), None)
-    before = int(getattr(loader, "workers", 0)) if loader is not None else 0
+    before = next((int(getattr(step.technique, "workers", 0)) for step in plan.steps if step.technique.name == "loader"), 0)
     # a worker prepares whole batches; with some workers, the step already waits for a part of that time only
     workers = min(MOST_WORKERS, max(before + 1, math.ceil((data_s + before * rest_s) / rest_s)))
     if data_s and workers > before:
@@ -123,83 +118,15 @@ def _against_waiting(recipe: Recipe, plan: Plan, observed: Observed) -> Iterator
                      basis="formula: loading overlaps with the step, if loading is waiting")
 
 
-def _larger_passes(facts: Facts, recipe: Recipe, plan: Plan, observed: Observed) -> Iterator[Remedy]:
-    """Use fewer passes, which start fewer operators and have larger products."""
-    other = unpinned(facts, recipe, PASSES)
-    if other is None:
-        return
-    passes = _passes(planner.workload_of(facts, other))
-    if passes < observed.passes:
-        words = words_for(facts, recipe, plan, other, PASSES)
-        yield Remedy(Bound.OVERHEAD, Cure(f"use {passes:,.3g} instead of {observed.passes:,.3g} passes per step", words=words),
-                     kept=_kept_of_overhead(observed, passes), basis="formula: the measured fixed time of a pass")
-
-
-def _kept_of_overhead(observed: Observed, passes: float) -> float | None:
-    """Return the share of the overhead that is left with so many passes per step."""
-    overhead_s = overhead_seconds(observed, sum(observed.parts.values()))
-    if observed.pass_s is None or not overhead_s:
-        return None
-    return max(0.0, 1 - observed.pass_s * (observed.passes - passes) / overhead_s)
-
-
-def _less_padding(facts: Facts, recipe: Recipe, plan: Plan, observed: Observed) -> Iterator[Remedy]:
-    other = unpinned(facts, recipe, PASSES)
-    if other is None or not observed.padding_tokens:
-        return
-    share = planner.workload_of(facts, other).padding_share
-    padding = observed.real_tokens * share / (1 - share)
-    if padding < observed.padding_tokens:
-        packs = any(step.technique.name == "packing" for step in other.steps)
-        says = "pack examples end to end" if packs else "put examples of similar length into one pass"
-        words = words_for(facts, recipe, plan, other, PASSES)
-        yield Remedy(Bound.PADDING, Cure(says, words=words), kept=padding / observed.padding_tokens,
-                     basis="formula: the padding that is left, estimated from the lengths")
-
-
-def _faster_products(facts: Facts, recipe: Recipe, plan: Plan, observed: Observed) -> Iterator[Remedy]:
-    other = unpinned(facts, recipe, PRECISION)
-    if other is None:
-        return
-    dtype, peaks = planner.workload_of(facts, other).dtype, observed.peak_flops_per_s
-    if dtype != observed.dtype and dtype in peaks and observed.dtype in peaks and peaks[dtype] > peaks[observed.dtype]:
-        kept = peaks[observed.dtype] / peaks[dtype]
-        words = words_for(facts, recipe, plan, other, PRECISION)
-        yield Remedy(Bound.COMPUTE, Cure(f"compute products in {dtype} instead of {observed.dtype}", words=words), kept=kept,
-                     basis=f"formula: products at the measured peaks, {1 / kept:.2g} times as fast")
-
-
-def _more_threads(observed: Observed) -> Iterator[Remedy]:
-    if observed.threads is None or observed.threads >= observed.cores:
-        return
-    step_s = sum(observed.parts.values())
-    computing_s = computing_seconds(observed, step_s)
-    kept = overhead_seconds(observed, step_s) / computing_s if computing_s else 1.0
-    yield Remedy(Bound.THREADS, Cure(f"use {observed.cores} threads, one for each core",
-                               words=(f"techniques.threads.threads={observed.cores}",)), kept=kept,
-                 basis="formula: products and memory traffic divide among the cores, overhead does not")
-
-
-def _no_recomputing(plan: Plan, observed: Observed) -> Iterator[Remedy]:
-    if observed.recompute_flops and not observed.recomputing_is_needed:
-        yield Remedy(Bound.CAPACITY, Cure("keep the activations; they fit the memory",
-                                    words=("techniques.activation_checkpointing=off",)), kept=0.0,
-                     basis="formula: no activation is recomputed")
-
-
-def _no_recompiling(plan: Plan, observed: Observed) -> Iterator[Remedy]:
-    if not observed.recompilations:
-        return
-    for step in plan.steps:
-        if step.technique.name in BLOCKS or "blocks" in step.technique.slots:
-            yield Remedy(Bound.RECOMPILATION, Cure("do not compile blocks whose shapes keep changing",
-                                             words=(f"techniques.{step.technique.name}=off",)), kept=0.0,
-                         basis="formula: the time of compiling, measured")
-
-
-def _other_pins(facts: Facts, recipe: Recipe, plan: Plan) -> Iterator[Remedy]:
-    """Undo other pins that the planner would decide otherwise. No formula predicts their gain, so they have to be tried."""
-    for name, against in OTHERS.items():
+def _without_pins(facts: Facts, recipe: Recipe, plan: Plan, observed: Observed) -> Iterator[Remedy]:
+    """Undo pins that the planner would decide otherwise."""
+    for against, names, judge in PINNED:
+        other = unpinned(facts, recipe, names)
+        found = None if other is None else judge(facts, other, observed)
+        if other is not None and found is not None:
+            says, kept, basis = found
+            yield Remedy(against, Cure(says, words=words_for(facts, recipe, plan, other, names)), kept=kept, basis=basis)
+    for name, against in OTHERS.items():     # no formula predicts their gain, so they have to be tried
         other = unpinned(facts, recipe, (name,))
         if other is not None and (words := words_for(facts, recipe, plan, other, (name,))):
             answer = planner.ask_anew(name, facts, recipe)
@@ -207,10 +134,64 @@ def _other_pins(facts: Facts, recipe: Recipe, plan: Plan) -> Iterator[Remedy]:
             yield Remedy(against, Cure(f"{name}: {says}", words=words))
 
 
-def _passes(workload: Workload) -> float:
-    if workload.packed_tokens is not None:
-        return float(-(-workload.tokens // workload.packed_tokens))
-    return float(workload.micro_batches)
+Judged = tuple[str, float | None, str] | None        # the cure in words, what is kept, the basis; None: it would not help
+
+
+def _larger_passes(facts: Facts, other: Plan, observed: Observed) -> Judged:
+    """Fewer passes start fewer operators and have larger products."""
+    passes = passes_of(facts, other)
+    if passes >= observed.passes:
+        return None
+    saved_s = None if observed.pass_s is None else observed.pass_s * (observed.passes - passes)
+    kept = max(0.0, 1 - saved_s / observed.overhead_s) if saved_s is not None and observed.overhead_s else None
+    return (f"use {passes:,.3g} instead of {observed.passes:,.3g} passes per step", kept,
+            "formula: the measured fixed time of a pass")
+
+
+def _less_padding(facts: Facts, other: Plan, observed: Observed) -> Judged:
+    share = planner.workload_of(facts, other).padding_share
+    padding = observed.real_tokens * share / (1 - share)
+    if padding >= observed.padding_tokens:
+        return None
+    packs = any(step.technique.name == "packing" for step in other.steps)
+    return ("pack examples end to end" if packs else "put examples of similar length into one pass",
+            padding / observed.padding_tokens, "formula: the padding that is left, estimated from the lengths")
+
+
+def _faster_products(facts: Facts, other: Plan, observed: Observed) -> Judged:
+    dtype, peaks = planner.workload_of(facts, other).dtype, observed.peak_flops_per_s
+    kept = peaks.get(observed.dtype, 0.0) / peaks[dtype] if dtype in peaks else 0.0
+    if not 0 < kept < 1:
+        return None
+    return (f"compute products in {dtype} instead of {observed.dtype}", kept,
+            f"formula: products at the measured peaks, {1 / kept:.2g} times as fast")
+
+
+# bound, the techniques whose pins bear on it, and what the plan without those pins would bring
+PINNED: tuple[tuple[Bound, tuple[str, ...], Callable[[Facts, Plan, Observed], Judged]], ...] = (
+    (Bound.OVERHEAD, PASSES, _larger_passes), (Bound.PADDING, PASSES, _less_padding),
+    (Bound.COMPUTE, PRECISION, _faster_products))
+
+
+def _more_threads(observed: Observed) -> Iterator[Remedy]:
+    if observed.threads_share < 1:
+        kept = observed.overhead_s / observed.computing_s if observed.computing_s else 1.0
+        yield Remedy(Bound.THREADS, Cure(f"use {observed.cores} threads, one for each core",
+                                         words=(f"techniques.threads.threads={observed.cores}",)), kept=kept,
+                     basis="formula: products and memory traffic divide among the cores, overhead does not")
+
+
+def _switched_off(plan: Plan, observed: Observed) -> Iterator[Remedy]:
+    """Turn off techniques whose work the run does not need."""
+    if observed.recompute_flops and not observed.recomputing_is_needed:
+        yield Remedy(Bound.CAPACITY, Cure("keep the activations; they fit the memory",
+                                          words=("techniques.activation_checkpointing=off",)), kept=0.0,
+                     basis="formula: no activation is recomputed")
+    for step in plan.steps if observed.recompilations else ():
+        if step.technique.name in BLOCKS or "blocks" in step.technique.slots:
+            yield Remedy(Bound.RECOMPILATION, Cure("do not compile blocks whose shapes keep changing",
+                                                   words=(f"techniques.{step.technique.name}=off",)), kept=0.0,
+                         basis="formula: the time of compiling, measured")
 
 
 # ------------------------------------------------------------------------------------------------ trying them

@@ -10,8 +10,8 @@ import psutil
 import torch
 
 from powertrain.diagnosis.observed import Observed
-from powertrain.diagnosis.pauses import run_disk
 from powertrain.records.plan import PinError
+from powertrain.run.folder import RUNS
 from powertrain.run.prepare import Prepared
 
 NVIDIA = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidia0"))     # these exist where a driver has found a GPU
@@ -39,6 +39,12 @@ class Situation:
     machine: Machine
     refused_pins: tuple[PinError, ...] = ()  # of techniques that the recipe pins on and that cannot run here
     observed: Observed | None = None         # None before a probe, or without one
+
+
+def run_disk(output_dir: str | None) -> Path:
+    """Return the nearest existing folder of the run's folder."""
+    wanted = Path(output_dir) if output_dir else RUNS
+    return next(folder for folder in (wanted, *wanted.absolute().parents) if folder.is_dir())
 
 
 def read_machine(prepared: Prepared) -> Machine:

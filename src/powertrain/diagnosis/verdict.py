@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from powertrain.diagnosis.observed import Between, Bound, Observed, Remedy
-from powertrain.diagnosis.shares import Shares, shares_of
+from powertrain.diagnosis.wording import sentences
 from powertrain.evidence.stats import DRAWS
 from powertrain.records.evidence import Interval
 from powertrain.records.findings import Cure, Evidence
@@ -26,23 +26,7 @@ WORTH_SHARE = 0.02           # of the wall time: a cause with a smaller share is
 WORTH_GAIN = 1.02            # times as fast: a smaller predicted gain ranks as no gain
 AFFORDABLE = 0.02            # of the wall time, for each of evaluating, saving and logging
 LARGEST_BOUND = 100.0        # times as fast: the largest bound that is reported
-
 NARROWEST = 0.03             # an interval reaches at least so far to either side: no run repeats exactly
-# where no change of the recipe is known to help
-NOTHING_TO_CHANGE: Mapping[Bound, str] = {
-    Bound.DATA: "use a faster source: preparing batches ahead cannot hide loading that takes longer than a step",
-    Bound.OVERHEAD: "no key lowers it at this batch; a larger train_batch_size would, and changes the training",
-    Bound.COMPUTE: "no change: the machine computes what the model needs; a smaller model or a faster machine would help",
-    Bound.BANDWIDTH: "no key moves fewer bytes; a larger train_batch_size would move the optimizer's bytes less often",
-    Bound.CAPACITY: "free some memory: activations that do not fit are computed twice",
-    Bound.PADDING: "no change: this model reads padded batches only",
-    Bound.EVALUATION: "evaluate less often", Bound.CHECKPOINTING: "save less often", Bound.LOGGING: "log less often",
-    Bound.RECOMPILATION: "keep the shapes of the batches equal",
-    Bound.THREADS: "no change: this process may not use more cores",
-    Bound.SPLIT: "show this process one device (CUDA_VISIBLE_DEVICES=0), and use the others for other runs",
-    Bound.BUSY: "end the other processes, or wait for them",
-    Bound.THROTTLING: "lift the limit",
-}
 
 
 @dataclass(frozen=True)
@@ -58,10 +42,8 @@ class Cause:
 
 def causes(observed: Observed) -> list[Cause]:
     """Return the causes with a share worth naming, the largest predicted gain first. Never empty."""
-    shares = shares_of(observed)
-    most = max(shares.by_cause, key=lambda name: shares.by_cause[name])
-    found = [_cause(name, observed, shares) for name, share in shares.by_cause.items()
-             if share >= WORTH_SHARE or name == most]
+    most = max(observed.shares, key=lambda name: observed.shares[name])
+    found = [_cause(name, observed) for name, share in observed.shares.items() if share >= WORTH_SHARE or name == most]
     return sorted(found, key=lambda cause: (-cause.predicted if cause.predicted >= WORTH_GAIN else -1.0, -cause.share))
 
 
@@ -70,47 +52,49 @@ def amdahl(share: float) -> float:
     return LARGEST_BOUND if share >= 1 - 1 / LARGEST_BOUND else 1 / (1 - max(0.0, share))
 
 
-def predicted_speed(remedy: Remedy, share: float, shares: Shares) -> float:
+def predicted_speed(remedy: Remedy, observed: Observed) -> float:
     """Return how many times as fast the whole run becomes; the work between steps stays as it is."""
     if remedy.speed is not None:
-        return shares.wall_s / (shares.wall_s - shares.step_s + shares.step_s / remedy.speed)
-    return 1.0 if remedy.kept is None else amdahl(share * (1 - remedy.kept))
+        return observed.wall_s / (observed.wall_s - observed.mean_step_s + observed.mean_step_s / remedy.speed)
+    return 1.0 if remedy.kept is None else amdahl(observed.shares.get(remedy.against, 0.0) * (1 - remedy.kept))
 
 
 def promise_of(remedy: Remedy, observed: Observed) -> float:
     """Return the largest possible gain of an untried remedy: by its formula, or by the bound of its cause."""
-    shares = shares_of(observed)
-    share = shares.by_cause.get(remedy.against, 0.0)
-    return amdahl(share) if remedy.kept is None else predicted_speed(remedy, share, shares)
+    unknown = remedy.kept is None
+    return amdahl(observed.shares.get(remedy.against, 0.0)) if unknown else predicted_speed(remedy, observed)
 
 
-def _cause(name: Bound, observed: Observed, shares: Shares) -> Cause:
-    share = shares.by_cause[name]
+def _cause(name: Bound, observed: Observed) -> Cause:
+    """Return a bound as a cause: with its interval, its best remedy (tried ones first), or the advice where there is none."""
+    share = observed.shares[name]
+    against = [remedy for remedy in observed.remedies if remedy.against == name]
     if name in observed.between:
-        cure, predicted, basis = _less_often(observed.between[name], observed.steps, shares)
-    elif (remedy := _best(name, share, observed.remedies, shares)) is not None:
-        cure, predicted, basis = remedy.cure, predicted_speed(remedy, share, shares), remedy.basis
+        cure, predicted, basis = _less_often(observed.between[name], observed)
+    elif against:
+        best = max(against, key=lambda one: (one.speed is not None, predicted_speed(one, observed)))
+        cure, predicted, basis = best.cure, predicted_speed(best, observed), best.basis
     else:
-        cure, predicted, basis = _without_remedy(name, share, observed)
-    return Cause(name, share, amdahl(share), shares.evidence[name], cure, max(1.0, predicted), basis)
+        advice, predicted, basis = sentences()["bound"][name.name.lower()]["advice"], 1.0, "none"
+        if name == Bound.BUSY:               # the other processes give their time back when they end
+            predicted, basis = amdahl(share), "formula: the time that other processes took, measured"
+        if name == Bound.THROTTLING:
+            advice += f": {observed.throttled_by or 'heat or power of the machine'}"
+            predicted, basis = amdahl(share), "formula: the time lost to it, measured"
+        cure = Cure(advice)
+    return Cause(name, share, amdahl(share), (Evidence(observed.evidence(name)),), cure, max(1.0, predicted), basis)
 
 
-def _best(name: Bound, share: float, remedies: Sequence[Remedy], shares: Shares) -> Remedy | None:
-    """Return the remedy against this cause with the largest predicted gain; tried remedies go before untried ones."""
-    against = [remedy for remedy in remedies if remedy.against == name]
-    return max(against, default=None, key=lambda one: (one.speed is not None, predicted_speed(one, share, shares)))
-
-
-def _less_often(between: Between, steps: int, shares: Shares) -> tuple[Cure, float, str]:
+def _less_often(between: Between, observed: Observed) -> tuple[Cure, float, str]:
     """Return the interval at which the work takes an affordable share, at most half of the run."""
-    others_s = shares.wall_s - between.per_step_s(steps)
+    steps, others_s = observed.steps, observed.wall_s - between.per_step_s(observed.steps)
     affordable = _round_number(between.seconds / (AFFORDABLE * others_s)) if others_s > 0 else steps
     every = max(between.every, min(affordable, max(1, steps // 2)))
-    rarer = Between(between.key, between.seconds, every).per_step_s(steps)
+    rarer = replace(between, every=every).per_step_s(steps)
     if every == between.every:               # the interval is not the problem: the run is short, or each time takes long
         return Cure(f"do less each time, or train longer: every {every:,} of {steps:,} steps is not too often"), 1.0, "none"
     return (Cure(f"do it every {every:,} steps instead of every {between.every:,}", words=(f"{between.key}={every}",)),
-            shares.wall_s / (others_s + rarer),
+            observed.wall_s / (others_s + rarer),
             f"formula: {between.seconds:.3g} s each time, measured; then {rarer / (others_s + rarer):.1%} of the run")
 
 
@@ -118,16 +102,6 @@ def _round_number(least: float) -> int:
     """Return the smallest of 1, 2, 5, 10, 20, 50, ... that is at least `least`."""
     power: int = 10 ** max(0, math.floor(math.log10(max(1.0, least))))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least)
-
-
-def _without_remedy(name: Bound, share: float, observed: Observed) -> tuple[Cure, float, str]:
-    """Return the advice for a cause that no change of the recipe helps; other processes give their time back when they end."""
-    if name == Bound.BUSY:
-        return Cure(NOTHING_TO_CHANGE[Bound.BUSY]), amdahl(share), "formula: the time that other processes took, measured"
-    if name == Bound.THROTTLING:
-        limit = observed.throttled_by or "heat or power of the machine"
-        return Cure(f"{NOTHING_TO_CHANGE[Bound.THROTTLING]}: {limit}"), amdahl(share), "formula: the time lost to it, measured"
-    return Cure(NOTHING_TO_CHANGE[name]), 1.0, "none"
 
 
 # ------------------------------------------------------------------------------------------------ the forecast

@@ -18,7 +18,7 @@ from typing import Any
 
 from powertrain.records.findings import UNMEASURED, Cure, Evidence, Expected, Finding, Risk, Severity
 
-TABLES = ("checks.toml", "symptoms.toml")
+TABLES = ("checks.toml", "symptoms.toml", "bounds.toml")
 RISKS = ("breaking", "accuracy", "difficulty")
 
 
@@ -32,8 +32,8 @@ def told(case: str, *seen: str, severity: Severity | None = None, cure: Cure | N
     rule, _, name = case.partition(".")
     entry = {**sentences()[rule], **sentences()[rule][name]}
     if "because" in entry:
-        figures["because"] = _filled(entry["because"], figures)
-    row = {key: _filled(text, figures) for key, text in entry.items() if not isinstance(text, dict)}
+        figures["because"] = filled(entry["because"], figures)
+    row = {key: filled(text, figures) for key, text in entry.items() if not isinstance(text, dict)}
     cure = cure or Cure(row.get("cure", "nothing to do"), words=row.get("words", ()))
     if expected is None:
         expected = Expected(row["expected"], row.get("basis", "none"), speed) if "expected" in row else UNMEASURED
@@ -52,8 +52,9 @@ def sentences() -> Mapping[str, Mapping[str, Any]]:
             for rule, cases in tomllib.loads((folder / name).read_text(encoding="utf-8")).items()}
 
 
-def _filled(text: str | list[str], figures: Mapping[str, Any]) -> Any:
-    return _Figures().vformat(text, (), figures) if isinstance(text, str) else tuple(_filled(one, figures) for one in text)
+def filled(text: str | list[str], figures: Mapping[str, Any]) -> Any:
+    """Return a sentence, or several, with the figures in it."""
+    return _Figures().vformat(text, (), figures) if isinstance(text, str) else tuple(filled(one, figures) for one in text)
 
 
 class _Figures(string.Formatter):

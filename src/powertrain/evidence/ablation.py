@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from powertrain import planner
-from powertrain.evidence.clock import CannotRun
 from powertrain.evidence.notebook import Notebook, shares, why_no_room
 from powertrain.evidence.profile import Profile, bound
 from powertrain.evidence.stats import TOO_NOISY
@@ -146,22 +145,16 @@ def _check_that_it_runs(full: Arm, measured: Sequence[Subject], notebook: Notebo
 
 def _profile(plain: Arm, full: Arm, measured: Sequence[Subject], notebook: Notebook) -> dict[str, Profile]:
     """Return profiles of both plans, and set the bound of each technique; without a profile no bound is known."""
-    notebook.say("profiling a step without any technique, and one of the full plan")
-    try:
-        profiles = {"plain": notebook.arena.profile(plain), "plan": notebook.arena.profile(full)}
-    except CannotRun as error:
-        notebook.say(f"no profile: {error}")
-        return {}
-    for subject in measured:
-        ours = profiles["plan"]
-        if subject.forced:                   # what it adds is in no other profile
-            ours = notebook.arena.profile(subject.arms(notebook)[1])
-        limit = bound(profiles["plain"], ours, subject.step.technique.acts_on)
+    profiles = notebook.profile("a step without any technique, and one of the full plan", plain, full)
+    for subject in measured if profiles else ():
+        # what a technique adds that the plan leaves off is in no other profile
+        ours = notebook.arena.profile(subject.arms(notebook)[1]) if subject.forced else profiles[1]
+        acts_on = subject.step.technique.acts_on
+        limit = bound(profiles[0], ours, acts_on)
         subject.bound = limit if math.isfinite(limit) else None
-        acts_on = ", ".join(sorted(subject.step.technique.acts_on))
-        notebook.say(f"{subject.name}: at most {limit:.2f} times as fast or as slow (it acts on {acts_on})" if subject.bound
-                     else f"{subject.name}: no bound, it acts on all of a step")
-    return profiles
+        notebook.say(f"{subject.name}: no bound, it acts on all of a step" if subject.bound is None else
+                     f"{subject.name}: at most {limit:.2f} times as fast or as slow (it acts on {', '.join(sorted(acts_on))})")
+    return dict(zip(("plain", "plan"), profiles, strict=False))
 
 
 def _examine(subject: Subject, prepared: Prepared, notebook: Notebook, *, until_s: float) -> None:
@@ -210,8 +203,8 @@ def _leave_out(subject: Subject, notebook: Notebook, weights: Sequence[float]) -
         subject.why = LATER
         return
     notebook.say(f"{subject.name}: the plan without it against the plan with it")
-    subject.left_out, why = notebook.attempt(f"{subject.name}: ", *subject.arms(notebook), shares(notebook.left_s(), weights))
-    subject.why = f"it could not be timed: {why}" if why else ""
+    subject.left_out, why = notebook.attempt(subject.name, *subject.arms(notebook), shares(notebook.left_s(), weights))
+    subject.why = f"it could not be timed: {why}" if subject.left_out is None else ""
 
 
 def _look_again(timed: Sequence[Subject], notebook: Notebook) -> None:
@@ -225,12 +218,8 @@ def _look_again(timed: Sequence[Subject], notebook: Notebook) -> None:
         assert subject.left_out is not None
         pairs = notebook.comparisons[subject.left_out].pairs
         notebook.say(f"{subject.name}: undecided after {pairs} pairs of windows; measuring again with the remaining time")
-        index, why = notebook.attempt(f"{subject.name}: ", *subject.arms(notebook), share_s, pairs=int(share_s / PAIR_S),
-                                      anew=True)
-        if index is None:
-            notebook.say(f"{subject.name}: {why}")
-        else:
-            subject.left_out = index
+        index, _ = notebook.attempt(subject.name, *subject.arms(notebook), share_s, pairs=int(share_s / PAIR_S), anew=True)
+        subject.left_out = subject.left_out if index is None else index
 
 
 def _can_matter(subject: Subject, notebook: Notebook) -> bool:
@@ -243,10 +232,7 @@ def _total(plain: Arm, full: Arm, notebook: Notebook, weights: Sequence[float]) 
         notebook.say("no technique against the full plan: not reached within the budget")
         return None
     notebook.say("no technique against the full plan")
-    index, why = notebook.attempt("the full plan: ", plain, full, shares(notebook.left_s(), weights))
-    if why:
-        notebook.say(f"no technique at all: {why}")
-    return index
+    return notebook.attempt("the full plan", plain, full, shares(notebook.left_s(), weights))[0]
 
 
 def _climb(measured: Sequence[Subject], below: Plan, facts: Facts, notebook: Notebook) -> None:
@@ -264,10 +250,10 @@ def _climb(measured: Sequence[Subject], below: Plan, facts: Facts, notebook: Not
         notebook.say(f"ladder: {' and '.join(one.name for one in joined)} on top of {foot_name}")
         index, why = None, why_no_room(here, facts) or why_no_room(above, facts)
         if why is None:
-            index, why = notebook.attempt("ladder: ", notebook.arm(here, foot_name), notebook.arm(above, top_name),
+            index, why = notebook.attempt("ladder", notebook.arm(here, foot_name), notebook.arm(above, top_name),
                                           shares(notebook.left_s(), [RUNG] * (len(measured) - number)))
         if index is None:
-            notebook.say(f"ladder: {subject.name} cannot run alone there and joins the next technique ({why})")
+            notebook.say(f"ladder: {subject.name} joins the next technique ({why})")
             subject.remarks.append(f"in the ladder it joins the next technique, because it cannot run alone there: {why}")
             continue
         for one in joined:

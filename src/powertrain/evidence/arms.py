@@ -10,7 +10,6 @@ import multiprocessing
 import signal
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -84,7 +83,7 @@ class ArmProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

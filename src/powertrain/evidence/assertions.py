@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from powertrain.evidence.parity import compare_losses
@@ -15,7 +15,7 @@ from powertrain.records.evidence import Parity
 
 MIB = 2**20
 PREDICTION = 0.05            # of the measured peak: as exact as the prediction of memory promises to be
-SLACK_BYTES = MIB            # less decides nothing: models so small are mostly what the arithmetic leaves out
+SLACK_MIB = 1                # less decides nothing: models so small are mostly what the arithmetic leaves out
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,17 @@ class Tried:
             return None
         return self.predicted_bytes / self.measured_bytes - 1
 
+    @property
+    def mib(self) -> float:
+        """Return the measured peak in MiB; 0 where it was not counted."""
+        return (self.measured_bytes or 0) / MIB
+
 
 @dataclass(frozen=True)
 class Assertion:
     what: str                                # has to be so
     holds: bool
     because: str                             # the numbers
-
-
-Agree = Callable[..., Parity]                # compare_losses, or something like it
 
 
 def trains(table: str, tried: Sequence[Tried]) -> Assertion:
@@ -66,14 +68,12 @@ def _why_it_does_not(setting: Tried) -> str | None:
 
 def memory_grows(tried: Sequence[Tried]) -> Assertion | None:
     """Assert that more examples in a pass take more memory. None where fewer than two settings were measured."""
-    counted = sorted(_measured(tried), key=lambda setting: setting.amount)
+    counted = _measured(tried)
     if len(counted) < 2:
         return None
-    wrong = [f"{larger.name} take {_mib(larger)} where {smaller.name} take {_mib(smaller)}"
-             for smaller, larger in itertools.pairwise(counted)
-             if (larger.measured_bytes or 0) <= (smaller.measured_bytes or 0)]
-    return Assertion("micro-batch: memory grows with it", not wrong,
-                     "; ".join(wrong) or ", ".join(f"{setting.name} {_mib(setting)}" for setting in counted))
+    wrong = [f"{larger.name} take {larger.mib:,.1f} MiB where {smaller.name} take {smaller.mib:,.1f} MiB"
+             for smaller, larger in itertools.pairwise(counted) if larger.mib <= smaller.mib]
+    return Assertion("micro-batch: memory grows with it", not wrong, "; ".join(wrong) or _listed(counted, ", "))
 
 
 def memory_is_as_predicted(table: str, tried: Sequence[Tried]) -> Assertion | None:
@@ -82,10 +82,9 @@ def memory_is_as_predicted(table: str, tried: Sequence[Tried]) -> Assertion | No
                    key=lambda found: -abs(found[1]))
     if not known:
         return None
-    wrong = [(setting, share) for setting, share in known if abs(share) * (setting.measured_bytes or 0) > max(
-        SLACK_BYTES, PREDICTION * (setting.measured_bytes or 0))]
-    told = "; ".join(f"{setting.name} {_mib(setting)}, predicted {(setting.predicted_bytes or 0) / MIB:,.1f} ({share:+.1%})"
-                     for setting, share in wrong or known[:1])
+    wrong = [(one, share) for one, share in known if abs(share) * one.mib > max(SLACK_MIB, PREDICTION * one.mib)]
+    told = "; ".join(f"{one.name} {one.mib:,.1f} MiB, predicted {(one.predicted_bytes or 0) / MIB:,.1f} ({share:+.1%})"
+                     for one, share in wrong or known[:1])
     return Assertion(f"{table}: peak memory is what was predicted, within {PREDICTION:.0%}", not wrong,
                      f"{len(wrong)} of {len(known)} are further apart: {told}" if wrong else
                      f"at most {abs(known[0][1]):.1%} apart: {told}")
@@ -96,35 +95,35 @@ def accumulation_takes_no_more(tried: Sequence[Tried]) -> Assertion | None:
 
     Where weights outweigh activations it does: from the second pass on all gradients stand beside the activations.
     """
-    counted = sorted(_measured(tried), key=lambda setting: setting.amount)
+    counted = _measured(tried)
     if len(counted) < 2:
         return None
     one = counted[0]
-    more = [setting for setting in counted[1:] if (setting.measured_bytes or 0) > (one.measured_bytes or 0)]
-    wrong = [setting for setting in more if not (one.predicted_bytes and setting.predicted_bytes
-                                                 and setting.predicted_bytes > one.predicted_bytes)]
-    expected = [setting for setting in more if setting not in wrong]
-    because = f"{one.name} {_mib(one)}; " + ", ".join(f"{setting.name} {_mib(setting)}" for setting in counted[1:])
+    more = [setting for setting in counted[1:] if setting.mib > one.mib]
+    expected = [setting for setting in more if 0 < (one.predicted_bytes or 0) < (setting.predicted_bytes or 0)]
+    because = f"{_listed([one], '')}; {_listed(counted[1:], ', ')}"
     if expected:
         because += (f"; {', '.join(setting.name for setting in expected)} take more, as predicted: from the second pass on all "
                     "gradients stand beside the activations")
-    return Assertion(f"accumulation: more passes take no more memory than {one.name}", not wrong, because)
+    return Assertion(f"accumulation: more passes take no more memory than {one.name}", len(more) == len(expected), because)
 
 
-def losses_agree(what: str, exactness: str, reference: Tried, others: Sequence[Tried],
-                 agree: Agree = compare_losses) -> tuple[Assertion, dict[str, Parity]] | None:
+def losses_agree(what: str, exactness: str, reference: Tried, others: Sequence[Tried]
+                 ) -> tuple[Assertion, dict[str, Parity]] | None:
     """Assert that `others` learn the same as `reference`, as `exactness` demands. None where none ran."""
     if reference.error is not None or not (ran := [setting for setting in others if setting.error is None]):
         return None
-    found = {setting.name: agree(exactness, reference, setting, dtype=setting.dtype) for setting in ran}
+    found = {setting.name: compare_losses(exactness, reference, setting, dtype=setting.dtype) for setting in ran}
     wrong = [f"{name}: {parity.because}" for name, parity in found.items() if not parity.holds]
     widest = max(found.values(), key=lambda parity: (parity.loss_difference, parity.grad_norm_difference))
     return Assertion(what, not wrong, "; ".join(wrong) or f"{', '.join(found)}: {widest.because}"), found
 
 
 def _measured(tried: Sequence[Tried]) -> list[Tried]:
-    return [setting for setting in tried if setting.error is None and setting.measured_bytes is not None]
+    """Return the settings whose peak was measured, by their amount."""
+    return sorted((setting for setting in tried if setting.error is None and setting.measured_bytes is not None),
+                  key=lambda setting: setting.amount)
 
 
-def _mib(setting: Tried) -> str:
-    return f"{(setting.measured_bytes or 0) / MIB:,.1f} MiB"
+def _listed(settings: Sequence[Tried], separator: str) -> str:
+    return separator.join(f"{setting.name} {setting.mib:,.1f} MiB" for setting in settings)

@@ -276,7 +276,7 @@ def _time(suite: Suite, notebook: Notebook, found: Found) -> None:
             return
         name = other.arm.name
         notebook.say(f"{table}: {name} against {first.arm.name}")
-        index, why = notebook.attempt(f"{table}: {name} is ", first.arm, other.arm,
+        index, why = notebook.attempt(f"{table}: {name}", first.arm, other.arm,
                                       shares(notebook.left_s(), [1.0] * (len(jobs) - number)))
         if index is None:
             found.failed[name] = why

@@ -13,10 +13,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from powertrain.evidence.arms import ArmProcess
@@ -113,15 +111,14 @@ class Arena:
         self.dtypes: dict[str, str] = {}     # of the arms' matrix products
         self._cache, self._preload, self._together = cache, tuple(preload), together
         self._processes: list[ArmProcess] = []
-        self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        self._scratch = Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="powertrain-")))
+        self._scratch = tempfile.TemporaryDirectory(prefix="powertrain-")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close_all()
-        self._open.close()
+        self._scratch.cleanup()
 
     def compare(self, a: Arm, b: Arm, pace: Pace = USUAL, *, margin: float = MARGIN, deadline: float | None = None) -> Compared:
         """Compare B with A. After `deadline` (of time.monotonic()) it stops as soon as there are 5 pairs.
@@ -132,7 +129,9 @@ class Arena:
             raise ValueError(f"both arms are called {a.name!r}")
         if self._together:
             try:
-                return self._interleaved(a, b, pace, margin, deadline)
+                tracks = (Track(self._at_first_step(a, beside=b)), Track(self._at_first_step(b, beside=a)))
+                check_room([track.process.ready for track in tracks])
+                return interleave(*tracks, pace, margin=margin, deadline=deadline)
             except CannotRun as error:
                 self._close_all()
                 if not error.out_of_memory:
@@ -166,9 +165,8 @@ class Arena:
         """Start a fresh process; the older of two kept processes is ended first."""
         while len(self._processes) > 1:
             self._processes.pop(0).close()
-        scratch = tempfile.mkdtemp(dir=self._scratch)
-        order = Order(arm, str(self._cache), str(Path.cwd()), scratch, self._preload, precision, seed)
-        process = ArmProcess(order)
+        scratch = tempfile.mkdtemp(dir=self._scratch.name)
+        process = ArmProcess(Order(arm, str(self._cache), str(Path.cwd()), scratch, self._preload, precision, seed))
         if precision is None and seed is None:
             self.plans[arm.name], self.dtypes[arm.name] = process.ready.plan, process.ready.dtype
             self.facts = self.facts or process.ready.facts
@@ -191,11 +189,6 @@ class Arena:
     def _close_all(self) -> None:
         while self._processes:
             self._processes.pop().close()
-
-    def _interleaved(self, a: Arm, b: Arm, pace: Pace, margin: float, deadline: float | None) -> Compared:
-        tracks = (Track(self._at_first_step(a, beside=b)), Track(self._at_first_step(b, beside=a)))
-        check_room([track.process.ready for track in tracks])
-        return interleave(*tracks, pace, margin=margin, deadline=deadline)
 
     def _one_after_the_other(self, a: Arm, b: Arm, pace: Pace, margin: float) -> Compared:
         """Compare whole runs A B B A, each in a fresh process, with enough windows for two runs of an arm."""

@@ -12,6 +12,7 @@ from torch import nn
 
 from powertrain import planner
 from powertrain.cost.memory import peak_memory
+from powertrain.evidence.worker import wait_for
 from powertrain.models.model import Model
 from powertrain.records import Plan, RunFailed
 from powertrain.run.prepare import Prepared
@@ -81,31 +82,26 @@ def loader_rates(prepared: Prepared, plans: Sequence[Plan], deadline: float) -> 
 
 
 class Feed:
-    """Return a loader that continues where it was, so that its threads start once."""
+    """A loader that continues where it was, so that its threads start once."""
 
     def __init__(self, setup: Setup, plan: Plan):
         self._device = setup.device
         self._batches: Iterator[MicroBatches] = setup.loader(setup.prepare, range(ENDLESS), setup.device)
-        # what was made ahead while others had their turn is used up before the clock starts
+        # the batches made ahead while other loaders had their turn are used up before the clock starts
         self._ahead = max((int(getattr(step.technique, "ahead", 0)) for step in plan.steps), default=0)
 
     def seconds_of(self, count: int) -> float:
-        for _ in range(self._ahead + 1):
-            self._take()
-        self._wait()
+        """Return the seconds of making so many batches and copying them to the device."""
+        self._take(self._ahead + 1)
         began = time.perf_counter()
-        for _ in range(count):
-            self._take()
-        self._wait()
+        self._take(count)
         return time.perf_counter() - began
 
-    def _take(self) -> None:
-        for batch in next(self._batches):
-            batch.to(self._device)
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+    def _take(self, count: int) -> None:
+        for _ in range(count):
+            for batch in next(self._batches):
+                batch.to(self._device)
+        wait_for(self._device)
 
     def close(self) -> None:
         self._batches.close()  # type: ignore[attr-defined]

@@ -65,6 +65,15 @@ class Notebook:
             self._probes[asked] = self.arena.probe(arm, steps=steps, precision=precision, seed=seed)
         return self._probes[asked]
 
+    def profile(self, what: str, *arms: Arm) -> tuple[Profile, ...]:
+        """Return the arms' profiles; none, and a word of why, where one of them does not run."""
+        self.say(f"profiling {what}")
+        try:
+            return tuple(self.arena.profile(arm) for arm in arms)
+        except CannotRun as error:
+            self.say(f"no profile: {error}")
+            return ()
+
     def parity(self, exactness: str, attempts: Sequence[tuple[Plan, Plan, str | None]], facts: Facts, seed: int
                ) -> tuple[Parity | None, str]:
         """Return the parity of two plans, by the first of the attempts (A, B, precision) that both can run, or why none can.
@@ -99,24 +108,21 @@ class Notebook:
 
     def attempt(self, what: str, a: Arm, b: Arm, share_s: float, *, pairs: int | None = None, anew: bool = False
                 ) -> tuple[int | None, str]:
-        """Compare B with A as `compare`, and say so; return None and the reason where an arm does not run."""
+        """Return the index of `compare`, or None where an arm does not run; and what is said of it: the result, or why not."""
         try:
             index = self.compare(a, b, share_s, pairs=pairs, anew=anew)
+            says = self.comparisons[index].because
         except CannotRun as error:
-            return None, str(error)
-        self.say(f"{what}{self.comparisons[index].because}")
-        return index, ""
-
-    def control(self, arm: Arm, share_s: float) -> int:
-        """Return the index of an arm's comparison with itself."""
-        began = self.now()
-        return self._write(began, *self.arena.control(arm, pace_for(share_s), began + share_s))
+            index, says = None, str(error)
+        self.say(f"{what}: {says}")
+        return index, says
 
     def noise(self, name: str, arm: Arm, share_s: float) -> tuple[int, float]:
         """Compare the arm with itself, and return index and noise floor, which widens the margin. Raises RunFailed."""
         self.say(f"{name} against itself, for the noise of this machine")
+        began = self.now()
         try:
-            index = self.control(arm, share_s)
+            index = self._write(began, *self.arena.control(arm, pace_for(share_s), began + share_s))
         except CannotRun as error:
             raise RunFailed(str(error)) from None
         control = self.comparisons[index]

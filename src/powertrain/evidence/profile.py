@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,44 +94,33 @@ def from_shares(found: Mapping[str, float], window: Window) -> Profile:
 
 def shares(events: Iterable[FunctionEvent], *, on_gpu: bool) -> Mapping[str, float]:
     """Return the time of each class in the profiler's unit: the device's time on a GPU, else the processor's."""
-    known = [event for event in events if event.device_type.name == "CPU"]
-    roots = [event for event in known if event.cpu_parent is None]
-    owners: dict[int, str] = {}              # sequence number -> region of the forward operator that made the node
-    for event in sorted((e for e in known if e.sequence_nr >= 0 and not _is_backward(e)), key=lambda e: e.time_range.start):
-        owners[event.sequence_nr] = _region_around(event)        # the last to bear a number is the one that made the node
+    known = sorted((event for event in events if event.device_type.name == "CPU"), key=lambda event: event.time_range.start)
+    owners: dict[int, str] = {}              # sequence number -> region of the last forward operator with it: it made the node
+    for event in known:
+        outer = [one.name for one in _around(event)]
+        if event.sequence_nr >= 0 and not any(name.startswith(BACKWARD) for name in outer):
+            owners[event.sequence_nr] = next((REGIONS[name] for name in outer if name in REGIONS), "")
     found = dict.fromkeys(CLASSES, 0.0)
-    for root in roots:
+    for root in (event for event in known if event.cpu_parent is None):
         _add(root, "", owners, found, on_gpu=on_gpu)
     return found
 
 
 def _add(event: FunctionEvent, region: str, owners: Mapping[int, str], found: dict[str, float], *, on_gpu: bool) -> None:
     if not region:
-        region = REGIONS.get(event.name, "")
-        if not region and event.name.startswith(BACKWARD):
-            region = owners.get(event.sequence_nr, "")
-        if not region and ATTENTION.search(event.name):
-            region = "attention"
+        of_the_forward_pass = owners.get(event.sequence_nr, "") if event.name.startswith(BACKWARD) else ""
+        region = REGIONS.get(event.name) or of_the_forward_pass or ("attention" if ATTENTION.search(event.name) else "")
     taken = event.self_device_time_total if on_gpu else event.self_cpu_time_total
     found[region or ("products" if PRODUCTS.search(event.name) else "elementwise")] += taken
     for child in event.cpu_children:
         _add(child, region, owners, found, on_gpu=on_gpu)
 
 
-def _region_around(event: FunctionEvent | None) -> str:
+def _around(event: FunctionEvent | None) -> Iterator[FunctionEvent]:
+    """Yield the event and those that it ran in, the innermost first."""
     while event is not None:
-        if event.name in REGIONS:
-            return REGIONS[event.name]
+        yield event
         event = event.cpu_parent
-    return ""
-
-
-def _is_backward(event: FunctionEvent | None) -> bool:
-    while event is not None:
-        if event.name.startswith(BACKWARD):
-            return True
-        event = event.cpu_parent
-    return False
 
 
 def _marked(function: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -25,17 +25,20 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from powertrain.records import Facts, Hardware, Software, WrongUse, to_plain
-from powertrain.records.evidence import Arm, ArmRun, Comparison, Interval, Parity, Study, Window
+from powertrain.records.evidence import Study
 
 STUDIES = Path("studies")
 PACKAGE = Path(__file__).resolve().parent.parent
 EVIDENCE, FACTS, PLANS = "evidence.json", "facts.json", "plans.json"
 CURVE = 60                                   # points of a curve that are kept, evenly spaced from the first step
+CURVES, DIFFERENCES = ("losses", "grad_norms"), ("loss_difference", "grad_norm_difference")
 LINE = 240                                   # characters, up to which a value of a JSON file stays on one line: a window does
 ABSOLUTE = re.compile(r"(?<![\w.~:/\\])(?:[A-Za-z]:)?[/\\](?:[\w.+@~-]+[/\\])+([\w.+@~-]*)")
 
@@ -64,14 +67,11 @@ def describe(facts: Facts) -> dict[str, Any]:
 
 def circumstances(hardware: Hardware, software: Software) -> dict[str, Any]:
     """Return the same for a measurement without a model."""
-    return {"date": f"{datetime.date.today()}", "command": command(), "commit": commit(), "machine": machine(hardware),
+    named = ("name", "device", "cores", "memory_bytes", "fingerprint")
+    machine = {**{name: getattr(hardware, name) for name in named},
+               "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None}
+    return {"date": f"{datetime.date.today()}", "command": command(), "commit": commit(), "machine": machine,
             "versions": dict(software.versions)}
-
-
-def machine(hardware: Hardware) -> dict[str, Any]:
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    return {"name": hardware.name, "device": hardware.device, "cores": hardware.cores,
-            "memory_bytes": hardware.memory_bytes, "fingerprint": hardware.fingerprint, "load": load}
 
 
 def command() -> str:
@@ -123,14 +123,14 @@ def load(folder: Path) -> Study:
         return _study(found, plans)
     except FileNotFoundError:
         raise WrongUse(f"{folder} is no study: it has no {EVIDENCE}") from None
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValidationError) as error:
         raise WrongUse(f"{path} is no study as this version writes them ({type(error).__name__}: {error})") from None
 
 
 def thinned(run: dict[str, Any]) -> dict[str, Any]:
     """Return a run with its curves rounded, and thinned where the run is long. All windows are kept."""
     every = max(1, math.ceil(len(run["losses"]) / CURVE))
-    curves = {name: [rounded(value) for value in run[name][::every]] for name in ("losses", "grad_norms")}
+    curves = {name: [rounded(value) for value in run[name][::every]] for name in CURVES}
     windows = [{**window, "seconds": rounded(window["seconds"]),
                 "parts": {part: rounded(seconds, 4) for part, seconds in window["parts"].items()}} for window in run["windows"]]
     return {**run, **curves, "windows": windows, "curves_every_steps": every}
@@ -167,31 +167,10 @@ def as_text(value: Any, indent: int = 0) -> str:
 
 
 def _study(found: Mapping[str, Any], plans: Mapping[str, Any]) -> Study:
-    arms = tuple(Arm(arm["name"], tuple(arm["words"]), plans.get(arm["name"])) for arm in found["arms"])
-    return Study(**{**_known(Study, found), "arms": arms, "runs": tuple(map(_run, found["runs"])),
-                    "comparisons": tuple(map(_comparison, found["comparisons"]))})
-
-
-def _run(found: Mapping[str, Any]) -> ArmRun:
-    curves = {name: tuple(math.nan if value is None else value for value in found[name]) for name in ("losses", "grad_norms")}
-    return ArmRun(**{**_known(ArmRun, found), **curves, "techniques": tuple(found["techniques"]),
-                     "windows": tuple(Window(**_known(Window, window)) for window in found["windows"])})
-
-
-def _comparison(found: Mapping[str, Any]) -> Comparison:
-    speed, parity = found["speed"], found["parity"]
-    return Comparison(**{**_known(Comparison, found), "speed": speed and Interval(**speed),
-                         "tokens_per_s": tuple(found["tokens_per_s"]),
-                         "peak_memory_bytes": tuple(found["peak_memory_bytes"]), "parity": parity and _parity(parity)})
-
-
-def _parity(found: Mapping[str, Any]) -> Parity:
-    names = ("loss_difference", "grad_norm_difference")
-    differences = {name: math.inf if found[name] is None else found[name] for name in names}
-    return Parity(**{**_known(Parity, found), **differences})
-
-
-def _known(kind: type, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries that are fields of `kind`; entries for readers of the file stay in the file."""
-    names = {field.name for field in fields(kind)}
-    return {name: value for name, value in found.items() if name in names}
+    """Return the study; None stands for a number that was not finite, and entries for readers of the file stay in the file."""
+    arms = [{**arm, "plan": plans.get(arm["name"])} for arm in found["arms"]]
+    runs = [{**run, **{curve: [math.nan if value is None else value for value in run[curve]] for curve in CURVES}}
+            for run in found["runs"]]
+    comparisons = [{**one, "parity": one["parity"] and {**one["parity"], **{
+        name: math.inf for name in DIFFERENCES if one["parity"][name] is None}}} for one in found["comparisons"]]
+    return TypeAdapter(Study).validate_python({**found, "arms": arms, "runs": runs, "comparisons": comparisons})

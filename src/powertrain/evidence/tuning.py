@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from powertrain import planner
-from powertrain.evidence.clock import LEAST_PAIRS, CannotRun
+from powertrain.evidence.clock import LEAST_PAIRS
 from powertrain.evidence.notebook import Notebook, key_of, why_no_room
 from powertrain.evidence.profile import Profile, bound
 from powertrain.evidence.stats import MARGIN
@@ -125,7 +125,9 @@ def tune(prepared: Prepared, notebook: Notebook) -> Tuning:
     """Run control, halving, combining and the deciding comparison. Raises RunFailed if the untuned plan cannot run."""
     untuned = untuned_plan(prepared)
     arm, budget_s = notebook.arm(untuned, "untuned plan"), notebook.left_s()
-    profile = _profile(arm, notebook)
+    if (error := notebook.probe(arm).error) is not None:
+        raise RunFailed(error)
+    profile = next(iter(notebook.profile("a step of the untuned plan", arm)), None)
     control, floor = notebook.noise("the untuned plan", arm, CONTROL * budget_s)
     candidates = candidates_of(prepared, untuned)
     notebook.say(f"{len(candidates)} plans with one technique changed: {', '.join(one.name for one in candidates)}")
@@ -151,17 +153,6 @@ def tune(prepared: Prepared, notebook: Notebook) -> Tuning:
 
 
 # ------------------------------------------------------------------------------------------------ before the search
-
-
-def _profile(arm: Arm, notebook: Notebook) -> Profile | None:
-    if (error := notebook.probe(arm).error) is not None:
-        raise RunFailed(error)
-    notebook.say("profiling a step of the untuned plan")
-    try:
-        return notebook.arena.profile(arm)
-    except CannotRun as error:
-        notebook.say(f"no profile: {error}")
-        return None
 
 
 def _can_matter(candidate: Candidate, profile: Profile | None, facts: Facts, notebook: Notebook) -> bool:
@@ -199,11 +190,10 @@ def _halve(candidates: Sequence[Candidate], untuned: Arm, notebook: Notebook, le
 
 
 def _try(candidate: Candidate, untuned: Arm, notebook: Notebook, share_s: float, pairs: int) -> None:
-    index, why = notebook.attempt(f"{candidate.name}: ", untuned, notebook.arm(candidate.plan, candidate.name), share_s,
-                                  pairs=pairs, anew=True)
+    index, why = notebook.attempt(candidate.name, untuned, notebook.arm(candidate.plan, candidate.name), share_s, pairs=pairs,
+                                  anew=True)
     if index is None:
         candidate.why = f"it does not run: {why}"
-        notebook.say(f"{candidate.name}: {candidate.why}")
         return
     found = notebook.comparisons[index]
     if found.speed is None:
@@ -264,7 +254,7 @@ def _is_faster_with(candidate: Candidate, best: Arm, both: Arm, notebook: Notebo
         candidate.why = "it changes nothing beside the faster changes"
         return False
     notebook.say(f"{both.name}, together")
-    index, why = notebook.attempt(f"{both.name}: ", best, both, (notebook.left_s() - leave_s) / 2)
+    index, why = notebook.attempt(both.name, best, both, (notebook.left_s() - leave_s) / 2)
     if index is None:
         candidate.why = f"combined with the faster changes it does not run: {why}"
         return False
@@ -293,7 +283,7 @@ def _decide(untuned: Plan, combined: Plan, prepared: Prepared, notebook: Noteboo
     if not parity.holds:
         return None, f"the faster plan does not learn the same ({parity.because})"
     notebook.say("the faster plan against the untuned one: the deciding comparison")
-    index, why = notebook.attempt("", notebook.arm(untuned), notebook.arm(combined), max(0.0, notebook.left_s()),
+    index, why = notebook.attempt("the faster plan", notebook.arm(untuned), notebook.arm(combined), max(0.0, notebook.left_s()),
                                   pairs=FINAL_PAIRS, anew=True)
     if index is None:
         return None, f"the faster plan did not run once more ({why})"

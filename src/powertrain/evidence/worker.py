@@ -181,9 +181,10 @@ class Runner:
         seconds = time.perf_counter() - began
         laps = [result.laps.parts() for result in timed]
         parts = {part: sum(step_parts[part] for step_parts in laps) for part in laps[0]}
-        tokens = [sum(getattr(result, kind) for result in timed) for kind in ("trained_tokens", "real_tokens", "padding_tokens")]
-        return Taken(Window(timed[0].step, steps, seconds, *tokens, parts), _floats([each.loss for each in before + timed]),
-                     _floats([each.grad_norm for each in before + timed]))
+        window = Window(timed[0].step, steps, seconds, sum(result.trained_tokens for result in timed),
+                        sum(result.real_tokens for result in timed), sum(result.padding_tokens for result in timed), parts)
+        return Taken(window, _floats([result.loss for result in before + timed]),
+                     _floats([result.grad_norm for result in before + timed]))
 
     def peak(self) -> int:
         return peak_memory_bytes(self.setup.device)
