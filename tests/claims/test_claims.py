@@ -370,9 +370,9 @@ def small(place, source, monkeypatch):
                        "exactness: ROUNDING, seconds: 1")
     text += '  - {id: 000-03, document: "000", what: w, claimed: c, range: null, unit: times as fast, better: higher, ' \
             'experiment: a-pair, needs: [two_gpus], prior: p}\n'
-    monkeypatch.setattr(claiming, "catalogue", lambda: read_catalogue(text))
+    monkeypatch.setattr("powertrain.claims.claim.catalogue", lambda: read_catalogue(text))
     pace = Pace(window_s=0.001, pairs=5, most_pairs=5, warm_up_s=0.0)
-    monkeypatch.setattr(claiming, "Bench", lambda *given: Bench(*given, pace=pace))
+    monkeypatch.setattr("powertrain.claims.experiments.Bench", lambda *given: Bench(*given, pace=pace))
     return place
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from powertrain.cli.auditing import Reports, audit
+from powertrain.cli.auditing import Reports, audit_files
 from powertrain.records import WrongUse
 
 BAD = """import torch
@@ -37,7 +37,7 @@ SFTTrainer(model="Qwen/Qwen3-0.6B", args=args).train()
 
 
 def run(path: Path, *, apply: bool = False, destination: Path | None = None, **reports: Any) -> int:
-    return audit(path, Reports(**reports), apply=apply, destination=destination, elsewhere=True)
+    return audit_files(path, Reports(**reports), apply=apply, destination=destination, elsewhere=True)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.cli import benching
+from powertrain.cli import proving
 from powertrain.evidence import bench as suites
 from powertrain.evidence.assertions import Assertion
 from powertrain.evidence.studies import load
@@ -65,6 +65,6 @@ def test_an_assertion_that_does_not_hold_fails_the_command(
     monkeypatch.setattr(suites, "bench", lambda suite, notebook: found)
     monkeypatch.setenv("POWERTRAIN_CACHE", str(cache))
     monkeypatch.chdir(tmp_path)
-    assert benching.bench(quick, budget="1s", study=None, as_json=False) == code
+    assert proving.bench(quick, budget="1s", study=None, as_json=False) == code
     line = next(line for line in capsys.readouterr().out.splitlines() if "it does not change" in line)
     assert line.startswith("holds" if holds else "FAILS")

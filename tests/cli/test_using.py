@@ -53,23 +53,23 @@ def here(runs: Path, cache: Path, monkeypatch: Patch) -> Path:
 class TestGenerate:
     def test_a_templated_prompt_is_shown_exactly_or_not_at_all(self, here: Path, capsys: Captured) -> None:
         prompt = "### User:\n1 + 2?\n\n### Assistant:\n"
-        using.generate_text("runs/tuned", "1 + 2?", **SAMPLING, as_json=False, template=True)
+        using.generate("runs/tuned", "1 + 2?", **SAMPLING, as_json=False, template=True)
         answer = capsys.readouterr().out
-        using.generate_text("runs/tuned", "1 + 2?", **SAMPLING, as_json=False, template=True, show_prompt=True)
+        using.generate("runs/tuned", "1 + 2?", **SAMPLING, as_json=False, template=True, show_prompt=True)
         assert capsys.readouterr().out == prompt + answer
-        using.generate_text("runs/tuned", "1 + 2?", **SAMPLING, as_json=True, template=True)
+        using.generate("runs/tuned", "1 + 2?", **SAMPLING, as_json=True, template=True)
         found = json.loads(capsys.readouterr().out)
         assert found["prompt"] == prompt
         assert found["text"] == answer.removesuffix("\n")
 
     def test_base_adapter_and_merged_model_are_named_alike(self, here: Path, capsys: Captured,
                                                            tmp_path: Path) -> None:
-        exporting.export("runs/tuned", to="merged", folder=tmp_path / "merged", dtype=None, base=None, provider=None,
+        exporting.export("runs/tuned", to="merged", output=tmp_path / "merged", dtype=None, base=None, provider=None,
                          as_json=True)
         assert json.loads(capsys.readouterr().out)["agreement"]["difference"] < 1e-4
         texts = {}
         for path in ("runs/base", "runs/tuned", "runs/tuned/model", str(tmp_path / "merged")):
-            using.generate_text(path, "the sum", **SAMPLING, as_json=False)
+            using.generate(path, "the sum", **SAMPLING, as_json=False)
             texts[path] = capsys.readouterr().out
             assert texts[path].startswith("the sum")
         assert texts["runs/tuned"] == texts["runs/tuned/model"] == texts[str(tmp_path / "merged")]
@@ -138,7 +138,7 @@ class TestChat:
 
 class TestEvaluate:
     def test_a_fine_tuned_runs_own_figure_comes_out_again(self, here: Path, capsys: Captured) -> None:
-        using.evaluate_model("runs/tuned", None, as_json=True)
+        using.evaluate("runs/tuned", None, as_json=True)
         found = json.loads(capsys.readouterr().out)
         lines = [json.loads(line) for line in (here / "runs/tuned/events.jsonl").read_text().splitlines()]
         last = [line for line in lines if line["event"] == "evaluation"][-1]
@@ -152,17 +152,17 @@ class TestEvaluate:
             for data in ("sums.jsonl", "text.txt"):
                 if path == "runs/tuned" and data == "text.txt":
                     continue
-                using.evaluate_model(path, data, as_json=True)
+                using.evaluate(path, data, as_json=True)
                 tokens[path, data] = json.loads(capsys.readouterr().out)["tokens"]
         assert tokens["runs/tuned", "sums.jsonl"] == tokens["runs/tuned/model", "sums.jsonl"]
         assert tokens["runs/tuned/model", "text.txt"] == tokens["runs/base/model", "text.txt"]
 
     def test_answers_are_scored_by_what_they_call_for(self, here: Path, capsys: Captured) -> None:
-        using.evaluate_model("runs/tuned", None, as_json=True, metric="auto", limit=3, tokens=8)
+        using.evaluate("runs/tuned", None, as_json=True, metric="auto", limit=3, tokens=8)
         *answers, summary = (json.loads(line) for line in capsys.readouterr().out.splitlines())
         assert (summary["metric"], summary["questions"], len(answers)) == ("gsm8k", 3, 3)
         assert summary["accuracy"] == sum(answer["scores"]["accuracy"] for answer in answers) / 3
-        using.evaluate_model("runs/tuned/model", "sums.jsonl", as_json=False, metric="f1", limit=2, tokens=4)
+        using.evaluate("runs/tuned/model", "sums.jsonl", as_json=False, metric="f1", limit=2, tokens=4)
         out = capsys.readouterr().out
         assert all(word in out for word in ("exact match", "f1", "over 2 questions", "0 + 0?", "#### 0"))
 
@@ -185,7 +185,7 @@ class TestExport:
     ])
     def test_each_format_is_whole_and_says_so(self, to: str, files: set[str], here: Path, tmp_path: Path,
                                               capsys: Captured) -> None:
-        exporting.export("runs/tuned", to=to, folder=tmp_path / "out", dtype=None, base=None, provider=None, as_json=False)
+        exporting.export("runs/tuned", to=to, output=tmp_path / "out", dtype=None, base=None, provider=None, as_json=False)
         assert files <= {file.name for file in (tmp_path / "out").iterdir()}
         out = capsys.readouterr().out
         assert out.startswith("Export")
@@ -196,7 +196,7 @@ class TestExport:
         shutil.copytree(here / "runs/tuned/model", tmp_path / "ours")
         config = tmp_path / "ours" / "adapter_config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | {"peft_type": "LSLORA"}))
-        exporting.export(str(tmp_path / "ours"), to="adapter", folder=tmp_path / "out", dtype=None, base=None, provider=None,
+        exporting.export(str(tmp_path / "ours"), to="adapter", output=tmp_path / "out", dtype=None, base=None, provider=None,
                          as_json=False)
         out = capsys.readouterr().out
         assert "PeftModel" not in out
@@ -205,7 +205,7 @@ class TestExport:
     def test_a_gguf_file_has_the_template_that_was_trained(self, here: Path, tmp_path: Path, capsys: Captured) -> None:
         import gguf
 
-        exporting.export("runs/tuned", to="gguf", folder=tmp_path / "out", dtype="q8_0", base=None, provider=None, as_json=True)
+        exporting.export("runs/tuned", to="gguf", output=tmp_path / "out", dtype="q8_0", base=None, provider=None, as_json=True)
         report = json.loads(capsys.readouterr().out)
         field = gguf.GGUFReader(report["file"]).get_field("tokenizer.chat_template")
         assert field is not None

@@ -9,6 +9,7 @@ from typing import Any
 
 from powertrain.records.event_log import from_line
 from powertrain.records.events import Event
+from powertrain.records.origins import COMMAND_LINE, DEFAULT
 from powertrain.report.run_page import RunFiles
 
 BEGAN = 1_795_268_000.0
@@ -66,8 +67,9 @@ def typed(events: Sequence[dict[str, Any]]) -> list[Event]:
 
 
 def files(events: list[dict[str, Any]], **more: Any) -> RunFiles:
-    return RunFiles(**({"folder": "runs/a", "recipe": {"max_grad_norm": 1.0}, "asked": ["name: default"], "facts": FACTS,
-                        "plan": PLAN, "events": typed(events), "all_events": typed(events), "made": "made by a test"} | more))
+    recipe = {"max_grad_norm": (1.0, DEFAULT), "name": ("default", COMMAND_LINE)}
+    return RunFiles(**({"folder": "runs/a", "recipe": recipe, "facts": FACTS, "plan": PLAN, "events": typed(events),
+                        "all_events": typed(events), "made": "made by a test"} | more))
 
 
 def on_disk(folder: Path, events: list[dict[str, Any]]) -> Path:

@@ -11,15 +11,9 @@ import pytest
 from powertrain.records.event_log import from_line
 from powertrain.records.events import Event, Step
 from powertrain.records.origins import COMMAND_LINE, DEFAULT, Origin
-from powertrain.report.comparing import (
-    ABSENT,
-    RunFiles,
-    comparison_rows,
-    difference,
-    equal_losses,
-    sentences,
-)
+from powertrain.report.comparing import ABSENT, comparison_rows, difference, equal_losses, sentences
 from powertrain.report.result import step_time_row
+from powertrain.report.run_page import RunFiles
 
 FACTS: dict[str, Any] = {
     "hardware": {"name": "A CPU", "device": "cpu", "cores": 2, "memory_bytes": 1 << 34, "free_memory_bytes": 5,

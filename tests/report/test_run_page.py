@@ -12,6 +12,7 @@ import pytest
 from made_runs import BEGAN, FACTS, PLAN, files, start, step, whole_run
 
 from powertrain.records import WrongUse
+from powertrain.records.origins import COMMAND_LINE
 from powertrain.report import html, markdown, run_page
 from powertrain.report.page import as_json, figures, said
 
@@ -115,7 +116,7 @@ def test_text_from_outside_stays_text():
     plan = json.loads(json.dumps(PLAN))
     plan["steps"][0]["because"] = EVIL
     facts = FACTS | {"hardware": FACTS["hardware"] | {"name": EVIL}}
-    page = run_page.page(files(events, plan=plan, facts=facts, asked=[EVIL], folder=EVIL))
+    page = run_page.page(files(events, plan=plan, facts=facts, recipe={"name": (EVIL, COMMAND_LINE)}, folder=EVIL))
     check_safe(html.write(page))
     text = markdown.write(page)
     outside = re.sub(r"^(`{3,}).*?^\1$", "", text, flags=re.MULTILINE | re.DOTALL)

@@ -47,8 +47,8 @@ def calls_from_the_command() -> list[str]:
         code = frame.f_code
         if code.co_filename.startswith(PACKAGE):
             found.append(f"{Path(code.co_filename).relative_to(PACKAGE)}:{code.co_qualname}")
-            if found[-1] == "cli/app.py:train":
-                return found[-2::-1]
+            if found[-1] == "cli/training.py:train":
+                return found[::-1]
         frame = frame.f_back  # type: ignore[assignment]
     return []
 

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
-from powertrain import __version__
-from powertrain.audit import patch as patches
-from powertrain.audit.audit import audit_subject
-from powertrain.audit.conversion import Conversion
-from powertrain.audit.convert import convert
-from powertrain.audit.reading import files_in, read_subject
-from powertrain.audit.recipe_text import TITLES, account_json, account_rows, recipe_yaml
-from powertrain.audit.subject import Circumstances, Subject
-from powertrain.cli import output
+import typer
+
+from powertrain.cli import output as screen
 from powertrain.cli.environment import budget_s, cache_folder, say
+from powertrain.cli.options import Json
 from powertrain.records import WrongUse, to_plain
 from powertrain.records.findings import Audit, Finding
-from powertrain.report import audit as report
-from powertrain.report import audit_sarif
 from powertrain.report.figures import memory
+from powertrain.report.page import pins_in_words
 
 if TYPE_CHECKING:
+    from powertrain.audit.conversion import Conversion
+    from powertrain.audit.patch import Patch
+    from powertrain.audit.subject import Circumstances, Subject
     from powertrain.audit.verify import Verified
 
+    Where = Callable[[Subject], Circumstances]
+
 STDOUT = Path("-")
-Where = Callable[[Subject], Circumstances]
 TASTE = "the fix changes what is learned, and the finding is small: decide yourself"
 
 
@@ -46,33 +44,56 @@ class Reports:
         return STDOUT in (self.sarif, self.markdown)
 
 
-def run(path: Path, reports: Reports, *, apply: bool, to_recipe: bool, verify: bool, destination: Path | None, budget: str,
-        elsewhere: bool) -> int:
-    """Audit, convert or verify, as the options ask; return the exit code. Raises WrongUse for options that do not combine."""
-    given = {"--convert": to_recipe, "--verify": verify, "--apply": apply, "--sarif": reports.sarif is not None,
-             "--markdown": reports.markdown is not None}
+def audit(path: Annotated[Path, typer.Argument(help="A training script or config of any trainer, or a folder of such files.",
+                                               show_default=False)],
+          as_json: Json = False,
+          sarif: Annotated[Path | None, typer.Option(help="Also write SARIF 2.1.0 to this file (- for stdout).")] = None,
+          markdown: Annotated[Path | None, typer.Option(help="Also write Markdown to this file (- for stdout).")] = None,
+          apply: Annotated[bool, typer.Option("--apply", help="Write a patched copy: NAME.patched.py, or --output.")] = False,
+          to_recipe: Annotated[bool, typer.Option("--convert", help="Instead, write the equivalent recipe to stdout or "
+                                                                    "to --output.")] = False,
+          verify: Annotated[bool, typer.Option("--verify", help="Instead, run that recipe beside the original's settings "
+                                                                "and print the difference.")] = False,
+          output: Annotated[Path | None, typer.Option(help="File for --apply or --convert.")] = None,
+          budget: Annotated[str, typer.Option(help="Time for --verify, such as 90s or 2m.")] = "2m",
+          elsewhere: Annotated[bool, typer.Option("--elsewhere", help="The training runs on another machine: do not "
+                                                                      "judge it by this machine.")] = False) -> int:
+    """Report what to change in any trainer's script or config.
+
+    The file is read, not run.
+
+    Exit code: 0 no finding worse than low, 4 moderate findings, 5 critical findings.
+    """
+    given = {"--convert": to_recipe, "--verify": verify, "--apply": apply, "--sarif": sarif is not None,
+             "--markdown": markdown is not None}
     names = [name for name, here in given.items() if here]
     if (to_recipe or verify) and len(names) > 1:
         raise WrongUse(f"{' and '.join(names)} cannot be combined; use one at a time")
-    if verify and destination is not None:
+    if verify and output is not None:
         raise WrongUse("--verify writes no file; use --output with --convert or --apply")
     if verify:
-        verify_recipe(path, budget=budget, as_json=reports.as_json)
+        _verify(path, budget=budget, as_json=as_json)
         return 0
     if to_recipe:
-        convert_to_recipe(path, out=destination, as_json=reports.as_json)
+        _convert(path, output, as_json=as_json)
         return 0
-    return audit(path, reports, apply=apply, destination=destination, elsewhere=elsewhere)
+    return audit_files(path, Reports(as_json, sarif, markdown), apply=apply, destination=output, elsewhere=elsewhere)
 
 
-def audit(path: Path, reports: Reports, *, apply: bool, destination: Path | None, elsewhere: bool) -> int:
+def audit_files(path: Path, reports: Reports, *, apply: bool, destination: Path | None, elsewhere: bool) -> int:
     """Audit a file, or each script and config in a folder; return the exit code, by severity."""
+    from powertrain import __version__
+    from powertrain.audit.patch import read
+    from powertrain.report import audit as report
+    from powertrain.report import audit_sarif
+
     if destination is not None and not apply:
         raise WrongUse("--output names the file of --apply or --convert; add one of these options")
     if [reports.as_json, reports.sarif == STDOUT, reports.markdown == STDOUT].count(True) > 1:
         raise WrongUse("only one of --json, --sarif - and --markdown - can write to stdout; give the others a file")
     audits, skipped = _audits(path, _circumstances(elsewhere))
-    texts = {file: patches.read(Path(file)) for file in _files(audits)}
+    edited = {edit.file for found in audits for finding in found.findings for edit in finding.cure.edits}
+    texts = {file: read(Path(file)) for file in sorted(edited)}
     for file in (reports.sarif, reports.markdown):
         if file is not None and file.exists() and file.resolve() in {Path(found.subject).resolve() for found in audits}:
             raise WrongUse(f"{file} is the audited file; give the report another name")
@@ -84,11 +105,14 @@ def audit(path: Path, reports: Reports, *, apply: bool, destination: Path | None
         _write(reports.sarif, json.dumps(log, indent=1, ensure_ascii=False) + "\n")
     if apply:
         _apply(audits, destination, as_json=reports.as_json, aside=reports.as_json or reports.stdout_is_taken)
-    return output.BY_SEVERITY[output.worst(finding for found in audits for finding in found.findings)]
+    return screen.BY_SEVERITY[screen.worst(finding for found in audits for finding in found.findings)]
 
 
 def _audits(path: Path, where: Where) -> tuple[list[Audit], list[Path]]:
     """One audit for each file; in a folder, of those that say something about training, and which do not."""
+    from powertrain.audit.audit import audit_subject
+    from powertrain.audit.reading import files_in, read_subject
+
     if not path.is_dir():
         subject = read_subject(path)
         found = audit_subject(subject, where(subject))
@@ -119,6 +143,8 @@ def _trains(subject: Subject) -> bool:
 
 def _circumstances(elsewhere: bool) -> Where:
     """This machine, and of each subject the data and the model that lie on it."""
+    from powertrain.audit.subject import Circumstances
+
     if elsewhere:
         return lambda subject: Circumstances()
     from powertrain.audit.beside import facts_beside
@@ -136,26 +162,23 @@ def _circumstances(elsewhere: bool) -> Where:
 
 
 def _show(audits: Sequence[Audit], skipped: Sequence[Path], reports: Reports) -> None:
+    from powertrain.report import audit as report
+
     if reports.as_json:
         for found in audits:
-            severity = output.worst(found.findings)
-            output.print_json({"event": "audit", **report.plain(found), "severity": severity,
-                               "exit_code": output.BY_SEVERITY[severity]})
+            severity = screen.worst(found.findings)
+            screen.print_json({"event": "audit", **report.plain(found), "severity": severity,
+                               "exit_code": screen.BY_SEVERITY[severity]})
     elif not reports.stdout_is_taken:
         for number, found in enumerate(audits):
             rows = list(report.terminal_rows(found))
-            output.print_rows([("", ""), *rows] if number else rows)
+            screen.print_rows([("", ""), *rows] if number else rows)
         if len(audits) > 1:
             everything = tuple(finding for found in audits for finding in found.findings)
-            output.print_rows([("", ""), ("Together", f"{report.counted(everything)} in {len(audits)} files")])
+            screen.print_rows([("", ""), ("Together", f"{report.counted(everything)} in {len(audits)} files")])
     if skipped:
         names = ", ".join(str(file) for file in skipped)
-        output.print_rows([("Left out", f"{names}: no training script or config that is known")], stderr=True)
-
-
-def _files(audits: Sequence[Audit]) -> list[str]:
-    """The files that the fixes change."""
-    return list(dict.fromkeys(edit.file for found in audits for finding in found.findings for edit in finding.cure.edits))
+        screen.print_rows([("Left out", f"{names}: no training script or config that is known")], stderr=True)
 
 
 def _write(path: Path, text: str) -> None:
@@ -167,6 +190,8 @@ def _write(path: Path, text: str) -> None:
 
 def _apply(audits: Sequence[Audit], destination: Path | None, *, as_json: bool, aside: bool) -> None:
     """Writes the patched copies, and says what was and was not changed; `aside`: stdout is another report's."""
+    from powertrain.audit import patch as patches
+
     several = len(audits) > 1
     for found in audits:
         yours = [finding for finding in found.findings if _is_a_matter_of_taste(finding)]
@@ -174,14 +199,14 @@ def _apply(audits: Sequence[Audit], destination: Path | None, *, as_json: bool, 
         patch = replace(patch, left_out=(*patch.left_out, *((finding, TASTE) for finding in yours)))
         if not patch.applied:
             nothing = f"nothing: no finding of {found.subject} has a fix that can be written"
-            output.print_rows([("Patched", nothing)], stderr=True)
+            screen.print_rows([("Patched", nothing)], stderr=True)
             continue
         for file in [file for file, text in patch.after.items() if text != patch.before[file]]:
             target = destination / Path(file).name if several and destination is not None else destination
             only = replace(patch, before={file: patch.before[file]}, after={file: patch.after[file]})
             written = patches.write_copy(only, target or patches.copy_beside(Path(file)))
             if as_json:
-                output.print_json({"event": "patched", "file": file, "written": [str(path) for path in written],
+                screen.print_json({"event": "patched", "file": file, "written": [str(path) for path in written],
                                    "applied": [finding.rule for finding in patch.applied], "diff": str(only),
                                    "left_out": {finding.rule: reason for finding, reason in patch.left_out}})
                 continue
@@ -193,12 +218,12 @@ def _is_a_matter_of_taste(finding: Finding) -> bool:
     return bool(finding.cure.edits) and finding.severity == "low" and finding.risk.accuracy != "none"
 
 
-def _say_patched(found: Audit, patch: patches.Patch, written: Path, *, aside: bool) -> None:
+def _say_patched(found: Audit, patch: Patch, written: Path, *, aside: bool) -> None:
     dealt_with = {finding.rule for finding in (*patch.applied, *(finding for finding, _ in patch.left_out))}
     by_hand = [finding.rule for finding in found.findings if finding.severity != "good" and finding.rule not in dealt_with]
     rows = [("", ""), ("Patched", f"{written}: {', '.join(finding.rule for finding in patch.applied)}"),
             *(("Left out", f"{finding.rule}: {reason}") for finding, reason in patch.left_out)]
-    output.print_rows([*rows, *([("By hand", ", ".join(by_hand))] if by_hand else [])], stderr=aside)
+    screen.print_rows([*rows, *([("By hand", ", ".join(by_hand))] if by_hand else [])], stderr=aside)
     if not aside:
         print(f"\n{patch}", end="", flush=True)
 
@@ -206,44 +231,50 @@ def _say_patched(found: Audit, patch: patches.Patch, written: Path, *, aside: bo
 # ------------------------------------------------------------------------------------------------ as a recipe
 
 
-def convert_to_recipe(path: Path, *, out: Path | None = None, as_json: bool = False) -> None:
+def _convert(path: Path, out: Path | None, *, as_json: bool) -> None:
     """Write the equivalent recipe to stdout or to `out`, with the account of every key."""
+    from powertrain.audit.configs import why_recognised
+    from powertrain.audit.convert import convert
+    from powertrain.audit.reading import read_subject
+    from powertrain.audit.recipe_text import account_json, recipe_yaml
+
     conversion = convert(read_subject(path))
-    text = recipe_yaml(conversion, _recognised(path))
+    text = recipe_yaml(conversion, why_recognised(path) if path.suffix != ".py" else "a training script")
     if out is not None:
         if out.exists():
             raise WrongUse(f"{out} already exists; name another file, or delete it")
         out.write_text(text, encoding="utf-8")
     if as_json:
-        output.print_json({"event": "conversion", "path": str(path), "framework": conversion.subject.framework,
+        screen.print_json({"event": "conversion", "path": str(path), "framework": conversion.subject.framework,
                            "recipe": conversion.values, "missing": list(conversion.missing), "keys": account_json(conversion),
                            "written": None if out is None else str(out)})
     elif out is None:
         print(text, end="", flush=True)
     else:
-        output.print_rows(_summary(conversion, out))
+        screen.print_rows(_summary(conversion, out))
 
 
-def verify_recipe(path: Path, *, budget: str = "2m", as_json: bool = False) -> None:
+def _verify(path: Path, *, budget: str, as_json: bool) -> None:
     """Measure the recipe with its plan against the original's settings."""
+    from powertrain.audit.convert import convert
+    from powertrain.audit.reading import read_subject
     from powertrain.audit.verify import verify
 
     conversion = convert(read_subject(path))
     with tempfile.TemporaryDirectory(prefix="powertrain-") as folder:
         found = verify(conversion, Path(folder), cache_folder(), budget_s(budget), say)
-    comparison, parity = found.comparison, found.parity
     if as_json:
-        output.print_json({"event": "verification", "path": str(path), "says": found.sentence(), "apart": list(found.apart),
-                           "original": dict(found.rendering.pins), "comparison": to_plain(comparison),
-                           "parity": to_plain(parity), "plan": [step.technique.name for step in found.plan.steps]})
+        screen.print_json({"event": "verification", "path": str(path), "says": found.sentence(), "apart": list(found.apart),
+                           "original": dict(found.rendering.pins), "comparison": to_plain(found.comparison),
+                           "parity": to_plain(found.parity), "plan": [step.technique.name for step in found.plan.steps]})
         return
-    output.print_rows(verified_rows(found))
+    screen.print_rows(verified_rows(found))
 
 
 def verified_rows(found: Verified) -> list[tuple[str, str]]:
     """(title, text): both arms, what was measured of them, and in what the plain one differs from the original."""
     comparison, parity = found.comparison, found.parity
-    rows: list[tuple[str, str]] = [("Original", _pins(found.rendering.pins)),
+    rows: list[tuple[str, str]] = [("Original", pins_in_words(found.rendering.pins) or "no technique"),
                                    ("Plan", ", ".join(step.technique.name for step in found.plan.steps) or "no technique")]
     if comparison is not None:
         slow, fast = comparison.tokens_per_s
@@ -257,13 +288,9 @@ def verified_rows(found: Verified) -> list[tuple[str, str]]:
     return [*rows, *(("Differs", one) for one in found.apart)]
 
 
-def _recognised(path: Path) -> str:
-    from powertrain.audit.configs import why_recognised
-
-    return why_recognised(path) if path.suffix != ".py" else "a training script"
-
-
 def _summary(conversion: Conversion, out: Path) -> list[tuple[str, str]]:
+    from powertrain.audit.recipe_text import TITLES, account_rows
+
     counts = {fate: sum(row[0] == fate for row in account_rows(conversion)) for fate in ("translated", "default", *TITLES)}
     rows = [("Recipe", f"{out}: train it with `powertrain train {out}`"),
             ("Keys", ", ".join(f"{count} {fate}" for fate, count in counts.items() if count))]
@@ -272,9 +299,3 @@ def _summary(conversion: Conversion, out: Path) -> list[tuple[str, str]]:
         if fate in ("not supported", "unknown", "unread"):
             rows.append((fate.capitalize(), f"{said or key}: {became}"))
     return rows
-
-
-def _pins(pins: Mapping[str, Any]) -> str:
-    shown = [name if pin == "on" else f"{name} {dict(pin)}" if isinstance(pin, dict) else f"{name} {pin}"
-             for name, pin in pins.items()]
-    return ", ".join(shown) or "no technique"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
 
 from powertrain.cli import output
 from powertrain.cli.environment import say
+from powertrain.cli.options import Base, Json, Model, Provider, Seed, System, Temperature, TopK, TopP
 from powertrain.cli.using import write_pieces
 from powertrain.records import WrongUse
 from powertrain.report.live import printable
@@ -18,17 +21,22 @@ COMMANDS = {"/reset": "forget what was said", "/history": "show what was said", 
             "/exit": "end, as the end of input does", "/help": "this"}
 
 
-def chat(path: str, *, base: str | None, provider: str | None, system: str | None, message: str | None, tokens: int,
-         temperature: float, top_k: int | None, top_p: float | None, seed: int, show_prompt: bool, as_json: bool) -> None:
-    """One answer to `message`, or a conversation until the input ends."""
+def chat(model: Model,
+         message: Annotated[str | None, typer.Option(help="Answer this message and exit.")] = None,
+         system: System = None,
+         tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")] = 512,
+         temperature: Temperature = 0.7, top_k: TopK = None, top_p: TopP = None, seed: Seed = 0,
+         show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the exact prompt of each answer.")] = False,
+         base: Base = None, provider: Provider = None, as_json: Json = False) -> None:
+    """Chat with a trained model in the terminal. Type /help for more."""
     from powertrain.use.conversation import Conversation
     from powertrain.use.generation import Sampling
     from powertrain.use.opening import open_model
 
     sampling = Sampling(tokens, temperature, top_k, top_p, seed)
-    opened = open_model(path, base=base, provider=provider, say=say)
+    opened = open_model(model, base=base, provider=provider, say=say)
     if opened.task == "span":
-        raise WrongUse(f"{path} marks answers within a text and writes no text; measure it with `powertrain evaluate {path} "
+        raise WrongUse(f"{model} marks answers within a text and writes no text; measure it with `powertrain evaluate {model} "
                        "--metric auto --data FILE`")
     chatting = Chat(Conversation(opened, sampling, system), show_prompt=show_prompt, as_json=as_json)
     if message is not None:

@@ -7,78 +7,93 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from powertrain.claims import session as claim_sessions
-from powertrain.claims.claim import VERDICTS, Catalogue, Claim, Experiment, catalogue, why_not
-from powertrain.claims.experiments import Bench
-from powertrain.claims.session import ClaimSession, Known
-from powertrain.claims.verdicts import claimed_range
+import typer
+
 from powertrain.cli import output
 from powertrain.cli.environment import budget_s, cache_folder, say
-from powertrain.cli.training import train_base
-from powertrain.evidence import studies
-from powertrain.evidence.clock import Arena
-from powertrain.facts.hardware import read_hardware
-from powertrain.facts.software import read_software
-from powertrain.recipe import resolve_words
+from powertrain.cli.options import Budget, Json, StudyName
+from powertrain.cli.training import train_missing_base
 from powertrain.records import Hardware, Software, WrongUse
 from powertrain.records.evidence import NOT_HERE
-from powertrain.run.folder import missing_base
+
+if TYPE_CHECKING:
+    from powertrain.claims.claim import Catalogue, Claim, Experiment
+    from powertrain.claims.session import ClaimSession, Known
 
 
-def show_list(*, as_json: bool) -> None:
-    known, hardware, software = catalogue(), read_hardware(cache_folder(), measure=False), read_software()
-    reasons = [why_not(claim.needs, hardware, software) for claim in known.claims]
+def show_list(as_json: Json = False) -> None:
+    """List the claims, and whether this machine can decide them."""
+    from powertrain.claims.claim import catalogue, why_not
+
+    known, (hardware, software) = catalogue(), _machine()
+    reasons = {claim.id: why_not(claim.needs, hardware, software) for claim in known.claims}
     if as_json:
-        for claim, reason in zip(known.claims, reasons, strict=True):
+        for claim in known.claims:
+            reason = reasons[claim.id]
             output.print_json({"event": "claim", **_plain(known, claim), "decidable": reason is None, "because": reason})
         return
     for document, setting in known.documents.items():
-        rows = [(claim.id, _here(known, claim, reason), f"{claim.what}. Claimed: {claim.claimed}. {_how(known, claim, reason)}")
-                for claim, reason in zip(known.claims, reasons, strict=True) if claim.document == document]
-        output.print_rows([(document, "", setting), *rows])
-    here = sum(reason is None for reason in reasons)
+        output.print_rows([(document, "", setting), *(_list_row(known, claim, reasons[claim.id]) for claim in known.claims
+                                                      if claim.document == document)])
+    here = sum(reason is None for reason in reasons.values())
     output.print_rows([("Claims", f"{len(reasons)}, of which {here} can be decided here: powertrain claims run")])
 
 
-def _here(known: Catalogue, claim: Claim, reason: str | None) -> str:
-    """How it can be decided on this machine, in a word."""
+def _list_row(known: Catalogue, claim: Claim, reason: str | None) -> tuple[str, str, str]:
+    """Return id, how the claim can be decided here, and what would confirm it or why it cannot be decided."""
+    from powertrain.claims.verdicts import claimed_range
+
     kind = known.experiment_of(claim).kind
-    return "not here" if reason is not None else "without measuring" if kind == "reasoned" else "measurable"
-
-
-def _how(known: Catalogue, claim: Claim, reason: str | None) -> str:
-    """What would confirm the claim and on which conditions, or why it cannot be decided here."""
-    conditions = known.conditions_of(claim)
+    here = "not here" if reason is not None else "without measuring" if kind == "reasoned" else "measurable"
     wanted = f"Confirmed by {claimed_range(claim)} {claim.unit}"
-    return f"{wanted}; {reason}" if reason is not None else f"{wanted}; {conditions}" if conditions else wanted
+    conditions = known.conditions_of(claim) if reason is None else reason
+    return (claim.id, here, f"{claim.what}. Claimed: {claim.claimed}. {wanted}{f'; {conditions}' if conditions else ''}")
 
 
 def _plain(known: Catalogue, claim: Claim) -> dict[str, Any]:
     experiment = known.experiment_of(claim)
-    return {"id": claim.id, "document": claim.document, "what": claim.what, "claimed": claim.claimed, "range": claim.range,
-            "unit": claim.unit, "better": claim.better, "prior": claim.prior, "needs": claim.needs,
-            "experiment": experiment.name, "kind": experiment.kind, "conditions": known.conditions_of(claim)}
+    names = ("id", "document", "what", "claimed", "range", "unit", "better", "prior", "needs")
+    return {**{name: getattr(claim, name) for name in names}, "experiment": experiment.name, "kind": experiment.kind,
+            "conditions": known.conditions_of(claim)}
 
 
-def run(ids: Sequence[str], *, budget: str, study: str | None, as_json: bool) -> None:
+def _machine() -> tuple[Hardware, Software]:
+    from powertrain.facts.hardware import read_hardware
+    from powertrain.facts.software import read_software
+
+    return read_hardware(cache_folder(), measure=False), read_software()
+
+
+def run(ids: Annotated[list[str] | None, typer.Argument(metavar="[ID ...]", help="Claims to measure (default: all "
+                                                        "that this machine can decide).", show_default=False)] = None,
+        budget: Budget = "1h", study: StudyName = None, as_json: Json = False) -> None:
+    """Measure claims on this machine, each with its own experiment."""
+    from powertrain.claims import claim as claims
+    from powertrain.claims import experiments
+    from powertrain.claims import session as sessions
+    from powertrain.evidence import studies
+    from powertrain.evidence.clock import Arena
+    from powertrain.facts.hardware import read_hardware
+    from powertrain.facts.software import read_software
+
     deadline = time.monotonic() + budget_s(budget)
-    known, hardware, software = catalogue(), read_hardware(cache_folder()), read_software()
-    before = claim_sessions.known_verdicts(studies.STUDIES, hardware.fingerprint)
-    chosen = _chosen(known, ids, before)
+    known, hardware, software = claims.catalogue(), read_hardware(cache_folder()), read_software()
+    before = sessions.known_verdicts(studies.STUDIES, hardware.fingerprint)
+    chosen = _chosen(known, ids or [], before)
     folder = studies.new_folder("claims", study)
-    _train_bases(known, [claim for claim in chosen if why_not(claim.needs, hardware, software) is None])
+    _train_bases(known, [claim for claim in chosen if claims.why_not(claim.needs, hardware, software) is None])
     began, circumstances = time.monotonic(), studies.circumstances(hardware, software)
 
-    def keep(session: ClaimSession) -> None:
+    def keep(session: sessions.ClaimSession) -> None:
         found = session.study(folder.name, circumstances, time.monotonic() - began)
-        claim_sessions.keep(folder, found, hardware, software)
+        sessions.keep(folder, found, hardware, software)
 
     with ExitStack() as open_things:
         scratch = Path(open_things.enter_context(tempfile.TemporaryDirectory(prefix="powertrain-claims-")))
         arena = open_things.enter_context(Arena(cache_folder()))
-        session = ClaimSession(known, Bench(arena, cache_folder(), scratch, deadline), say, keep)
+        session = sessions.ClaimSession(known, experiments.Bench(arena, cache_folder(), scratch, deadline), say, keep)
         try:
             session.decide(chosen, hardware, software)
         except KeyboardInterrupt:
@@ -89,9 +104,11 @@ def run(ids: Sequence[str], *, budget: str, study: str | None, as_json: bool) ->
 
 def _chosen(known: Catalogue, ids: Sequence[str], before: dict[str, Known]) -> tuple[Claim, ...]:
     """The claims asked for; else those that have no verdict on this machine yet, or all again if every one has."""
+    from powertrain.claims.session import in_turn
+
     if not ids:
         by_id = {claim.id: claim for claim in known.claims}
-        return tuple(by_id[name] for name in claim_sessions.in_turn(list(by_id), before))
+        return tuple(by_id[name] for name in in_turn(list(by_id), before))
     try:
         return known.find(ids)
     except KeyError as error:
@@ -100,11 +117,11 @@ def _chosen(known: Catalogue, ids: Sequence[str], before: dict[str, Known]) -> t
 
 def _train_bases(known: Catalogue, claims: Sequence[Claim]) -> None:
     """The runs whose models the experiments start from, where there is none yet."""
+    from powertrain.recipe import resolve_words
+
     for experiment in {claim.experiment: known.experiment_of(claim) for claim in claims}.values():
         for words in _recipes(experiment):
-            base = missing_base(resolve_words(words).recipe)
-            if base is not None:
-                train_base(base, say)
+            train_missing_base(resolve_words(words).recipe, say)
 
 
 def _recipes(experiment: Experiment) -> list[list[str]]:
@@ -130,9 +147,14 @@ def _print_session(session: ClaimSession, folder: Path, *, as_json: bool) -> Non
     output.print_rows([("Study", f"{folder}/")])
 
 
-def report(*, as_json: bool) -> None:
-    known, hardware, software = catalogue(), read_hardware(cache_folder(), measure=False), read_software()
-    found = claim_sessions.known_verdicts(studies.STUDIES, hardware.fingerprint)
+def report(as_json: Json = False) -> None:
+    """Show each claim with its measurement and verdict."""
+    from powertrain.claims.claim import VERDICTS, catalogue
+    from powertrain.claims.session import known_verdicts
+    from powertrain.evidence.studies import STUDIES
+
+    known, (hardware, software) = catalogue(), _machine()
+    found = known_verdicts(STUDIES, hardware.fingerprint)
     rows = [_report_row(known, claim, found.get(claim.id), hardware, software) for claim in known.claims]
     if as_json:
         for row in rows:
@@ -155,6 +177,8 @@ def _shown(row: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def _report_row(known: Catalogue, claim: Claim, last: Known | None, hardware: Hardware, software: Software) -> dict[str, Any]:
     """A claim with its newest verdict here. What this machine lacks is said without a study."""
+    from powertrain.claims.claim import why_not
+
     row = {**_plain(known, claim), "measured": None, "verdict": None, "parity": None, "study": None,
            "because": f"not measured yet: powertrain claims run {claim.id}"}
     if last is not None:

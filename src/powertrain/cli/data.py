@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from powertrain.cli import output
 from powertrain.cli.environment import cache_folder, say
-from powertrain.recipe import resolve_words
+from powertrain.cli.options import Json, Words
 from powertrain.records import WrongUse, to_plain
 from powertrain.records.examples import Piece
 from powertrain.report.data import check_rows, marked, totals
@@ -20,10 +22,11 @@ if TYPE_CHECKING:
 TRAINED_STYLE = "bold green"
 
 
-def check(words: Sequence[str], *, as_json: bool) -> None:
+def check(words: Words = None, as_json: Json = False) -> None:
+    """Report bad rows, duplicates, cut rows and padding."""
     from powertrain.data.examples.check import check_examples
 
-    recipe, store, asked = _looked_at(words)
+    recipe, store, asked = _looked_at(words or [])
     found = check_examples(store, train_batch_size=recipe.train_batch_size, seed=recipe.seed)
     if as_json:
         output.print_json({"event": "data", **to_plain(found), "totals": totals(found), "trained_share": found.trained_share,
@@ -32,11 +35,12 @@ def check(words: Sequence[str], *, as_json: bool) -> None:
         output.print_rows([*check_rows(found), *([("Decide", f"before training: {asked}")] if asked else [])])
 
 
-def show(words: Sequence[str], *, index: int, as_json: bool) -> None:
-    """`index` counts the stored examples from 0, in the order of the rows."""
+def show(words: Words = None, index: Annotated[int, typer.Option(min=0, help="Number of the example, from 0.")] = 0,
+         as_json: Json = False) -> None:
+    """Show one example as the model sees it, trained tokens marked."""
     from powertrain.data.examples.check import pieces_of
 
-    _, store, _ = _looked_at(words)
+    _, store, _ = _looked_at(words or [])
     examples = len(store.in_validation)
     if not 0 <= index < examples:
         raise WrongUse(f"there is no example {index}: there are {examples:,}; use --index 0 to {examples - 1}")
@@ -55,11 +59,16 @@ def show(words: Sequence[str], *, index: int, as_json: bool) -> None:
     _print_pieces(pieces)
 
 
-def prepare(words: Sequence[str], *, as_json: bool) -> None:
-    if (resolved := resolve_words(words)).recipe.method == "scratch":
-        _prepare_text(resolved.recipe, as_json=as_json)
+def prepare(words: Words = None, as_json: Json = False) -> None:
+    """Tokenise the data once into the cache."""
+    from powertrain.recipe import resolve_words
+    from powertrain.run.pretrained import open_recipe_examples
+
+    recipe = resolve_words(words or []).recipe
+    if recipe.method == "scratch":
+        _prepare_text(recipe, as_json=as_json)
         return
-    _, store = _opened(words)
+    store = open_recipe_examples(recipe, cache_folder(), say)
     figures = {"examples": len(store.in_validation), "training_examples": len(store.training),
                "validation_examples": int(store.in_validation.sum()), "tokens": int(store.lengths.sum()),
                "trained_tokens": int(store.trained.sum())}
@@ -69,10 +78,10 @@ def prepare(words: Sequence[str], *, as_json: bool) -> None:
                            **figures})
         return
     output.print_rows([
-        *(("Data" if number == 0 else "", sentence) for number, sentence in enumerate(store.said)),
+        *output.labelled("Data", store.said),
         ("Stored", f"{figures['examples']:,} examples, {figures['tokens']:,} tokens, {figures['trained_tokens']:,} of them "
                    f"trained; {figures['validation_examples']:,} examples held out"),
-        *(("" if number else "Files", folder) for number, folder in enumerate(folders))])
+        *output.labelled("Files", folders)])
 
 
 def _prepare_text(recipe: Recipe, *, as_json: bool) -> None:
@@ -89,16 +98,10 @@ def _prepare_text(recipe: Recipe, *, as_json: bool) -> None:
                            ("Files", str(store.folder))])
 
 
-def _opened(words: Sequence[str]) -> tuple[Recipe, ExampleStore]:
-    from powertrain.run.pretrained import open_recipe_examples
-
-    recipe = resolve_words(words).recipe
-    return recipe, open_recipe_examples(recipe, cache_folder(), say)
-
-
 def _looked_at(words: Sequence[str]) -> tuple[Recipe, ExampleStore, str | None]:
-    """As `_opened`, and what training would ask first of many examples that are too long: to look at them they are cut."""
+    """Return recipe, examples, and what training would ask first of many examples that are too long; here they are cut."""
     from powertrain.data.examples.store import undecided
+    from powertrain.recipe import resolve_words
     from powertrain.run.pretrained import open_recipe_examples
 
     recipe = resolve_words(words).recipe

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from powertrain.cli import output
+import typer
+
+from powertrain.cli import output as screen
 from powertrain.cli.environment import cache_folder, say
+from powertrain.cli.options import Base, Json, Model, Provider
 from powertrain.records import WrongUse, to_plain
 from powertrain.report.figures import memory
 
 if TYPE_CHECKING:
     from powertrain.data.example import Example
-    from powertrain.export.merged import MergeReport
     from powertrain.use.opening import OpenedModel
 
 DTYPES = {"adapter": (), "merged": ("float32", "bfloat16", "float16"), "gguf": ("float32", "bfloat16", "float16", "q8_0")}
@@ -22,19 +24,26 @@ SPOKEN = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "floa
 Row = tuple[str, str]
 
 
-def export(path: str, *, to: str, folder: Path, dtype: str | None, base: str | None, provider: str | None,
-           as_json: bool) -> None:
-    """Writes `folder`; nothing of it is there unless all of it was checked."""
+def export(model: Model,
+           to: Annotated[str, typer.Option(help="Format: adapter (PEFT), merged (a Hugging Face folder) or gguf (llama.cpp).")],
+           output: Annotated[Path, typer.Option(help="New folder for the files.")],
+           dtype: Annotated[str | None, typer.Option(help="Number type: float32, bfloat16, float16, or for gguf q8_0 "
+                                                     "(default: the dtype of the base).")] = None,
+           base: Base = None, provider: Provider = None, as_json: Json = False) -> None:
+    """Export a trained model for other programs.
+
+    The files are checked against the model before they are kept.
+    """
     from powertrain.data.publishing import check_output
 
     dtype = check_dtype(to, dtype)
-    check_output(folder)
-    rows, report = (_adapter(path, folder, base) if to == "adapter" else _merged(path, folder, dtype, base, provider)
-                    if to == "merged" else _gguf(path, folder, dtype, base, provider))
+    check_output(output)
+    rows, report = (_adapter(model, output, base) if to == "adapter" else _merged(model, output, dtype, base, provider)
+                    if to == "merged" else _gguf(model, output, dtype, base, provider))
     if as_json:
-        output.print_json({"event": "export", "to": to, "folder": str(folder), **report})
+        screen.print_json({"event": "export", "to": to, "folder": str(output), **report})
     else:
-        output.print_rows([("Export", f"{to}: {folder}"), *rows])
+        screen.print_rows([("Export", f"{to}: {output}"), *rows])
 
 
 def check_dtype(to: str, dtype: str | None) -> str | None:
@@ -82,7 +91,8 @@ def _merged(path: str, folder: Path, dtype: str | None, base: str | None,
     else:
         assert isinstance(opened.model, Decoder), type(opened.model)
         found = export_merged(opened.model, folder, opened.tokenizer, examples, dtype=chosen, base_dtype=stored)
-    rows = [("Weights", f"{found.dtype}, {memory(_folder_bytes(folder))}"), *_agreement_rows(found),
+    written = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    rows = [("Weights", f"{found.dtype}, {memory(written)}"), *_agreement_rows(found.agreement, found.effect),
             ("Opens", f'transformers.{opened.auto_class}.from_pretrained("{folder}")'), ("", f"powertrain chat {folder}")]
     return rows, to_plain(found) | {"folder": str(folder)}
 
@@ -105,16 +115,12 @@ def _gguf(path: str, folder: Path, dtype: str | None, base: str | None,
     found = export_gguf(plain, folder, opened.tokenizer, name=folder.resolve().name, dtype=chosen, stops=opened.ends,
                         chat_template=opened.template.text if opened.has_template else None, text=examples[0].inputs.tolist())
     rows = [("File", f"{found.file}, {memory(found.file_bytes)}, {found.tensors} tensors, each read back and compared"),
-            *_agreement_rows_of(agreement, effect), ("Checked", found.llama_cpp), *(("Note", note) for note in found.notes),
+            *_agreement_rows(agreement, effect), ("Checked", found.llama_cpp), *(("Note", note) for note in found.notes),
             ("Opens", f"llama-cli -m {found.file}")]
     return rows, to_plain(found) | {"file": str(found.file), "agreement": to_plain(agreement), "effect": effect}
 
 
-def _agreement_rows(found: MergeReport) -> list[Row]:
-    return _agreement_rows_of(found.agreement, found.effect)
-
-
-def _agreement_rows_of(agreement: Any, effect: float) -> list[Row]:
+def _agreement_rows(agreement: Any, effect: float) -> list[Row]:
     if agreement is None:
         return [("Merged", "there was no adapter to merge: the weights are the model's own")]
     return [("Merged", f"against base + adapter {agreement}"),
@@ -128,7 +134,3 @@ def _real_examples(opened: OpenedModel) -> Sequence[Example]:
     examples, said = real_examples(opened, cache_folder(), say)
     say(f"comparing on {said}")
     return examples
-
-
-def _folder_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))

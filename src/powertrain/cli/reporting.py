@@ -1,93 +1,178 @@
-"""`powertrain report`: reads the files of a run or a study, and writes its page as HTML, Markdown and JSON."""
+"""`powertrain runs` and `powertrain report`: what the folders of runs and studies hold."""
 
 from __future__ import annotations
 
 import datetime
 import json
-import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-from powertrain import __version__
+import typer
+
 from powertrain.cli import output as screen
-from powertrain.recipe import read_yaml
-from powertrain.records import WrongUse
-from powertrain.records.event_log import read_all_events, read_events
-from powertrain.records.json_files import read_json
+from powertrain.cli.options import Json, Run
+from powertrain.records import WrongUse, to_plain
+from powertrain.records.event_log import counted, read_all_events
+from powertrain.records.json_files import read_json, replace_file
 from powertrain.records.origins import asked_lines
-from powertrain.report import html, markdown, run_page, study_page
-from powertrain.report import page as pages
-from powertrain.report.page import Page
-from powertrain.report.run_page import RunFiles
-from powertrain.run.folder import RunFolder, stored_recipe
+from powertrain.report.figures import count
+from powertrain.report.result import result_rows, sample_rows, step_time_row
+
+if TYPE_CHECKING:
+    from powertrain.report.page import Page
+    from powertrain.report.run_page import RunFiles
+
+MOST_FINDINGS = 2            # that `runs show` names; `powertrain diagnose RUN` names all
+FILES = {"facts.json": "its machine, data and model", "plan.json": "its techniques", "events.jsonl": "its steps"}
 
 
-def report(target: Path, *, output: Path | None, as_json: bool) -> None:
+def list_runs(folder: Annotated[Path, typer.Argument(help="Folder with the runs.")] = Path("runs"),
+              as_json: Json = False) -> None:
+    """List the runs in a folder with their state and result."""
+    from powertrain.run.folder import list_runs as runs_in
+
+    found = runs_in(folder)
+    if as_json:
+        for run in found:
+            screen.print_json({"event": "run", **to_plain(run), "folder": str(run.folder)})
+        return
+    if not found:
+        raise WrongUse(f"there are no runs in {folder}/; `powertrain train` makes a run")
+    header = ("folder", "started", "state", "steps", "loss", "bits/byte", "tokens/s")
+    screen.print_rows([header, *[
+        (str(run.folder), run.started, run.state, f"{run.step:,}/{run.total_steps:,}",
+         "" if run.loss is None else f"{run.loss:.4f}", "" if run.bits_per_byte is None else f"{run.bits_per_byte:.3f}",
+         "" if run.tokens_per_s is None else count(run.tokens_per_s)) for run in found]])
+
+
+def show(run: Run, as_json: Json = False) -> None:
+    """Show one run: recipe, plan, sample, result."""
+    from powertrain.run.folder import existing, stored_recipe, summarise
+
+    folder = existing(run)
+    events = counted(read_all_events(folder.events))
+    if as_json:
+        screen.print_json({"event": "run", **to_plain(summarise(folder)), "folder": str(run)})
+        return
+    screen.print_rows([("Recipe", line) for line in asked_lines(stored_recipe(folder), planned=True)])
+    plan = read_json(folder.plan)
+    screen.print_rows([("Plan", "on", step["technique"], step["because"]) for step in plan["steps"]] +
+                      [("Plan", "off", refusal["technique"], refusal["because"]) for refusal in plan["refused"]])
+    screen.print_rows(sample_rows(events))
+    if rows := result_rows(events, str(run), None):
+        place = 1 + next((number for number, (title, _) in enumerate(rows) if title == "Speed"), 0)
+        screen.print_rows([*rows[:place], step_time_row(events), *rows[place:]])
+    else:
+        summary = summarise(folder)
+        screen.print_rows([("State", f"{summary.state}, at step {summary.step:,} of {summary.total_steps:,}"),
+                           step_time_row(events), ("Continue", f"powertrain train --resume {run}")])
+    if events:
+        screen.print_rows(_worst_rows(run))
+
+
+def _worst_rows(run: Path) -> list[tuple[str, str]]:
+    """Return the worst findings of a run's events as rows; none where nothing is above low."""
+    from powertrain.diagnosis.run_record import read_run
+    from powertrain.diagnosis.symptoms import symptoms_of
+
+    found = [finding for finding in symptoms_of(read_run(run)) if finding.severity in ("critical", "moderate")]
+    return [*((finding.severity.capitalize(), finding.title) for finding in found[:MOST_FINDINGS]),
+            *([("Why", f"powertrain diagnose {run}")] if found else [])]
+
+
+def compare(a: Annotated[Path, typer.Argument(help="Folder of the first run.")],
+            b: Annotated[Path, typer.Argument(help="Folder of the second run.")], as_json: Json = False) -> None:
+    """Show how two runs differ in recipe, plan, facts and result."""
+    from powertrain.report.comparing import comparison_rows, difference, sentences
+
+    if a.resolve() == b.resolve():
+        raise WrongUse(f"{a} and {b} are the same run; name two different runs (`powertrain runs list` shows them)")
+    found = difference(read_run(a), read_run(b))
+    if as_json:
+        screen.print_json({"event": "comparison", **to_plain(found)})
+        return
+    screen.print_rows(comparison_rows(found), styles=("bold", "cyan"))
+    screen.print_rows(sentences(found))
+
+
+def report(target: Annotated[Path, typer.Argument(help="Folder of a run or a study.")],
+           output: Annotated[Path | None, typer.Option(help="Folder for report.html, report.md and report.json "
+                                                          "(default: TARGET).")] = None,
+           as_json: Json = False) -> None:
+    """Write an HTML report of a run or a study.
+
+    Markdown and JSON are written beside the HTML file.
+    """
     page = read_page(target)
     written = write_page(page, output or target)
     if as_json:
         screen.print_json({"event": "report", "what": page.what, "verdict": page.verdict, "cautions": list(page.cautions),
                            **{path.suffix[1:]: str(path) for path in written}})
         return
-    screen.print_rows([("Verdict", page.verdict),
-                       *(("Care" if number == 0 else "", caution) for number, caution in enumerate(page.cautions)),
-                       *(("Report" if number == 0 else "", str(path)) for number, path in enumerate(written))])
+    screen.print_rows([("Verdict", page.verdict), *screen.labelled("Care", page.cautions),
+                       *screen.labelled("Report", map(str, written))])
 
 
 def read_page(target: Path) -> Page:
-    """The page of a run's or a study's folder. Raises WrongUse if it is neither."""
+    """Return the page of a run's or a study's folder. Raises WrongUse if it is neither."""
+    from powertrain.report import run_page, study_page
+
     if (target / "evidence.json").is_file():
         return study_page.page(read_json(target / "evidence.json"), str(target), _made())
     if (target / "recipe.yaml").is_file():
-        return run_page.page(_run_files(target))
+        return run_page.page(_diagnosed(replace(read_run(target), made=_made())))
     there = "holds neither a run (recipe.yaml) nor a study (evidence.json)" if target.is_dir() else "does not exist"
     raise WrongUse(f"{target} {there}; `powertrain runs list` shows the runs, and studies are in studies/")
 
 
 def write_page(page: Page, folder: Path) -> list[Path]:
-    """report.html, report.md and report.json in `folder`, each whole or not at all."""
+    """Write report.html, report.md and report.json in `folder`, each whole or not at all."""
+    from powertrain.report import html, markdown
+    from powertrain.report import page as pages
+
     if folder.exists() and not folder.is_dir():
         raise WrongUse(f"{folder} is a file; --output must name a folder for the report")
-    folder.mkdir(parents=True, exist_ok=True)
     texts = {"report.html": html.write(page), "report.md": markdown.write(page),
              "report.json": json.dumps(pages.as_json(page), indent=1, ensure_ascii=False, allow_nan=False) + "\n"}
-    return [_write(folder / name, text) for name, text in texts.items()]
+    for name, text in texts.items():
+        try:
+            # what no file can hold (half a surrogate pair in a sample) becomes a question mark
+            replace_file(folder / name, text.encode("utf-8", errors="replace"))
+        except OSError as error:
+            raise WrongUse(f"{folder / name} cannot be written ({error.strerror or error}); name another folder with --output"
+                           ) from None
+    return [folder / name for name in texts]
 
 
-def _write(path: Path, text: str) -> Path:
-    draft = path.with_name(f".{path.name}-{os.getpid()}")
+def read_run(path: Path) -> RunFiles:
+    """Read a run's folder. Raises WrongUse if the folder holds no run, or a file that cannot be read."""
+    from powertrain.report.run_page import RunFiles
+    from powertrain.run.folder import existing, stored_recipe
+
+    folder = existing(path)
+    missing = tuple(f"{path} has no {name}, so {what} are unknown" for name, what in FILES.items()
+                    if not (path / name).is_file())
     try:
-        # what no file can hold (half a surrogate pair in a sample) becomes a question mark
-        draft.write_bytes(text.encode("utf-8", errors="replace"))
-        os.replace(draft, path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise WrongUse(f"{path} cannot be written ({error.strerror or error}); name another folder with --output") from None
-    return path
+        recipe, written = stored_recipe(folder), read_all_events(folder.events)
+    except ValueError as error:              # WrongUse is one too, and says which line
+        raise WrongUse(f"{path}: {error}") from None
+    facts, plan = (read_json(file) if file.is_file() else {} for file in (folder.facts, folder.plan))
+    return RunFiles(str(path), recipe, facts, plan, counted(written), missing, all_events=written)
 
 
-def _run_files(folder: Path) -> RunFiles:
-    text = (folder / "recipe.yaml").read_text(encoding="utf-8")
-    events = folder / "events.jsonl"
-    return RunFiles(
-        folder=str(folder), recipe=read_yaml(text, str(folder / "recipe.yaml")),
-        asked=asked_lines(stored_recipe(RunFolder(folder)), planned=False),
-        facts=read_json(folder / "facts.json") if (folder / "facts.json").is_file() else {},
-        plan=read_json(folder / "plan.json") if (folder / "plan.json").is_file() else {},
-        events=read_events(events) if events.is_file() else [], all_events=read_all_events(events) if events.is_file() else [],
-        made=_made(), **_diagnosed(folder))
-
-
-def _diagnosed(folder: Path) -> dict[str, Any]:
-    """What `powertrain diagnose RUN` finds in the events, or why it cannot."""
+def _diagnosed(files: RunFiles) -> RunFiles:
+    """Return the files with what `powertrain diagnose RUN` finds in the events, or why it cannot."""
     from powertrain.diagnosis.run_record import read_run
     from powertrain.diagnosis.symptoms import symptoms_of
 
     try:
-        return {"symptoms": tuple(symptoms_of(read_run(folder)))}
+        return replace(files, symptoms=tuple(symptoms_of(read_run(Path(files.folder)))))
     except WrongUse as error:
-        return {"not_diagnosed": str(error)}
+        return replace(files, not_diagnosed=str(error))
 
 
 def _made() -> str:
+    from powertrain import __version__
+
     return f"Written by powertrain {__version__} on {datetime.datetime.now():%Y-%m-%d %H:%M}. Numbers in full: report.json."

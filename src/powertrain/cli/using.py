@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from powertrain.cli import output
 from powertrain.cli.environment import cache_folder, say
+from powertrain.cli.options import Base, Json, Model, Provider, Seed, System, Temperature, TopK, TopP
 from powertrain.records import WrongUse, to_plain
 
 if TYPE_CHECKING:
@@ -20,10 +23,15 @@ SHOWN_ANSWERS = 3
 SHOWN_CHARACTERS = 160
 
 
-def generate_text(path: str, prompt: str, *, tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int,
-                  as_json: bool, base: str | None = None, provider: str | None = None, template: bool = False,
-                  system: str | None = None, show_prompt: bool = False) -> None:
-    """The prompt and its continuation; of an answer, to a `template`'s message or by an encoder-decoder, only that."""
+def generate(model: Model, prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
+             tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens to write.")] = 200,
+             temperature: Temperature = 0.8, top_k: TopK = None, top_p: TopP = None, seed: Seed = 0,
+             template: Annotated[bool, typer.Option("--template", help="Treat the prompt as a user's message: apply the "
+                                                    "chat template and print only the answer.")] = False,
+             system: System = None,
+             show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the exact prompt first.")] = False,
+             base: Base = None, provider: Provider = None, as_json: Json = False) -> None:
+    """Write text with a trained model."""
     from powertrain.use.conversation import Conversation
     from powertrain.use.generation import Sampling
     from powertrain.use.opening import open_model
@@ -31,7 +39,7 @@ def generate_text(path: str, prompt: str, *, tokens: int, temperature: float, to
     sampling = Sampling(tokens, temperature, top_k, top_p, seed)
     if system is not None and not template:
         raise WrongUse("--system belongs to a conversation; add --template to treat the prompt as a user's message")
-    opened = open_model(path, base=base, provider=provider, say=say)
+    opened = open_model(model, base=base, provider=provider, say=say)
     if template:
         asked, pieces = Conversation(opened, sampling, system).ask(prompt)
         shown = asked.text
@@ -71,25 +79,28 @@ def write_pieces(pieces: Iterator[str], first: str = "") -> str:
     return "".join(written)
 
 
-def evaluate_model(path: str, data: str | None, *, as_json: bool, base: str | None = None, provider: str | None = None,
-                   metric: str | None = None, limit: int = 200, tokens: int = 256) -> None:
-    """The loss, and with `metric` how good the answers are."""
+def evaluate(model: Model,
+             data: Annotated[str | None, typer.Option(help="File of text or rows to evaluate on (default: the "
+                                                      "run's held-out data).")] = None,
+             metric: Annotated[str | None, typer.Option(help="Ask the questions in the data and score the answers by exact, "
+                                                        "f1, rouge, gsm8k or auto.")] = None,
+             limit: Annotated[int, typer.Option(min=1, help="With --metric: maximum number of questions.")] = 200,
+             tokens: Annotated[int, typer.Option(min=1, help="With --metric: maximum number of tokens of an answer.")] = 256,
+             base: Base = None, provider: Provider = None, as_json: Json = False) -> None:
+    """Measure a model's loss, or the quality of its answers.
+
+    For text the result includes bits per byte. --metric asks questions and scores the answers.
+    """
+    from powertrain.use.metrics import METRICS
     from powertrain.use.opening import open_model
 
-    check_metric(metric)
-    opened = open_model(path, base=base, provider=provider, say=say)
+    if metric is not None and metric not in ("auto", *METRICS):
+        raise WrongUse(f"there is no metric {metric!r}; use auto, {', '.join(METRICS)}")
+    opened = open_model(model, base=base, provider=provider, say=say)
     if metric is None:
         _show_loss(opened, data, as_json=as_json)
     else:
         _show_answers(opened, data, metric, limit=limit, tokens=tokens, as_json=as_json)
-
-
-def check_metric(metric: str | None) -> None:
-    """Raises WrongUse for an unknown one before a model is loaded."""
-    from powertrain.use.metrics import METRICS
-
-    if metric is not None and metric not in ("auto", *METRICS):
-        raise WrongUse(f"there is no metric {metric!r}; use auto, {', '.join(METRICS)}")
 
 
 def _show_loss(opened: OpenedModel, data: str | None, *, as_json: bool) -> None:

@@ -112,8 +112,11 @@ def counted(written: Sequence[Event]) -> list[Event]:
 
 
 def read_all_events(path: Path) -> list[Event]:
-    """Return every event that was written, those that a continuation went back behind too. Raises as `followed` does."""
-    return list(followed(path, is_over=lambda: True))
+    """Return every event that was written, those that a continuation went back behind too; none where there is no file.
+
+    Raises WrongUse as `followed` does.
+    """
+    return list(followed(path, is_over=lambda: True)) if path.is_file() else []
 
 
 def followed(path: Path, is_over: Callable[[], bool] = lambda: False) -> Iterator[Event]:

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.records import timeline, to_plain
+from powertrain.records import timeline
 from powertrain.records.events import Evaluated, Event, Step
 from powertrain.records.origins import Stored
 from powertrain.records.timeline import last_of
 from powertrain.report.figures import count, duration, memory
+from powertrain.report.page import listed, pairs
+from powertrain.report.run_page import RunFiles
 
 ABSENT = "(no such key)"
 UNPINNED = ("(not pinned)", "the plan decides")
@@ -31,18 +33,6 @@ SAME_MODEL = ("family", "layers", "width", "heads", "kv_heads", "mlp_width", "ga
               "unquantised_dtype", "window")
 SAME_MACHINE = ("name", "device", "cores", "devices", "memory_bytes", "instructions", "compute_capability", "fingerprint")
 SHOWN_FACTS = {"hardware": SAME_MACHINE, "data": ("source", *SAME_DATA), "model": ("provider", *SAME_MODEL)}
-
-
-@dataclass(frozen=True)
-class RunFiles:
-    """A run as its folder tells it. What the folder lacks is empty, and `missing` says so."""
-
-    path: str
-    recipe: Stored
-    facts: Mapping[str, Any]
-    plan: Mapping[str, Any]
-    events: Sequence[Event]
-    missing: tuple[str, ...] = ()            # sentences
 
 
 @dataclass(frozen=True)
@@ -102,7 +92,7 @@ def difference(a: RunFiles, b: RunFiles) -> Difference:
     recipe, facts = tuple(changed_keys(a.recipe, b.recipe)), tuple(changed_facts(a.facts, b.facts))
     plan = tuple(changed_techniques(a.plan, b.plan))
     comparable, because = can_be_compared(a, b)
-    return Difference(a.path, b.path, recipe, plan, facts, results, tuple(equal_losses(a.events, b.events)), comparable,
+    return Difference(a.folder, b.folder, recipe, plan, facts, results, tuple(equal_losses(a.events, b.events)), comparable,
                       because, about_speed(a, b, plan, facts, results, comparable), (*a.missing, *b.missing))
 
 
@@ -214,12 +204,12 @@ def can_be_compared(a: RunFiles, b: RunFiles) -> tuple[bool, str]:
     different += [f"the batch ({batches[0]:,} and {batches[1]:,} examples a step)"] if batches[0] != batches[1] else []
     different += [f"the model ({', '.join(name.replace('_', ' ') for name in model)})"] if model else []
     if different:
-        return False, f"they cannot be compared one to one: they differ in {_listed(different)}"
+        return False, f"they cannot be compared one to one: they differ in {listed(different)}"
     seeds = {run.recipe.get("seed", (None, ""))[0] for run in (a, b)}
     order = "the same examples in the same order" if len(seeds) == 1 else "the same examples in another order (other seeds)"
     learned = [change.name for change in changed_keys(a.recipe, b.recipe)
                if change.name != "seed" and not change.name.startswith(UNLEARNED)]
-    shown = f"; the recipes differ in {_listed(learned)}, and the losses show what that does" if learned else ""
+    shown = f"; the recipes differ in {listed(learned)}, and the losses show what that does" if learned else ""
     return True, f"they can be compared: same data, same batch, same model, {order}{shown}"
 
 
@@ -234,12 +224,8 @@ def about_speed(a: RunFiles, b: RunFiles, plan: Sequence[Changed], facts: Sequen
     switched = [change for change in plan if "off" in (change.a, change.b)]
     on = b if switched and switched[0].a == "off" else a         # a technique can be left out only where it is on
     named = "".join(f" --technique {change.name}" for change in switched if (change.a == "off") == (on is b))
-    return (f"{said}{ARMS_OF_ONE_RUN}{where}{what}; `powertrain ablate {on.path}/recipe.yaml{named}` measures it in "
+    return (f"{said}{ARMS_OF_ONE_RUN}{where}{what}; `powertrain ablate {on.folder}/recipe.yaml{named}` measures it in "
             "interleaved runs")
-
-
-def _listed(parts: Sequence[str]) -> str:
-    return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
 
 
 # ---------------------------------------------------------------------------------------- as text
@@ -282,8 +268,7 @@ def _value(value: Any) -> str:
 def _answer(settings: Any) -> str:
     if settings == "off":
         return "off"
-    listed = ", ".join(f"{name}={value}" for name, value in settings.items())
-    return f"on ({listed})" if listed else "on"
+    return f"on ({pairs(settings)})" if settings else "on"
 
 
 def _part_texts(parts: Mapping[str, float]) -> dict[str, str]:
@@ -305,7 +290,3 @@ def _result_texts(result: RunResult) -> dict[str, str]:
     if result.peak_memory_bytes:
         texts["peak memory"] = memory(result.peak_memory_bytes)
     return texts
-
-
-def to_json(found: Difference) -> dict[str, Any]:
-    return {"event": "comparison", **to_plain(found)}

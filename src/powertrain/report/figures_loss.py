@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from powertrain.records.events import Evaluated
 from powertrain.records.timeline import History, held_out_trend, smoothed
@@ -72,14 +71,13 @@ def _gaps(xs: Sequence[float], raw: list[float]) -> tuple[Moments, ...]:
     return (Moments("not finite", broken, "orange"),) if broken else ()
 
 
-def signals(history: History, recipe: Mapping[str, Any]) -> Figure | Missing:
-    """Gradient norm and learning rate."""
+def signals(history: History, limit: float | None) -> Figure | Missing:
+    """Gradient norm and learning rate. `limit`: the norm above which gradients are scaled down; 0 or None for none."""
     steps = history.steps
     if not steps:
         return Missing("gradient norm and learning rate", "No step was done.")
     numbers = [step.step for step in steps]
     norms = [step.grad_norm for step in steps]
-    limit = recipe.get("max_grad_norm") or None
     finite = [norm for norm in norms if norm is not None and math.isfinite(norm)]
     log = bool(finite) and min(finite) > 0 and max(finite) / min(finite) > 30
     norm_plot = Plot(Axis("step"), Axis("gradient norm before clipping", log=log),

@@ -126,6 +126,12 @@ def pairs(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in settings.items())
 
 
+def pins_in_words(pins: Mapping[str, Any]) -> str:
+    """'micro_batch (examples=4), threads off'; a technique without settings is on."""
+    return ", ".join(f"{name} off" if pin == "off" else f"{name} ({pairs(pin)})" if isinstance(pin, Mapping) and pin else name
+                     for name, pin in pins.items())
+
+
 def as_json(page: Page) -> dict[str, Any]:
     """report.json: everything on the page, and every plotted number in full. Not finite is null."""
     return {"event": "report", "what": page.what, "title": page.title, "about": page.about, "verdict": page.verdict,

@@ -10,6 +10,7 @@ from typing import Any
 from powertrain.records import Effect, WrongUse, timeline
 from powertrain.records.events import Evaluated, Event, Memory, Sample
 from powertrain.records.findings import Finding
+from powertrain.records.origins import Stored, asked_lines
 from powertrain.records.timeline import History, quantile, steady
 from powertrain.report import figures_loss, figures_machine, figures_time
 from powertrain.report.cautions import of_run
@@ -23,14 +24,14 @@ SYMPTOMS = "What the events say"
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What lies in a run's folder, read. What is not there is empty."""
+    """A run as its folder tells it. What the folder lacks is empty, and `missing` says so."""
 
     folder: str
-    recipe: Mapping[str, Any]
-    asked: Sequence[str]                     # `key: value` of what is neither a default nor planned
+    recipe: Stored
     facts: Mapping[str, Any]
     plan: Mapping[str, Any]
     events: Sequence[Event]                  # the history as it counts
+    missing: tuple[str, ...] = ()            # sentences
     all_events: Sequence[Event] = field(default=())
     made: str = ""
     symptoms: Sequence[Finding] = ()         # what `powertrain diagnose RUN` finds in the events, the worst first
@@ -45,10 +46,10 @@ def page(files: RunFiles) -> Page:
     history = timeline.read(files.events, files.all_events)
     estimate = timeline.estimate_of(history, files.plan)
     hardware = files.facts.get("hardware") or {}
-    device = history.start.device
+    device, (limit, _) = history.start.device, files.recipe.get("max_grad_norm", (None, None))
     sections = (
         *_symptoms(files),
-        Section("Loss", (figures_loss.loss(history), figures_loss.signals(history, files.recipe))),
+        Section("Loss", (figures_loss.loss(history), figures_loss.signals(history, limit))),
         Section("Where the time went", (figures_time.breakdown(history),)),
         Section("Speed", (figures_time.throughput(history), figures_time.prediction(history, estimate),
                           figures_machine.roofline(history, estimate, hardware), figures_time.tokens(history))),
@@ -203,5 +204,5 @@ def _environment(files: RunFiles, history: History) -> Iterator[Block]:
     yield facts("Versions", software.get("versions") or {})
     yield Code(f"powertrain train {files.folder}/recipe.yaml --output NEW-FOLDER",
                "To repeat the run with the same version of powertrain:")
-    if files.asked:
-        yield Code("\n".join(files.asked), "The values of the recipe that are not defaults (recipe.yaml has all values)")
+    if asked := asked_lines(files.recipe, planned=False):
+        yield Code("\n".join(asked), "The values of the recipe that are not defaults (recipe.yaml has all values)")

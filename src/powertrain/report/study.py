@@ -16,7 +16,7 @@ import yaml
 from jinja2 import ChainableUndefined, Environment
 
 from powertrain.report.chart import COLOURS, Axis, Band, Level, Plot, Point, Row, Rows, Segment, Series
-from powertrain.report.page import Cell, Figure, Missing, Number, Section, Table, is_number, pairs
+from powertrain.report.page import Cell, Figure, Missing, Number, Section, Table, is_number, pairs, pins_in_words
 from powertrain.report.svg import is_finite
 
 Study = Mapping[str, Any]
@@ -62,7 +62,7 @@ def _expressions() -> Environment:
         if found else "",
         "named_next": lambda others: ", ".join(f"{one['name']} {one['predicted']:.2f}" for one in others or ()),
         "words": lambda words: " ".join(map(str, words)), "yes_no": lambda value: "yes" if value else "no",
-        "pairs": lambda settings: pairs(settings or {}), "pins": pins_in_words}
+        "pairs": lambda settings: pairs(settings or {}), "pins": lambda pins: pins_in_words(pins) or "nothing changed"}
     return environment
 
 
@@ -85,13 +85,6 @@ def chart(name: str, title: str, rows: Sequence[Row], *tables: Table, study: Stu
                    levels, noise_band(study or {}), legend=tuple((described.get("legend") or {}).items()))
     caption = described["caption"].format(noise=noise_words(study)) if study is not None else described["caption"]
     return Figure(key or name, title, (drawing,), caption.strip(), tables)
-
-
-def pins_in_words(pins: Mapping[str, Any]) -> str:
-    """Return a plan's pins: 'micro_batch (examples=4), threads off'."""
-    said = [f"{name} off" if pin == "off" else f"{name} ({pairs(pin)})" if isinstance(pin, Mapping) and pin else name
-            for name, pin in pins.items()]
-    return ", ".join(said) or "nothing changed"
 
 
 def noise_band(study: Study) -> tuple[Band, ...]:

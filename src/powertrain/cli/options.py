@@ -1,0 +1,26 @@
+"""The arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Words = Annotated[list[str] | None, typer.Argument(
+    metavar="[RECIPE] [KEY=VALUE ...]", show_default=False,
+    help="A recipe (file or name; default: the embedded recipe), then values that replace the recipe's values.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+Model = Annotated[str, typer.Argument(show_default=False, help="Folder of a run, a model or an adapter, or a hub id.")]
+Base = Annotated[str | None, typer.Option(help="For an adapter: the folder or hub id of its base model.")]
+Provider = Annotated[str | None, typer.Option(help="Library that computes the model: native or transformers (default: native "
+                                                   "if possible).")]
+Temperature = Annotated[float, typer.Option(min=0.0, help="Randomness of the text; 0 always takes the most likely token.")]
+TopK = Annotated[int | None, typer.Option(min=1, help="Draw from the K most likely tokens only.")]
+TopP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Draw from the most likely tokens, up to this total "
+                                                                  "probability.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the random draws; the same seed gives the same text.")]
+System = Annotated[str | None, typer.Option(help="System text of the conversation.")]
+Budget = Annotated[str, typer.Option(help="Time to spend, such as 90s, 10m or 1h.")]
+StudyName = Annotated[str | None, typer.Option("--study", help="Name of the folder in studies/ (default: DATE_COMMAND).")]
+Run = Annotated[Path, typer.Argument(help="Folder of the run.")]
