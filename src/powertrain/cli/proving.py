@@ -67,7 +67,7 @@ def tune(words: Words = None, budget: Budget = "10m", study: StudyName = None, a
     from powertrain.evidence import studies, tuning
     from powertrain.evidence.clock import Arena
     from powertrain.evidence.notebook import Notebook
-    from powertrain.run.tuned import tuning_key
+    from powertrain.run.learned import tuning_key
 
     words = words or []
     began, seconds, folder = time.monotonic(), budget_s(budget), studies.new_folder("tuning", study)
@@ -140,7 +140,7 @@ def _keep(kind: str, what: str, folder: Path, prepared: Prepared, notebook: Note
 
 def _cache(found: Tuning, prepared: Prepared, study: Study) -> str:
     """Keep the tuned plan for later runs of this kind; return what they will do, in words."""
-    from powertrain.run.tuned import forget_tuned, keep_tuned
+    from powertrain.run.learned import forget_tuned, keep_tuned
 
     if found.pins:
         file = keep_tuned(cache_folder(), prepared.facts, prepared.recipe, found.as_tuned(study.date, study.name))

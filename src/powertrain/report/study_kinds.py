@@ -10,7 +10,7 @@ from powertrain.records.timeline import quantile
 from powertrain.report.chart import Point, Row, Segment, stacked
 from powertrain.report.figures import duration, memory
 from powertrain.report.figures_machine import COMPONENT_COLOURS
-from powertrain.report.page import Block, Figure, Missing, Number, Section, Table, Text, is_number, several
+from powertrain.report.page import Block, Figure, Missing, Number, Section, Table, Text, is_number, pins_in_words, several
 from powertrain.report.study import (
     Findings,
     Study,
@@ -22,7 +22,6 @@ from powertrain.report.study import (
     loss_difference,
     noise_number,
     picked,
-    pins_in_words,
     speed_number,
     speed_words,
     table,
