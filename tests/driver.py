@@ -31,7 +31,7 @@ from typing import Any
 from powertrain.evidence.arms import PRELOADED
 
 # a process has one fork server, and measuring uses it too: whoever starts it, children find all of this loaded
-PRELOADED += ["powertrain.cli.training", "powertrain.cli.runs", "powertrain.use.scoring"]
+PRELOADED += ["powertrain.cli.app", "powertrain.cli.watching", "powertrain.use.scoring"]
 
 Fault = tuple[str, int]
 

@@ -54,9 +54,9 @@ def _list_row(known: Catalogue, claim: Claim, reason: str | None) -> tuple[str, 
 
 def _plain(known: Catalogue, claim: Claim) -> dict[str, Any]:
     experiment = known.experiment_of(claim)
-    names = ("id", "document", "what", "claimed", "range", "unit", "better", "prior", "needs")
-    return {**{name: getattr(claim, name) for name in names}, "experiment": experiment.name, "kind": experiment.kind,
-            "conditions": known.conditions_of(claim)}
+    return {"id": claim.id, "document": claim.document, "what": claim.what, "claimed": claim.claimed, "range": claim.range,
+            "unit": claim.unit, "better": claim.better, "prior": claim.prior, "needs": claim.needs,
+            "experiment": experiment.name, "kind": experiment.kind, "conditions": known.conditions_of(claim)}
 
 
 def _machine() -> tuple[Hardware, Software]:
