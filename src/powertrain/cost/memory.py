@@ -1,27 +1,31 @@
-"""Peak memory of a training step, by component, from the model's shape and the workload: the step is replayed.
+"""Peak memory of a training step, by component: one optimizer step is replayed with sizes in place of tensors.
 
-Trained weights and their gradients are fp32, and the optimizer's state stands beside them (optimizer.py): with AdamW 16
-bytes per weight in all. Frozen weights have neither, and stay as they are stored (stored.py). Everything else comes and
-goes: forward.py runs a step with sizes in place of tensors, operator by operator as the decoder and autograd do, and the
-peak is where the sum of what is held is largest.
-Nothing in it is fitted: a test holds it against torch's own record of allocations.
+Trained weights and their gradients are fp32, and the optimizer's state stands beside them: with AdamW 16 bytes a weight in all.
+Frozen weights have neither, and stay as they are stored (weights.py). Everything else comes and goes, operator by operator as
+in the decoder and in autograd (forward.py, fused.py). The peak is where the sum of all that is held is largest. Nothing is
+fitted: a test holds the peak against torch's own record of allocations.
 
-Not counted: the process itself (about 0.3 GB with torch loaded, more with CUDA), the data, and what a library's kernel
-works in without torch's allocator knowing. A compiled step counts as if it were not, which is an upper bound. For a model
-that another library computes it is what the decoder here would take, at that shape.
+Of a row of equal blocks only the first and the last are run. Each block changes the memory by the same amount, forward and
+backward, so the fullest moment is at one of the ends. The change by the blocks in between is that of their neighbours.
+
+Not counted: the process itself (about 0.3 GB with torch loaded, more with CUDA), the data, and the workspace of a library that
+torch's allocator does not see. A compiled step counts as if it were not compiled, which is an upper bound. A model of another
+library counts as the built-in decoder of the same shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 
-from powertrain.cost.forward import StepFacts
+from powertrain.cost.forward import Part, StepFacts, Tables, Weights
+from powertrain.cost.fused import FusedPart
+from powertrain.cost.kernels import Shape
+from powertrain.cost.operators import cast_weight, convert, linear, operator, unary
 from powertrain.cost.optimizer import state_bytes
-from powertrain.cost.replay import COPIES, Memory
-from powertrain.cost.step import Step, Unit, kinds_of, units_of
-from powertrain.cost.weights import as_decoder, as_held, frozen_bytes, has_frozen_base, left_wide_bytes
+from powertrain.cost.replay import COPIES, LOSS, WORKSPACE, Block, Gradients, Memory, Saved, Tape, Value
+from powertrain.cost.weights import as_decoder, as_held, frozen_bytes, has_frozen_base, left_wide_bytes, lowest_layer
 from powertrain.cost.workload import Workload
 from powertrain.records import ModelFacts
 from powertrain.shapes import DTYPE_BYTES, FOUR_BIT, FP32
@@ -31,6 +35,9 @@ TENSORS = 3                                  # of a batch: tokens, targets, posi
 CUDA_ROUNDING = 512                          # bytes: what torch's CUDA allocator hands out is a multiple of it
 OTHER_PASSES = 2                             # besides a step's first one, those that could be the fullest
 REMEMBERED = 1024                            # steps whose peak is kept: the techniques of a plan ask for the same few
+ENDS = 2                                     # the first and the last of a row of equal units
+
+Held = Mapping[str, int]                     # component -> bytes
 
 
 @dataclass(frozen=True)
@@ -42,55 +49,258 @@ class Asked:
     workload: Workload = field(compare=False)
 
 
-def peak_memory(model: ModelFacts, workload: Workload) -> Mapping[str, int]:
-    """Component -> bytes at the fullest moment of a step after the first (the optimizer's state exists by then)."""
+def peak_memory(model: ModelFacts, workload: Workload) -> Held:
+    """Return component -> bytes at the fullest moment of a step after the first (the optimizer's state exists by then)."""
     return dict(_peak(Asked(repr((model, workload)), model, workload)))
 
 
 @lru_cache(REMEMBERED)
-def _peak(asked: Asked) -> Mapping[str, int]:
+def _peak(asked: Asked) -> Held:
     return {name: nbytes for name, nbytes in replay(asked.model, asked.workload).at_the_peak().items() if nbytes}
 
 
 def replay(model: ModelFacts, workload: Workload, *, leaves_out: bool = True) -> Memory:
-    """One optimizer step. Without `leaves_out` every block is run; the result is the same."""
+    """Replay one optimizer step. Without `leaves_out` every block is run; the result is the same."""
     model = as_held(as_decoder(model), workload.base_dtype)
     memory = Memory(_standing(model, workload), CUDA_ROUNDING if workload.device == "cuda" else 1)
-    _run(model, workload, memory, leaves_out=leaves_out)
-    return memory
-
-
-def _run(model: ModelFacts, workload: Workload, memory: Memory, *, leaves_out: bool) -> None:
-    kinds, period = kinds_of(model, workload.checkpoint_every, workload.saved_blocks), max(1, workload.checkpoint_every)
-    units = units_of(kinds, period) if leaves_out else [Unit((kind,)) for kind in kinds]
-    step = Step(StepFacts(model, workload), memory, units)
+    step = Step(StepFacts(model, workload), memory, leaves_out=leaves_out)
     for lengths in _passes(workload):
         step.run_pass(lengths)
     step.update()
+    return memory
 
 
 def _standing(model: ModelFacts, workload: Workload) -> dict[str, int]:
-    """What is there at every moment: the weights, the optimizer's state, the batch, a GPU library's workspace."""
-    tokens = sum(map(sum, workload.passes))
+    """Return what is there at every moment: weights, the optimizer's state, the batch, a GPU library's workspace."""
+    whole = min(workload.whole_blocks, model.layers) / model.layers  # of the blocks, if they are a 4-bit base
+    is_four_bit = model.frozen_dtype in FOUR_BIT and has_frozen_base(model)
     left_bytes = left_wide_bytes(model, workload.device, workload.dtype)
     return {"weights": FP32 * model.trainable + frozen_bytes(model) + left_bytes,
             "gradients": FP32 * model.trainable if workload.flat_parameters else 0,
-            "optimizer": state_bytes(model, workload.optimizer), "batch": TENSORS * INDEX_BYTES * tokens,
-            "workspace": workload.library_workspace_bytes, COPIES: whole_bytes(model, workload)}
-
-
-def whole_bytes(model: ModelFacts, workload: Workload) -> int:
-    """Of the blocks of a 4-bit base that are kept whole."""
-    if model.frozen_dtype not in FOUR_BIT or not has_frozen_base(model):
-        return 0
-    share = min(workload.whole_blocks, model.layers) / model.layers
-    return round(share * model.matmul_parameters * DTYPE_BYTES[workload.dtype])
+            "optimizer": state_bytes(model, workload.optimizer),
+            "batch": TENSORS * INDEX_BYTES * sum(map(sum, workload.passes)),
+            "workspace": workload.library_workspace_bytes,
+            COPIES: round(whole * model.matmul_parameters * DTYPE_BYTES[workload.dtype]) if is_four_bit else 0}
 
 
 def _passes(workload: Workload) -> list[tuple[int, ...]]:
-    """The first pass, which finds no gradients, and of the others those with the most tokens and the most pairs of them."""
+    """Return the first pass, which finds no gradients, and of the others those with the most tokens and the most pairs."""
     first, *others = workload.passes
     different = list(dict.fromkeys(others))
     if len(different) > OTHER_PASSES:
         different = [max(different, key=sum), max(different, key=lambda lengths: sum(length * length for length in lengths))]
     return [first, *dict.fromkeys(different)]
+
+
+# ------------------------------------------------------------------------------------------------ blocks to run
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What makes two blocks equal to the replay."""
+
+    is_adapted: bool
+    is_checkpointed: bool
+    reads_a_gradient: bool                   # its input needs a gradient
+    is_light: bool = False                   # it puts saved activations away
+
+
+@dataclass
+class Unit:
+    """Blocks to run, as many as pass until the kinds repeat."""
+
+    kinds: tuple[Kind, ...]
+    left_out: int                            # equal units in front of it that are not run
+    weights: list[Weights]
+    casts: tuple[int, ...] = ()              # the copies of weights that it made in this pass
+
+
+def units_of(facts: StepFacts, *, leaves_out: bool = True) -> list[Unit]:
+    """Return the units to run, in order; those between the ends of a row of equal ones are left out."""
+    kinds = kinds_of(facts.model, facts.workload.checkpoint_every, facts.workload.saved_blocks)
+    period = max(1, facts.workload.checkpoint_every) if leaves_out else 1
+    found: list[Unit] = []
+    first = 0
+    while first < len(kinds):
+        unit = kinds[first:first + period]
+        count = 1
+        while leaves_out and kinds[first + count * period:first + (count + 1) * period] == unit:
+            count += 1
+        for left_out in (0, count - ENDS)[:count]:
+            found.append(Unit(unit, left_out, [facts.weights_of_block(adapted=kind.is_adapted) for kind in unit]))
+        first += count * len(unit)
+    return found
+
+
+def kinds_of(model: ModelFacts, every: int, light: int = 0) -> tuple[Kind, ...]:
+    """Return the kinds of all blocks; those below the lowest trained weight have no backward pass.
+
+    `every`: each `every`-th block with a backward pass is checkpointed; 0: none. `light`: so many of the lowest blocks with a
+    backward pass put saved activations away.
+    """
+    frozen, lowest = has_frozen_base(model), lowest_layer(model)
+    return tuple(Kind(is_adapted=layer in model.adapted_layers,
+                      is_checkpointed=bool(every) and layer % every == 0 and layer >= lowest,
+                      reads_a_gradient=not frozen or layer > lowest,
+                      is_light=lowest <= layer < lowest + light) for layer in range(model.layers))
+
+
+# ------------------------------------------------------------------------------------------------ head and loss
+
+
+def loss_of(outside: Part, hidden: Value) -> Value:
+    """Return the loss () summed over the tokens."""
+    tape, facts = outside.tape, outside.facts
+    head = outside.weights.get("head.weight") or outside.weights["embedding.weight"]
+    with tape.having(component=LOSS):
+        if facts.workload.loss_chunk_rows is not None:
+            return _chunked_loss(tape, facts, head, hidden)
+        if facts.is_autocast:
+            head = cast_weight(tape, head, facts.item)
+            hidden = convert(tape, hidden, facts.item)
+        elif head.item != hidden.item:
+            head = convert(tape, head, hidden.item)
+        logits = convert(tape, linear(tape, hidden, head, None, facts.model.width), FP32)
+        shares = unary(tape, logits, saves_result=True)      # log softmax
+        return operator(tape, (shares,), 1, FP32, saves=(shares.block,))
+
+
+def _chunked_loss(tape: Tape, facts: StepFacts, head: Value, hidden: Value) -> Value:
+    """Make the loss chunk by chunk, and with it the gradients of the hidden rows and of the head."""
+    width, vocabulary, item = facts.model.width, facts.model.vocabulary, facts.item
+    needs_hidden, needs_head = hidden.node is not None, head.node is not None
+    nbytes = hidden.nbytes
+
+    def back(saved: Saved, gradients: Gradients) -> Gradients:
+        made = list(saved)
+        scaled = tape.new(nbytes) if needs_hidden else None
+        return [scaled, made[1]]
+
+    small_head = tape.new(head.count * item) if head.item != item else None
+    hidden_gradient = tape.new(nbytes) if needs_hidden else None
+    head_gradient = tape.new(head.count * FP32) if needs_head else None
+    trained = round(facts.workload.trained_share * hidden.count // width)
+    indices = tape.new(trained * INDEX_BYTES)
+    held: list[Block | None] = [None] * 5    # x, logits, the gradient in a product's type, the normaliser, what indices took
+    rows = facts.workload.loss_chunk_rows or trained
+    for size in [rows] * min(2, trained // rows) + ([trained % rows] if trained % rows else []):
+        _loss_chunk(tape, held, size, (width, vocabulary, item), needs_hidden, head_gradient is not None)
+    node = tape.node((hidden, head), (hidden_gradient, head_gradient), back)
+    del small_head, indices
+    return Value(tape.new(FP32), 1, FP32, node)
+
+
+def _loss_chunk(tape: Tape, held: list[Block | None], rows: int, sizes: tuple[int, int, int], needs_hidden: bool,
+                needs_head: bool) -> None:
+    """Run one chunk; its tensors take the places of the last one's."""
+    width, vocabulary, item = sizes
+    gathered = tape.new(rows * width * FP32)
+    held[0] = gathered if item == FP32 else tape.new(rows * width * item)
+    del gathered
+    product = tape.new(rows * vocabulary * item)
+    held[1] = product if item == FP32 else tape.new(rows * vocabulary * FP32)
+    del product
+    tape.scratch(rows * vocabulary * FP32)   # exponentials
+    held[2] = held[1] if item == FP32 else tape.new(rows * vocabulary * item)
+    for needed, count in ((needs_hidden, rows * width), (needs_head, vocabulary * width)):
+        gradient = tape.new(count * item) if needed else None
+        if needed and item != FP32:
+            tape.scratch(count * FP32)
+        del gradient
+
+
+# ------------------------------------------------------------------------------------------------ the step
+
+
+class Step:
+    """The passes and the update of one step. `memory` holds what stands from the beginning."""
+
+    def __init__(self, facts: StepFacts, memory: Memory, *, leaves_out: bool) -> None:
+        self.facts, self.memory = facts, memory
+        self.outside, self.units = facts.weights_outside(), units_of(facts, leaves_out=leaves_out)
+
+    def run_pass(self, lengths: tuple[int, ...]) -> None:
+        """Run forward and backward over documents of these lengths."""
+        tape = Tape(self.memory, is_cuda=self.facts.workload.device == "cuda")
+        loss = self._loss(tape, lengths)
+        self._leave_autocast(tape)
+        tape.component = WORKSPACE
+        if loss.node is not None:
+            tape.backward(loss)
+
+    def update(self) -> None:
+        """Update one weight after the other. The last tensor that an update makes is held until the next weight's is made."""
+        tensors = self.facts.workload.update_tensors
+        last: Block | None = None
+        for nbytes in self._updated() if tensors else ():
+            others = [Block(self.memory, nbytes, WORKSPACE) for _ in range(tensors - 1)]
+            last = Block(self.memory, nbytes, WORKSPACE)
+            del others
+        del last
+
+    def _updated(self) -> list[int]:
+        """Return the bytes of each weight, or flat buffer, in the order of the update: those with weight decay first."""
+        first, last = ([(name, value) for name, value in self.outside.items() if ("embedding" in name) == is_first]
+                       for is_first in (True, False))
+        flat = self.facts.workload.flat_parameters       # then those of units that are not run count, too
+        blocks = [item for unit in self.units for _ in range(1 + unit.left_out if flat else 1)
+                  for weights in unit.weights for item in weights.items()]
+        trained = [(name, value.nbytes) for name, value in (*first, *blocks, *last) if value.node is not None]
+        groups = [[nbytes for name, nbytes in trained if _decays(name) == decays] for decays in (True, False)]
+        return [sum(group) for group in groups] if flat else [*groups[0], *groups[1]]
+
+    def _loss(self, tape: Tape, lengths: tuple[int, ...]) -> Value:
+        model, workload = self.facts.model, self.facts.workload
+        shape = Shape(model.heads, model.kv_heads, model.head_width, lengths, model.window, model.dropout, workload.threads)
+        outside = Part(tape, self.facts, self.outside)
+        x = outside.embed(shape.tokens)
+        tables = outside.rotary_tables(shape.tokens)
+        before: Held = {}
+        for unit in self.units:
+            self.memory.repeat(before, unit.left_out)
+            before, casts = dict(self.memory.held), len(tape.casts)
+            x = self._run_unit(tape, unit, x, tables, shape)
+            unit.casts = tuple(tape.casts)[casts:]
+        hidden = outside.norm("norm", x, model.width, rms=self.facts.is_rms)
+        return loss_of(outside, hidden)
+
+    def _run_unit(self, tape: Tape, unit: Unit, x: Value, tables: Tables | None, shape: Shape) -> Value:
+        """Run its blocks. If units in front of it are left out, repeat the change of memory by its backward pass."""
+        before: dict[str, int] = {}
+        if unit.left_out:
+            x = _noticed(tape, x, lambda: self.memory.repeat(before, unit.left_out))
+        for kind, weights in zip(unit.kinds, unit.weights, strict=True):
+            run = partial(self._run_block, tape, kind, weights, tables, shape)
+            keeps = self.facts.workload.checkpoint_keeps_attention and not self.facts.model.dropout
+            x = tape.checkpoint(run, x, keeps=keeps) if kind.is_checkpointed else run(x)
+        return _noticed(tape, x, lambda: before.update(self.memory.held)) if unit.left_out else x
+
+    def _run_block(self, tape: Tape, kind: Kind, weights: Weights, tables: Tables | None, shape: Shape, x: Value) -> Value:
+        if self.facts.workload.fused_blocks:
+            saving = self.facts.workload.saved if kind.is_light else {}
+            return FusedPart(tape, self.facts, weights, x.count // self.facts.model.width).run_block(x, tables, shape, saving)
+        return Part(tape, self.facts, weights).run_block(x, tables, shape)
+
+    def _leave_autocast(self, tape: Tape) -> None:
+        """Let go of the copies of weights that no operator has saved, also those of units that are not run."""
+        for unit, following in zip(self.units, self.units[1:], strict=False):
+            before = dict(self.memory.held)
+            for key in unit.casts if following.left_out else ():
+                del tape.casts[key]
+            self.memory.repeat(before, following.left_out)
+        tape.casts.clear()
+
+
+def _noticed(tape: Tape, x: Value, notice: Callable[[], None]) -> Value:
+    """Return x, with a call when its gradient is complete."""
+    def back(saved: Saved, gradients: Gradients) -> Gradients:
+        notice()
+        return gradients
+
+    node = tape.node((x,), (), back)
+    return Value(x.block, x.count, x.item, node)
+
+
+def _decays(name: str) -> bool:
+    """Return whether weight decay acts on the weight: on matrices."""
+    return name.endswith((".A", ".B")) or (name.endswith("weight") and "norm" not in name)

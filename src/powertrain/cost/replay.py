@@ -56,10 +56,15 @@ class Memory:
         if self.rounding > 1:
             self._round(nbytes, -1)
 
-    def change(self, bytes_by_component: Mapping[str, int]) -> None:
-        """Take and give the bytes of blocks that are not replayed; negative ones first, since only the sum counts."""
-        for component, nbytes in sorted(bytes_by_component.items(), key=lambda item: item[1]):
-            (self.take if nbytes > 0 else self.give)(abs(nbytes), component)
+    def repeat(self, before: Mapping[str, int], times: int) -> None:
+        """Change every component `times` more by as much as since `before`: as blocks would that are not replayed.
+
+        Components that shrink come first, since only the sum counts.
+        """
+        changes = {name: times * (nbytes - before.get(name, 0)) for name, nbytes in self.held.items()}
+        for component, nbytes in sorted(changes.items(), key=lambda item: item[1]):
+            if nbytes:
+                (self.take if nbytes > 0 else self.give)(abs(nbytes), component)
 
     def at_the_peak(self) -> Mapping[str, int]:
         return dict(self.held) if self.full else self.fullest
