@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from kinds_of_runs import ragged_facts
 
-from powertrain.cost.memory import peak_memory
-from powertrain.cost.saving import (
+from powertrain.cost.fitting import (
     Link,
     added_s,
     block_flops,
@@ -19,6 +18,7 @@ from powertrain.cost.saving import (
     link_of,
     sent_bytes,
 )
+from powertrain.cost.memory import peak_memory
 from powertrain.cost.work import training_flops
 from powertrain.cost.workload import Workload
 from powertrain.models.adapters.targets import AdapterConfig

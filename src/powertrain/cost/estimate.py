@@ -7,10 +7,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from powertrain.cost.fitting import largest_pass
+from powertrain.cost.fitting import largest_pass, link_of, waited_s
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.roofline import Efficiency, efficiency, expected_step_s, size_class, step_floor
-from powertrain.cost.saving import link_of, waited_s
 from powertrain.cost.weights import as_decoder, as_held, lowest_layer
 from powertrain.cost.work import Work, recompute_flops, step_work, training_flops
 from powertrain.cost.workload import Workload, length_at

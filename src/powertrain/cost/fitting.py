@@ -1,13 +1,17 @@
-"""What fits the memory: how many examples a pass can have, and what would make a run fit that does not."""
+"""What fits the memory: the size of a pass, what would make a run fit, and what a fused block keeps for its backward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from powertrain.cost.memory import peak_memory
+from powertrain.cost.weights import linears, lowest_layer
+from powertrain.cost.work import PRODUCTS, forward_flops, recompute_flops, training_flops
 from powertrain.cost.workload import Workload, longest_of
 from powertrain.records import DataFacts, Hardware, ModelFacts
+from powertrain.shapes import DTYPE_BYTES
 
 WORTH_BYTES = 8 << 20        # a change that saves less is not worth naming ...
 WORTH_SHARE = 0.02           # ... nor one that saves less of what is needed
@@ -17,7 +21,7 @@ PROCESS_BYTES = {"cpu": 128 << 20, "cuda": 256 << 20}
 
 @dataclass(frozen=True)
 class Change:
-    """Words for the recipe, and what they make of model and workload."""
+    """Words for the recipe, with the model and the workload that they lead to."""
 
     words: str                               # "techniques.activation_checkpointing=on"
     model: ModelFacts
@@ -26,7 +30,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Saving:
-    """What a change saves at the peak."""
+    """The memory that a change saves at the peak."""
 
     words: str
     bytes: int
@@ -34,17 +38,17 @@ class Saving:
 
 
 def total_bytes(model: ModelFacts, workload: Workload) -> int:
-    """Peak memory of a step."""
+    """Return the peak memory of a step."""
     return sum(peak_memory(model, workload).values())
 
 
 def own_bytes(device: str) -> int:
-    """What the process takes besides the tensors that peak memory counts."""
+    """Return what the process takes besides the tensors that peak memory counts."""
     return PROCESS_BYTES.get(device, PROCESS_BYTES["cuda"])
 
 
 def ways_to_save(model: ModelFacts, workload: Workload, memory_bytes: int, changes: Iterable[Change]) -> list[Saving]:
-    """Those of the changes that make a difference, the largest first, for a run that has `memory_bytes` for its tensors."""
+    """Return the changes that make a difference, the largest first, for a run with `memory_bytes` for its tensors."""
     needed = total_bytes(model, workload)
     left = ((change.words, total_bytes(change.model, change.workload)) for change in changes)
     savings = [Saving(words, needed - size, size <= memory_bytes) for words, size in left]
@@ -53,21 +57,25 @@ def ways_to_save(model: ModelFacts, workload: Workload, memory_bytes: int, chang
 
 
 def largest_micro_batch(model: ModelFacts, workload: Workload, memory_bytes: int) -> int:
-    """The most examples of a pass with which a step takes at most `memory_bytes`; 0 where not even one fits."""
+    """Return the most examples of a pass with which a step takes at most `memory_bytes`; 0 if not even one fits."""
     def fits(examples: int) -> bool:
         return total_bytes(model, with_passes_of(workload, examples)) <= memory_bytes
 
     if fits(workload.examples):              # in one pass no gradients of earlier ones lie about
         return workload.examples
-    fitting, beyond = 0, workload.examples
-    while beyond - fitting > 1:
-        middle = (fitting + beyond) // 2
-        fitting, beyond = (middle, beyond) if fits(middle) else (fitting, middle)
-    return fitting
+    return _boundary(0, workload.examples, fits)[0]
+
+
+def _boundary(low: int, high: int, is_like_low: Callable[[int], bool]) -> tuple[int, int]:
+    """Return two neighbours between `low` and `high`: the last number that is like `low`, and the next one. By bisection."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_like_low(middle) else (low, middle)
+    return low, high
 
 
 def largest_pass(model: ModelFacts, workload: Workload, memory_bytes: int) -> Mapping[str, int]:
-    """`examples`, `tokens` and peak `bytes` of the largest pass that fits; without tokens and bytes where none does."""
+    """Return `examples`, `tokens` and peak `bytes` of the largest pass that fits; no tokens and bytes if none fits."""
     examples = largest_micro_batch(model, workload, memory_bytes)
     if not examples:
         return {"examples": 0}
@@ -76,7 +84,7 @@ def largest_pass(model: ModelFacts, workload: Workload, memory_bytes: int) -> Ma
 
 
 def with_passes_of(workload: Workload, examples: int) -> Workload:
-    """The workload with so many examples in a pass, packed or padded as it is."""
+    """Return the workload with so many examples in a pass, packed or padded as it is."""
     packed = None if workload.packed_tokens is None else examples * workload.block
     return replace(workload, micro_batch=examples, packed_tokens=packed, documents=())
 
@@ -91,40 +99,40 @@ COMPARED = 9                 # examples of the larger pass that memory is compar
 
 
 def planned_room_bytes(hardware: Hardware) -> int:
-    """Memory of the device that a plan may count on for a whole step."""
+    """Return the memory of the device that a plan may count on for a whole step."""
     return int(PLANNED_SHARE * hardware.free_memory_bytes)
 
 
 def wanted_tokens(hardware: Hardware) -> int:
-    """The tokens of a pass that this kind of device likes best."""
+    """Return the tokens of a pass that this kind of device runs fastest."""
     return CPU_TOKENS if hardware.device == "cpu" else GPU_TOKENS
 
 
 def longest_example(data: DataFacts) -> int:
-    """Tokens of the longest example."""
+    """Return the tokens of the longest example."""
     return max(data.max_length, data.block)
 
 
 def memory_of_examples(model: ModelFacts, tokens: int) -> tuple[int, int]:
-    """Peak bytes of a step whose passes have one example of `tokens`, and what each further example of a pass adds.
+    """Return the peak bytes of a step whose passes have one example of `tokens`, and what each further example of a pass adds.
 
     In fp32, with attention that keeps no scores.
     """
     # a batch of several passes either way, so that the difference is that of the passes alone
-    one = Workload(2 * COMPARED, tokens, micro_batch=1, attention_saves_scores=False)
-    several = Workload(2 * COMPARED, tokens, micro_batch=COMPARED, attention_saves_scores=False)
-    first_bytes, several_bytes = (sum(peak_memory(model, workload).values()) for workload in (one, several))
+    first_bytes, several_bytes = (
+        total_bytes(model, Workload(2 * COMPARED, tokens, micro_batch=examples, attention_saves_scores=False))
+        for examples in (1, COMPARED))
     return first_bytes, max(1, (several_bytes - first_bytes) // (COMPARED - 1))
 
 
 def fitting_tokens(model: ModelFacts, hardware: Hardware, example_tokens: int) -> int:
-    """How many tokens of examples that have `example_tokens` each fit in one pass."""
+    """Return how many tokens fit in one pass of examples that have `example_tokens` each."""
     first_bytes, example_bytes = memory_of_examples(model, example_tokens)
     return max(0, int(ROOM * hardware.free_memory_bytes) - first_bytes) // example_bytes * example_tokens
 
 
 def padded_examples(model: ModelFacts, data: DataFacts, hardware: Hardware) -> int:
-    """How many examples suit a padded pass: in memory each may be the longest there is; in time, as a pass usually comes."""
+    """Return how many examples suit a padded pass: by memory if each is the longest; by time for a usual pass."""
     longest, target = longest_example(data), wanted_tokens(hardware)
     fit = fitting_tokens(model, hardware, longest) // longest
     if data.kind == "blocks" or not data.length_quantiles:
@@ -132,3 +140,140 @@ def padded_examples(model: ModelFacts, data: DataFacts, hardware: Hardware) -> i
     suit = max((count for count in range(1, data.train_batch_size + 1)
                 if count * longest_of(data.length_quantiles, count) <= target), default=1)
     return max(1, min(suit, fit))
+
+
+# ------------------------------------------------------------------------------------------------ what a fused block keeps
+
+# A tensor that a block keeps for its backward pass costs memory. Computing it again costs its contraction length in FLOPs per
+# number, if it is the result of a product. So the tensor with the shortest contraction goes first, the larger of two equal ones.
+# The result of attention is never computed again, nor the inputs of the others: those can only wait in the host's memory.
+# Beside a GPU with a known link to its host, every mix of the two is weighed by the time that it adds, and the quickest is taken.
+# As few blocks as possible put tensors away: the lowest ones, whose tensors wait longest for their use.
+#
+# Copies to the host run beside the computation: out while the next block's forward pass computes, back while a block's
+# backward pass does. Copies that take no longer than that cost nothing. With P FLOP/s and a link of B bytes/s each way:
+#     hidden     bytes of a block <= B / P x FLOPs of the block's shorter pass
+#     exposed    a number of i bytes takes i / B seconds a way, and 2k / P seconds to be computed again from k others:
+#                waiting one way is shorter from a contraction length of k = i P / 2B on, waiting both ways from twice that
+# An RTX 4090 (130 TFLOP/s, 25 GB/s) hides all that an 8B model's blocks keep under LoRA, an H200 (700 TFLOP/s, 50 GB/s) about
+# two fifths of it. Peak rates stand for the computation: the most that a copy can be asked to keep up with.
+
+HOST_ROOM = 0.5              # share of the host's free memory: pinned, it is lost to everybody else
+NEVER = float("inf")
+
+
+@dataclass(frozen=True)
+class Link:
+    """The link between a GPU and its host, and the rates on both sides of it."""
+
+    bytes_per_s: float                       # each way
+    flops_per_s: float                       # of the GPU, at most
+    room_bytes: int                          # of the host's memory
+    item: int                                # bytes of a number
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of tensor that a block keeps."""
+
+    name: str
+    columns: int                             # numbers a token
+    contraction: float                       # multiplications and additions per number, to compute it again
+
+
+def link_of(hardware: Hardware, dtype: str) -> Link | str:
+    """Return the link as it is known, for products in `dtype`; else why nothing can be planned with it."""
+    if hardware.device != "cuda":
+        return f"a {hardware.device} has no host beside it"
+    if hardware.host_link_bytes_per_s is None or hardware.host_free_memory_bytes is None:
+        return "the copy speed between this GPU and its host is unknown (`powertrain facts --measure` measures it)"
+    flops_per_s = hardware.peak_flops_per_s.get(dtype) or hardware.datasheet_flops_per_s.get(dtype)
+    if flops_per_s is None:
+        return f"how fast this GPU computes in {dtype} is not known, and so what would hide a copy"
+    room_bytes = int(HOST_ROOM * hardware.host_free_memory_bytes)
+    return Link(hardware.host_link_bytes_per_s, flops_per_s, room_bytes, DTYPE_BYTES[dtype])
+
+
+def block_flops(model: ModelFacts, lengths: Sequence[int]) -> tuple[float, float]:
+    """Return the FLOPs of one block, forward and backward, on a pass of documents of these lengths."""
+    forward = forward_flops(model, lengths, head_share=0.0)
+    backward = training_flops(model, lengths, head_share=0.0) - forward
+    return forward / model.layers, backward / (model.layers - lowest_layer(model))
+
+
+def hidden_bytes(model: ModelFacts, tokens: int, link: Link) -> float:
+    """Return the bytes that a block may send without a wait, of one document."""
+    return link.bytes_per_s * min(block_flops(model, [tokens])) / link.flops_per_s
+
+
+def sent_bytes(model: ModelFacts, saved: Mapping[str, str], tokens: int, link: Link) -> int:
+    """Return the bytes that one block sends to the host."""
+    return tokens * link.item * sum(kind.columns for kind in kinds_by_worth(model) if saved.get(kind.name) == "offload")
+
+
+def waited_s(model: ModelFacts, saved: Mapping[str, str], lengths: Sequence[int], link: Link) -> float:
+    """Return the seconds that a block waits for its copies, out and back, beyond what its computation hides."""
+    copy_s = sent_bytes(model, saved, sum(lengths), link) / link.bytes_per_s
+    return sum(max(0.0, copy_s - flops / link.flops_per_s) for flops in block_flops(model, lengths))
+
+
+def added_s(model: ModelFacts, saved: Mapping[str, str], tokens: int, link: Link) -> float:
+    """Return the seconds that a block takes longer on one document: for computing again, and for waiting."""
+    return recompute_flops(model, tokens, saved, blocks=1) / link.flops_per_s + waited_s(model, saved, [tokens], link)
+
+
+def kinds_by_worth(model: ModelFacts) -> list[Kind]:
+    """Return the kinds of tensors that a block keeps; those to put away first come first."""
+    parts = {linear.name: linear for linear in linears(model)}
+    found = [Kind(name, parts[linear].outputs, parts[linear].inputs) for name, linear in PRODUCTS.items()]
+    found += [Kind("mixed", model.heads * model.head_width, NEVER), Kind("normalised", 2 * model.width, NEVER)]
+    return sorted(found, key=lambda kind: (kind.contraction, -kind.columns))
+
+
+def lightest_that_fits(model: ModelFacts, workload: Workload, room_bytes: int, link: Link | None = None) -> Workload | None:
+    """Return `workload` with as little put away as fits the room, with a `link` in the least time; None if nothing fits."""
+    if link is None:
+        return next((light for saved in _ladder(model) if (light := _fewest_blocks(model, workload, room_bytes, saved))), None)
+    best, best_s = None, NEVER
+    for block_s, saved in _ways(model, workload.block, link):
+        if block_s >= best_s:
+            break                            # one block of it takes as long as all of the best
+        light = _fewest_blocks(model, workload, room_bytes, saved)
+        if light is None or sent_bytes(model, saved, workload.block, link) * light.saved_blocks > link.room_bytes:
+            continue
+        if block_s * light.saved_blocks < best_s:
+            best, best_s = light, block_s * light.saved_blocks
+    return best
+
+
+def _fewest_blocks(model: ModelFacts, workload: Workload, room_bytes: int, saved: Mapping[str, str]) -> Workload | None:
+    """Return the workload with `saved` in as few blocks as fit; None if all of them are not enough."""
+    def fits(count: int) -> bool:
+        return total_bytes(model, replace(workload, saved=saved, saved_blocks=count)) <= room_bytes
+
+    most = model.layers - lowest_layer(model)
+    if not fits(most):
+        return None
+    return replace(workload, saved=saved, saved_blocks=_boundary(0, most, lambda count: not fits(count))[1])
+
+
+def _ladder(model: ModelFacts) -> Iterator[Mapping[str, str]]:
+    """Yield more and more of the kinds that can be computed again."""
+    saved: dict[str, str] = {}
+    for kind in kinds_by_worth(model):
+        if kind.contraction != NEVER:
+            saved[kind.name] = "recompute"
+            yield dict(saved)
+
+
+def _ways(model: ModelFacts, tokens: int, link: Link) -> list[tuple[float, Mapping[str, str]]]:
+    """Return (seconds that a block takes longer, what it does not keep), the shortest first; of equal ones what frees most."""
+    kinds = kinds_by_worth(model)
+    choices = [("keep", "offload") if kind.contraction == NEVER else ("keep", "offload", "recompute") for kind in kinds]
+    found = []
+    for actions in itertools.product(*choices):
+        saved = {kind.name: action for kind, action in zip(kinds, actions, strict=True) if action != "keep"}
+        freed = sum(kind.columns for kind in kinds if kind.name in saved)
+        if saved:
+            found.append((added_s(model, saved, tokens, link), -freed, saved))
+    return [(block_s, saved) for block_s, _, saved in sorted(found, key=lambda way: way[:2])]

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from powertrain.cost.fitting import total_bytes
-from powertrain.cost.saving import Link, added_s, hidden_bytes, lightest_that_fits, link_of, sent_bytes
+from powertrain.cost.fitting import Link, added_s, hidden_bytes, lightest_that_fits, link_of, sent_bytes, total_bytes
 from powertrain.cost.work import recompute_flops, training_flops
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
