@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from powertrain.cost.optimizer import state_bytes
+from powertrain.cost.weights import state_bytes
 from powertrain.facts.model import model_facts
 from powertrain.models.adapters.attached import AdapterConfig, add_adapters
 from powertrain.recipe import Recipe, resolve

@@ -145,9 +145,9 @@ def padded_examples(model: ModelFacts, data: DataFacts, hardware: Hardware) -> i
 # ------------------------------------------------------------------------------------------------ what a fused block keeps
 
 # A tensor that a block keeps for its backward pass costs memory. Computing it again costs its contraction length in FLOPs per
-# number, if it is the result of a product. So the tensor with the shortest contraction goes first, the larger of two equal ones.
+# number, if it is the result of a product. So the tensor with the shortest contraction goes first, of equal ones the larger.
 # The result of attention is never computed again, nor the inputs of the others: those can only wait in the host's memory.
-# Beside a GPU with a known link to its host, every mix of the two is weighed by the time that it adds, and the quickest is taken.
+# Beside a GPU with a known link to its host, every mix of the two is weighed by the time that it adds; the quickest is taken.
 # As few blocks as possible put tensors away: the lowest ones, whose tensors wait longest for their use.
 #
 # Copies to the host run beside the computation: out while the next block's forward pass computes, back while a block's

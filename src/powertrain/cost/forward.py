@@ -183,7 +183,7 @@ class Part:
 
     def _change(self, part: Linear, adapter: Adapter, name: str, x: Value) -> tuple[Value, Value | None]:
         """Return what one adapter adds to its rows of the frozen product, and with DoRA the factor of those rows."""
-        tape, share, prefix = self.tape, weights.adapter_dropout(self.facts.model), f"{part.name}.adapters.{name}"
+        tape, share, prefix = self.tape, self.facts.model.adapter_dropout, f"{part.name}.adapters.{name}"
         magnitude = self.weights.get(f"{prefix}.magnitude")
         factor = None if magnitude is None else self._factor(part, adapter, magnitude)
         dropped = dropout(tape, x, share)

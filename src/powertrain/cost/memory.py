@@ -23,9 +23,16 @@ from powertrain.cost.forward import Part, StepFacts, Tables, Weights
 from powertrain.cost.fused import FusedPart
 from powertrain.cost.kernels import Shape
 from powertrain.cost.operators import cast_weight, convert, linear, operator, unary
-from powertrain.cost.optimizer import state_bytes
 from powertrain.cost.replay import COPIES, LOSS, WORKSPACE, Block, Gradients, Memory, Saved, Tape, Value
-from powertrain.cost.weights import as_decoder, as_held, frozen_bytes, has_frozen_base, left_wide_bytes, lowest_layer
+from powertrain.cost.weights import (
+    as_decoder,
+    as_held,
+    frozen_bytes,
+    has_frozen_base,
+    left_wide_bytes,
+    lowest_layer,
+    state_bytes,
+)
 from powertrain.cost.workload import Workload
 from powertrain.records import ModelFacts
 from powertrain.shapes import DTYPE_BYTES, FOUR_BIT, FP32

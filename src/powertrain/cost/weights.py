@@ -1,21 +1,22 @@
-"""The weights of a model: which ones there are, how many bytes each takes as it is stored, and which of them have a gradient.
+"""The weights of a model: which ones there are, which have a gradient, how they are stored, and the optimizer's state for them.
 
-The backward pass goes everywhere in full training; with adapters on frozen weights no lower than the lowest adapter. A linear
-that is trained saves its input, for the gradient of its weight or of its adapters. A frozen one saves nothing but its weight,
-and passes the gradient on, if anything below wants it. Below the first adapter nothing does: those blocks, and the part of the
-first adapted block before its first adapter, have no backward pass and save nothing.
+In full training the backward pass goes everywhere; with adapters on frozen weights it goes no lower than the lowest adapter.
+A trained linear saves its input, for the gradient of its weight or of its adapters. A frozen one saves nothing but its weight,
+and passes the gradient on, if anything below wants it. The blocks below the first adapter, and the part of the first adapted
+block before its first adapter, have no backward pass and save nothing.
 
-Trained weights are stored in fp32, frozen ones in the type of their files, in 8 bits, or in 4.
+Trained weights are stored in fp32, frozen ones in the type of their files, in 8 bits, or in 4. The optimizer comes as
+`OptimizerFacts`: bytes by kind of weight. No optimizer is known by name here.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-from powertrain.records import ModelFacts
+from powertrain.records import ModelFacts, OptimizerFacts
 from powertrain.shapes import DTYPE_BYTES, EIGHT_BIT, FOUR_BIT, FOUR_BIT_BYTES, FP32, linear_shapes, takes_eight_bits
 
 ADAPTER = re.compile(r"blocks\.\d+\.(\w+)\.adapters\.(\w+)\.(\w+)")   # linear, module, weight
@@ -61,37 +62,26 @@ def has_frozen_base(model: ModelFacts) -> bool:
     return model.adapter_parameters > 0
 
 
-def adapter_dropout(model: ModelFacts) -> float:
-    """The share of each adapter's input that is dropped."""
-    return float(getattr(model, "adapter_dropout", 0.0))
-
-
 def linears(model: ModelFacts) -> tuple[Linear, ...]:
-    """Those of one block, in the order in which they are computed."""
-    adapters = adapters_of(model)
-    return tuple(Linear(name, inputs, outputs, tuple(adapters.get(name, ())))
-                 for name, (outputs, inputs) in linear_shapes(model).items())
-
-
-def adapters_of(model: ModelFacts) -> dict[str, list[Adapter]]:
-    """Linear -> its adapters, in a block that has some, read off the shapes of A and B."""
-    found: dict[str, list[Adapter]] = {}
+    """Return the linears of one block in the order of their use, with the adapters of a block that has some."""
+    adapters: dict[str, list[Adapter]] = {}
     for name, shape in model.shapes.items():
         match = ADAPTER.fullmatch(name)
         if match and match.group(3) == "A":
             rank, inputs = shape
             outputs = model.shapes[f"{name.removesuffix('A')}B"][0]
-            found.setdefault(match.group(1), []).append(Adapter(inputs, rank, outputs))
-    return found
+            adapters.setdefault(match.group(1), []).append(Adapter(inputs, rank, outputs))
+    return tuple(Linear(name, inputs, outputs, tuple(adapters.get(name, ())))
+                 for name, (outputs, inputs) in linear_shapes(model).items())
 
 
-def adapter_tensors(model: ModelFacts) -> list[tuple[int, ...]]:
-    """The shapes of all weights of the adapters of one block that has some."""
-    return [shape for name, shape in model.shapes.items() if ADAPTER.fullmatch(name)]
+def trained_tensors(model: ModelFacts) -> int:
+    """Return how many weight tensors are trained."""
+    return sum(one.count for one in trained_weights(model))
 
 
 def lowest_layer(model: ModelFacts) -> int:
-    """The first block that has a backward pass."""
+    """Return the first block that has a backward pass."""
     return min(model.adapted_layers, default=0)
 
 
@@ -113,7 +103,7 @@ def backward_of(model: ModelFacts, layer: int) -> Backward:
 
 
 def as_decoder(model: ModelFacts) -> ModelFacts:
-    """The facts with the weights that our decoder would have, by its names; our own models as they are.
+    """Return the facts with the weights that the built-in decoder would have, by its names; of native models the same facts.
 
     Adapters count as lying on all linears of their blocks, with the rank that gives them about as many weights as they have.
     """
@@ -123,31 +113,26 @@ def as_decoder(model: ModelFacts) -> ModelFacts:
     head_width = model.head_width or max(1, model.width // heads)
     found = replace(model, heads=heads, kv_heads=model.kv_heads or heads, head_width=head_width,
                     mlp_width=model.mlp_width or 4 * model.width, rotary_width=head_width)
-    linears = linear_shapes(found)
-    shapes = {"embedding.weight": (model.vocabulary, model.width), "norm.weight": (model.width,),
-              "blocks.0.attention_norm.weight": (model.width,), "blocks.0.mlp_norm.weight": (model.width,),
-              **{f"blocks.0.{name}.weight": shape for name, shape in linears.items()}}
+    matrices = linear_shapes(found)
+    shapes: dict[str, tuple[int, ...]] = {
+        "embedding.weight": (model.vocabulary, model.width), "norm.weight": (model.width,),
+        "blocks.0.attention_norm.weight": (model.width,), "blocks.0.mlp_norm.weight": (model.width,),
+        **{f"blocks.0.{name}.weight": shape for name, shape in matrices.items()}}
     if not model.tied_head:
         shapes["head.weight"] = (model.vocabulary, model.width)
-    return replace(found, shapes={**shapes, **_adapter_shapes(found, linears)})
-
-
-def _adapter_shapes(model: ModelFacts, linears: dict[str, tuple[int, int]]) -> dict[str, tuple[int, ...]]:
-    if not model.adapter_parameters or not model.adapted_layers:
-        return {}
-    of_rank_1 = len(model.adapted_layers) * sum(outputs + inputs for outputs, inputs in linears.values())
-    rank = max(1, round(model.adapter_parameters / of_rank_1))
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, (outputs, inputs) in linears.items():
-        shapes |= {f"blocks.0.{name}.adapters.all.A": (rank, inputs), f"blocks.0.{name}.adapters.all.B": (outputs, rank)}
-    return shapes
+    if model.adapter_parameters and model.adapted_layers:
+        of_rank_1 = len(model.adapted_layers) * sum(map(sum, matrices.values()))
+        rank = max(1, round(model.adapter_parameters / of_rank_1))
+        for name, (outputs, inputs) in matrices.items():
+            shapes |= {f"blocks.0.{name}.adapters.all.A": (rank, inputs), f"blocks.0.{name}.adapters.all.B": (outputs, rank)}
+    return replace(found, shapes=shapes)
 
 
 # ------------------------------------------------------------------------------------------------ bytes
 
 
 def matrix_bytes(model: ModelFacts) -> float:
-    """Of one weight in the blocks' linears."""
+    """Return the bytes of one weight in the blocks' linears."""
     if not has_frozen_base(model):
         return FP32
     if model.frozen_dtype in EIGHT_BIT:
@@ -157,17 +142,15 @@ def matrix_bytes(model: ModelFacts) -> float:
 
 
 def is_scaled(model: ModelFacts, name: str, device: str) -> bool:
-    """Whether the linear of that name is held, and multiplied, in 8 bits; as kernels/scaled.py, but for measured outliers."""
-    return model.frozen_dtype in EIGHT_BIT and _suits(model, name, model.frozen_dtype, device)
-
-
-def _suits(model: ModelFacts, name: str, stored: str, device: str) -> bool:
+    """Return whether the linear of that name is held and multiplied in 8 bits. Outliers, which a run measures, are left out."""
+    if model.frozen_dtype not in EIGHT_BIT:
+        return False
     part = next(part for part in linears(model) if part.name == name)
-    return takes_eight_bits(part.outputs, part.inputs, stored, device)
+    return takes_eight_bits(part.outputs, part.inputs, model.frozen_dtype, device)
 
 
 def left_wide_bytes(model: ModelFacts, device: str, dtype: str) -> int:
-    """What `frozen_bytes` lacks for matrices whose sizes 8-bit products do not take: they are held in `dtype`."""
+    """Return what `frozen_bytes` lacks for matrices whose sizes 8-bit products do not take: they are held in `dtype`."""
     if model.frozen_dtype not in EIGHT_BIT:
         return 0
     left = [part for part in linears(model) if not is_scaled(model, part.name, device)]
@@ -175,28 +158,24 @@ def left_wide_bytes(model: ModelFacts, device: str, dtype: str) -> int:
 
 
 def other_bytes(model: ModelFacts) -> float:
-    """Of one weight in embeddings, norms and head, which stay as they are when the matrices are stored otherwise.
+    """Return the bytes of one weight in embeddings, norms and head, which stay as they are when the matrices change type.
 
-    Where it is not known as what, they count as fp32: an upper bound.
+    An unknown type counts as fp32: an upper bound.
     """
     if not has_frozen_base(model):
         return FP32
-    stored = str(getattr(model, "unquantised_dtype", ""))
-    return DTYPE_BYTES.get(stored or model.frozen_dtype, FP32)
+    return DTYPE_BYTES.get(model.unquantised_dtype or model.frozen_dtype, FP32)
 
 
 def as_held(model: ModelFacts, base_dtype: str | None) -> ModelFacts:
-    """The facts with the frozen matrices of the blocks in another type than their files have; None: as these have them."""
+    """Return the facts with the frozen matrices of the blocks in another type than in their files; None: the same facts."""
     if base_dtype is None or not has_frozen_base(model):
         return model
-    others: dict[str, Any] = {
-        field.name: getattr(model, field.name) or model.frozen_dtype for field in dataclasses.fields(model)
-        if field.name == "unquantised_dtype"}
-    return dataclasses.replace(model, frozen_dtype=base_dtype, **others)
+    return replace(model, frozen_dtype=base_dtype, unquantised_dtype=model.unquantised_dtype or model.frozen_dtype)
 
 
 def frozen_bytes(model: ModelFacts) -> int:
-    """Of all frozen weights."""
+    """Return the bytes of all frozen weights."""
     own = model.parameters - model.adapter_parameters if has_frozen_base(model) else 0
     if not own:
         return 0
@@ -204,7 +183,7 @@ def frozen_bytes(model: ModelFacts) -> int:
 
 
 def why_not_eight_bit(model: ModelFacts) -> str | None:
-    """Why the matrices of the blocks cannot be held, and multiplied, in 8 bits."""
+    """Return why the matrices of the blocks cannot be held, and multiplied, in 8 bits; None if they can."""
     if model.provider != "native":
         return f"the model is computed by {model.provider}, whose linears are not ours to round"
     if not has_frozen_base(model):
@@ -215,7 +194,67 @@ def why_not_eight_bit(model: ModelFacts) -> str | None:
 
 
 def eight_bit_saving(model: ModelFacts, stored: str, device: str) -> tuple[int, int]:
-    """(weights that would be held in 8 bits, bytes less that they would take than in their files)."""
-    parts = [part for part in linears(model) if _suits(model, part.name, stored, device)]
+    """Return (weights that would be held in 8 bits, bytes less that they would take than in their files)."""
+    parts = [part for part in linears(model) if takes_eight_bits(part.outputs, part.inputs, stored, device)]
     weights, rows = model.layers * sum(part.weights for part in parts), model.layers * sum(part.outputs for part in parts)
     return weights, round(weights * (matrix_bytes(model) - 1)) - FP32 * rows
+
+
+# ------------------------------------------------------------------------------------------------ the optimizer
+
+WEIGHT_PASSES = 3                            # fp32 read: weight, gradient; written: weight; its state is read and written
+CLIP_PASSES = 3                              # the gradient: read for its norm, read and written to scale it
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Trained weights of one shape."""
+
+    shape: tuple[int, ...]
+    is_hidden: bool                          # in a block
+    count: int                               # such tensors in the model
+
+    @property
+    def is_matrix(self) -> bool:
+        return len(self.shape) == 2
+
+
+def trained_weights(model: ModelFacts) -> Iterator[Trained]:
+    """Yield the trained weights by shape: of adapters where the model has some, else of all."""
+    for name, shape in model.shapes.items():
+        is_adapter, is_hidden = ".adapters." in name, name.startswith("blocks.")
+        if is_adapter or not has_frozen_base(model):
+            yield Trained(shape, is_hidden, len(model.adapted_layers) if is_adapter else model.layers if is_hidden else 1)
+
+
+def state_bytes(model: ModelFacts, optimizer: OptimizerFacts) -> int:
+    """Return the bytes of the optimizer's state. Where shapes are not known, every weight counts as a hidden matrix's."""
+    alike = optimizer.hidden_bytes == optimizer.outside_bytes == optimizer.vector_bytes and not optimizer.line_bytes
+    weights = [] if alike else list(trained_weights(model))
+    if sum(one.count * math.prod(one.shape) for one in weights) != model.trainable:
+        return round(optimizer.hidden_bytes * model.trainable)
+    total = 0.0
+    for one in weights:
+        per_weight = optimizer.vector_bytes if not one.is_matrix else \
+            optimizer.hidden_bytes if one.is_hidden else optimizer.outside_bytes
+        total += one.count * (per_weight * math.prod(one.shape) + optimizer.line_bytes * sum(one.shape) * one.is_matrix)
+    return round(total)
+
+
+def update_bytes(model: ModelFacts, optimizer: OptimizerFacts) -> float:
+    """Return the bytes that the update alone reads and writes, each tensor once."""
+    return FP32 * WEIGHT_PASSES * model.trainable + 2 * state_bytes(model, optimizer)
+
+
+def update_flops(model: ModelFacts, optimizer: OptimizerFacts) -> float:
+    """Return the FLOPs of the matrix products in an update: those that make hidden matrices orthogonal.
+
+    A round on a matrix of m x n, m the smaller: two products of 2mmn and one of 2mmm. Source: the Newton-Schulz iteration
+    in torch.optim.Muon.
+    """
+    total = 0.0
+    for one in trained_weights(model) if optimizer.orthogonalising_rounds else ():
+        if one.is_hidden and one.is_matrix:
+            small, large = sorted(one.shape)
+            total += one.count * optimizer.orthogonalising_rounds * (4.0 * small * small * large + 2.0 * small**3)
+    return total

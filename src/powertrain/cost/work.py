@@ -31,18 +31,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from powertrain.cost.optimizer import moved_bytes, update_flops
 from powertrain.cost.weights import (
+    CLIP_PASSES,
     Adapter,
     Linear,
-    adapter_dropout,
-    adapter_tensors,
     backward_of,
     has_frozen_base,
     linears,
     lowest_layer,
     matrix_bytes,
     other_bytes,
+    trained_tensors,
+    update_bytes,
+    update_flops,
 )
 from powertrain.records import ADAMW, ModelFacts, OptimizerFacts
 from powertrain.shapes import DTYPE_BYTES, EIGHT_BIT, FOUR_BIT, FP32
@@ -102,7 +103,7 @@ def step_work(model: ModelFacts, micro_batches: Sequence[Sequence[int]], dtype: 
         recompute_flops=recomputed_flops(model, lengths, checkpoint_every, dtype=dtype, passes=passes,
                                          keeps_attention=checkpoint_keeps_attention),
         gemm_bytes=moved.gemm_bytes(), elementwise_bytes=moved.elementwise_bytes(),
-        optimizer_bytes=moved_bytes(model, optimizer), operators=moved.operators(),
+        optimizer_bytes=FP32 * CLIP_PASSES * model.trainable + update_bytes(model, optimizer), operators=moved.operators(),
         dropout_elements=_dropout_elements(model, lengths), update_flops=update_flops(model, optimizer),
     )
 
@@ -127,7 +128,7 @@ def forward_flops(model: ModelFacts, lengths: Sequence[int], head_share: float =
     """Return the FLOPs of one forward pass, with the head on `head_share` of the tokens. With `training`, dropout is on."""
     linear = 2.0 * (model.matmul_parameters + head_share * model.head_parameters
                     + len(model.adapted_layers) * sum(adapter.weights for adapter in _adapters(model)))
-    if training and adapter_dropout(model) and has_dora(model):
+    if training and model.adapter_dropout and has_dora(model):
         linear += 2.0 * len(model.adapted_layers) * sum(_second_input_weights(part) for part in linears(model))
     attention = model.layers * _attention_flops_per_token(model, lengths)
     return sum(lengths) * (linear + attention) + _dora_flops(model)
@@ -140,7 +141,7 @@ def training_flops(model: ModelFacts, lengths: Sequence[int], head_share: float 
         return (1 + BACKWARD_SHARE) * forward
     per_token = 2.0 * head_share * model.head_parameters
     attention = BACKWARD_SHARE * _attention_flops_per_token(model, lengths)
-    has_second_input = has_dora(model) and adapter_dropout(model)
+    has_second_input = has_dora(model) and model.adapter_dropout
     for layer in range(model.layers):
         backward = backward_of(model, layer)
         per_token += attention if backward.attention else 0.0
@@ -208,7 +209,7 @@ def _linear_flops(model: ModelFacts, linear: Linear, again: Recomputed) -> float
     total += sum(2.0 * adapter.weights for adapter in linear.adapters)
     if linear.name in again.left_out and again.leaves_out_up:
         total -= sum(2.0 * adapter.rank * adapter.outputs for adapter in linear.adapters)
-    if has_dora(model) and adapter_dropout(model):
+    if has_dora(model) and model.adapter_dropout:
         total += 2.0 * _second_input_weights(linear)
     return total
 
@@ -222,7 +223,7 @@ def _dropout_elements(model: ModelFacts, lengths: Sequence[int]) -> float:
     if model.dropout:
         pairs = sum(length * length for length in lengths)
         total += tokens * model.width * (1 + 2 * model.layers) + model.layers * model.heads * pairs
-    if adapter_dropout(model):
+    if model.adapter_dropout:
         total += tokens * sum(adapter.inputs for adapter in _adapters(model)) * len(model.adapted_layers)
     return float(total)
 
@@ -246,7 +247,7 @@ def recomputed_of(model: ModelFacts, every: int, dtype: str) -> tuple[Recomputed
     for layer in range(0, model.layers, every) if every else ():
         adapted = has_frozen_base(model) and layer in model.adapted_layers
         with_magnitude = adapted and has_dora(model, f"{LAST}.")
-        needs_product = with_magnitude and not adapter_dropout(model)
+        needs_product = with_magnitude and not model.adapter_dropout
         left_out = frozenset() if model.dropout or needs_product else frozenset({LAST})
         made_wide = has_frozen_base(model) and matrix_bytes(model) != DTYPE_BYTES[dtype]
         last_has_adapters = adapted and any(linear.name == LAST and linear.adapters for linear in linears(model))
@@ -366,8 +367,7 @@ class Traffic:
     def operators(self) -> int:
         """Return how many operator calls eager PyTorch makes, for every weight tensor that the optimizer updates too."""
         model = self.model
-        frozen = has_frozen_base(model)
-        weights = len(model.adapted_layers) * len(adapter_tensors(model)) if frozen else model.layers * len(model.shapes)
+        weights = trained_tensors(model) if has_frozen_base(model) else model.layers * len(model.shapes)     # about
         casts = CAST_OPERATORS if matrix_bytes(model) != self.item else 0
         share = BACKWARD_SHARE * self._share_with_backward()
         rounds = 1 + len(self.recomputed) / model.layers + share

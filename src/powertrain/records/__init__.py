@@ -165,7 +165,7 @@ class OptimizerFacts:
     vector_bytes: float = 8.0                # per weight of norms and biases
     line_bytes: float = 0.0                  # of any matrix, for each of its rows and columns
     update_tensors: int = 2                  # fp32 tensors of a weight's size; 0: the update works in place
-    orthogonalising_rounds: int = 0          # of each hidden matrix in an update; see cost/optimizer.py
+    orthogonalising_rounds: int = 0          # of each hidden matrix in an update; see cost/weights.py
 
 
 ADAMW = OptimizerFacts()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain import planner
 from powertrain.cost.fitting import Change, Saving, largest_micro_batch, own_bytes, total_bytes, ways_to_save
-from powertrain.cost.optimizer import state_bytes
 from powertrain.cost.precision import bf16_unit
+from powertrain.cost.weights import state_bytes
 from powertrain.cost.workload import Workload
 from powertrain.facts.model import model_facts
 from powertrain.models.config import make_config

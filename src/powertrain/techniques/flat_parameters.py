@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from powertrain.cost.weights import adapter_tensors, has_frozen_base
-from powertrain.records import ModelFacts, NotApplied, Proposal, Refusal, Why, WrongUse
+from powertrain.cost.weights import trained_tensors
+from powertrain.records import NotApplied, Proposal, Refusal, Why, WrongUse
 from powertrain.techniques.base import Exactness, PlannedRun, Technique
 from powertrain.training.optimizers import OPTIMIZERS
 
@@ -37,14 +37,14 @@ class FlatParameters(Technique):
 
     @classmethod
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
-        hardware, model = run.hardware, run.model
+        hardware = run.hardware
         if not OPTIMIZERS.named(run.optimizer.name).can_be_flat:
             return cls.refuse(Why.DOES_NOT_APPLY, f"the recipe's optimizer {run.optimizer.name} does not update each "
                                                   "weight's elements one by one")
         if hardware.device != "cpu":
             return cls.refuse(Why.WOULD_NOT_PAY, f"on {hardware.device} one kernel already updates many tensors, and a buffer "
                                                  "needs one more kernel for each gradient", cls())
-        tensors = _trained_tensors(model)
+        tensors = trained_tensors(run.model)
         return cls.refuse(Why.NOT_MEASURED, f"{tensors:,} tensors would be clipped and updated in one or two buffers, "
                           "and no study has shown yet that this is faster", cls(), numbers={"tensors": tensors})
 
@@ -68,12 +68,6 @@ class FlatParameters(Technique):
         if [weight.data_ptr() for weight in updated] != [group["params"][0].data_ptr() for group in groups]:
             raise NotApplied(f"flat_parameters: {len(updated)} tensors are updated, not the {len(groups)} buffers")
 
-
-
-def _trained_tensors(model: ModelFacts) -> int:
-    if has_frozen_base(model):
-        return len(model.adapted_layers) * len(adapter_tensors(model))
-    return sum(model.layers if name.startswith("blocks.") else 1 for name in model.shapes)
 
 
 def _flatten(model: nn.Module) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from powertrain.cost.optimizer import update_bytes
+from powertrain.cost.weights import update_bytes
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.techniques.base import Exactness, PlannedRun, Technique
 from powertrain.training.optimizers import OPTIMIZERS

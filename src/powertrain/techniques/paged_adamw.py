@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from powertrain.cost.optimizer import state_bytes
+from powertrain.cost.weights import state_bytes
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.techniques.base import GIB, Exactness, OptimizerForm, PlannedRun
 
