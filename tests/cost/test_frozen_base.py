@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-from powertrain.cost.traffic import recomputed_of
 from small_steps import Case
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -13,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from powertrain.cost.estimate import workload_work
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.weights import backward_of, frozen_bytes, lowest_layer
-from powertrain.cost.work import forward_flops, recomputed_flops, step_work, training_flops
+from powertrain.cost.work import forward_flops, recomputed_flops, recomputed_of, step_work, training_flops
 from powertrain.cost.workload import Workload
 from powertrain.facts.model import model_facts
 from powertrain.models.adapters.attached import add_adapters

@@ -6,15 +6,16 @@ import dataclasses
 
 import pytest
 import torch
-from powertrain.cost.traffic import Traffic, recomputed_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from powertrain.cost.weights import backward_of, linears
 from powertrain.cost.work import (
+    Traffic,
     forward_flops,
     mean_keys,
     recomputed_flops,
+    recomputed_of,
     step_work,
     training_flops,
 )

@@ -251,6 +251,12 @@ def test_the_state_is_what_the_row_says(make_setup: MakeSetup, name: str, family
     assert held == pytest.approx(predicted, rel=0.005 if "8bit" in name else 0)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_without_momentum_keeps_no_state(momentum: float) -> None:
+    optimizer = optimizer_of(Recipe.model_validate({"optimizer": {"name": "sgd", "momentum": momentum}}))
+    assert optimizer.row.facts_on("cpu", optimizer.settings).hidden_bytes == (4 if momentum else 0)
+
+
 def test_hidden_matrices_are_neither_embeddings_nor_the_head(make_setup: MakeSetup) -> None:
     model = make_setup("gpt2").model
     names = {name for name, weight in model.named_parameters() if weight in hidden_matrices(model)}

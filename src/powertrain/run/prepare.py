@@ -65,12 +65,13 @@ def prepare(resolved: Resolved, cache: Path, say: Say) -> Prepared:
         material = pretrained_material(resolved, software, cache, say)
     material = replace(material, resolved=with_optimizer(material.resolved))
     recipe = material.resolved.recipe
-    row = optimizer_of(recipe).row
+    optimizer = optimizer_of(recipe)
+    row = optimizer.row
     if (why := row.why_not(hardware, software)) is not None:
         raise WrongUse(f"optimizer={row.name} cannot be used: {why}", keys=("optimizer.name",), cure=("optimizer=adamw",))
     if (why := objective_of(recipe).why_not(material.model)) is not None:
         raise WrongUse(f"objective={recipe.objective.name} cannot be used: {why}", keys=("objective.name",))
-    facts = Facts(hardware, software, material.model, material.data, row.facts_on(hardware.device))
+    facts = Facts(hardware, software, material.model, material.data, row.facts_on(hardware.device, optimizer.settings))
     total_steps = _total_steps(recipe, facts)
     tuned = read_tuned(cache, facts, recipe)
     plan = planner.make_plan(facts, recipe, total_steps, tuned)
