@@ -39,7 +39,7 @@ class Row:
     kind: str | type[Any]                    # its class: a name of torch.optim, updates.py or bitsandbytes.optim
     given: Callable[[Optimizer], dict[str, Any]]         # what the class is given, besides weights and learning rate
     state: State                             # of a hidden matrix, and of all other weights unless said otherwise
-    only_with: Mapping[str, str] = field(default_factory=dict)   # tensor of the state -> the setting without which there is none
+    only_with: Mapping[str, str] = field(default_factory=dict)   # tensor of the state -> the setting that it needs
     of_vectors: State | None = None          # of norms and biases
     of_outside: State | None = None          # of embeddings and head
     of_lines: State = field(default_factory=dict)        # of a matrix, for each of its rows or columns
@@ -66,7 +66,8 @@ class Row:
 
     def facts_on(self, device: str, settings: Mapping[str, Any] | None = None) -> OptimizerFacts:
         """Return what it keeps and works in on such a device with these settings, as memory prediction reads it."""
-        state = {name: nbytes for name, nbytes in self.state.items() if (settings or {}).get(self.only_with.get(name, ""), True)}
+        given = settings or {}
+        state = {name: nbytes for name, nbytes in self.state.items() if given.get(self.only_with.get(name, ""), True)}
         vectors, outside = (state if found is None else found for found in (self.of_vectors, self.of_outside))
         tensors = self.update_tensors + (self.update_tensors_on_cpu if device == "cpu" else 0)
         return OptimizerFacts(self.name, sum(state.values()), sum(outside.values()), sum(vectors.values()),
@@ -137,7 +138,8 @@ ROWS = (
         "torch.optim.AdamW", "AdamW", _adamw, MOMENTS, update_tensors=2, can_fuse=True, can_be_flat=True,
         in_eight_bits="adamw_8bit", paged="paged_adamw"),
     Row("sgd", "follows the mean gradient; weight decay is added to the gradient", "Sutskever et al. 2013; torch.optim.SGD",
-        "SGD", _sgd, {"momentum_buffer": FP32}, only_with={"momentum_buffer": "momentum"}, update_tensors=1, can_fuse=True, can_be_flat=True,
+        "SGD", _sgd, {"momentum_buffer": FP32}, only_with={"momentum_buffer": "momentum"}, update_tensors=1,
+        can_fuse=True, can_be_flat=True,
         settings={"momentum": Setting(0.9, 0, 1), "nesterov": Setting(False)}),
     Row("lion", "steps by the sign of the mean gradient; it wants 3 to 10 times less learning_rate than adamw",
         "Chen et al. 2023, arXiv:2302.06675", "Lion", _lion, {"exp_avg": FP32}, update_tensors=1, can_be_flat=True,
