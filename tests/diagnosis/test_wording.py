@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import string
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,8 +34,8 @@ def figures_of(case: str) -> set[str]:
     found: dict[str, Any] = {**sentences()[rule], **sentences()[rule][name]}
     texts = [text for value in found.values() if not isinstance(value, dict)
              for text in ([value] if isinstance(value, str) else value)]
-    return {figure for text in texts for _, figure, _, _ in string.Formatter().parse(text) if figure} - {"because"} | (
-        {"because"} if "because" not in found and any("{because}" in text for text in texts) else set())
+    named = {re.split(r"[.\[]", figure)[0] for text in texts for _, figure, _, _ in string.Formatter().parse(text) if figure}
+    return named - ({"because"} if "because" in found else set())
 
 
 def test_every_sentence_gets_its_figures() -> None:

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from powertrain.recipe import Recipe, resolve
+from powertrain.recipe.schema import METHOD_DEFAULTS
 from powertrain.records import WrongUse
 from powertrain.records.event_log import counted, read_all_events
 from powertrain.records.events import Step
@@ -137,3 +138,8 @@ def read_run(folder: Path, now: float | None = None) -> RunRecord:
     facts, plan = (read_json(file) if file.is_file() else {} for file in (files.facts, files.plan))
     return RunRecord(folder, resolve(str(files.recipe)).recipe, facts, plan, history, being_written,
                      time.time() if now is None else now)
+
+
+def usual_rate(method: str) -> float:
+    """Return the method's default learning rate."""
+    return float(METHOD_DEFAULTS[method].get("learning_rate", Recipe.model_fields["learning_rate"].default))

@@ -160,14 +160,11 @@ def counted(number: int, what: str) -> str:
 def _setting(base: Setting, name: str, amount: int | str, plan: Plan, batch: int | None = None) -> Setting:
     words, prepared = base.arm.words, base.prepared
     if batch is not None:
-        words, prepared = (*words, f"train_batch_size={batch}"), _with_batch(prepared, batch)
+        words, resolved = (*words, f"train_batch_size={batch}"), prepared.resolved.with_planned(
+            {"train_batch_size": (batch, "what this bench varies")})
+        facts = replace(prepared.facts, data=replace(prepared.facts.data, train_batch_size=batch))
+        prepared = replace(prepared, facts=facts, material=replace(prepared.material, resolved=resolved))
     return Setting(amount, Arm(name, words, planner.to_json(plan)), prepared, plan)
-
-
-def _with_batch(prepared: Prepared, batch: int) -> Prepared:
-    resolved = prepared.resolved.with_planned({"train_batch_size": (batch, "what this bench varies")})
-    data = replace(prepared.facts.data, train_batch_size=batch)
-    return replace(prepared, facts=replace(prepared.facts, data=data), material=replace(prepared.material, resolved=resolved))
 
 
 def _with(plan: Plan, technique: str, **settings: Any) -> Plan:

@@ -1,4 +1,7 @@
-"""Checks of the recipe: batch, schedule, clipping, precision, quantisation, intervals, run length and keys without effect."""
+"""Checks of the recipe: batch, schedule, clipping, precision, quantisation, intervals, run length, idle keys and pins.
+
+Pins of techniques are held against the plan; parts that are missing, and models that another library computes, are named.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,20 @@ from typing import Any
 
 from powertrain import planner
 from powertrain.cost.precision import bf16_gain, bf16_pays, bf16_unit
+from powertrain.diagnosis.run_record import usual_rate
 from powertrain.diagnosis.situation import Situation
 from powertrain.diagnosis.verdict import AFFORDABLE, causes
 from powertrain.diagnosis.wording import told
 from powertrain.recipe import in_steps
-from powertrain.records import Refusal
+from powertrain.records import Proposal, Refusal
 from powertrain.records.findings import Expected, Finding, rule
+from powertrain.records.plan import Why
 from powertrain.run.fits import needed_bytes, room_bytes
 from powertrain.run.prepare import Prepared, schedule_of
 
 FEW_STEPS = 20               # in a run of fewer, the learning rate hardly rises before it falls
 LONG_WARMUP = 0.3            # share of the run
-# each method's default; far above it training often diverges ("documentation: 001, training is unstable")
-USUAL_RATE = {"scratch": 1e-3, "full": 2e-5, "lora": 2e-4, "qlora": 2e-4}
-HIGH_RATE = 30.0             # times that default
+HIGH_RATE = 30.0             # times the method's default: far above that default training often diverges
 COSTLY_SHARE = 0.2           # of the run's time: an interval that takes more is critical
 DAY_S = 86400.0
 OF_TEXT = ("block", "stride", "max_chars", "vocabulary", "validation_split")
@@ -60,7 +63,7 @@ def schedule(where: Situation) -> Iterator[Finding]:
         yield told("schedule.all_warm_up" if asked >= steps else "schedule.long_warm_up", warmup_steps=asked, steps=steps,
                    rate=recipe.learning_rate, last_rate=schedule_of(recipe, steps).at(steps - 1), share=asked / steps,
                    twentieth=steps // 20)
-    usual = USUAL_RATE[recipe.method]
+    usual = usual_rate(recipe.method)
     if recipe.learning_rate > HIGH_RATE * usual:
         yield told("schedule.high_rate", learning_rate=recipe.learning_rate, usual=usual, times=recipe.learning_rate / usual,
                    method=recipe.method)
@@ -154,6 +157,47 @@ def run_length(where: Situation) -> Iterator[Finding]:
     yield told("run_length.nothing_saved" if unsaved else "run_length.predicted", seen, low_s=low_s, high_s=high_s,
                low_days=low_s / DAY_S, high_days=high_s / DAY_S, hours=(low_s + high_s) / 7200,
                every=max(1, estimate.steps // 100))
+
+
+@rule("technique: each one's own answer")
+def pins(where: Situation) -> Iterator[Finding]:
+    """The recipe pins a technique against the plan's own choice, or pins one that cannot run here."""
+    prepared = where.prepared
+    for error in where.refused_pins:
+        yield told("pins.impossible", error.keys[0], name=error.technique, because=str(error))
+    for step in prepared.plan.steps:
+        if step.against is not None:
+            name = step.technique.name
+            yield told("pins.on", name=name, because=step.against.because, pin=prepared.recipe.techniques[name])
+    for name, pin in prepared.recipe.techniques.items():
+        if pin == "off" and isinstance(answer := planner.ask_anew(name, prepared.facts, prepared.recipe), Proposal):
+            fast, slow = answer.claim.step_time
+            # a step that takes 0.8 to 0.9 of the time is 1.1 to 1.25 times as fast
+            yield told("pins.off", severity="moderate" if slow < 1 else "low", speed=(1 / slow, 1 / fast), name=name,
+                       because=answer.because, low=1 / slow, high=1 / fast, claim_basis=answer.claim.basis)
+
+
+@rule("fact: the installed software")
+def software(where: Situation) -> Iterator[Finding]:
+    """A technique is off because a part that it needs is not installed."""
+    missing = where.prepared.facts.software.missing
+    for refusal in where.prepared.plan.refused:
+        if refusal.why is Why.PART_MISSING:
+            yield told("software.missing", name=refusal.technique, part=refusal.part, because=refusal.because,
+                       found=missing.get(refusal.part, "missing"))
+
+
+@rule("fact: the model's config.json")
+def provider(where: Situation) -> Iterator[Finding]:
+    """Another library computes the model, so most techniques cannot act on it."""
+    prepared = where.prepared
+    if prepared.facts.model.provider == "native":
+        return
+    idle = [refusal.technique for refusal in prepared.plan.refused if refusal.why is Why.OTHER_PROVIDER]
+    native = prepared.material.providers.get("native", "")       # why the native decoder cannot compute it; None: it can
+    yield told("provider.by_choice" if native is None else "provider.by_need",
+               str(prepared.resolved.origin("model.provider")) if native is None else str(native),
+               provider=prepared.facts.model.provider, idle=len(idle), techniques=", ".join(idle))
 
 
 # ------------------------------------------------------------------------------------------------ keys without effect

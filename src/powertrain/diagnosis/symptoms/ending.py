@@ -35,9 +35,8 @@ def stalled(run: RunRecord) -> Iterator[Finding]:
     last = max([run.history.happened[-1].event, *run.history.steps[-1:]], key=lambda event: event.time)
     silent_s, usual_s = run.now - last.time, _longest_silence(run)
     if silent_s > max(LEAST_SILENCE_S, PATIENCE * usual_s):
-        yield told("stalled.silent", silent_s=silent_s, usual_s=usual_s, minutes=silent_s / 60, folder=run.folder,
-                   last=f"{last.kind} of step {last.step:,}" if last.step else last.kind,
-                   logging_steps=run.recipe.logging_steps)
+        yield told("stalled.silent", silent_s=silent_s, usual_s=usual_s, minutes=silent_s / 60, run=run,
+                   last=f"{last.kind} of step {last.step:,}" if last.step else last.kind)
 
 
 def _longest_silence(run: RunRecord) -> float:
@@ -56,7 +55,7 @@ def out_of_memory(run: RunRecord) -> Iterator[Finding]:
                  "free"] if run.predicted_bytes and run.free_bytes else []
     if run.error.get("kind") == "does_not_fit":
         repeated = f", of which {len(warnings)} had been repeated in smaller passes" if warnings else ""
-        yield told("out_of_memory.ended", *predicted, steps=run.last_step, repeated=repeated, said=run.said_at_end)
+        yield told("out_of_memory.ended", *predicted, run=run, repeated=repeated)
     elif warnings:
         passes = tuple(f"techniques.{name}.{key}={value}" for name in PASS_TECHNIQUES
                        for key, value in run.techniques.get(name, {}).items() if isinstance(value, int))
@@ -77,9 +76,7 @@ def ended_early(run: RunRecord) -> Iterator[Finding]:
     lost = run.last_step - (saved[-1] if saved else 0)
     yield told(f"ended_early.{case}", f"the last checkpoint is of step {saved[-1]:,}" if saved else "there is no checkpoint",
                f"{several(lost, 'step')} would be repeated" if lost else "no step is lost",
-               steps_left=run.total_steps - run.last_step, step=run.last_step, steps=run.total_steps, folder=run.folder,
-               how=run.history.state, said=run.said_at_end or "it wrote no reason", predicted_bytes=run.predicted_bytes,
-               free_bytes=run.free_bytes)
+               steps_left=run.total_steps - run.last_step, run=run, said=run.said_at_end or "it wrote no reason")
 
 
 @rule("formula: Young 1974")
@@ -97,7 +94,7 @@ def lost_work(run: RunRecord) -> Iterator[Finding]:
         yield told("lost_work.rarely_saved" if every else "lost_work.often_saved", began=began, every=every, spent_s=spent_s,
                    severity="moderate" if share > SERIOUS_SHARE else "low", repeated_steps=history.repeated_steps,
                    repeated_s=history.repeated_s, continuations=continuations, most=1 / (1 - share),
-                   save_steps=run.recipe.save_steps, checkpoints=len(history.of(events.Saved)))
+                   run=run, checkpoints=len(history.of(events.Saved)))
     elif continuations + 1 >= MANY_SESSIONS:
         yield told("lost_work.many_sessions", began=began, continuations=continuations)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from powertrain.diagnosis.curves import level, median_error, noise, window, windows
-from powertrain.diagnosis.instability import around, lower_rate, usual_rate
-from powertrain.diagnosis.run_record import LEAST_STEPS, RunRecord
+from powertrain.diagnosis.run_record import LEAST_STEPS, RunRecord, usual_rate
+from powertrain.diagnosis.symptoms.gradients import around, lower_rate
 from powertrain.diagnosis.wording import told
 from powertrain.records.events import Evaluated
 from powertrain.records.findings import Finding, rule
@@ -114,8 +114,8 @@ def uniform_loss(run: RunRecord) -> Iterator[Finding]:
     recipe, usual = run.recipe, usual_rate(run.recipe.method)
     low = recipe.learning_rate < usual
     yield told("uniform_loss.low_rate" if low else "uniform_loss.high_rate", loss=now, uniform_loss=uniform, width=width,
-               vocabulary=vocabulary, steps=len(run.losses), first_loss=run.losses[0], learning_rate=recipe.learning_rate,
-               method=recipe.method, usual=usual, norm=median(run.norms), new_rate=usual if low else lower_rate(recipe))
+               vocabulary=vocabulary, steps=len(run.losses), run=run, usual=usual, norm=median(run.norms),
+               new_rate=usual if low else lower_rate(recipe))
 
 
 @rule("fact: the losses of the run's steps", gives_way_to=("not_finite", "divergence", "nothing_trained", "uniform_loss"))
@@ -133,9 +133,8 @@ def no_progress(run: RunRecord) -> Iterator[Finding]:
     case = "low_rate" if rate <= usual / FAR_RATE else "high_rate" if rate >= usual * FAR_RATE else \
         "data" if recipe.method == "scratch" else "known_data"
     yield told(f"no_progress.{case}", severity="critical" if recipe.method == "scratch" else "moderate", first_loss=levels[0],
-               last_loss=levels[-1], lowest=min(levels), steps=len(losses), gain=gain, width=width, learning_rate=rate,
-               method=recipe.method, usual=usual, below=usual / rate if rate else math.inf, above=rate / usual,
-               raised=rate * RAISED, norm=median(run.norms), limit=recipe.max_grad_norm)
+               last_loss=levels[-1], lowest=min(levels), steps=len(losses), gain=gain, width=width, run=run, usual=usual,
+               below=usual / rate if rate else math.inf, above=rate / usual, raised=rate * RAISED, norm=median(run.norms))
 
 
 @rule("fact: the losses of the run's steps", gives_way_to=("not_finite", "divergence", "nothing_trained", "uniform_loss",
@@ -155,7 +154,7 @@ def late_plateau(run: RunRecord) -> Iterator[Finding]:
     first, then, last = (median(part) for part in (losses[:width], losses[place:place + width], losses[-width:]))
     yield told("late_plateau.held_up" if held_up else "late_plateau.learned", step=began.step, flat_share=share, rate=rate,
                first=first, then=then, last=last, width=width, steps_after=len(losses) - place, kept_share=1 - share,
-               learning_rate=began.learning_rate)
+               began=began)
 
 
 def _flat_from(losses: Sequence[float]) -> int | None:
@@ -229,7 +228,6 @@ def never_evaluated(run: RunRecord) -> Iterator[Finding]:
     number = len(run.history.of(Evaluated))
     epochs = run.last_step / run.steps_per_epoch if run.steps_per_epoch else 0.0
     if number == 0:
-        yield told("never_evaluated.never", steps=run.last_step, share=run.recipe.data.validation_share)
+        yield told("never_evaluated.never", run=run)
     elif number == 1 and epochs >= SEEN_AGAIN:
-        yield told("never_evaluated.once", steps=run.last_step, epochs=epochs, eval_steps=run.recipe.eval_steps,
-                   every=max(1, run.last_step // EVALUATIONS))
+        yield told("never_evaluated.once", run=run, epochs=epochs, every=max(1, run.last_step // EVALUATIONS))
