@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,7 @@ from powertrain.cost.weights import state_bytes
 from powertrain.cost.workload import Workload
 from powertrain.facts.model import model_facts
 from powertrain.models.config import make_config
-from powertrain.recipe import Recipe
-from powertrain.records import DataFacts, Facts, ModelFacts, Plan, WrongUse
+from powertrain.records import Facts, ModelFacts, Plan, WrongUse
 from powertrain.run.prepare import Prepared
 from powertrain.shapes import FP32
 
@@ -27,11 +27,10 @@ LEAST_BLOCK = 64             # tokens: shorter examples are no cure any more
 LEAST_LAYERS, LEAST_WIDTH = 2, 64
 OPTIONAL = ("activation_checkpointing", "chunked_cross_entropy", "attention_kernel", "eight_bit_adamw")
 DRAWN = ("layers", "width", "heads", "kv_heads", "mlp_width", "dropout", "activation", "bias", "tied_head")
-OVERRIDE = "memory_check=off"
 
 
 def room_bytes(facts: Facts) -> int:
-    """What is free for the tensors of a step, on the device; of what the process takes besides them its share is off."""
+    """Return what is free on the device for the tensors of a step, less what the process takes besides them."""
     return max(0, facts.hardware.free_memory_bytes - own_bytes(facts.hardware.device))
 
 
@@ -65,13 +64,13 @@ def refuse_what_does_not_fit(prepared: Prepared) -> None:
     if needed > room:
         raise WrongUse(f"a step needs {_gib(needed)} of memory at its peak, and {_gib(room)} are free on this "
                        f"{'machine' if facts.hardware.device == 'cpu' else 'device'} for it; {cures(prepared)}. "
-                       f"If you know better than this estimate, {OVERRIDE} trains all the same")
+                       f"If you know better than this estimate, memory_check=off trains all the same")
 
 
 def cures(prepared: Prepared, *, judged: bool = True) -> str:
-    """The changes that save the most, as words for the recipe, each with what it saves.
+    """Return the changes that save the most, as words for the recipe, each with what it saves.
 
-    `judged`: and whether that is enough for what is free, which a run that ran out of memory has refuted.
+    `judged`: say whether that is enough for what is free, which a run that ran out of memory has refuted.
     """
     savings = savings_of(prepared)[:NAMED]
     if not savings:
@@ -82,65 +81,44 @@ def cures(prepared: Prepared, *, judged: bool = True) -> str:
 
 
 def savings_of(prepared: Prepared) -> list[Saving]:
-    """Every change of the recipe that would save memory, the largest saving first."""
+    """Return every change of the recipe that would save memory, the largest saving first."""
     facts, room = prepared.facts, room_bytes(prepared.facts)
     workload = planner.workload_of(facts, prepared.plan)
-    return ways_to_save(facts.model, workload, room, _changes(prepared, room))
+    return ways_to_save(facts.model, workload, room, _changes(prepared, workload, room))
 
 
-def _changes(prepared: Prepared, room: int) -> Iterator[Change]:
-    facts, recipe, steps = prepared.facts, prepared.recipe, prepared.total_steps
-    pins: list[tuple[str, Any]] = [*_smaller_passes(facts, prepared.plan, room)]
-    pins += [(name, "on") for name in OPTIONAL]
-    pins += [("bf16", "on")] if bf16_unit(facts.hardware) is not None else []
+def _changes(prepared: Prepared, workload: Workload, room: int) -> Iterator[Change]:
+    """Yield the changes that a plan can be made with, each with the model and the workload of that plan."""
+    facts, recipe = prepared.facts, prepared.recipe
     in_force = {step.technique.name for step in prepared.plan.steps}
-    for name, pin in pins:
-        if name in in_force and pin == "on":
-            continue
-        words = " ".join(_words(name, pin))
-        if (change := _planned(words, facts, _with_pin(recipe, name, pin), steps)) is not None:
-            yield change
-    for words, other in (*_other_methods(facts), *_shorter_examples(facts), *_smaller_models(prepared, room)):
-        if (change := _planned(words, other, recipe, steps)) is not None:
-            yield change
+    pins: list[tuple[str, str, Any]] = [(f"{name}.{setting}={count}", name, {setting: count})
+                                        for name, setting, count in _smaller_passes(facts.model, workload, room)]
+    optional = (*OPTIONAL, "bf16") if bf16_unit(facts.hardware) is not None else OPTIONAL
+    pins += [(f"{name}=on", name, "on") for name in optional if name not in in_force]
+    tried = [(f"techniques.{words}", facts, recipe.model_copy(update={"techniques": {**recipe.techniques, name: pin}}))
+             for words, name, pin in pins]
+    tried += [(words, changed, recipe) for words, changed in (*_other_methods(facts), *_shorter_examples(facts),
+                                                              *_smaller_models(prepared, workload, room))]
+    for words, changed, wanted in tried:
+        with contextlib.suppress(WrongUse):
+            plan = planner.make_plan(changed, wanted, prepared.total_steps)
+            yield Change(words, changed.model, planner.workload_of(changed, plan))
 
 
-def _smaller_passes(facts: Facts, plan: Plan, room: int) -> Iterator[tuple[str, dict[str, int]]]:
-    """A pin for the technique that decides what goes into a pass: the largest that fits, or as little as there can be."""
-    workload = planner.workload_of(facts, plan)
-    examples = max(1, largest_micro_batch(facts.model, workload, room))
+def _smaller_passes(model: ModelFacts, workload: Workload, room: int) -> Iterator[tuple[str, str, int]]:
+    """Yield the technique that sets the size of a pass, with its setting and the largest value that fits, at least 1."""
+    examples = max(1, largest_micro_batch(model, workload, room))
     if workload.packed_tokens is not None:
-        yield "packing", {"tokens": max(1, examples * workload.block)}
+        yield "packing", "tokens", max(1, examples * workload.block)
     elif examples < workload.micro_batch:
-        yield "micro_batch", {"examples": examples}
-
-
-def _planned(words: str, facts: Facts, recipe: Recipe, steps: int) -> Change | None:
-    """What a run with these facts and this recipe would be, or None where that cannot be."""
-    try:
-        plan = planner.make_plan(facts, recipe, steps)
-    except WrongUse:
-        return None
-    return Change(words, facts.model, planner.workload_of(facts, plan))
-
-
-def _with_pin(recipe: Recipe, name: str, pin: Any) -> Recipe:
-    return recipe.model_copy(update={"techniques": {**recipe.techniques, name: pin}})
-
-
-def _words(name: str, pin: Any) -> Iterator[str]:
-    if not isinstance(pin, Mapping):
-        yield f"techniques.{name}={pin}"
-        return
-    for setting, value in pin.items():
-        yield f"techniques.{name}.{setting}={value}"
+        yield "micro_batch", "examples", examples
 
 
 # ------------------------------------------------------------------------------------------------ changes of what is learned
 
 
 def _other_methods(facts: Facts) -> Iterator[tuple[str, Facts]]:
-    """Of a pretrained model: adapters instead of all weights, and a base in 4 bits where bitsandbytes is there."""
+    """Yield, for a pretrained model: adapters instead of all weights, and a base in 4 bits where bitsandbytes is there."""
     model = facts.model
     lora = _with_adapters(model) if model.method == "full" else model
     if model.method == "full":
@@ -151,57 +129,48 @@ def _other_methods(facts: Facts) -> Iterator[tuple[str, Facts]]:
 
 
 def _with_adapters(model: ModelFacts, rank: int = 16) -> ModelFacts:
-    """The model as LoRA trains it by default: adapters of rank 16 on all linears of the blocks."""
-    linear = {name: shape for name, shape in model.shapes.items()
-              if re.fullmatch(r"blocks\.0\.(qkv|attention_out|mlp_in|mlp_out)\.weight", name)}
+    """Return the model as LoRA trains it by default: adapters of rank 16 on all linears of the blocks."""
     adapters: dict[str, tuple[int, ...]] = {}
-    for name, (outputs, inputs) in linear.items():
-        stem = f"{name.removesuffix('.weight')}.adapters.all"
-        adapters |= {f"{stem}.A": (rank, inputs), f"{stem}.B": (outputs, rank)}
+    for name, shape in model.shapes.items():
+        if re.fullmatch(r"blocks\.0\.(qkv|attention_out|mlp_in|mlp_out)\.weight", name):
+            outputs, inputs = shape
+            stem = f"{name.removesuffix('.weight')}.adapters.all"
+            adapters |= {f"{stem}.A": (rank, inputs), f"{stem}.B": (outputs, rank)}
     count = model.layers * sum(rows * columns for rows, columns in adapters.values())
     return replace(model, method="lora", adapter_parameters=count, parameters=model.parameters + count, trainable=count,
                    adapted_layers=tuple(range(model.layers)), shapes={**model.shapes, **adapters})
 
 
 def _shorter_examples(facts: Facts) -> Iterator[tuple[str, Facts]]:
-    """Half the length: of blocks, or the limit of examples."""
+    """Yield half the length: of blocks, or the limit of examples."""
     data = facts.data
-    if data.kind == "blocks":
-        if data.block >= 2 * LEAST_BLOCK:
-            half = replace(data, block=data.block // 2, stride=min(data.stride, data.block // 2))
-            yield f"data.block={data.block // 2}", replace(facts, data=half)
+    half = (data.block if data.kind == "blocks" else max(data.max_length, data.block)) // 2
+    if half < LEAST_BLOCK:
         return
-    limit = max(data.max_length, data.block) // 2
-    if limit >= LEAST_BLOCK:
-        yield f"data.max_length={limit}", replace(facts, data=_cut(data, limit))
+    if data.kind == "blocks":
+        yield f"data.block={half}", replace(facts, data=replace(data, block=half, stride=min(data.stride, half)))
+    else:
+        lengths = {name: min(tokens, half) for name, tokens in data.length_quantiles.items()}
+        cut = replace(data, max_length=half, block=min(data.block, half), length_quantiles=lengths)
+        yield f"data.max_length={half}", replace(facts, data=cut)
 
 
-def _cut(data: DataFacts, limit: int) -> DataFacts:
-    lengths = {name: min(tokens, limit) for name, tokens in data.length_quantiles.items()}
-    return replace(data, max_length=limit, block=min(data.block, limit), length_quantiles=lengths)
-
-
-def _smaller_models(prepared: Prepared, room: int) -> Iterator[tuple[str, Facts]]:
-    """Of a model that is trained from scratch: fewer layers, or less width, halved until it fits or can be no smaller."""
-    facts, workload = prepared.facts, planner.workload_of(prepared.facts, prepared.plan)
+def _smaller_models(prepared: Prepared, workload: Workload, room: int) -> Iterator[tuple[str, Facts]]:
+    """Yield, for training from scratch: fewer layers, or less width, halved until the model fits or can be no smaller."""
+    facts, wanted = prepared.facts, prepared.recipe.model.model_dump()
     if facts.model.method != "scratch":
         return
+    derived = {name for name, origin in prepared.resolved.origins.items() if origin.kind == "planner"}
+    given: dict[str, Any] = {name: None if f"model.{name}" in derived else wanted[name] for name in DRAWN}
     for key, least in (("layers", LEAST_LAYERS), ("width", LEAST_WIDTH)):
         size, smaller = getattr(facts.model, key), None
         while size // 2 >= least and (smaller is None or total_bytes(smaller, workload) > room):
             size = size // 2
-            smaller = _drawn(prepared, key, size)
+            config, _ = make_config(facts.model.family, vocabulary=facts.model.vocabulary, context=facts.model.context,
+                                    **{**given, key: size})
+            smaller = model_facts(config)
         if smaller is not None:
             yield f"model.{key}={size}", replace(facts, model=smaller)
-
-
-def _drawn(prepared: Prepared, key: str, size: int) -> ModelFacts:
-    """The model that the recipe would draw with one size changed, and with it all that was derived from it."""
-    wanted, model = prepared.recipe.model.model_dump(), prepared.facts.model
-    derived = {name for name, origin in prepared.resolved.origins.items() if origin.kind == "planner"}
-    given: dict[str, Any] = {name: None if f"model.{name}" in derived else wanted[name] for name in DRAWN}
-    config, _ = make_config(model.family, vocabulary=model.vocabulary, context=model.context, **{**given, key: size})
-    return model_facts(config)
 
 
 def _gib(size_bytes: int) -> str:

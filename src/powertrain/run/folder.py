@@ -11,7 +11,6 @@ import contextlib
 import datetime
 import errno
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from powertrain.recipe import Recipe, Resolved, flat, read_yaml, resolve
 from powertrain.records import WrongUse, origins
 from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Evaluated, Event, Start, Step
-from powertrain.records.json_files import read_json
+from powertrain.records.json_files import read_json, replace_file
 from powertrain.records.origins import Origin
 from powertrain.records.timeline import last_of
 
@@ -30,39 +29,31 @@ NEWEST = "recipe:"           # model.path=recipe:NAME: the newest finished run o
 # what may change between a run and its continuation: it decides when something is written, not what is learned
 FREE_ON_RESUME = ("name", "description", "output_dir", "logging_steps", "save_steps", "save_total_limit", "eval_steps",
                   "max_eval_samples", "sample", "memory_check")
+BEGINNINGS = {".lock", "checkpoints", "facts.json", "plan.json", "origins.json"}     # what a run writes before its recipe
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """The path of something in a run's folder."""
+
+    name: str
+
+    def __get__(self, folder: RunFolder, _: type[RunFolder]) -> Path:
+        return folder.path / self.name
 
 
 @dataclass(frozen=True)
 class RunFolder:
     path: Path
 
-    @property
-    def recipe(self) -> Path:
-        return self.path / "recipe.yaml"
-
-    @property
-    def origins(self) -> Path:
-        return self.path / "origins.json"
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def facts(self) -> Path:
-        return self.path / "facts.json"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model"
+    recipe = _Inside("recipe.yaml")
+    origins = _Inside("origins.json")
+    plan = _Inside("plan.json")
+    facts = _Inside("facts.json")
+    events = _Inside("events.jsonl")
+    checkpoints = _Inside("checkpoints")
+    model = _Inside("model")
+    lock = _Inside(".lock")
 
 
 @dataclass(frozen=True)
@@ -72,25 +63,32 @@ class RunSummary:
     folder: Path
     name: str
     state: str                               # "finished", "stopped (SIGINT)", "failed", "running", "killed", "damaged"
-    step: int
-    total_steps: int
-    loss: float | None                       # of the last evaluation, else of the last step
-    bits_per_byte: float | None
-    tokens_per_s: float | None
-    started: str                             # local time
+    step: int = 0
+    total_steps: int = 0
+    loss: float | None = None                # of the last evaluation, else of the last step
+    bits_per_byte: float | None = None
+    tokens_per_s: float | None = None
+    started: str = ""                        # local time
     began: float = 0.0                       # the same in seconds since 1970; 0 where it never began
 
 
+# ------------------------------------------------------------------------------------------------ a new run
+
+
 def create(recipe: Recipe) -> RunFolder:
-    """A new folder for a run. Raises WrongUse if it cannot be written or holds another run."""
-    path = Path(recipe.output_dir) if recipe.output_dir else _new_folder(recipe.name)
-    check_free(path)
-    folder = RunFolder(path)
+    """Make the folder of a new run. Raises WrongUse if it cannot be written or holds another run."""
+    path = Path(recipe.output_dir or RUNS)
     try:
+        if recipe.output_dir:
+            check_free(path)
+        else:
+            path = _new_folder(recipe.name)
+        folder = RunFolder(path)
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
-        (path / ".lock").touch()
+        folder.lock.touch()
     except OSError as error:
-        raise _cannot_be_written(path, error) from None
+        raise WrongUse(f"the output folder {path} cannot be written ({error.strerror}); name another one with "
+                       "--output") from None
     return folder
 
 
@@ -102,21 +100,23 @@ def check_free(path: Path) -> None:
                        "another folder with --output")
     if path.exists() and not path.is_dir():
         raise WrongUse(f"the output folder {path} is a file; name another folder with --output")
-    if path.is_dir() and not _holds_only_beginnings(path):
+    # an empty folder is free, and what a run left that ended before its recipe was written
+    left = [entry.name for entry in path.iterdir() if not entry.name.endswith((".tmp", ".draft"))] if path.is_dir() else []
+    if not BEGINNINGS.issuperset(left) or ("checkpoints" in left and any(folder.checkpoints.iterdir())):
         raise WrongUse(f"{path} is not empty and holds no run; name another folder with --output")
 
 
-def _cannot_be_written(path: Path, error: OSError) -> WrongUse:
-    return WrongUse(f"the output folder {path} cannot be written ({error.strerror}); name another one with --output")
-
-
-def _holds_only_beginnings(path: Path) -> bool:
-    """True for an empty folder, and for what a run leaves that ended before its recipe was written."""
-    names = {entry.name for entry in path.iterdir()}
-    checkpoints = path / "checkpoints"
-    return names <= {".lock", "checkpoints", "facts.json", "plan.json", "origins.json", ".facts.json.draft",
-                     ".plan.json.draft", ".origins.json.draft", ".recipe.yaml.draft"} and not (
-        checkpoints.is_dir() and any(checkpoints.iterdir()))
+def _new_folder(name: str) -> Path:
+    """Make a folder in `runs`. A run that begins in the same second gets another one."""
+    stem, count = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}", 1
+    RUNS.mkdir(parents=True, exist_ok=True)
+    while True:
+        path = RUNS / (stem if count == 1 else f"{stem}-{count}")
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            count += 1
 
 
 def existing(path: Path) -> RunFolder:
@@ -131,49 +131,51 @@ def existing(path: Path) -> RunFolder:
 @contextlib.contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
     """Nobody else writes this run meanwhile; the lock ends with the process, however it ends."""
-    with open(folder.path / ".lock", "w") as file:
-        _lock(file, folder.path)
+    with open(folder.lock, "w") as file:
+        if _got_lock(file, alone=True) is False:
+            raise WrongUse(f"another process is training in {folder.path}; wait for it or stop it first")
         yield
 
 
 def is_being_written(folder: RunFolder) -> bool | None:
-    """Whether a process trains in it now; None on a system that cannot tell."""
+    """Return whether a process trains in it now; None on a system that cannot tell."""
+    try:
+        with open(folder.lock) as file:
+            got = _got_lock(file, alone=False)           # let go at once: two may look at a time
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    return None if got is None else not got
+
+
+def _got_lock(file: TextIO, *, alone: bool) -> bool | None:
+    """Lock the file if nobody holds it; None on Windows without advisory locks, where two writers are the user's care."""
     try:
         import fcntl
     except ImportError:
         return None
     try:
-        with open(folder.path / ".lock") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)     # shared, and let go at once: two may look at a time
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        return True if error.errno in (errno.EAGAIN, errno.EACCES) else None
-    return False
-
-
-def _lock(file: TextIO, path: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:                      # Windows: no advisory locks; two writers are the user's care there
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
-            raise WrongUse(f"another process is training in {path}; wait for it or stop it first") from None
+            return False
         raise
+    return True
+
+
+# ------------------------------------------------------------------------------------------------ recipe and plan on disk
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file whole or not at all: a kill leaves the one before."""
-    _write(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    replace_file(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def write_recipe(folder: RunFolder, resolved: Resolved) -> None:
     """Write the origins of a recipe's values, then the recipe: each whole or not at all. With recipe.yaml there is a run."""
     write_json(folder.origins, {key: origin.to_json() for key, origin in resolved.origins.items()})
-    _write(folder.recipe, resolved.to_yaml())
+    replace_file(folder.recipe, resolved.to_yaml().encode())
 
 
 def stored_recipe(folder: RunFolder) -> dict[str, tuple[Any, Origin]]:
@@ -185,12 +187,6 @@ def stored_recipe(folder: RunFolder) -> dict[str, tuple[Any, Origin]]:
     found = origins.from_json(read_json(folder.origins), str(folder.origins)) if folder.origins.is_file() else \
         origins.from_old_comments(text)
     return {key: (value, found.get(key, Origin("unknown"))) for key, value in values.items()}
-
-
-def _write(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
 
 
 def continued(folder: RunFolder, overrides: list[str]) -> Resolved:
@@ -215,42 +211,38 @@ def is_complete(folder: RunFolder, events: Sequence[Event]) -> bool:
     return isinstance(end, End) and end.reason == "finished" and end.not_saved is None and folder.model.is_dir()
 
 
+# ------------------------------------------------------------------------------------------------ runs that are there
+
+
 def summarise(folder: RunFolder) -> RunSummary:
-    """What the run's own events say of it. A folder without events was killed before its first step."""
+    """Return what the run's own events say of it. A folder without events was killed before its first step."""
     events = read_events(folder.events) if folder.events.is_file() else []
     steps = [event for event in events if isinstance(event, Step)]
     seconds = sum(step.seconds for step in steps)
     evaluation, ended = last_of(Evaluated, events), last_of(End, events)
-    start = next((event for event in events if isinstance(event, Start)), None)
+    start = next((event for event in events if isinstance(event, Start)), None) or Start(time=0.0)
+    written = None if ended else is_being_written(folder)
     return RunSummary(
-        folder=folder.path, name=start.name if start and start.name else folder.path.name,
-        state=ended.state if ended else _unended(folder), step=steps[-1].step if steps else 0,
-        total_steps=start.total_steps if start else 0,
+        folder=folder.path, name=start.name or folder.path.name,
+        state=ended.state if ended else "running or killed" if written is None else "running" if written else "killed",
+        step=steps[-1].step if steps else 0, total_steps=start.total_steps,
         loss=evaluation.loss if evaluation else steps[-1].loss if steps else None,
         bits_per_byte=evaluation.bits_per_byte if evaluation else None,
         tokens_per_s=sum(step.real_tokens for step in steps) / seconds if seconds else None,
-        started=datetime.datetime.fromtimestamp(start.time).strftime("%Y-%m-%d %H:%M") if start else "",
-        began=start.time if start else 0.0)
-
-
-def _unended(folder: RunFolder) -> str:
-    """The state of a run without an end."""
-    written = is_being_written(folder)
-    return "running or killed" if written is None else "running" if written else "killed"
+        started=datetime.datetime.fromtimestamp(start.time).strftime("%Y-%m-%d %H:%M") if start.time else "",
+        began=start.time)
 
 
 def list_runs(root: Path) -> list[RunSummary]:
     """The oldest first, two of the same instant by name; before them those that cannot be read: one hides no other."""
-    folders = [RunFolder(path) for path in root.iterdir() if (path / "recipe.yaml").is_file()] if root.is_dir() else []
-    return sorted((_summary_or_damage(folder) for folder in folders), key=lambda run: (run.began, run.folder.name))
-
-
-def _summary_or_damage(folder: RunFolder) -> RunSummary:
-    try:
-        return summarise(folder)
-    except WrongUse:
-        return RunSummary(folder=folder.path, name=folder.path.name, state="damaged", step=0, total_steps=0, loss=None,
-                          bits_per_byte=None, tokens_per_s=None, started="")
+    found = []
+    for path in root.iterdir() if root.is_dir() else ():
+        if (path / "recipe.yaml").is_file():
+            try:
+                found.append(summarise(RunFolder(path)))
+            except WrongUse:
+                found.append(RunSummary(path, path.name, "damaged"))
+    return sorted(found, key=lambda run: (run.began, run.folder.name))
 
 
 def newest_run(recipe_name: str) -> Path:
@@ -269,37 +261,13 @@ def missing_base(recipe: Recipe) -> str | None:
 
 
 def _finished_runs(recipe_name: str) -> list[Path]:
-    """Oldest first."""
-    asked = [(key, value) for key, value in flat(resolve(recipe_name).recipe.model_dump())
-             if key.startswith(("model.", "data.")) and value is not None]
-    return [run.folder for run in list_runs(RUNS)
-            if run.name == recipe_name and run.state == "finished" and (run.folder / "model" / "config.json").is_file()
-            and _has(RunFolder(run.folder), asked)]
+    """The runs of the recipe's own model and data, the oldest first: a run with other words is another thing."""
+    asked = {key: value for key, value in flat(resolve(recipe_name).recipe.model_dump())
+             if key.startswith(("model.", "data.")) and value is not None}
 
+    def is_of_recipe(path: Path) -> bool:
+        found = dict(flat(resolve(str(RunFolder(path).recipe)).recipe.model_dump()))
+        return all(found[key] == value for key, value in asked.items())
 
-def _has(folder: RunFolder, asked: list[tuple[str, Any]]) -> bool:
-    """Whether the run was of this model and data: a run of the recipe with other words is another thing."""
-    found = dict(flat(resolve(str(folder.recipe)).recipe.model_dump()))
-    return all(found[key] == value for key, value in asked)
-
-
-def _new_folder(name: str) -> Path:
-    """Makes it: a run that begins in the same second gets another one."""
-    stem = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    path, count = RUNS / stem, 1
-    try:
-        RUNS.mkdir(parents=True, exist_ok=True)
-        while not _made(path):
-            count += 1
-            path = RUNS / f"{stem}-{count}"
-    except OSError as error:
-        raise _cannot_be_written(path, error) from None
-    return path
-
-
-def _made(path: Path) -> bool:
-    try:
-        path.mkdir()
-    except FileExistsError:
-        return False
-    return True
+    return [run.folder for run in list_runs(RUNS) if run.name == recipe_name and run.state == "finished"
+            and (run.folder / "model" / "config.json").is_file() and is_of_recipe(run.folder)]
