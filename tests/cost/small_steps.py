@@ -125,7 +125,7 @@ class Case:
         """What torch really allocates at the fullest moment of the second step, with all that stands."""
         torch._dynamo.reset()                # a function is compiled for so many kinds of calls and no more
         setup = self.setup()
-        return measured_step_bytes(setup, new_state(setup, weight_decay=0.1))["allocated"]
+        return measured_step_bytes(setup, new_state(setup, weight_decay=0.1))
 
     def _example(self, length: int) -> Example:
         tokens = np.arange(length, dtype=np.int64) % self.config.vocabulary

@@ -192,7 +192,7 @@ class Runner:
     def probe(self, steps: int) -> Probe:
         taken = self.window(0, steps)
         self._steps.close()  # type: ignore[attr-defined]
-        allocated = measured_step_bytes(self.setup, self.state, self.prepared.recipe.max_grad_norm)["allocated"]
+        allocated = measured_step_bytes(self.setup, self.state, self.prepared.recipe.max_grad_norm)
         return Probe(taken.losses, taken.grad_norms, allocated)
 
     def profile(self, steps: int) -> Profile:

@@ -12,25 +12,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from powertrain.records.errors import NotApplied as NotApplied
-from powertrain.records.errors import NotDurable as NotDurable
-from powertrain.records.errors import RunFailed as RunFailed
-from powertrain.records.errors import UnknownFact as UnknownFact
-from powertrain.records.errors import UserError as UserError
-from powertrain.records.errors import WrongUse as WrongUse
-from powertrain.records.plan import Effect as Effect
-from powertrain.records.plan import Estimate as Estimate
-from powertrain.records.plan import Plan as Plan
-from powertrain.records.plan import Proposal as Proposal
-from powertrain.records.plan import Refusal as Refusal
-from powertrain.records.plan import Why as Why
+from powertrain.records.errors import NotApplied, NotDurable, RunFailed, UnknownFact, UserError, WrongUse
+from powertrain.records.plan import Effect, Estimate, Plan, Proposal, Refusal, Why
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+# of other files of this room, which all rooms take from here
+__all__ = ["Effect", "Estimate", "NotApplied", "NotDurable", "Plan", "Proposal", "Refusal", "RunFailed", "UnknownFact",
+           "UserError", "Why", "WrongUse"]
 IGNORE = -100  # target of a slot that trains nothing (the convention of torch and transformers)
 
 
@@ -183,8 +176,17 @@ class Facts:
 # ------------------------------------------------------------------------------------------------ training
 
 
+class Movable:
+    """A dataclass with tensors."""
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
+        """Return the same with its tensors on the device, those of the values in it too."""
+        moved = {name: part.to(device, non_blocking=non_blocking) for name, part in vars(self).items() if hasattr(part, "to")}
+        return dataclasses.replace(self, **moved)  # type: ignore[type-var]
+
+
 @dataclass(frozen=True)
-class Source:
+class Source(Movable):
     """What the encoder of an encoder-decoder reads: one document for each document of the batch. S = sum of `lengths`."""
 
     tokens: Tensor                           # (S,) int64
@@ -192,7 +194,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(Movable):
     """What of a batch differs from pass to pass, as tensors of a constant shape: for passes that are recorded and replayed."""
 
     ends: Tensor                             # (D + 1,) int32: 0 and where each document ends; then empty ones, which end at T
@@ -200,7 +202,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(Movable):
     """One forward pass: documents laid end to end. T = the sum of `lengths`.
 
     The model gives R rows of scores, and `targets` holds what each row should say. For a language model R = T: each
@@ -221,17 +223,6 @@ class Batch:
     @property
     def real_tokens(self) -> int:
         return sum(self.lengths) - self.padding_tokens + (sum(self.source.lengths) if self.source else 0)
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        moved: dict[str, Any] = {name: getattr(self, name).to(device, non_blocking=non_blocking)
-                                 for name in ("tokens", "targets", "positions", "segments")
-                                 if getattr(self, name) is not None}
-        if self.source is not None:
-            moved["source"] = Source(self.source.tokens.to(device, non_blocking=non_blocking), self.source.lengths)
-        if self.layout is not None:
-            moved["layout"] = Layout(*(part.to(device, non_blocking=non_blocking)
-                                       for part in (self.layout.ends, self.layout.rows)))
-        return dataclasses.replace(self, **moved)
 
 
 @dataclass(frozen=True)

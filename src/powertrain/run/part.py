@@ -22,35 +22,20 @@ import torch
 
 from powertrain import planner
 from powertrain.cost.memory import peak_memory
-from powertrain.records import RunFailed, UserError, to_plain
+from powertrain.records import RunFailed, UserError, events, to_plain
 from powertrain.records.errors import LossNotFinite
 from powertrain.records.event_log import EVENTS_EVERY_S, EventLog
-from powertrain.records.events import (
-    VERSION,
-    CheckpointRejected,
-    End,
-    Event,
-    EventsWaiting,
-    Folder,
-    ListenerFailed,
-    Memory,
-    Resume,
-    Start,
-    Step,
-    TechniqueNote,
-    TimingSteps,
-)
 from powertrain.run import folder as run_folder
 from powertrain.run.fits import refuse_what_does_not_fit, workload_of_step
 from powertrain.run.folder import RunFolder
 from powertrain.run.prepare import Prepared, build_setup, schedule_of, with_measured_length
 from powertrain.training.checkpoint import clear_leftovers, load_checkpoint, newest_checkpoint, set_aside
-from powertrain.training.ledger import MemoryLedger, peak_memory_bytes, standing_bytes
+from powertrain.training.ledger import MemoryLedger, peak_memory_bytes, step_ledger
 from powertrain.training.loop import State, StepResult, new_state, train
 from powertrain.training.ranks import ALONE, Ranks
 from powertrain.training.setup import Setup
 
-Listener = Callable[[Event], None]
+Listener = Callable[[events.Event], None]
 WriteSample = Callable[[Prepared, Setup, int], str]  # at most so many tokens after the recipe's prompt; see use/sampling.py
 
 WATCHED, WATCHED_RUN = 2, 20 # the step whose memory is watched, and steps of a run on a CPU from which that is worth its time
@@ -66,15 +51,15 @@ class Record:
         self._listener_failed = False        # at the last event
         self._flushed_at = time.perf_counter()
 
-    def emit(self, event: Event, *, durable: bool = False) -> None:
+    def emit(self, event: events.Event, *, durable: bool = False) -> None:
         """Write an event and show it. A step waits in memory; everything else goes to the disk at once."""
         if self._writes:
             self.log.write(event)
             self.show(event)
-            if not isinstance(event, Step):
+            if not isinstance(event, events.Step):
                 self.flush(durable=durable, step=event.step)
 
-    def show(self, event: Event) -> None:
+    def show(self, event: events.Event) -> None:
         """Give the event to the listener. One that raises ends no run: the first of its errors in a row becomes an event."""
         if not self._writes:
             return
@@ -82,7 +67,7 @@ class Record:
             self._listener(event)
         except Exception as error:
             if not self._listener_failed:
-                self.log.write(ListenerFailed(step=event.step, why=f"{type(error).__name__}: {error}"))
+                self.log.write(events.ListenerFailed(step=event.step, why=f"{type(error).__name__}: {error}"))
             self._listener_failed = True
         else:
             self._listener_failed = False
@@ -92,7 +77,7 @@ class Record:
         was_failing = self.log.failure
         self.log.flush(durable=durable)
         if self.log.failure and not was_failing:
-            waiting = EventsWaiting(step=step, why=self.log.failure)
+            waiting = events.EventsWaiting(step=step, why=self.log.failure)
             self.log.write(waiting)
             self.show(waiting)
         self._flushed_at = time.perf_counter()
@@ -153,7 +138,7 @@ class Part:
         return train(self.setup, self.state, schedule_of(self.prepared.recipe, self.prepared.total_steps),
                      self.prepared.recipe.max_grad_norm)
 
-    def emit(self, event: Event, *, durable: bool = False) -> None:
+    def emit(self, event: events.Event, *, durable: bool = False) -> None:
         """Write an event and show it; see Record."""
         self.record.emit(event, durable=durable)
 
@@ -161,20 +146,18 @@ class Part:
         """Wait for the device, and write the steps since the last reading. Raises LossNotFinite."""
         if not self.pending:
             return
-        losses = torch.stack([result.loss for result in self.pending]).tolist()
-        norms = torch.stack([result.grad_norm for result in self.pending]).tolist()
-        metrics = {name: torch.stack([result.metrics[name] for result in self.pending]).tolist()
-                   for name in self.pending[0].metrics}
-        for place, (result, loss, norm) in enumerate(zip(self.pending, losses, norms, strict=True)):
+        numbers = torch.stack([torch.stack([result.loss, result.grad_norm, *result.metrics.values()])
+                               for result in self.pending]).tolist()
+        for result, (loss, norm, *metrics) in zip(self.pending, numbers, strict=True):
             if not math.isfinite(loss):
                 raise LossNotFinite(result.step, loss)
             parts = result.laps.parts()
             self.step_s.append(sum(parts.values()))
-            self.emit(Step(step=result.step, loss=loss, tokens=result.trained_tokens, real_tokens=result.real_tokens,
-                           seconds=self.step_s[-1], learning_rate=result.learning_rate, grad_norm=norm,
-                           parts={name: round(seconds, 6) for name, seconds in parts.items()},
-                           padding_tokens=result.padding_tokens,
-                           metrics={name: values[place] for name, values in metrics.items()}))
+            self.emit(events.Step(step=result.step, loss=loss, tokens=result.trained_tokens, real_tokens=result.real_tokens,
+                                  seconds=self.step_s[-1], learning_rate=result.learning_rate, grad_norm=norm,
+                                  parts={name: round(seconds, 6) for name, seconds in parts.items()},
+                                  padding_tokens=result.padding_tokens,
+                                  metrics=dict(zip(result.metrics, metrics, strict=True))))
         self.pending.clear()
         self.record.flush_now_and_then()
 
@@ -186,15 +169,15 @@ class Part:
         self.taken += 1
         if self.taken != WATCHED or (device.type != "cuda" and self.prepared.total_steps < WATCHED_RUN):
             return contextlib.nullcontext()
-        return MemoryLedger(device, None if device.type == "cuda" else standing_bytes(self.setup.model, self.state.optimizer))
+        return step_ledger(self.setup, self.state)
 
     def emit_memory(self, ledger: MemoryLedger) -> None:
         """Write what the watched step, the last one, allocated."""
         facts, step = self.prepared.facts, self.state.step
         workload = planner.workload_of(facts, self.prepared.plan)
-        self.emit(Memory(step=step, allocated_bytes=ledger.peak_bytes, reserved_bytes=ledger.reserved_bytes,
-                         predicted=peak_memory(facts.model, workload_of_step(workload, self.setup, step - 1)),
-                         fullest_bytes=sum(peak_memory(facts.model, workload).values())))
+        self.emit(events.Memory(step=step, allocated_bytes=ledger.peak_bytes, reserved_bytes=ledger.reserved_bytes,
+                                predicted=peak_memory(facts.model, workload_of_step(workload, self.setup, step - 1)),
+                                fullest_bytes=sum(peak_memory(facts.model, workload).values())))
 
 
 # ---------------------------------------------------------------------------------------- from the lock to the last event
@@ -206,11 +189,11 @@ def new_run(prepared: Prepared, listener: Listener, write_sample: WriteSample, r
     refuse_what_does_not_fit(prepared)
     with _in_folder(ranks, lambda: run_folder.create(prepared.recipe)) as folder, listen() as interrupt:
         record = Record(EventLog(folder.events), listener, ranks)
-        record.show(Folder(path=str(folder.path)))
+        record.show(events.Folder(path=str(folder.path)))
         plan, failed = planner.with_built_code(prepared.plan)
         prepared = replace(prepared, plan=plan)
         setup = replace(build_setup(prepared), ranks=ranks)
-        prepared = with_measured_length(prepared, setup, lambda seconds: record.show(TimingSteps(seconds=seconds)))
+        prepared = with_measured_length(prepared, setup, lambda seconds: record.show(events.TimingSteps(seconds=seconds)))
         if ranks.is_writer:
             run_folder.write_json(folder.facts, to_plain(prepared.facts))
             run_folder.write_json(folder.plan, planner.to_json(prepared.plan))
@@ -218,7 +201,7 @@ def new_run(prepared: Prepared, listener: Listener, write_sample: WriteSample, r
         state = new_state(setup, prepared.recipe.weight_decay)
         part = Part(prepared, setup, state, folder, record, write_sample, interrupt)
         with _until_the_end(part):
-            part.emit(Start(**_start_fields(part)), durable=True)
+            part.emit(events.Start(**_start_fields(part)), durable=True)
             _emit_notes(part, failed)
             yield part
 
@@ -243,11 +226,11 @@ def continued_run(folder: RunFolder, prepared: Prepared, listener: Listener, wri
             load_checkpoint(checkpoint, part.state)
         ranks.barrier()                      # all have read before the writer moves anything
         with _until_the_end(part):
-            part.emit(Resume(step=part.state.step, rejected=tuple(f"{name}: {why}" for name, why in rejected),
-                             **_start_fields(part)), durable=True)
+            part.emit(events.Resume(step=part.state.step, rejected=tuple(f"{name}: {why}" for name, why in rejected),
+                                    **_start_fields(part)), durable=True)
             _emit_notes(part, {})
             for name, why in rejected if ranks.is_writer else ():
-                part.emit(CheckpointRejected(step=part.state.step, name=name, why=why))
+                part.emit(events.CheckpointRejected(step=part.state.step, name=name, why=why))
                 set_aside(folder.checkpoints / name)
             yield part
 
@@ -271,13 +254,14 @@ def _until_the_end(part: Part) -> Iterator[None]:
         yield
     except BaseException as error:
         fields = error.fields() if isinstance(error, UserError) else {"kind": type(error).__name__}
-        part.emit(End(reason="failed", step=part.state.step, seconds=time.perf_counter() - part.began_s, message=str(error),
-                      error=to_plain(fields)), durable=True)
+        part.emit(events.End(reason="failed", step=part.state.step, seconds=time.perf_counter() - part.began_s,
+                             message=str(error), error=to_plain(fields)), durable=True)
         raise
-    part.emit(End(reason="finished" if part.stopped_by is None else "stopped", signal=part.stopped_by, step=part.state.step,
-                  seconds=time.perf_counter() - part.began_s, clipped_steps=int(part.state.clipped_steps),
-                  passes=getattr(part.setup.run_pass, "counts", {}), not_saved=part.checkpoint_failed,
-                  peak_memory_bytes=peak_memory_bytes(part.setup.device)), durable=True)
+    part.emit(events.End(reason="finished" if part.stopped_by is None else "stopped", signal=part.stopped_by,
+                         step=part.state.step, seconds=time.perf_counter() - part.began_s,
+                         clipped_steps=int(part.state.clipped_steps), passes=getattr(part.setup.run_pass, "counts", {}),
+                         peak_memory_bytes=peak_memory_bytes(part.setup.device), not_saved=part.checkpoint_failed),
+              durable=True)
 
 
 def _emit_notes(part: Part, failed: Mapping[str, str]) -> None:
@@ -285,15 +269,15 @@ def _emit_notes(part: Part, failed: Mapping[str, str]) -> None:
     found = {step.technique.name: step.technique.found(part.setup) for step in part.prepared.plan.steps}
     for name, text in (*failed.items(), *found.items()):
         if text is not None:
-            part.emit(TechniqueNote(step=part.state.step, technique=name, message=text))
+            part.emit(events.TechniqueNote(step=part.state.step, technique=name, message=text))
 
 
 def _start_fields(part: Part) -> Mapping[str, Any]:
     prepared = part.prepared
     recipe, data, model = prepared.recipe, prepared.facts.data, prepared.facts.model
-    return {"version": VERSION, "name": recipe.name, "method": recipe.method, "task": model.task, "provider": model.provider,
-            "opens_in": None if recipe.lora.kind == "lslora" else "peft", "total_steps": prepared.total_steps,
-            "train_batch_size": recipe.train_batch_size, "block": data.block, "parameters": model.parameters,
-            "device": prepared.facts.hardware.device, "processes": part.ranks.world,
+    return {"version": events.VERSION, "name": recipe.name, "method": recipe.method, "task": model.task,
+            "provider": model.provider, "opens_in": None if recipe.lora.kind == "lslora" else "peft",
+            "total_steps": prepared.total_steps, "train_batch_size": recipe.train_batch_size, "block": data.block,
+            "parameters": model.parameters, "device": prepared.facts.hardware.device, "processes": part.ranks.world,
             "techniques": tuple(step.technique.name for step in prepared.plan.steps),
             "estimate": to_plain(prepared.plan.estimate), "load": psutil.getloadavg()[0]}

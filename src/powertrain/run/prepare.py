@@ -72,7 +72,7 @@ def prepare(resolved: Resolved, cache: Path, say: Say) -> Prepared:
     if (why := objective_of(recipe).why_not(material.model)) is not None:
         raise WrongUse(f"objective={recipe.objective.name} cannot be used: {why}", keys=("objective.name",))
     facts = Facts(hardware, software, material.model, material.data, row.facts_on(hardware.device, optimizer.settings))
-    total_steps = _total_steps(recipe, facts)
+    total_steps = recipe.max_steps or max(1, int(recipe.num_train_epochs * facts.data.examples / recipe.train_batch_size))
     tuned = read_tuned(cache, facts, recipe)
     plan = planner.make_plan(facts, recipe, total_steps, tuned)
     if recipe.train_time_s is not None and plan.estimate is not None:
@@ -87,7 +87,7 @@ def with_optimizer(resolved: Resolved) -> Resolved:
 
 
 def build_setup(prepared: Prepared) -> Setup:
-    """The model, seeded, and everything around it, with the plan applied and confirmed."""
+    """Return the model, seeded, and everything around it, with the plan applied and confirmed."""
     import torch
 
     from powertrain.training.loop import apply_plan
@@ -97,9 +97,8 @@ def build_setup(prepared: Prepared) -> Setup:
     torch.manual_seed(recipe.seed)
     model = material.build().to(prepared.facts.hardware.device)
     setup = plain_setup(model, material.training, material.collate, train_batch_size=recipe.train_batch_size,
-                        seed=recipe.seed, optimizer=optimizer_of(recipe), objective=objective_of(recipe).for_model(model))
-    if prepared.cache is not None:
-        setup = replace(setup, code=prepared.cache / "code")
+                        seed=recipe.seed, optimizer=optimizer_of(recipe), objective=objective_of(recipe).for_model(model),
+                        code=None if prepared.cache is None else prepared.cache / "code")
     with torch.random.fork_rng():            # a confirmation may run the model, and dropout draws
         return apply_plan(setup, prepared.plan)
 
@@ -110,7 +109,7 @@ def with_measured_length(prepared: Prepared, setup: Setup, tell: Callable[[float
     if seconds is None:
         return prepared
     tell(seconds)
-    step_s = _probe(setup, prepared)
+    step_s = _timed_step_s(setup, prepared)
     steps = setup.ranks.agree(max(1, round(seconds / step_s)))
     resolved = prepared.resolved.with_planned({
         "train_time_s": (None, f"{seconds:g} s became max_steps"),
@@ -131,14 +130,8 @@ def schedule_of(recipe: Recipe, total_steps: int) -> Schedule:
                     recipe.min_lr_rate)
 
 
-def _total_steps(recipe: Recipe, facts: Facts) -> int:
-    if recipe.max_steps is not None:
-        return recipe.max_steps
-    return max(1, int(recipe.num_train_epochs * facts.data.examples / recipe.train_batch_size))
-
-
-def _probe(setup: Setup, prepared: Prepared) -> float:
-    """Seconds of a step, the median of a few. The model is left as it was."""
+def _timed_step_s(setup: Setup, prepared: Prepared) -> float:
+    """Return the seconds of a step, the median of a few. The model is left as it was."""
     import torch
 
     from powertrain.training.loop import new_state, train

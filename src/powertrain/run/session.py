@@ -20,19 +20,8 @@ from powertrain import planner
 from powertrain.data.publishing import sync
 from powertrain.models.saving import save_model
 from powertrain.recipe import in_steps
-from powertrain.records import NotDurable, RunFailed, to_plain
+from powertrain.records import NotDurable, RunFailed, events, to_plain
 from powertrain.records.errors import DoesNotFit
-from powertrain.records.events import (
-    Adapters,
-    CheckpointFailed,
-    CheckpointNotDeleted,
-    Evaluated,
-    LittleDisk,
-    ModelSaved,
-    OutOfMemory,
-    Sample,
-    Saved,
-)
 from powertrain.run.fits import checkpoint_bytes, cures
 from powertrain.run.folder import RunFolder, write_json
 from powertrain.run.learned import keep_speed
@@ -126,14 +115,14 @@ def _evaluate(part: Part, *, final: bool) -> None:
             too_large = error.said
         go_on_smaller(part, too_large)
     part.state.evaluations[step] = found.loss
-    part.emit(Evaluated(step=step, final=final, loss=found.loss, tokens=found.tokens, bits_per_byte=found.bits_per_byte,
-                        seconds=found.seconds))
+    part.emit(events.Evaluated(step=step, final=final, loss=found.loss, tokens=found.tokens, bits_per_byte=found.bits_per_byte,
+                               seconds=found.seconds))
     if final and (told := part.setup.model.diagnose()):
-        part.emit(Adapters(step=step, modules=to_plain(told)))
+        part.emit(events.Adapters(step=step, modules=to_plain(told)))
     if recipe.sample.tokens and part.ranks.is_writer:
         began = time.perf_counter()
         text = recipe.sample.prompt + part.write_sample(part.prepared, part.setup, recipe.sample.tokens)
-        part.emit(Sample(step=step, text=text, seconds=time.perf_counter() - began))
+        part.emit(events.Sample(step=step, text=text, seconds=time.perf_counter() - began))
 
 
 # ------------------------------------------------------------------------------------------------ smaller passes
@@ -152,8 +141,8 @@ def go_on_smaller(part: Part, said: str) -> None:
     part.taken = 0
     if part.ranks.is_writer:
         write_json(part.folder.plan, planner.to_json(part.prepared.plan))
-    part.emit(OutOfMemory(step=step, before_tokens=before, after_tokens=largest_pass(part.setup, step),
-                          train_batch_size=part.setup.train_batch_size, said=said))
+    part.emit(events.OutOfMemory(step=step, before_tokens=before, after_tokens=largest_pass(part.setup, step),
+                                 train_batch_size=part.setup.train_batch_size, said=said))
 
 
 def clear_step(state: State) -> None:
@@ -198,7 +187,7 @@ def check_disk(part: Part) -> None:
     needed_bytes = (kept + 2) * checkpoint_bytes(part.prepared)
     free_bytes = shutil.disk_usage(part.folder.path).free
     if free_bytes < needed_bytes and part.state.step == 0:
-        part.emit(LittleDisk(free_bytes=free_bytes, needed_bytes=needed_bytes, checkpoints=kept))
+        part.emit(events.LittleDisk(free_bytes=free_bytes, needed_bytes=needed_bytes, checkpoints=kept))
 
 
 def save(part: Part, *, required: bool) -> None:
@@ -213,7 +202,7 @@ def save(part: Part, *, required: bool) -> None:
     part.emit(failed)
 
 
-def _save(part: Part) -> CheckpointFailed | None:
+def _save(part: Part) -> events.CheckpointFailed | None:
     """Save on the writer; return why the disk refused it, or None."""
     began, state, checkpoints = time.perf_counter(), part.state, part.folder.checkpoints
     # before the checkpoint: a resumed run must find the events of the steps that it does not repeat
@@ -225,20 +214,20 @@ def _save(part: Part) -> CheckpointFailed | None:
     try:
         keep_only(checkpoints, newest=part.prepared.recipe.save_total_limit, evaluations=state.evaluations)
     except OSError as error:
-        part.emit(CheckpointNotDeleted(step=state.step, why=error.strerror or str(error), folder=str(checkpoints)))
+        part.emit(events.CheckpointNotDeleted(step=state.step, why=error.strerror or str(error), folder=str(checkpoints)))
     size_bytes = sum(file.stat().st_size for file in saved.folder.iterdir())
-    part.emit(Saved(step=saved.step, path=str(saved.folder), bytes=size_bytes, seconds=time.perf_counter() - began),
-              durable=True)
+    part.emit(events.Saved(step=saved.step, path=str(saved.folder), bytes=size_bytes, seconds=time.perf_counter() - began),
+                     durable=True)
     return None
 
 
-def _refused(part: Part, error: OSError) -> CheckpointFailed:
+def _refused(part: Part, error: OSError) -> events.CheckpointFailed:
     """Return what a disk refused and, where the disk is full, what is free and what a checkpoint needs."""
     full = disk_is_full(error)
-    return CheckpointFailed(step=part.state.step, why=error.strerror or str(error), folder=str(part.folder.checkpoints),
-                            last=part.state.step == part.prepared.total_steps,
-                            free_bytes=shutil.disk_usage(part.folder.path).free if full else None,
-                            needed_bytes=checkpoint_bytes(part.prepared) if full else None)
+    return events.CheckpointFailed(step=part.state.step, why=error.strerror or str(error), folder=str(part.folder.checkpoints),
+                                   last=part.state.step == part.prepared.total_steps,
+                                   free_bytes=shutil.disk_usage(part.folder.path).free if full else None,
+                                   needed_bytes=checkpoint_bytes(part.prepared) if full else None)
 
 
 def write_model(part: Part) -> None:
@@ -267,5 +256,5 @@ def _write_model(part: Part) -> str | None:
         besides = "" if part.checkpoint_failed is None else f" ({part.checkpoint_failed})"
         return (f"the model is trained, but could not be written to {model_folder}: {error.strerror or error}. "
                 f"{_refused(part, error).cure}, then `powertrain train --resume {part.folder.path}` writes it{besides}")
-    part.emit(ModelSaved(path=str(model_folder), step=part.state.step, seconds=time.perf_counter() - began))
+    part.emit(events.ModelSaved(path=str(model_folder), step=part.state.step, seconds=time.perf_counter() - began))
     return None

@@ -81,7 +81,7 @@ class CudaGraph(Technique):
     def confirm(self, setup: Setup) -> None:
         """Records, replays the first pass that fits twice, and holds gradients and loss against the eager pass's."""
         from powertrain.models.decoder import Decoder
-        from powertrain.training.replayed_passes import ReplayedPass, fits
+        from powertrain.training.replayed_passes import ReplayedPass
 
         found = setup.run_pass
         if not isinstance(found, ReplayedPass):
@@ -89,7 +89,7 @@ class CudaGraph(Technique):
         if isinstance(setup.model, Decoder) and setup.model.config.positions_change_at is not None:
             raise NotApplied("cuda_graph: with longrope a document's length decides its positions on the host; set it to off")
         passes = [batch for step in range(LOOKED_AT) for batch in setup.prepare(step)]
-        fitting = [batch for batch in passes if fits(batch, found.shape)]
+        fitting = [batch for batch in passes if batch.layout is not None]
         if 2 * len(fitting) < len(passes):
             raise NotApplied(f"cuda_graph: only {len(fitting)} of the first {len(passes)} passes have the shape that is "
                              f"recorded, {found.shape.tokens:,} tokens; set techniques.packing.multiple to its tokens, so that "

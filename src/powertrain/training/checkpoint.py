@@ -42,7 +42,9 @@ class Checkpoint:
 
 def save_checkpoint(folder: Path, state: State) -> Checkpoint:
     """Publish `folder`/step-NNNNNN. Raises OSError when the disk refuses, RunFailed when a weight is not finite."""
-    _require_finite(state)
+    broken = [name for name, parameter in _trained(state).items() if not bool(torch.isfinite(parameter).all())]
+    if broken:
+        raise WeightsNotFinite(state.step, len(broken), broken[0])
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{state.step:06d}"
     if final.exists():
@@ -52,7 +54,9 @@ def save_checkpoint(folder: Path, state: State) -> Checkpoint:
     try:
         for name, tensors in _tensors(state).items():
             save_tensors(tensors, temporary / name)
-        (temporary / "state.json").write_text(json.dumps(_plain_state(state), indent=1))
+        plain = {"step": state.step, "trained_tokens": state.trained_tokens, "clipped_steps": int(state.clipped_steps),
+                 "evaluations": state.evaluations, "scaler": state.scaler.state_dict()}
+        (temporary / "state.json").write_text(json.dumps(plain, indent=1))
         for name in FILES:
             sync(temporary / name)
         manifest = {"format": FORMAT, "step": state.step, "files": {name: _entry(temporary / name) for name in FILES}}
@@ -102,18 +106,25 @@ def what_is_wrong(path: Path) -> str | None:
 
 def load_checkpoint(checkpoint: Checkpoint, state: State) -> None:
     """Put a verified checkpoint into `state`: weights, optimizer, loss scale, counters and random generators."""
-    read = {name: load_file(checkpoint.folder / name) for name in FILES[:3]}
-    _copy_weights(state, read["model.safetensors"])
-    _restore_optimizer(state, read["optimizer.safetensors"])
+    weights, moments, random = (load_file(checkpoint.folder / name) for name in FILES[:3])
+    trained = _trained(state)
+    if set(trained) != set(weights) or any(trained[name].shape != weights[name].shape for name in weights):
+        raise WrongUse("the checkpoint holds another model than the recipe describes; resume with the run's own recipe")
+    with torch.no_grad():
+        for name, value in weights.items():
+            trained[name].copy_(value)
+    state.optimizer.restore({
+        parameter: {key.removeprefix(f"{name}."): value for key, value in moments.items() if key.rpartition(".")[0] == name}
+        for name, parameter in trained.items()})
     plain = json.loads((checkpoint.folder / "state.json").read_text())
     state.step, state.trained_tokens = plain["step"], plain["trained_tokens"]
     state.evaluations = {int(step): loss for step, loss in plain["evaluations"].items()}
     state.clipped_steps.fill_(plain["clipped_steps"])
     if plain["scaler"]:
         state.scaler.load_state_dict(plain["scaler"])
-    torch.set_rng_state(read["random.safetensors"]["cpu"])
-    if torch.cuda.is_available() and "cuda" in read["random.safetensors"]:
-        torch.cuda.set_rng_state(read["random.safetensors"]["cuda"])
+    torch.set_rng_state(random["cpu"])
+    if torch.cuda.is_available() and "cuda" in random:
+        torch.cuda.set_rng_state(random["cuda"])
 
 
 def keep_only(folder: Path, *, newest: int, evaluations: Mapping[int, float]) -> list[Path]:
@@ -154,42 +165,16 @@ def _tensors(state: State) -> dict[str, dict[str, Tensor]]:
     random = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         random["cuda"] = torch.cuda.get_rng_state()
-    by_weight = state.optimizer.moments()
+    trained, by_weight = _trained(state), state.optimizer.moments()
     moments = {f"{name}.{key}": value.contiguous()
-               for name, parameter in _trained(state).items() for key, value in by_weight.get(parameter, {}).items()}
-    weights = {name: parameter.detach().contiguous() for name, parameter in _trained(state).items()}
-    return {"model.safetensors": weights, "optimizer.safetensors": moments, "random.safetensors": random}
+               for name, parameter in trained.items() for key, value in by_weight.get(parameter, {}).items()}
+    weights = {name: parameter.detach().contiguous() for name, parameter in trained.items()}
+    return dict(zip(FILES, (weights, moments, random), strict=False))
 
 
 def _trained(state: State) -> dict[str, nn.Parameter]:
-    """What the run changes. Frozen weights are those of the model's own folder, and are never written again."""
+    """Return the weights that the run changes. Frozen weights are in the model's own folder, and are never written again."""
     return {name: parameter for name, parameter in state.model.named_parameters() if parameter.requires_grad}
-
-
-def _plain_state(state: State) -> Mapping[str, Any]:
-    return {"step": state.step, "trained_tokens": state.trained_tokens, "clipped_steps": int(state.clipped_steps),
-            "evaluations": state.evaluations, "scaler": state.scaler.state_dict()}
-
-
-def _copy_weights(state: State, weights: Mapping[str, Tensor]) -> None:
-    parameters = _trained(state)
-    if set(parameters) != set(weights) or any(parameters[n].shape != weights[n].shape for n in weights):
-        raise WrongUse("the checkpoint holds another model than the recipe describes; resume with the run's own recipe")
-    with torch.no_grad():
-        for name, value in weights.items():
-            parameters[name].copy_(value)
-
-
-def _restore_optimizer(state: State, moments: Mapping[str, Tensor]) -> None:
-    state.optimizer.restore({
-        parameter: {key.removeprefix(f"{name}."): value for key, value in moments.items() if key.rpartition(".")[0] == name}
-        for name, parameter in _trained(state).items()})
-
-
-def _require_finite(state: State) -> None:
-    broken = [name for name, p in _trained(state).items() if not bool(torch.isfinite(p).all())]
-    if broken:
-        raise WeightsNotFinite(state.step, len(broken), broken[0])
 
 
 def _entry(path: Path) -> dict[str, Any]:

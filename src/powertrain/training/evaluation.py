@@ -26,7 +26,7 @@ def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: floa
     with evaluating(setup.model), torch.no_grad(), passes(setup.ranks):
         for first in range(0, len(examples), setup.train_batch_size):
             last = min(first + setup.train_batch_size, len(examples))
-            for passed in setup.own_passes([examples[i] for i in range(first, last)]):
+            for passed in setup.passes([examples[i] for i in range(first, last)]):
                 batch = passed.to(setup.device)
                 losses.append(setup.held_out_loss(batch))
                 units += setup.objective.units(batch)

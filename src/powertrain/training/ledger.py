@@ -8,8 +8,8 @@ Memory that a library takes without torch's allocator is in neither.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import accumulate
 from typing import Self
 
 import torch
@@ -55,23 +55,19 @@ class MemoryLedger:
             self.peak_bytes = standing + torch.cuda.max_memory_allocated(self.device) - self._start
             self.reserved_bytes = torch.cuda.max_memory_reserved(self.device)
             return
-        held = most = 0
-        for nbytes in _allocations():
-            held += nbytes
-            most = max(most, held)
-        self.peak_bytes = most + (self.standing or 0)
+        # bytes, negative where they were freed, in order; freeing what stood at the start is not in it
+        changes = [event.cpu_memory_usage() for thread in _disable_profiler_legacy() for event in thread
+                   if str(event.kind()) == ALLOCATION]
+        self.peak_bytes = max(accumulate(changes, initial=0)) + (self.standing or 0)
 
 
-def _allocations() -> Iterator[int]:
-    """Ends the record. Bytes, negative where they were freed, in order; freeing what stood at the start is not in it."""
-    for thread in _disable_profiler_legacy():
-        for event in thread:
-            if str(event.kind()) == ALLOCATION:
-                yield event.cpu_memory_usage()
+def step_ledger(setup: Setup, state: State) -> MemoryLedger:
+    """Return a ledger for one optimizer step, with what stands between two steps."""
+    return MemoryLedger(setup.device, None if setup.device.type == "cuda" else standing_bytes(setup.model, state.optimizer))
 
 
-def measured_step_bytes(setup: Setup, state: State, max_grad_norm: float = 1.0) -> Mapping[str, int]:
-    """"allocated": the real peak of one optimizer step after the first, with weights, moments and all; on CUDA "reserved" too.
+def measured_step_bytes(setup: Setup, state: State, max_grad_norm: float = 1.0) -> int:
+    """Return the real peak of one optimizer step after the first, with weights, moments and all.
 
     It takes that step, and a first one where the optimizer has no state yet, so `state` moves on by one or two steps.
     """
@@ -79,11 +75,9 @@ def measured_step_bytes(setup: Setup, state: State, max_grad_norm: float = 1.0) 
     steps = train(replace(setup, loader=load_when_needed), state, Schedule("constant", rate, state.step + 2), max_grad_norm)
     if not state.optimizer.state:
         next(steps)
-    standing = None if setup.device.type == "cuda" else standing_bytes(setup.model, state.optimizer)
-    with MemoryLedger(setup.device, standing) as ledger:
+    with step_ledger(setup, state) as ledger:
         next(steps)
-    allocated = {"allocated": ledger.peak_bytes}
-    return allocated | {"reserved": ledger.reserved_bytes} if setup.device.type == "cuda" else allocated
+    return ledger.peak_bytes
 
 
 def standing_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:

@@ -121,12 +121,8 @@ def _lion(wanted: Optimizer) -> dict[str, Any]:
     return {"betas": wanted.betas}
 
 
-def _muon(wanted: Optimizer) -> dict[str, Any]:
+def _moments(wanted: Optimizer) -> dict[str, Any]:
     return {"betas": wanted.betas, "eps": wanted.epsilon, **wanted.settings}
-
-
-def _library(wanted: Optimizer) -> dict[str, Any]:
-    return {"betas": wanted.betas, "eps": wanted.epsilon}
 
 
 NVIDIA = ("cuda",)                           # its driver does the paging
@@ -151,19 +147,19 @@ ROWS = (
                   "least_rms": Setting(1e-3, least=0)}),
     Row("muon", "makes the update of each hidden matrix orthogonal; adamw updates embeddings, norms and head",
         "Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv:2502.16982; torch.optim.Muon",
-        "MuonAndAdamW", _muon, {"momentum_buffer": FP32}, of_vectors=MOMENTS, of_outside=MOMENTS, update_tensors=3,
+        "MuonAndAdamW", _moments, {"momentum_buffer": FP32}, of_vectors=MOMENTS, of_outside=MOMENTS, update_tensors=3,
         parts_hidden=True, orthogonalising_rounds=5,
         settings={"momentum": Setting(0.95, 0, 1), "nesterov": Setting(True), "ns_steps": Setting(5, 1, 100),
                   "adjust_lr_fn": Setting("match_rms_adamw", choices=("match_rms_adamw", "original"))}),
-    Row("adamw_8bit", "as adamw, with both moments rounded to 8 bits", BYTES, "AdamW8bit", _library, EIGHT_BIT_MOMENTS,
+    Row("adamw_8bit", "as adamw, with both moments rounded to 8 bits", BYTES, "AdamW8bit", _moments, EIGHT_BIT_MOMENTS,
         part="bitsandbytes", devices=LIBRARY, update_tensors_on_cpu=5),
     Row("lion_8bit", "as lion, with its moment rounded to 8 bits", BYTES, "Lion8bit", _lion,
         {"state1": 1, "absmax1": FP32 / BLOCK}, part="bitsandbytes", devices=LIBRARY, update_tensors_on_cpu=5,
         defaults={"adam_beta2": 0.99}),
     Row("paged_adamw", "as adamw, with moments that move to the host when the GPU runs short", PAGES,
-        "PagedAdamW32bit", _library, LIBRARY_MOMENTS, part="bitsandbytes", devices=NVIDIA),
+        "PagedAdamW32bit", _moments, LIBRARY_MOMENTS, part="bitsandbytes", devices=NVIDIA),
     Row("paged_adamw_8bit", "as adamw_8bit, with moments that move to the host when the GPU runs short", PAGES,
-        "PagedAdamW8bit", _library, EIGHT_BIT_MOMENTS, part="bitsandbytes", devices=NVIDIA),
+        "PagedAdamW8bit", _moments, EIGHT_BIT_MOMENTS, part="bitsandbytes", devices=NVIDIA),
 )
 OPTIMIZERS = Table("optimizer", {row.name: row for row in ROWS})
 

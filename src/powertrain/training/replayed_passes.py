@@ -18,7 +18,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +27,7 @@ from powertrain.models.kernels.static_attention import OverEnds, kernel_over_end
 from powertrain.models.model import Model
 from powertrain.records import IGNORE, Batch, Layout
 from powertrain.training.laps import Lap
+from powertrain.training.loop import zero_means
 from powertrain.training.objective import Sums
 from powertrain.training.setup import RunPass, Setup, run_eagerly
 
@@ -63,17 +63,11 @@ def _roomy(most: int, limit: int) -> int:
     return min(limit, MULTIPLE * math.ceil(ROOM * most / MULTIPLE))
 
 
-def fits(batch: Batch, shape: PassShape) -> bool:
-    """Whether the pass can be replayed as one of this shape."""
-    if shape.lengths is not None and batch.lengths != shape.lengths:
-        return False
-    return (len(batch.tokens) == len(batch.targets) == shape.tokens and len(batch.lengths) <= shape.documents
-            and max(batch.lengths) <= shape.longest and batch.trained_tokens <= shape.rows)
-
-
 def lay_out(batch: Batch, shape: PassShape) -> Batch:
-    """The batch with its layout, where it fits the shape."""
-    if not fits(batch, shape):
+    """Return the batch with its layout, where it fits the shape and so can be replayed; else the batch as it is."""
+    if shape.lengths not in (None, batch.lengths) or not len(batch.tokens) == len(batch.targets) == shape.tokens:
+        return batch
+    if len(batch.lengths) > shape.documents or max(batch.lengths) > shape.longest or batch.trained_tokens > shape.rows:
         return batch
     ends = torch.full((shape.documents + 1,), shape.tokens, dtype=torch.int32)
     ends[:len(batch.lengths) + 1] = torch.tensor((0, *batch.lengths), dtype=torch.int32).cumsum(0)
@@ -99,29 +93,21 @@ def static_sums(setup: Setup, batch: Batch, shape: PassShape) -> Sums:
     return replace(setup, attention=attention, loss=loss).sums(batch)
 
 
-class Recorder(Protocol):
-    """How work is recorded."""
-
-    def warm_up(self, work: Callable[[], None]) -> None:
-        """Does it, where it will be recorded."""
-
-    def record(self, work: Callable[[], None]) -> Callable[[], object]:
-        """What does it again. Whether it is done now, too, is not said."""
-
-
 class GraphRecorder:
-    """Work on the current CUDA device, as a CUDA graph."""
+    """Records work on the current CUDA device as a CUDA graph."""
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def warm_up(self, work: Callable[[], None]) -> None:
+        """Do the work, where it will be recorded."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             work()
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def record(self, work: Callable[[], None]) -> Callable[[], object]:
+        """Return a function that does the work again. The work is not done now."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream):
             work()
@@ -154,12 +140,8 @@ class Recording:
 
     def run(self, batch: Batch, units: int) -> Sums:
         """Add the gradients of the batch's loss over `units`; return that loss and the metrics."""
-        assert batch.layout is not None
-        assert self.batch.layout is not None
         self.attach()
-        for own, given in ((self.batch.tokens, batch.tokens), (self.batch.targets, batch.targets),
-                           (self.batch.positions, batch.positions), (self.batch.layout.ends, batch.layout.ends),
-                           (self.batch.layout.rows, batch.layout.rows)):
+        for own, given in zip(_tensors(self.batch), _tensors(batch), strict=True):
             own.copy_(given, non_blocking=True)
         self.units.fill_(units)
         self.replay()
@@ -171,7 +153,7 @@ class ReplayedPass:
     """Runs passes that have a layout from a recording, which the first of them makes, and all others by `eager`."""
 
     shape: PassShape
-    make_recorder: Callable[[], Recorder] = GraphRecorder
+    make_recorder: Callable[[], GraphRecorder] = GraphRecorder
     eager: RunPass = run_eagerly
     counts: dict[str, int] = field(default_factory=lambda: {"recorded": 0, "replayed": 0, "eager": 0})
     _recording: Recording | None = None
@@ -190,11 +172,12 @@ class ReplayedPass:
         return means
 
 
-def record(setup: Setup, batch: Batch, shape: PassShape, scaler: torch.amp.GradScaler, recorder: Recorder) -> Recording:
+def record(setup: Setup, batch: Batch, shape: PassShape, scaler: torch.amp.GradScaler, recorder: GraphRecorder) -> Recording:
     """A recording of the pass; gradients are left as they were."""
-    own, trained = _copy(batch), [parameter for parameter in setup.model.parameters() if parameter.requires_grad]
-    units = torch.ones((), device=setup.device)
-    means = {name: torch.zeros((), device=setup.device) for name in ("loss", *setup.objective.metrics)}
+    tokens, targets, positions, ends, rows = (tensor.clone() for tensor in _tensors(batch))
+    own = replace(batch, tokens=tokens, targets=targets, positions=positions, layout=Layout(ends, rows))
+    trained = [parameter for parameter in setup.model.parameters() if parameter.requires_grad]
+    units, means = torch.ones((), device=setup.device), zero_means(setup)
 
     def work() -> None:
         found = {name: value / units for name, value in static_sums(setup, own, shape).items()}
@@ -219,11 +202,10 @@ def record(setup: Setup, batch: Batch, shape: PassShape, scaler: torch.amp.GradS
     return Recording(replay, own, units, means, with_gradient, gradients, _places(setup))
 
 
-def _copy(batch: Batch) -> Batch:
+def _tensors(batch: Batch) -> tuple[Tensor, ...]:
+    """Return what a recording reads of a batch."""
     assert batch.layout is not None
-    layout = Layout(batch.layout.ends.clone(), batch.layout.rows.clone())
-    return replace(batch, tokens=batch.tokens.clone(), targets=batch.targets.clone(), positions=batch.positions.clone(),
-                   layout=layout)
+    return batch.tokens, batch.targets, batch.positions, batch.layout.ends, batch.layout.rows
 
 
 def _places(setup: Setup) -> tuple[int, ...]:

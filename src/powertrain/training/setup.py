@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -102,45 +103,34 @@ class Setup:
 
         Every process arranges the whole step and takes its share of the passes; the share may be empty.
         """
-        indices = step_examples(self.seed, step, self.train_batch_size, len(self.examples))
-        return self.own_passes([self.examples[int(i)] for i in indices])
+        return self.passes(self.examples_of(step))
 
-    def own_passes(self, examples: Sequence[Example]) -> MicroBatches:
+    def passes(self, examples: Sequence[Example]) -> MicroBatches:
         """Return this process's share of the forward passes that these examples take."""
         parts = self.arrange(examples, self.micro_batch)
         shared = self.ranks.share(parts, [sum(example.tokens for example in part) for part in parts])
         return [self.lay_out(self.batch_of(part)) for part in shared]
 
-    def passes(self, examples: Sequence[Example]) -> MicroBatches:
-        """Return the batches of all forward passes that these examples take."""
-        return [self.lay_out(self.batch_of(part)) for part in self.arrange(examples, self.micro_batch)]
+    def examples_of(self, step: int) -> list[Example]:
+        """Return the examples of optimizer step `step` (from 0)."""
+        indices = step_examples(self.seed, step, self.train_batch_size, len(self.examples))
+        return [self.examples[int(index)] for index in indices]
 
     def batch_of(self, examples: Sequence[Example]) -> Batch:
         """Return one batch of these examples' documents."""
         return self.collate([document for example in examples for document in self.objective.documents(example)])
 
     def few_tokens(self, at_least: int) -> Batch:
-        """A pass of the first step's shortest examples, two or more, for whoever has to see a pass and not what it comes to."""
-        indices = step_examples(self.seed, 0, self.train_batch_size, len(self.examples))
-        few: list[Example] = []
-        for example in sorted((self.examples[int(i)] for i in indices), key=lambda example: example.tokens):
-            if len(few) > 1 and sum(one.tokens for one in few) >= at_least:
-                break
-            few.append(example)
-        return self.passes(few)[0]
+        """Return a small pass for compiling and profiling, of the first step's shortest examples, two or more."""
+        return self.passes(_reaching(sorted(self.examples_of(0), key=lambda example: example.tokens), at_least, examples=2))[0]
 
     def try_out(self, tokens: int) -> None:
-        """The blocks run forward once, without a gradient, over the first step's first examples of `tokens` or a bit more."""
-        few: list[Example] = []
-        for index in step_examples(self.seed, 0, self.train_batch_size, len(self.examples)):
-            few.append(self.examples[int(index)])
-            if sum(example.tokens for example in few) >= tokens:
-                break
+        """Run the blocks forward once, without a gradient, over the first step's first examples of `tokens` or a bit more."""
         with torch.no_grad(), self.precision.context(self.device):
-            self.model.hidden(self.batch_of(few).to(self.device))
+            self.model.hidden(self.batch_of(_reaching(self.examples_of(0), tokens)).to(self.device))
 
     def product_dtype(self) -> torch.dtype:
-        """The dtype that the model's matrix products come out in, tried on one row.
+        """Return the dtype that the model's matrix products come out in, tried on one row.
 
         bitsandbytes' own 4-bit linear gives its input's dtype back, whatever it computes in, and tells nothing.
         """
@@ -171,16 +161,23 @@ class Setup:
 
 
 def plain_setup(model: Model, examples: Sequence[Example], collate: Callable[[Sequence[Example]], Batch], *,
-                train_batch_size: int, seed: int, optimizer: Optimizer, objective: Objective = NEXT_TOKEN) -> Setup:
+                train_batch_size: int, seed: int, optimizer: Optimizer, objective: Objective = NEXT_TOKEN,
+                code: Path | None = None) -> Setup:
     """The setup with no technique in force: fp32, one micro-batch, eager, batches made when they are needed.
 
     `collate` is the plain one for the data: collate_padded where a causal model's examples differ in length.
     """
     return Setup(model=model, device=next(model.parameters()).device, examples=examples,
-                 train_batch_size=train_batch_size, seed=seed, micro_batch=train_batch_size, arrange=in_order,
-                 collate=collate,
+                 train_batch_size=train_batch_size, seed=seed, micro_batch=train_batch_size, arrange=in_order, collate=collate,
                  loader=load_when_needed, attention=math_attention, run_block=run_plainly, loss=token_loss,
-                 precision=Precision(), optimizer=optimizer, objective=objective)
+                 precision=Precision(), optimizer=optimizer, objective=objective, code=code)
+
+
+def _reaching(ordered: Sequence[Example], tokens: int, *, examples: int = 1) -> Sequence[Example]:
+    """Return the first of the examples that have so many tokens together, and at least so many of them."""
+    sums = accumulate(example.tokens for example in ordered)
+    needed = next((count for count, held in enumerate(sums, start=1) if held >= tokens), len(ordered))
+    return ordered[:max(needed, examples)]
 
 
 def in_order(examples: Sequence[Example], micro_batch: int) -> list[list[Example]]:

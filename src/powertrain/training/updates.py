@@ -70,10 +70,9 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, hidden_apart: boo
     decaying, plain = decay_groups(model)
     groups: Groups = [{"params": decaying, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
     if hidden_apart:
-        names = hidden_matrices(model)
-        inside, outside = ([p for p in decaying if (p in names) is hidden] for hidden in (True, False))
-        groups = [{"params": inside, "weight_decay": weight_decay, "hidden": True},
-                  {"params": outside, "weight_decay": weight_decay, "hidden": False}, {**groups[1], "hidden": False}]
+        hidden = hidden_matrices(model)
+        groups = [{**group, "params": [p for p in group["params"] if (p in hidden) is inside], "hidden": inside}
+                  for group in groups for inside in (True, False)]
     return [group for group in groups if group["params"]]
 
 
