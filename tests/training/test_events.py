@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from powertrain.records import WrongUse
-from powertrain.records.event_log import EventLog, read_events
+from powertrain.records.event_log import POLL_S, EventLog, followed, read_events, to_line
 from powertrain.records.events import End, Event, Note, Resume, Start, Step
 
 
@@ -160,6 +163,44 @@ def test_events_of_other_threads_are_kept_once_and_in_their_order(tmp_path: Path
     assert sorted(found) == [1000 * thread + number for thread in range(4) for number in range(200)]
     assert all([one for one in found if one // 1000 == thread] == list(range(1000 * thread, 1000 * thread + 200))
                for thread in range(4))
+
+
+FOLLOWER = """
+import sys
+from pathlib import Path
+from powertrain.records.event_log import followed
+for event in followed(Path(sys.argv[1])):
+    print(event.kind, event.step, flush=True)
+sys.exit("torch" in sys.modules)
+"""
+
+
+def test_a_follower_in_a_process_of_its_own_reads_each_event_when_its_line_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with subprocess.Popen([sys.executable, "-c", FOLLOWER, str(path)], stdout=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout is not None
+        log = EventLog(path)
+        for event in (Start(), step(1), End(step=1, reason="stopped"), Resume(step=1)):      # it was stopped, and goes on
+            log.write(event)
+        log.flush()
+        assert [follower.stdout.readline() for _ in range(4)] == ["start 0\n", "step 1\n", "end 1\n", "resume 1\n"]
+        line = json.dumps(to_line(step(2)))
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(line[:20])
+            file.flush()
+            time.sleep(2 * POLL_S)
+            file.write(line[20:] + "\n")
+        log.write(End(step=2, reason="finished"))
+        log.flush()
+        assert follower.stdout.read() == "step 2\nend 2\n"
+    assert follower.returncode == 0
+
+
+def test_a_follower_of_a_killed_run_reads_to_the_end_and_stops(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log.write(step(1))
+    log.flush()
+    assert [event.step for event in followed(log.path, is_over=lambda: True)] == [1]
 
 
 @pytest.mark.parametrize("line", [b'{"event": "st\n', b"[]\n", b'{"time": 3}\n', b"\0\0\0\n", b"\xff\n", b"\n",
