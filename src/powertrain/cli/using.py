@@ -104,7 +104,6 @@ def evaluate(model: Model,
 
 
 def _show_loss(opened: OpenedModel, data: str | None, *, as_json: bool) -> None:
-    from powertrain.records.events import Evaluated
     from powertrain.report.figures import perplexity
     from powertrain.report.result import quality
     from powertrain.use.scoring import score, score_source
@@ -112,10 +111,9 @@ def _show_loss(opened: OpenedModel, data: str | None, *, as_json: bool) -> None:
     found, gzip_bits = score(opened, cache_folder(), say) if data is None else score_source(opened, data, cache_folder(), say)
     if as_json:
         output.print_json({"event": "evaluation", "gzip_bits_per_byte": gzip_bits, "perplexity": perplexity(found.loss),
-                           **to_plain(found)})
+                           **{name: getattr(found, name) for name in ("loss", "tokens", "bits_per_byte", "seconds")}})
     else:
-        evaluated = Evaluated(loss=found.loss, tokens=found.tokens, bits_per_byte=found.bits_per_byte)
-        output.print_rows([("Held-out" if data is None else "Data", quality(evaluated, gzip_bits))])
+        output.print_rows([("Held-out" if data is None else "Data", quality(found, gzip_bits))])
 
 
 def _show_answers(opened: OpenedModel, data: str | None, metric: str, *, limit: int, tokens: int, as_json: bool) -> None:

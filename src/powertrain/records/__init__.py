@@ -225,14 +225,6 @@ class Batch(Movable):
         return sum(self.lengths) - self.padding_tokens + (sum(self.source.lengths) if self.source else 0)
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    loss: float                              # nats per token
-    tokens: int
-    bits_per_byte: float | None              # None when the text's bytes are not known
-    seconds: float
-
-
 def to_plain(value: Any) -> Any:
     """`value` as JSON holds it: dataclasses become objects, tuples lists, mappings objects with string keys."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

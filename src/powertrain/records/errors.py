@@ -87,13 +87,12 @@ class DoesNotFit(RunFailed):
     `pass_tokens` are those of its largest pass; `updating` where the optimizer's update had begun, which cannot be repeated.
     """
 
-    def __init__(self, step: int, said: str, pass_tokens: int, cures: str, *, updating: bool = False,
-                 cure: tuple[str, ...] = ()):
+    def __init__(self, step: int, said: str, pass_tokens: int, cures: str, *, updating: bool = False):
         why = (f"the optimizer's update of step {step:,} ran out of memory ({said}), and half an update cannot be repeated. Go "
                "on from the last checkpoint with more memory free, or start again" if updating else
                f"step {step:,} does not fit the memory ({said}), and its largest pass, of {pass_tokens:,} tokens, cannot be "
                "halved")
-        super().__init__(f"{why}; {cures}", cure=cure)
+        super().__init__(f"{why}; {cures}")
         self.step, self.said, self.pass_tokens, self.updating = step, said, pass_tokens, updating
 
 

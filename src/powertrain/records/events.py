@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 VERSION = 2                  # of these classes; `start` and `resume` carry it. Version 1 told warnings as sentences
 
@@ -17,24 +17,26 @@ def _now() -> float:
     return round(time.time(), 3)
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened in a run."""
+    """Something that happened in a run. Every subclass is such a dataclass too."""
 
     kind: ClassVar[str] = ""
     time: float = field(default_factory=_now)            # of the day, in seconds since 1970
     step: int = 0                                        # optimizer steps that were done
     more: Mapping[str, Any] = field(default_factory=dict)    # fields of a later version
 
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
-@dataclass(frozen=True, kw_only=True)
+
 class Unknown(Event):
     """An event of a kind that this version does not know."""
 
     event: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Folder(Event):
     """The run's folder was made. Told to listeners; events.jsonl lies in that folder."""
 
@@ -42,7 +44,6 @@ class Folder(Event):
     path: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Start(Event):
     """A run began."""
 
@@ -64,7 +65,6 @@ class Start(Event):
     load: float | None = None                # of the machine, over the minute before
 
 
-@dataclass(frozen=True, kw_only=True)
 class Resume(Start):
     """A run went on after `step`."""
 
@@ -72,7 +72,6 @@ class Resume(Start):
     rejected: tuple[str, ...] = ()           # checkpoints that did not verify
 
 
-@dataclass(frozen=True, kw_only=True)
 class Step(Event):
     """One optimizer step; the first is 1."""
 
@@ -88,7 +87,6 @@ class Step(Event):
     metrics: Mapping[str, float] = field(default_factory=dict)   # of the objective: cross_entropy and z_loss where they are on
 
 
-@dataclass(frozen=True, kw_only=True)
 class Evaluated(Event):
     """The loss on held-out text."""
 
@@ -100,7 +98,6 @@ class Evaluated(Event):
     final: bool = False                      # over all of the text
 
 
-@dataclass(frozen=True, kw_only=True)
 class Sample(Event):
     """Text that the model wrote after the recipe's prompt."""
 
@@ -109,7 +106,6 @@ class Sample(Event):
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Adapters(Event):
     """Figures of the trained adapters, by module."""
 
@@ -117,7 +113,6 @@ class Adapters(Event):
     modules: Mapping[str, Mapping[str, float]]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Memory(Event):
     """The memory that one step really allocated, beside the prediction for its passes."""
 
@@ -128,7 +123,6 @@ class Memory(Event):
     fullest_bytes: int = 0                   # predicted for the fullest passes that the run may have
 
 
-@dataclass(frozen=True, kw_only=True)
 class Saved(Event):
     """A checkpoint is on the disk."""
 
@@ -138,7 +132,6 @@ class Saved(Event):
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelSaved(Event):
     """The final model is on the disk."""
 
@@ -147,7 +140,6 @@ class ModelSaved(Event):
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class End(Event):
     """A session ended."""
 
@@ -171,7 +163,6 @@ class End(Event):
 # ------------------------------------------------------------------------------------------------ warnings and notes
 
 
-@dataclass(frozen=True, kw_only=True)
 class Told(Event):
     """A warning or a note: something that is also shown to people, as a sentence made from its fields."""
 
@@ -186,14 +177,12 @@ class Told(Event):
         return self.message or self.says.format_map(vars(self)) or unknown
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunWarning(Told):
     """A warning. This class itself is one of version 1 that no kind below covers, or one of a later version."""
 
     kind = "warning"
 
 
-@dataclass(frozen=True, kw_only=True)
 class OutOfMemory(RunWarning):
     """A pass of step `step` + 1 ran out of memory; the step is taken again in smaller passes."""
 
@@ -210,7 +199,6 @@ class OutOfMemory(RunWarning):
                 f"{self.train_batch_size} examples. plan.json now holds the smaller passes")
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckpointFailed(RunWarning):
     """The checkpoint of `step` could not be written; training goes on."""
 
@@ -235,7 +223,6 @@ class CheckpointFailed(RunWarning):
         return f"the checkpoint of step {self.step:,} could not be saved: {self.why}. {then}. {self.cure}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckpointNotDeleted(RunWarning):
     """An older checkpoint could not be deleted."""
 
@@ -246,7 +233,6 @@ class CheckpointNotDeleted(RunWarning):
     folder: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckpointRejected(RunWarning):
     """A checkpoint did not verify, so the run went on from an older one."""
 
@@ -256,7 +242,6 @@ class CheckpointRejected(RunWarning):
     why: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class LittleDisk(RunWarning):
     """The disk has too little room for the checkpoints of the run."""
 
@@ -271,7 +256,6 @@ class LittleDisk(RunWarning):
                 f"and a new one take {self.needed_bytes / 2**20:,.0f} MiB. Free some space, or use save_total_limit=1")
 
 
-@dataclass(frozen=True, kw_only=True)
 class EventsWaiting(RunWarning):
     """events.jsonl cannot be written; events wait in memory."""
 
@@ -281,7 +265,6 @@ class EventsWaiting(RunWarning):
     why: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class ListenerFailed(RunWarning):
     """Whoever was shown the events raised an error; training goes on."""
 
@@ -290,14 +273,12 @@ class ListenerFailed(RunWarning):
     why: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Note(Told):
     """Something worth knowing that asks for nothing."""
 
     kind = "note"
 
 
-@dataclass(frozen=True, kw_only=True)
 class TechniqueNote(Note):
     """What a technique found when it was applied to this model."""
 
@@ -305,7 +286,6 @@ class TechniqueNote(Note):
     technique: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class TimingSteps(Note):
     """A few steps are timed, to turn `train_time_s` into a number of steps."""
 

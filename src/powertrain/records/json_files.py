@@ -24,9 +24,9 @@ def read_json(path: Path, cure: str = "it was cut off or changed by hand: restor
     return value
 
 
-def write_json(path: Path, value: Mapping[str, Any], indent: int = 2) -> None:
-    """Write one JSON object. Raises OSError."""
-    path.write_text(json.dumps(value, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8")
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write one JSON object, whole or not at all: a kill leaves the old file. Raises OSError."""
+    replace_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def replace_file(path: Path, content: bytes) -> None:

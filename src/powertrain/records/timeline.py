@@ -8,8 +8,9 @@ seconds have passed, and the clock is set by the other events. What lies between
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
@@ -96,6 +97,15 @@ class _Clock:
         where[part] = where.get(part, 0.0) + seconds
         self.now_s += seconds
 
+    def spend_step(self, step: Step) -> None:
+        self.spent.append({} if self.spent else self.waiting)
+        known = {part: seconds for name, seconds in step.parts.items() if (part := _STEP_PARTS.get(name, name)) in PARTS}
+        for part, seconds in known.items():
+            self.spend(part, seconds)
+        rest = step.seconds - sum(known.values())
+        if rest > 0 or not known:            # parts are written with six digits behind the point
+            self.spend(OTHER if known else NOT_SPLIT, rest)
+
     def set_to(self, at_s: float) -> None:
         """What has passed unseen until then is `other`; a clock of the day that was set back moves nothing."""
         if at_s > self.now_s:
@@ -108,7 +118,7 @@ def read(events: Sequence[Event], all_events: Sequence[Event] = ()) -> History:
     happened, start, last_end, overrun_s = list[Happened[Event]](), Start(), None, 0.0
     for event in events:
         if isinstance(event, Step):
-            _spend_step(clock, event)
+            clock.spend_step(event)
             steps.append(event)
             ends.append(clock.now_s)
             continue
@@ -131,19 +141,6 @@ def read(events: Sequence[Event], all_events: Sequence[Event] = ()) -> History:
     return History(start, tuple(steps), tuple(ends), tuple(happened), tuple(clock.spent) or (clock.waiting,), clock.now_s,
                    tuple(sessions), last_end, events[0].time if events else None, len(again),
                    sum(event.seconds for event in again), overrun_s)
-
-
-def _spend_step(clock: _Clock, event: Step) -> None:
-    clock.spent.append({} if clock.spent else clock.waiting)
-    parts = {_STEP_PARTS.get(name, name): seconds for name, seconds in event.parts.items()}
-    known = {name: seconds for name, seconds in parts.items() if name in PARTS}
-    for name, seconds in known.items():
-        clock.spend(name, seconds)
-    rest = event.seconds - sum(known.values())
-    if not known:
-        clock.spend(NOT_SPLIT, rest)
-    elif rest > 0:                           # parts are written with six digits behind the point
-        clock.spend(OTHER, rest)
 
 
 def warm_ups(history: History) -> list[range]:
@@ -213,22 +210,13 @@ def quantile(found: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def smoothed(found: Sequence[float | None], steps: int) -> list[float | None]:
-    """The mean of the values around each, so many together, fewer at the ends; a gap stays a gap."""
-    return [None if here is None else sum(near) / len(near) for here, near in _around(found, steps)]
-
-
-def rolling_median(found: Sequence[float | None], steps: int) -> list[float | None]:
-    """As `smoothed`, but one slow step moves it little."""
-    return [None if here is None else quantile(near, 0.5) for here, near in _around(found, steps)]
-
-
-def _around(found: Sequence[float | None], steps: int) -> Iterator[tuple[float | None, list[float]]]:
-    """Each value, or None where it is no finite number, with the finite ones around it."""
+def smoothed(found: Sequence[float | None], steps: int,
+             middle: Callable[[Sequence[float]], float] = statistics.fmean) -> list[float | None]:
+    """Return the middle of the finite values around each, so many together, fewer at the ends; a gap stays a gap."""
     known = [value if value is not None and math.isfinite(value) else None for value in found]
-    half = steps // 2
-    for place, value in enumerate(known):
-        yield value, [near for near in known[max(0, place - half):place + half + 1] if near is not None]
+    around = [known[max(0, place - steps // 2):place + steps // 2 + 1] for place in range(len(known))]
+    return [None if here is None else middle([value for value in near if value is not None])
+            for here, near in zip(known, around, strict=True)]
 
 
 def bins(count: int, most: int) -> list[tuple[int, int]]:

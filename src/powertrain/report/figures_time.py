@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
 from powertrain.records.events import End, Evaluated, Event, ModelSaved, Note, Resume, RunWarning, Sample, Saved
-from powertrain.records.timeline import NOT_SPLIT, OTHER, History, bins, rolling_median, spread, steady_speeds, warm_ups
+from powertrain.records.timeline import NOT_SPLIT, OTHER, History, bins, smoothed, spread, steady_speeds, warm_ups
 from powertrain.report import chart
 from powertrain.report.chart import Axis, Moments, Plot, Point, Row, Rows, Segment, Series, stacked
 from powertrain.report.figures import count, duration
@@ -78,7 +79,7 @@ def throughput(history: History) -> Figure | Missing:
         chart.Band("10 to 90% of the steps", low, high, "blue"),
         *(chart.Span("warm-up", xs[places[0]] - 0.5, xs[places[-1]] + 0.5) for places in warm),
         Series("each step", tuple(zip(xs, speeds, strict=True)), "blue", "faint"),
-        Series(f"median of {over} steps", tuple(zip(xs, rolling_median(speeds, over), strict=True)), "blue"),
+        Series(f"median of {over} steps", tuple(zip(xs, smoothed(speeds, over, statistics.median), strict=True)), "blue"),
         chart.Level(f"median {count(middle)}", middle),
         *(Moments(kind, at, colour) for kind, colour, at in happened if at))
     plot = Plot(Axis("step"), Axis("real tokens per second", low=0.0), marks)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,7 +19,7 @@ from powertrain.recipe import Recipe, Resolved, flat, read_yaml, resolve
 from powertrain.records import WrongUse, origins
 from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Evaluated, Event, Start, Step
-from powertrain.records.json_files import read_json, replace_file
+from powertrain.records.json_files import read_json, replace_file, write_json
 from powertrain.records.origins import Origin
 from powertrain.records.timeline import last_of
 
@@ -165,11 +164,6 @@ def _got_lock(file: TextIO, *, alone: bool) -> bool | None:
 
 
 # ------------------------------------------------------------------------------------------------ recipe and plan on disk
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file whole or not at all: a kill leaves the one before."""
-    replace_file(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def write_recipe(folder: RunFolder, resolved: Resolved) -> None:

@@ -23,7 +23,7 @@ from powertrain.planner import Tuned
 from powertrain.recipe import Recipe
 from powertrain.records import DataFacts, Facts, Hardware, Plan, Reached, UnknownFact, to_plain
 from powertrain.records.evidence import Interval
-from powertrain.records.json_files import replace_file
+from powertrain.records.json_files import write_json
 
 LEFT_OUT = (2, 0.1)          # of a run: the first steps, at least so many and so large a share, which are slower
 LEAST_STEPS = 10             # that a run is measured over
@@ -139,7 +139,7 @@ def read_tuned(cache: Path, facts: Facts, recipe: Recipe) -> Tuned | None:
 def keep_tuned(cache: Path, facts: Facts, recipe: Recipe, tuned: Tuned) -> Path:
     """Write a tuned plan, in the place of an older one. Raises OSError where the cache cannot be written."""
     file = tuned_file(cache, facts, recipe)
-    replace_file(file, json.dumps(to_plain(tuned), indent=2).encode() + b"\n")
+    write_json(file, to_plain(tuned))
     return file
 
 

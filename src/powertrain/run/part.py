@@ -25,6 +25,7 @@ from powertrain.cost.memory import peak_memory
 from powertrain.records import RunFailed, UserError, events, to_plain
 from powertrain.records.errors import LossNotFinite
 from powertrain.records.event_log import EVENTS_EVERY_S, EventLog
+from powertrain.records.json_files import write_json
 from powertrain.run import folder as run_folder
 from powertrain.run.fits import refuse_what_does_not_fit, workload_of_step
 from powertrain.run.folder import RunFolder
@@ -195,8 +196,8 @@ def new_run(prepared: Prepared, listener: Listener, write_sample: WriteSample, r
         setup = replace(build_setup(prepared), ranks=ranks)
         prepared = with_measured_length(prepared, setup, lambda seconds: record.show(events.TimingSteps(seconds=seconds)))
         if ranks.is_writer:
-            run_folder.write_json(folder.facts, to_plain(prepared.facts))
-            run_folder.write_json(folder.plan, planner.to_json(prepared.plan))
+            write_json(folder.facts, to_plain(prepared.facts))
+            write_json(folder.plan, planner.to_json(prepared.plan))
             run_folder.write_recipe(folder, prepared.resolved)       # last: with it the folder holds a run
         state = new_state(setup, prepared.recipe.weight_decay)
         part = Part(prepared, setup, state, folder, record, write_sample, interrupt)

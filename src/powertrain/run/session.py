@@ -22,8 +22,9 @@ from powertrain.models.saving import save_model
 from powertrain.recipe import in_steps
 from powertrain.records import NotDurable, RunFailed, events, to_plain
 from powertrain.records.errors import DoesNotFit
+from powertrain.records.json_files import write_json
 from powertrain.run.fits import checkpoint_bytes, cures
-from powertrain.run.folder import RunFolder, write_json
+from powertrain.run.folder import RunFolder
 from powertrain.run.learned import keep_speed
 from powertrain.run.part import Listener, Part, WriteSample, new_run
 from powertrain.run.prepare import Prepared
@@ -115,8 +116,7 @@ def _evaluate(part: Part, *, final: bool) -> None:
             too_large = error.said
         go_on_smaller(part, too_large)
     part.state.evaluations[step] = found.loss
-    part.emit(events.Evaluated(step=step, final=final, loss=found.loss, tokens=found.tokens, bits_per_byte=found.bits_per_byte,
-                               seconds=found.seconds))
+    part.emit(replace(found, step=step, final=final))
     if final and (told := part.setup.model.diagnose()):
         part.emit(events.Adapters(step=step, modules=to_plain(told)))
     if recipe.sample.tokens and part.ranks.is_writer:

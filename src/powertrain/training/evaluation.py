@@ -10,13 +10,13 @@ import torch
 
 from powertrain.data.example import Example
 from powertrain.models.model import evaluating
-from powertrain.records import Evaluation
+from powertrain.records.events import Evaluated
 from powertrain.training.out_of_memory import passes
 from powertrain.training.setup import Setup
 
 
-def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: float | None) -> Evaluation:
-    """Mean loss over `examples`, which must not be empty.
+def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: float | None) -> Evaluated:
+    """Return the mean loss over `examples`, which must not be empty, as an event without its step.
 
     `tokens_per_byte` of the text turns nats per token into bits per byte; None where it is not known.
     """
@@ -34,7 +34,7 @@ def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: floa
     (units,) = setup.ranks.total(units)
     loss = total / units
     bits_per_byte = None if tokens_per_byte is None else loss * tokens_per_byte / math.log(2)
-    return Evaluation(loss, units, bits_per_byte, time.perf_counter() - started)
+    return Evaluated(loss=loss, tokens=units, bits_per_byte=bits_per_byte, seconds=time.perf_counter() - started)
 
 
 def spread(examples: Sequence[Example], most: int | None) -> Sequence[Example]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,21 +26,17 @@ ROW = 4096                                   # elements summed one after another
 LEAST_NORM = 1e-6                            # added to the norm, as torch.nn.utils.clip_grads_with_norm_ does
 
 
-@dataclass
 class FlatGroup:
     """The parameters of one group, and where they are in its buffer."""
 
-    parameters: Sequence[nn.Parameter]
-    flat: nn.Parameter = field(init=False)   # (a multiple of ROW,) fp32, zero where no parameter is
-    gradients: list[Tensor] = field(init=False)          # of each parameter, views of flat.grad
-
-    def __post_init__(self) -> None:
-        self.flat = nn.Parameter(flattened(self.parameters))
+    def __init__(self, parameters: Sequence[nn.Parameter]):
+        self.parameters = parameters
+        self.flat = nn.Parameter(flattened(parameters))      # (a multiple of ROW,) fp32, zero where no parameter is
         self.flat.grad = torch.zeros_like(self.flat)
-        self.gradients = views_of(self.flat.grad, self.parameters)
+        self.gradients = views_of(self.flat.grad, parameters)        # of each parameter, views of flat.grad
 
     def gather(self) -> None:
-        """Gradients that something else has put in place of the views, into the buffer; the views back."""
+        """Copy gradients that something else has put in place of the views into the buffer; put the views back."""
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
             if parameter.grad is not gradient:
                 if parameter.grad is not None:
@@ -65,15 +60,11 @@ class FlatOptimizer(RunOptimizer):
                          **settings)
 
     def gather(self) -> None:
-        """Before anything reads the gradients of a step."""
         for group in self.flat_groups:
             group.gather()
 
     def clip(self, max_grad_norm: float) -> Tensor:
-        """The norm of all gradients, () fp32. Those that are larger than `max_grad_norm` (0: none are) are scaled down to it.
-
-        The fused update does so as it reads them; it divides, where torch's own clipping multiplies by the inverse.
-        """
+        """Clip as RunOptimizer does, by division: a fused update divides as it reads. torch multiplies by the inverse."""
         gradients = [gradient for group in self.flat_groups if (gradient := group.flat.grad) is not None]
         rows = [torch.linalg.vector_norm(gradient.view(-1, ROW), dim=1) for gradient in gradients]
         norm: Tensor = torch.linalg.vector_norm(torch.cat(rows))

@@ -60,7 +60,7 @@ class Runtime:
 
 
 def as_collated(batch: Batch) -> Batch:
-    """The batch."""
+    """Return the batch as it is."""
     return batch
 
 

@@ -21,7 +21,8 @@ from powertrain.models.kernels.attention import sdpa_attention
 from powertrain.models.model import Model
 from powertrain.planner import from_json
 from powertrain.recipe import Recipe
-from powertrain.records import Evaluation, Plan, WrongUse
+from powertrain.records import Plan, WrongUse
+from powertrain.records.events import Evaluated
 from powertrain.records.json_files import read_json
 from powertrain.run.material import open_recipe_store
 from powertrain.run.pretrained import DEFAULT_LENGTH, open_recipe_examples
@@ -38,7 +39,7 @@ MICRO_BATCH_TOKENS = 4096
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 
 
-def score(opened: OpenedModel, cache: Path, say: Say) -> tuple[Evaluation, float | None]:
+def score(opened: OpenedModel, cache: Path, say: Say) -> tuple[Evaluated, float | None]:
     """A run's model on all that the run held out, in the run's precision; of text also gzip's bits per byte of it."""
     recipe, run = run_recipe(opened)
     plan = from_json(read_json(run / "plan.json"))
@@ -54,7 +55,7 @@ def score(opened: OpenedModel, cache: Path, say: Say) -> tuple[Evaluation, float
     return found, 8 * texts.validation_text_gzip_bytes / texts.validation_bytes
 
 
-def score_source(opened: OpenedModel, source: str, cache: Path, say: Say) -> tuple[Evaluation, float | None]:
+def score_source(opened: OpenedModel, source: str, cache: Path, say: Say) -> tuple[Evaluated, float | None]:
     """Any data in fp32: rows of examples by the tokens that would be trained, everything else as text, end to end."""
     if is_examples(opened, source, cache):
         examples = examples_of(opened, source, cache, say).training
@@ -62,7 +63,7 @@ def score_source(opened: OpenedModel, source: str, cache: Path, say: Say) -> tup
     return score_text(opened, source, cache)
 
 
-def score_text(opened: OpenedModel, source: str, cache: Path) -> tuple[Evaluation, float]:
+def score_text(opened: OpenedModel, source: str, cache: Path) -> tuple[Evaluated, float]:
     """Any text, its documents end to end, in blocks of the model's context, in fp32; and gzip's bits per byte of it."""
     if opened.task != "causal":
         raise WrongUse(f"{source} is text, which a {opened.task} model does not continue; give rows of "
@@ -77,7 +78,7 @@ def score_text(opened: OpenedModel, source: str, cache: Path) -> tuple[Evaluatio
     return found, 8 * len(gzip.compress(text.encode(), 9, mtime=0)) / size_bytes
 
 
-def evaluate_examples(model: Model, examples: Sequence[Example], plan: Plan) -> Evaluation:
+def evaluate_examples(model: Model, examples: Sequence[Example], plan: Plan) -> Evaluated:
     """The mean loss over the examples' targets."""
     longest = max(example.tokens for example in (examples[i] for i in range(len(examples))))
     setup = _setup(model, examples, plan, micro_batch=max(1, MICRO_BATCH_TOKENS // longest))
