@@ -22,7 +22,7 @@ COMPILER_BYTES = 1 << 30                     # of a process that compiles ahead,
 
 
 def usable_cores() -> tuple[int, str]:
-    """Physical cores that this process may keep busy, and what limits them: for kernels, whose threads share a core's units."""
+    """Return the physical cores that this process may keep busy, and what limits them: for kernels."""
     counted = {"psutil, physical cores": psutil.cpu_count(logical=False) or psutil.cpu_count() or 1}
     if hasattr(os, "sched_getaffinity"):
         counted["CPU affinity of this process"] = physical_cores(os.sched_getaffinity(0))
@@ -30,13 +30,13 @@ def usable_cores() -> tuple[int, str]:
 
 
 def usable_cpus() -> int:
-    """Logical CPUs that this process may keep busy: for processes, of which a core runs two better than one."""
+    """Return the logical CPUs that this process may keep busy: for processes, of which a core runs two better than one."""
     able = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
     return _least({"CPU affinity of this process": able})[0]
 
 
 def _least(counted: dict[str, int]) -> tuple[int, str]:
-    """The least of the counts and of the quota, and which it is."""
+    """Return the least of the counts and of the quota, and which one that is."""
     quota = cpu_quota(group_folders("cpu"))
     if quota is not None:
         counted["CPU quota of the control group"] = max(1, int(quota))
@@ -45,7 +45,7 @@ def _least(counted: dict[str, int]) -> tuple[int, str]:
 
 
 def physical_cores(cpus: Iterable[int], topology: Path = Path("/sys/devices/system/cpu")) -> int:
-    """How many physical cores the logical `cpus` lie on. A CPU without known siblings counts as a core."""
+    """Return on how many physical cores the logical `cpus` lie. A CPU without known siblings counts as a core."""
     cores = set()
     for cpu in cpus:
         siblings = topology / f"cpu{cpu}" / "topology" / "thread_siblings_list"
@@ -54,7 +54,7 @@ def physical_cores(cpus: Iterable[int], topology: Path = Path("/sys/devices/syst
 
 
 def cpu_quota(folders: Iterable[Path]) -> float | None:
-    """The smallest CPU quota, in CPUs, that the control groups in `folders` set; None where none is set."""
+    """Return the smallest CPU quota, in CPUs, that the control groups in `folders` set; None where none is set."""
     quotas = []
     for folder in folders:
         quota, period = (_text(folder / "cpu.max") or "max 100000").split()            # version 2
@@ -70,7 +70,7 @@ def cpu_quota(folders: Iterable[Path]) -> float | None:
 
 
 def usable_memory() -> tuple[int, int, str]:
-    """Bytes of main memory that this process may have, those that are free now, and what limits them."""
+    """Return the bytes of main memory that this process may have, those that are free now, and what limits them."""
     machine = psutil.virtual_memory()
     limit, free = memory_limit(group_folders("memory"))
     if limit is None or limit >= machine.total:
@@ -79,7 +79,7 @@ def usable_memory() -> tuple[int, int, str]:
 
 
 def memory_limit(folders: Iterable[Path]) -> tuple[int | None, int | None]:
-    """The smallest memory limit of the control groups in `folders` and the least that is free under one, in bytes.
+    """Return the smallest memory limit of the control groups in `folders`, and the least that is free under one, in bytes.
 
     File cache that can be dropped (inactive_file) counts as free; version 1 says that of the group without those below it,
     which its limit counts too (total_inactive_file). None where no limit is set.
@@ -101,7 +101,7 @@ def memory_limit(folders: Iterable[Path]) -> tuple[int | None, int | None]:
 
 
 def group_folders(controller: str, mount: Path = CONTROL_GROUPS, membership: str | None = None) -> list[Path]:
-    """The folders of this process's control group for `controller`, up to the mount: each may set a limit.
+    """Return the folders of this process's control group for `controller`, up to the mount: each may set a limit.
 
     `membership` is the text of /proc/self/cgroup. Inside a container the path in it may not exist under the mount;
     then the mount itself is the group.
@@ -124,7 +124,7 @@ def _up_to_mount(mount: Path, path: str) -> list[Path]:
 
 
 def _text(path: Path) -> str | None:
-    """The text of a file, or None where it is absent or this process may not read it."""
+    """Return the text of a file, or None where the file is absent or this process may not read it."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -148,11 +148,11 @@ def what_libraries_see() -> tuple[object, ...]:
 
 
 def cpp_compiler() -> str | None:
-    """Where the first of COMPILERS is that is on the PATH."""
+    """Return the path of the first of COMPILERS that is installed."""
     return next((found for found in map(shutil.which, COMPILERS) if found is not None), None)
 
 
 def compilers_at_once() -> int:
-    """How many processes may compile at the same time: one a CPU, as far as half of the free memory has room for them."""
+    """Return how many processes may compile at the same time: one for each CPU, if half of the free memory is enough."""
     _, free_bytes, _ = usable_memory()
     return max(1, min(usable_cpus(), free_bytes // 2 // COMPILER_BYTES))

@@ -63,7 +63,7 @@ class Hardware:
     speeds: Mapping[str, Reached] = field(default_factory=dict)  # by kind of work, of the runs that have finished here
 
     def peak(self, dtype: str) -> float:
-        """Measured dense FLOP/s of `dtype`. Raises UnknownFact when it was not measured."""
+        """Return the measured dense FLOP/s of `dtype`. Raises UnknownFact when it was not measured."""
         if dtype not in self.peak_flops_per_s:
             raise UnknownFact(f"no measured {dtype} GEMM peak for {self.name}; `powertrain facts --measure` measures it")
         return self.peak_flops_per_s[dtype]
@@ -141,7 +141,7 @@ class DataFacts:
 
     @property
     def redundancy(self) -> float:
-        """How often one epoch visits each token: block / stride."""
+        """Return how often one epoch visits each token: block / stride."""
         return self.block / self.stride
 
 
@@ -226,7 +226,7 @@ class Batch(Movable):
 
 
 def to_plain(value: Any) -> Any:
-    """`value` as JSON holds it: dataclasses become objects, tuples lists, mappings objects with string keys."""
+    """Return `value` as JSON holds it: dataclasses become objects, tuples lists, mappings objects with string keys."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

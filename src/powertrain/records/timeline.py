@@ -70,13 +70,13 @@ class History:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds of each part; they sum to `wall_s`."""
+        """Return the seconds of each part; they sum to `wall_s`."""
         return {part: sum(spent.get(part, 0.0) for spent in self.spent) for part in PARTS
                 if any(spent.get(part) for spent in self.spent)}
 
     @property
     def speeds(self) -> tuple[float | None, ...]:
-        """Real tokens per second of each step."""
+        """Return the real tokens per second of each step."""
         return tuple(step.real_tokens / step.seconds if step.seconds > 0 else None for step in self.steps)
 
     def of(self, kind: type[AnEvent]) -> tuple[Happened[AnEvent], ...]:
@@ -107,7 +107,7 @@ class _Clock:
             self.spend(OTHER if known else NOT_SPLIT, rest)
 
     def set_to(self, at_s: float) -> None:
-        """What has passed unseen until then is `other`; a clock of the day that was set back moves nothing."""
+        """Spend the time until then as `other`. A clock of the day that was set back moves nothing."""
         if at_s > self.now_s:
             self.spend(OTHER, at_s - self.now_s)
 
@@ -144,7 +144,7 @@ def read(events: Sequence[Event], all_events: Sequence[Event] = ()) -> History:
 
 
 def warm_ups(history: History) -> list[range]:
-    """The steps, by place, at each session's beginning before the speed first reaches most of its median."""
+    """Return the steps, by place, at each session's beginning before the speed first reaches most of its median."""
     speeds = history.speeds
     known = sorted(speed for speed in speeds if speed is not None)
     if len(known) < 4:
@@ -160,7 +160,7 @@ def warm_ups(history: History) -> list[range]:
 
 
 def steady(history: History) -> list[int]:
-    """The places of the steps that are no warm-up and have a speed; where that leaves none, of all that have one."""
+    """Return the places of the steps with a speed that are no warm-up; if there are none, of all steps with a speed."""
     warm = {place for places in warm_ups(history) for place in places}
     have = [place for place, speed in enumerate(history.speeds) if speed is not None]
     return [place for place in have if place not in warm] or have
@@ -177,13 +177,13 @@ def spread(found: Sequence[float]) -> tuple[float, float, float]:
 
 
 def estimate_of(history: History, plan: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What was expected when the run, or its last continuation, began; a plan that changed since has another one."""
+    """Return the estimate of the run's last session, made when that session began; the plan may have changed since."""
     found: Mapping[str, Any] | None = history.start.estimate or plan.get("estimate")
     return found
 
 
 def held_out_trend(history: History) -> HeldOut | None:
-    """What the evaluations say together; None below three. One over more or less text than the others is left out."""
+    """Return the trend of the held-out loss over the most frequent text; None for fewer than three evaluations of this text."""
     events = [(one.after_step, one.event) for one in history.of(Evaluated)]
     tokens = Counter(event.tokens for _, event in events)
     losses = tuple((step, event.loss) for step, event in events if event.tokens == tokens.most_common(1)[0][0]
@@ -202,7 +202,7 @@ def last_of(kind: type[AnEvent], events: Sequence[Event]) -> AnEvent | None:
 
 
 def quantile(found: Sequence[float], share: float) -> float:
-    """By linear interpolation between the two nearest."""
+    """Return the value below which `share` of the values lie, by linear interpolation between the two nearest."""
     ordered = sorted(found)
     place = share * (len(ordered) - 1)
     low = int(place)
@@ -220,6 +220,6 @@ def smoothed(found: Sequence[float | None], steps: int,
 
 
 def bins(count: int, most: int) -> list[tuple[int, int]]:
-    """Ranges that divide `count` things into at most `most` groups of nearly equal size."""
+    """Return ranges that divide `count` things into at most `most` groups of nearly equal size."""
     groups = min(count, most)
     return [(round(i * count / groups), round((i + 1) * count / groups)) for i in range(groups)]

@@ -45,7 +45,7 @@ def checkpoint_bytes(prepared: Prepared) -> int:
 
 
 def workload_of_step(workload: Workload, setup: Setup, step: int) -> Workload:
-    """The workload with the documents that optimizer step `step` (from 0) has in its passes, an encoder's tokens included."""
+    """Return the workload with the documents that step `step` (from 0) has in its passes, an encoder's tokens included."""
     import torch
 
     batches = setup.prepare(step)

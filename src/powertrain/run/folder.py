@@ -129,7 +129,7 @@ def existing(path: Path) -> RunFolder:
 
 @contextlib.contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
-    """Nobody else writes this run meanwhile; the lock ends with the process, however it ends."""
+    """Hold the run's lock inside: nobody else writes this run. The lock ends with the process, however the process ends."""
     with open(folder.lock, "w") as file:
         if _got_lock(file, alone=True) is False:
             raise WrongUse(f"another process is training in {folder.path}; wait for it or stop it first")
@@ -200,7 +200,7 @@ def continued(folder: RunFolder, overrides: list[str]) -> Resolved:
 
 
 def is_complete(folder: RunFolder, events: Sequence[Event]) -> bool:
-    """Whether the run is finished, by its events, and all that it promises is on the disk."""
+    """Return whether the run is finished, by its events, and its checkpoint and model are on the disk."""
     end = events[-1] if events else None
     return isinstance(end, End) and end.reason == "finished" and end.not_saved is None and folder.model.is_dir()
 
@@ -228,7 +228,7 @@ def summarise(folder: RunFolder) -> RunSummary:
 
 
 def list_runs(root: Path) -> list[RunSummary]:
-    """The oldest first, two of the same instant by name; before them those that cannot be read: one hides no other."""
+    """Return the runs in a folder, the oldest first, those of the same instant by name. Damaged runs come before them."""
     found = []
     for path in root.iterdir() if root.is_dir() else ():
         if (path / "recipe.yaml").is_file():
@@ -240,7 +240,7 @@ def list_runs(root: Path) -> list[RunSummary]:
 
 
 def newest_run(recipe_name: str) -> Path:
-    """The folder of the newest finished run of a recipe. Raises WrongUse if there is none."""
+    """Return the folder of the newest finished run of a recipe. Raises WrongUse if there is none."""
     if not (finished := _finished_runs(recipe_name)):
         raise WrongUse(f"there is no finished run of the recipe {recipe_name} in {RUNS}/; "
                        f"`powertrain train {recipe_name}` makes one")
@@ -248,14 +248,14 @@ def newest_run(recipe_name: str) -> Path:
 
 
 def missing_base(recipe: Recipe) -> str | None:
-    """The recipe that has to be run before this one, or None."""
+    """Return the name of the recipe that has to be run before this one, or None."""
     path = recipe.model.path or ""
     name = path.removeprefix(NEWEST)
     return name if path.startswith(NEWEST) and not _finished_runs(name) else None
 
 
 def _finished_runs(recipe_name: str) -> list[Path]:
-    """The runs of the recipe's own model and data, the oldest first: a run with other words is another thing."""
+    """Return the finished runs of the recipe's own model and data, the oldest first. A run with other words does not count."""
     asked = {key: value for key, value in flat(resolve(recipe_name).recipe.model_dump())
              if key.startswith(("model.", "data.")) and value is not None}
 

@@ -104,7 +104,7 @@ def build_setup(prepared: Prepared) -> Setup:
 
 
 def with_measured_length(prepared: Prepared, setup: Setup, tell: Callable[[float], None]) -> Prepared:
-    """`train_time_s` turned into `max_steps` by timing a few steps, which are then taken back."""
+    """Return the run with `train_time_s` turned into `max_steps`, by timing a few steps, which are then taken back."""
     seconds = prepared.recipe.train_time_s
     if seconds is None:
         return prepared
@@ -120,7 +120,7 @@ def with_measured_length(prepared: Prepared, setup: Setup, tell: Callable[[float
 
 
 def with_stored_plan(prepared: Prepared, plan: Mapping[str, Any]) -> Prepared:
-    """The plan that the run was started with, for its continuation: another plan may round differently."""
+    """Return the run with the plan that it was started with, for its continuation: another plan may round differently."""
     return replace(prepared, plan=planner.from_json(plan))
 
 

@@ -128,7 +128,7 @@ def pretrained_material(resolved: Resolved, software: Software, cache: Path, say
 
 
 def _adapters(recipe: Recipe, base: Base) -> AdapterConfig | None:
-    """The adapters to train: new ones, or those of the folder that the recipe names. On the bridge PEFT reads its own."""
+    """Return the adapters to train: new ones, or those of the folder that the recipe names. On the bridge, PEFT reads them."""
     if recipe.method == "full":
         if recipe.model.adapter is not None:
             raise WrongUse(f"method=full trains the model's own weights, and model.adapter={recipe.model.adapter} names an "
@@ -157,7 +157,7 @@ def _model_facts(recipe: Recipe, base: Base, adapters: AdapterConfig | None) -> 
 
 
 def _bridge_options(recipe: Recipe, base: Base) -> dict[str, Any]:
-    """What the bridge is told of a recipe, to count a model or to load it."""
+    """Return the keywords for the bridge, to count a model or to load it."""
     return {"task": base.choice.task, "method": recipe.method, "dropout": recipe.model.dropout,
             "quantisation": (recipe.quantisation.type, recipe.quantisation.double) if recipe.method == "qlora" else None,
             "adapter_folder": Path(recipe.model.adapter) if recipe.model.adapter else None,
@@ -165,7 +165,7 @@ def _bridge_options(recipe: Recipe, base: Base) -> dict[str, Any]:
 
 
 def _derived(resolved: Resolved, base: Base, facts: ModelFacts, adapters: AdapterConfig | None) -> dict[str, tuple[Any, str]]:
-    """What the model's folder and data decided. Raises WrongUse for a shape that was asked for and is another."""
+    """Return the values that the model's folder and data decide. Raises WrongUse where the recipe asks for another shape."""
     recipe, found = resolved.recipe, f"{base.name}/config.json"
     derived: dict[str, tuple[Any, str]] = {}
     if base.is_native:

@@ -83,7 +83,7 @@ def newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[tuple[str, 
 
 
 def what_is_wrong(path: Path) -> str | None:
-    """None for a whole checkpoint, else the first thing that does not hold."""
+    """Return the first thing that is wrong with a checkpoint; None for a whole one."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         written_format, files = manifest["format"], manifest["files"]

@@ -38,7 +38,7 @@ def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: floa
 
 
 def spread(examples: Sequence[Example], most: int | None) -> Sequence[Example]:
-    """At most `most` of the examples, evenly spaced over the whole text, the same ones every time."""
+    """Return at most `most` of the examples, evenly spaced over the whole text, the same ones every time."""
     if most is None or len(examples) <= most:
         return examples
     return [examples[i * len(examples) // most] for i in range(most)]

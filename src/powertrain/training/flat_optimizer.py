@@ -82,7 +82,7 @@ class FlatOptimizer(RunOptimizer):
             group.clear()
 
     def moments(self) -> Moments:
-        """The state by weight, as an optimizer of the weights themselves has it: views, and a step count for each."""
+        """Return the state by weight, as an optimizer of the weights themselves has it: views, and a step count for each."""
         found: dict[nn.Parameter, dict[str, Tensor]] = {}
         for group in self.flat_groups:
             found |= {parameter: {} for parameter in group.parameters}
@@ -110,14 +110,14 @@ class FlatOptimizer(RunOptimizer):
 
 
 def views_of(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """The part of the buffer of each parameter, in its shape."""
+    """Return the part of the buffer of each parameter, in the parameter's shape."""
     starts, _ = _places(parameters)
     return [flat.detach()[start:start + parameter.numel()].view(parameter.shape)
             for start, parameter in zip(starts, parameters, strict=True)]
 
 
 def flattened(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The buffer that these parameters are views of; they become views of a new one if they are not."""
+    """Return the buffer that these parameters are views of; if there is none, make them views of a new one."""
     if (found := buffer_of(parameters)) is not None:
         return found
     if wrong := {parameter.dtype for parameter in parameters} - {torch.float32}:
@@ -131,7 +131,7 @@ def flattened(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 def buffer_of(parameters: Sequence[nn.Parameter]) -> Tensor | None:
-    """The buffer whose views these are, in this order and with nothing else in it; None where they are none."""
+    """Return the buffer that holds these parameters in this order and nothing else; None where there is no such buffer."""
     storage = parameters[0].untyped_storage()
     starts, total = _places(parameters)
     if storage.nbytes() != total * torch.float32.itemsize:
@@ -144,7 +144,7 @@ def buffer_of(parameters: Sequence[nn.Parameter]) -> Tensor | None:
 
 
 def _places(parameters: Sequence[Tensor]) -> tuple[list[int], int]:
-    """Where each begins, and how long their buffer is, in elements."""
+    """Return where each parameter begins in the buffer, and the length of the buffer, in elements."""
     starts, end = [], 0
     for parameter in parameters:
         starts.append(end)

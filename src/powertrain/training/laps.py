@@ -28,7 +28,7 @@ class Laps:
         self._marks.append((part, self._now()))
 
     def parts(self) -> Mapping[str, float]:
-        """Seconds of each part. Raises RuntimeError on a GPU that has not come to the last lap yet."""
+        """Return the seconds of each part. Raises RuntimeError on a GPU that has not come to the last lap yet."""
         found = dict.fromkeys(PARTS, 0.0)
         for (_, before), (part, after) in zip(self._marks, self._marks[1:], strict=False):
             found[part] += before.elapsed_time(after) / 1e3 if self._device.type == "cuda" else after - before
@@ -43,4 +43,4 @@ class Laps:
 
 
 def no_lap(part: str) -> None:
-    """Nobody wants to know."""
+    """Measure nothing."""

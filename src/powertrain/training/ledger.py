@@ -81,7 +81,7 @@ def measured_step_bytes(setup: Setup, state: State, max_grad_norm: float = 1.0) 
 
 
 def standing_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """What stands between two steps: weights and buffers, packed ones too, gradients that are kept, the optimizer's state."""
+    """Return the bytes held between two steps: weights and buffers, packed ones too, kept gradients, the optimizer's state."""
     kept = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     moments = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()

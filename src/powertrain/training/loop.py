@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def apply_plan(setup: Setup, plan: Plan) -> Setup:
-    """`setup` with every technique of the plan in force; raises NotApplied where one is not.
+    """Return `setup` with every technique of the plan in force. Raises NotApplied where one is not.
 
     The process-wide settings are entered here, between applying and confirming.
     """

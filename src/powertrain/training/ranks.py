@@ -34,7 +34,7 @@ class Ranks:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process writes what the run leaves on disk and shows to the user."""
+        """Return whether this process writes the run's files and shows its events."""
         return self.rank == 0
 
     def share(self, parts: Sequence[T], costs: Sequence[int]) -> list[T]:

@@ -48,7 +48,7 @@ class PassShape:
 
 
 def shape_of(passes: Sequence[Batch], context: int | None = None) -> PassShape:
-    """The shape that most of these passes fit, with room for others. `context`: what no document exceeds anyway."""
+    """Return the shape that most of these passes fit, with room for others. `context`: the longest a document may be."""
     tokens = Counter(len(batch.tokens) for batch in passes).most_common(1)[0][0]
     alike = [batch for batch in passes if len(batch.tokens) == tokens]
     rows = _roomy(max(batch.trained_tokens for batch in alike), tokens)
@@ -77,7 +77,7 @@ def lay_out(batch: Batch, shape: PassShape) -> Batch:
 
 
 def static_sums(setup: Setup, batch: Batch, shape: PassShape) -> Sums:
-    """As `Setup.sums`, from a batch that has a layout: no shape and no number in it depends on what the batch holds.
+    """Return `Setup.sums` of a batch with a layout, by work whose shapes and numbers do not depend on the batch's content.
 
     The batch's `lengths` are read by nothing that makes numbers; they may be those of another pass.
     """
@@ -127,7 +127,7 @@ class Recording:
     places: tuple[int, ...]                  # where the weights lay
 
     def attach(self) -> None:
-        """Makes the recording's buffers the gradients, with what eager passes of this step have put there so far."""
+        """Make the recording's buffers the gradients, with what eager passes of this step have added so far."""
         fresh = []
         for parameter, buffer in zip(self.parameters, self.gradients, strict=True):
             if parameter.grad is None:
@@ -173,7 +173,7 @@ class ReplayedPass:
 
 
 def record(setup: Setup, batch: Batch, shape: PassShape, scaler: torch.amp.GradScaler, recorder: GraphRecorder) -> Recording:
-    """A recording of the pass; gradients are left as they were."""
+    """Record the pass; leave the gradients as they were."""
     tokens, targets, positions, ends, rows = (tensor.clone() for tensor in _tensors(batch))
     own = replace(batch, tokens=tokens, targets=targets, positions=positions, layout=Layout(ends, rows))
     trained = [parameter for parameter in setup.model.parameters() if parameter.requires_grad]

@@ -17,7 +17,7 @@ class Schedule:
     min_rate: float = 0.0
 
     def at(self, step: int) -> float:
-        """Learning rate of optimizer step `step`, counted from 0."""
+        """Return the learning rate of optimizer step `step`, counted from 0."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / (self.warmup_steps + 1)
         if self.kind == "constant":

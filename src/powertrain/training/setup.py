@@ -163,7 +163,7 @@ class Setup:
 def plain_setup(model: Model, examples: Sequence[Example], collate: Callable[[Sequence[Example]], Batch], *,
                 train_batch_size: int, seed: int, optimizer: Optimizer, objective: Objective = NEXT_TOKEN,
                 code: Path | None = None) -> Setup:
-    """The setup with no technique in force: fp32, one micro-batch, eager, batches made when they are needed.
+    """Return the setup with no technique in force: fp32, one micro-batch, eager, batches made when they are needed.
 
     `collate` is the plain one for the data: collate_padded where a causal model's examples differ in length.
     """
@@ -181,12 +181,12 @@ def _reaching(ordered: Sequence[Example], tokens: int, *, examples: int = 1) -> 
 
 
 def in_order(examples: Sequence[Example], micro_batch: int) -> list[list[Example]]:
-    """Passes of `micro_batch` examples each, the last one of what is left."""
+    """Return passes of `micro_batch` examples each; the last one has what is left."""
     return [list(examples[first:first + micro_batch]) for first in range(0, len(examples), micro_batch)]
 
 
 def load_when_needed(prepare: Prepare, steps: range, device: torch.device) -> Iterator[MicroBatches]:
-    """On the host: the loop copies what is not on the device yet."""
+    """Yield each step's batches on the host; the loop copies them to the device."""
     for step in steps:
         yield prepare(step)
 
