@@ -27,8 +27,7 @@ from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.flat_parameters import FlatParameters
 from powertrain.techniques.fused_blocks import FusedBlocks
 from powertrain.techniques.saved_activations import KINDS, SavedActivations
-from powertrain.training.ledger import measured_step_bytes
-from powertrain.training.loop import new_state
+from powertrain.training.loop import measured_step_bytes, new_state
 from powertrain.training.optimizers import OPTIMIZERS, optimizer_of
 from powertrain.training.setup import Precision, Setup, plain_setup
 

@@ -14,8 +14,8 @@ from powertrain.cost.memory import peak_memory
 from powertrain.cost.workload import library_workspace_bytes
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.records import Hardware
-from powertrain.training.ledger import MemoryLedger, measured_step_bytes
-from powertrain.training.loop import new_state
+from powertrain.training.loop import measured_step_bytes, new_state
+from powertrain.training.memory import MemoryLedger
 
 RAGGED = ((13, 40, 40, 7, 33), (64, 20, 11))
 SHORT, LONG = ((4,),), ((160,), (160,))

@@ -23,7 +23,7 @@ from powertrain.run.session import clear_step, largest_pass, with_smaller_passes
 from powertrain.techniques.micro_batch import MicroBatch
 from powertrain.techniques.packing import Packing
 from powertrain.training.loop import backward, new_state, update
-from powertrain.training.out_of_memory import is_out_of_memory
+from powertrain.training.memory import is_out_of_memory
 from powertrain.training.setup import Setup
 
 Cli = Callable[..., tuple[int, str, str]]

@@ -20,8 +20,8 @@ from powertrain.techniques.frozen_backward import FrozenBackward
 from powertrain.techniques.fused_blocks import ByHand, FusedBlocks
 from powertrain.techniques.packing import Packing
 from powertrain.techniques.saved_activations import KINDS, SavedActivations
-from powertrain.training.ledger import MemoryLedger
 from powertrain.training.loop import new_state, train
+from powertrain.training.memory import MemoryLedger
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Precision, Setup
 

@@ -25,8 +25,8 @@ from powertrain.techniques.micro_batch import MicroBatch
 from powertrain.training.checkpoint import FILES, load_checkpoint, save_checkpoint
 from powertrain.training.evaluation import evaluate
 from powertrain.training.flat_optimizer import ALIGNED, ROW, FlatOptimizer, buffer_of, flattened, views_of
-from powertrain.training.ledger import standing_bytes
 from powertrain.training.loop import State, backward, new_state, train, update
+from powertrain.training.memory import standing_bytes
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
 from powertrain.training.updates import for_runs, parameter_groups

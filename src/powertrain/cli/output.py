@@ -64,7 +64,7 @@ def print_rows(rows: Iterable[Sequence[str]], *, stderr: bool = False, styles: S
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    from powertrain.training.out_of_memory import is_out_of_memory  # which loads torch
+    from powertrain.training.memory import is_out_of_memory  # which loads torch
 
     return is_out_of_memory(error)
 

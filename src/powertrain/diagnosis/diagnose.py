@@ -20,7 +20,7 @@ from powertrain.records import NotApplied, RunFailed, WrongUse
 from powertrain.records.findings import SEVERITIES, Finding, Severity, worst_first
 from powertrain.records.plan import PinError, PinRefused, PinsClash
 from powertrain.run.prepare import Prepared, prepare
-from powertrain.training.out_of_memory import is_out_of_memory, said_by
+from powertrain.training.memory import is_out_of_memory, said_by
 
 Say = Callable[[str], None]
 PROBE_SHARE = 0.35           # of the time that is given; the rest is for trying cures

@@ -31,9 +31,8 @@ from powertrain.records import Facts, NotApplied, UnknownFact, UserError, WrongU
 from powertrain.records.evidence import Arm, Window
 from powertrain.run.fits import needed_bytes
 from powertrain.run.prepare import Prepared, build_setup, prepare, with_stored_plan
-from powertrain.training.ledger import measured_step_bytes, peak_memory_bytes
-from powertrain.training.loop import StepResult, new_state, train
-from powertrain.training.out_of_memory import is_out_of_memory
+from powertrain.training.loop import StepResult, measured_step_bytes, new_state, train
+from powertrain.training.memory import is_out_of_memory, peak_memory_bytes
 from powertrain.training.schedule import Schedule
 
 FIRST = "first.safetensors"                  # weights before the first step

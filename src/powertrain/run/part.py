@@ -31,8 +31,8 @@ from powertrain.run.fits import refuse_what_does_not_fit, workload_of_step
 from powertrain.run.folder import RunFolder
 from powertrain.run.prepare import Prepared, build_setup, schedule_of, with_measured_length
 from powertrain.training.checkpoint import clear_leftovers, load_checkpoint, newest_checkpoint, set_aside
-from powertrain.training.ledger import MemoryLedger, peak_memory_bytes, step_ledger
 from powertrain.training.loop import State, StepResult, new_state, train
+from powertrain.training.memory import MemoryLedger, peak_memory_bytes, step_ledger
 from powertrain.training.ranks import ALONE, Ranks
 from powertrain.training.setup import Setup
 
@@ -170,7 +170,7 @@ class Part:
         self.taken += 1
         if self.taken != WATCHED or (device.type != "cuda" and self.prepared.total_steps < WATCHED_RUN):
             return contextlib.nullcontext()
-        return step_ledger(self.setup, self.state)
+        return step_ledger(device, self.setup.model, self.state.optimizer)
 
     def emit_memory(self, ledger: MemoryLedger) -> None:
         """Write what the watched step, the last one, allocated."""

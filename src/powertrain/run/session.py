@@ -30,9 +30,8 @@ from powertrain.run.part import Listener, Part, WriteSample, new_run
 from powertrain.run.prepare import Prepared
 from powertrain.training.checkpoint import disk_is_full, keep_only, save_checkpoint
 from powertrain.training.evaluation import evaluate, spread
-from powertrain.training.ledger import MemoryLedger
 from powertrain.training.loop import State
-from powertrain.training.out_of_memory import PassTooLarge, is_out_of_memory, said_by
+from powertrain.training.memory import MemoryLedger, PassTooLarge, is_out_of_memory, said_by
 from powertrain.training.ranks import ALONE
 from powertrain.training.setup import Setup
 

@@ -11,7 +11,7 @@ import torch
 from powertrain.data.example import Example
 from powertrain.models.model import evaluating
 from powertrain.records.events import Evaluated
-from powertrain.training.out_of_memory import passes
+from powertrain.training.memory import passes
 from powertrain.training.setup import Setup
 
 

@@ -8,7 +8,7 @@ and whoever wants the numbers reads them when it has to.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from powertrain.records import NotApplied
 from powertrain.training.laps import Lap, Laps, no_lap
+from powertrain.training.memory import passes, step_ledger
 from powertrain.training.objective import Sums
-from powertrain.training.out_of_memory import passes
 from powertrain.training.schedule import Schedule
-from powertrain.training.setup import MicroBatches, Setup, changed_fields
+from powertrain.training.setup import MicroBatches, Setup, changed_fields, load_when_needed
 from powertrain.training.updates import RunOptimizer
 
 if TYPE_CHECKING:
@@ -164,3 +164,17 @@ def update(state: State, max_grad_norm: float) -> Tensor:
     state.scaler.update()
     optimizer.zero_grad(set_to_none=True)
     return norm
+
+
+def measured_step_bytes(setup: Setup, state: State, max_grad_norm: float = 1.0) -> int:
+    """Return the real peak of one optimizer step after the first, with weights, moments and all.
+
+    It takes that step, and a first one where the optimizer has no state yet, so `state` moves on by one or two steps.
+    """
+    rate = state.optimizer.param_groups[0]["lr"]
+    steps = train(replace(setup, loader=load_when_needed), state, Schedule("constant", rate, state.step + 2), max_grad_norm)
+    if not state.optimizer.state:
+        next(steps)
+    with step_ledger(setup.device, setup.model, state.optimizer) as ledger:
+        next(steps)
+    return ledger.peak_bytes

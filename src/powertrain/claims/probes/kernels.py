@@ -20,7 +20,7 @@ from powertrain.cost.work import forward_flops, mean_keys
 from powertrain.evidence.stats import interval
 from powertrain.models.kernels.attention import Attention, over_groups, sdpa_attention, varlen_attention, visible
 from powertrain.records import ModelFacts, WrongUse
-from powertrain.training.ledger import MemoryLedger, standing_bytes
+from powertrain.training.memory import MemoryLedger, standing_bytes
 from powertrain.training.setup import Setup
 
 # ------------------------------------------------------------------------------------------------ attention

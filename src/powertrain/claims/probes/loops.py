@@ -21,8 +21,8 @@ from powertrain.data.order import epoch_order
 from powertrain.evidence.stats import interval
 from powertrain.evidence.worker import wait_for
 from powertrain.records import Batch, WrongUse
-from powertrain.training.ledger import peak_memory_bytes
 from powertrain.training.loop import backward, update
+from powertrain.training.memory import peak_memory_bytes
 from powertrain.training.setup import Arrange, MicroBatches, Setup
 
 # ------------------------------------------------------------------------------------------------ loop_habit

@@ -19,7 +19,7 @@ from powertrain.records import ModelFacts
 from powertrain.records.evidence import Arm
 from powertrain.run.prepare import prepare
 from powertrain.shapes import DTYPE_BYTES, FP32
-from powertrain.training.ledger import MemoryLedger, standing_bytes
+from powertrain.training.memory import MemoryLedger, standing_bytes
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {  # of the source documents' models, from their published config.json
     "llama-3.1-8b": {"vocabulary": 128256, "layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "mlp_width": 14336,

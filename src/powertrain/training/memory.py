@@ -1,14 +1,18 @@
-"""What a step really takes of memory: the largest sum of what torch's allocator has handed out and not got back.
+"""The memory of a step: what the step really takes, and how a run learns that memory has run out.
 
-On a CPU that is counted from torch's own record of every allocation, which its profiler keeps; the step takes longer while
-it does, so one or two steps of a run are watched and no more. On CUDA the allocator keeps these figures anyway.
-Memory that a library takes without torch's allocator is in neither.
+What a step takes is the largest sum of what torch's allocator has handed out and not got back. On a CPU that is counted from
+torch's own record of every allocation, which its profiler keeps; the step takes longer while it does, so one or two steps of
+a run are watched and no more. On CUDA the allocator keeps these figures anyway. Memory that a library takes without torch's
+allocator is in neither.
+
+A forward or backward pass that runs out of memory leaves weights and optimizer as they were; an optimizer's update does not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from dataclasses import replace
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Self
 
@@ -18,9 +22,7 @@ from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 from powertrain.models.kernels.quantised import QuantisedLinear
-from powertrain.training.loop import State, train
-from powertrain.training.schedule import Schedule
-from powertrain.training.setup import Setup, load_when_needed
+from powertrain.training.ranks import Ranks
 
 ALLOCATION = "memory_alloc"                  # what torch's profiler calls one; freeing is one of negative size
 
@@ -61,23 +63,9 @@ class MemoryLedger:
         self.peak_bytes = max(accumulate(changes, initial=0)) + (self.standing or 0)
 
 
-def step_ledger(setup: Setup, state: State) -> MemoryLedger:
+def step_ledger(device: torch.device, model: nn.Module, optimizer: torch.optim.Optimizer) -> MemoryLedger:
     """Return a ledger for one optimizer step, with what stands between two steps."""
-    return MemoryLedger(setup.device, None if setup.device.type == "cuda" else standing_bytes(setup.model, state.optimizer))
-
-
-def measured_step_bytes(setup: Setup, state: State, max_grad_norm: float = 1.0) -> int:
-    """Return the real peak of one optimizer step after the first, with weights, moments and all.
-
-    It takes that step, and a first one where the optimizer has no state yet, so `state` moves on by one or two steps.
-    """
-    rate = state.optimizer.param_groups[0]["lr"]
-    steps = train(replace(setup, loader=load_when_needed), state, Schedule("constant", rate, state.step + 2), max_grad_norm)
-    if not state.optimizer.state:
-        next(steps)
-    with step_ledger(setup, state) as ledger:
-        next(steps)
-    return ledger.peak_bytes
+    return MemoryLedger(device, None if device.type == "cuda" else standing_bytes(model, optimizer))
 
 
 def standing_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -98,3 +86,46 @@ def peak_memory_bytes(device: torch.device) -> int:
 
     unit_bytes = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
+
+
+# ------------------------------------------------------------------------------------------------ memory that runs out
+
+# how torch's allocators, oneDNN and C++ say on a CPU that there is no memory; on a GPU the error is torch.OutOfMemoryError
+SAID = ("can't allocate memory", "not enough memory", "bad_alloc", "bad allocation", "cannot allocate memory",
+        "could not create a memory")
+
+
+class PassTooLarge(Exception):
+    """A pass ran out of memory, in this process or in another one of the run; `said` is the allocator's message."""
+
+    def __init__(self, said: str):
+        super().__init__(f"a pass ran out of memory ({said})")
+        self.said = said
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether the error says that an allocation failed."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError, PassTooLarge)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in SAID)
+
+
+def said_by(error: BaseException) -> str:
+    """Return the error's message in one line, without the place in torch's sources."""
+    if isinstance(error, PassTooLarge):
+        return error.said
+    return str(error).partition("\n")[0].rpartition("err == 0. ")[2].rstrip(". ") or type(error).__name__
+
+
+@contextlib.contextmanager
+def passes(ranks: Ranks) -> Iterator[None]:
+    """Run this process's passes inside; where memory runs out in one process, raise PassTooLarge in all of them."""
+    said = None
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        said = said_by(error)
+    if (found := ranks.first(said)) is not None:
+        raise PassTooLarge(found)
