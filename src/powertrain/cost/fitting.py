@@ -1,9 +1,9 @@
-"""What fits the memory: the size of a pass, what would make a run fit, and what a fused block keeps for its backward pass."""
+"""What fits the memory: the size of a pass, and what a fused block keeps for its backward pass."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from powertrain.cost.memory import peak_memory
@@ -13,28 +13,8 @@ from powertrain.cost.workload import Workload, longest_of
 from powertrain.records import DataFacts, Hardware, ModelFacts
 from powertrain.shapes import DTYPE_BYTES
 
-WORTH_BYTES = 8 << 20        # a change that saves less is not worth naming ...
-WORTH_SHARE = 0.02           # ... nor one that saves less of what is needed
 # guess: what a process takes besides the tensors of a step, once torch is loaded: scratch of kernels, rounding, threads
 PROCESS_BYTES = {"cpu": 128 << 20, "cuda": 256 << 20}
-
-
-@dataclass(frozen=True)
-class Change:
-    """Words for the recipe, with the model and the workload that they lead to."""
-
-    words: str                               # "techniques.activation_checkpointing=on"
-    model: ModelFacts
-    workload: Workload
-
-
-@dataclass(frozen=True)
-class Saving:
-    """The memory that a change saves at the peak."""
-
-    words: str
-    bytes: int
-    enough: bool                             # the run fits with this change alone
 
 
 def total_bytes(model: ModelFacts, workload: Workload) -> int:
@@ -45,15 +25,6 @@ def total_bytes(model: ModelFacts, workload: Workload) -> int:
 def own_bytes(device: str) -> int:
     """Return what the process takes besides the tensors that peak memory counts."""
     return PROCESS_BYTES.get(device, PROCESS_BYTES["cuda"])
-
-
-def ways_to_save(model: ModelFacts, workload: Workload, memory_bytes: int, changes: Iterable[Change]) -> list[Saving]:
-    """Return the changes that make a difference, the largest first, for a run with `memory_bytes` for its tensors."""
-    needed = total_bytes(model, workload)
-    left = ((change.words, total_bytes(change.model, change.workload)) for change in changes)
-    savings = [Saving(words, needed - size, size <= memory_bytes) for words, size in left]
-    worth = [saving for saving in savings if saving.bytes >= max(WORTH_BYTES, WORTH_SHARE * needed)]
-    return sorted(worth, key=lambda saving: -saving.bytes)
 
 
 def largest_micro_batch(model: ModelFacts, workload: Workload, memory_bytes: int) -> int:

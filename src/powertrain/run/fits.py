@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from powertrain import planner
-from powertrain.cost.fitting import Change, Saving, largest_micro_batch, own_bytes, total_bytes, ways_to_save
+from powertrain.cost.fitting import largest_micro_batch, own_bytes, total_bytes
 from powertrain.cost.precision import bf16_unit
 from powertrain.cost.weights import state_bytes
 from powertrain.cost.workload import Workload
@@ -22,11 +22,22 @@ from powertrain.shapes import FP32
 if TYPE_CHECKING:
     from powertrain.training.setup import Setup
 
+WORTH_BYTES = 8 << 20        # a change that saves less is not worth naming ...
+WORTH_SHARE = 0.02           # ... nor one that saves less of what is needed
 NAMED = 3                    # changes that are named, of those that save the most
 LEAST_BLOCK = 64             # tokens: shorter examples are no cure any more
 LEAST_LAYERS, LEAST_WIDTH = 2, 64
 OPTIONAL = ("activation_checkpointing", "chunked_cross_entropy", "attention_kernel", "eight_bit_adamw")
 DRAWN = ("layers", "width", "heads", "kv_heads", "mlp_width", "dropout", "activation", "bias", "tied_head")
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What a change of the recipe saves at the peak."""
+
+    words: str                               # "techniques.activation_checkpointing=on"
+    bytes: int
+    enough: bool                             # the run fits with this change alone
 
 
 def room_bytes(facts: Facts) -> int:
@@ -81,14 +92,16 @@ def cures(prepared: Prepared, *, judged: bool = True) -> str:
 
 
 def savings_of(prepared: Prepared) -> list[Saving]:
-    """Return every change of the recipe that would save memory, the largest saving first."""
-    facts, room = prepared.facts, room_bytes(prepared.facts)
-    workload = planner.workload_of(facts, prepared.plan)
-    return ways_to_save(facts.model, workload, room, _changes(prepared, workload, room))
+    """Return the changes of the recipe that would save memory worth naming, the largest saving first."""
+    room, workload = room_bytes(prepared.facts), planner.workload_of(prepared.facts, prepared.plan)
+    needed = total_bytes(prepared.facts.model, workload)
+    savings = [Saving(words, needed - left, left <= room) for words, left in _changes(prepared, workload, room)]
+    worth = [saving for saving in savings if saving.bytes >= max(WORTH_BYTES, WORTH_SHARE * needed)]
+    return sorted(worth, key=lambda saving: -saving.bytes)
 
 
-def _changes(prepared: Prepared, workload: Workload, room: int) -> Iterator[Change]:
-    """Yield the changes that a plan can be made with, each with the model and the workload of that plan."""
+def _changes(prepared: Prepared, workload: Workload, room: int) -> Iterator[tuple[str, int]]:
+    """Yield the words of each change that a plan can be made with, and the bytes that a step of that plan needs."""
     facts, recipe = prepared.facts, prepared.recipe
     in_force = {step.technique.name for step in prepared.plan.steps}
     pins: list[tuple[str, str, Any]] = [(f"{name}.{setting}={count}", name, {setting: count})
@@ -101,8 +114,7 @@ def _changes(prepared: Prepared, workload: Workload, room: int) -> Iterator[Chan
                                                               *_smaller_models(prepared, workload, room))]
     for words, changed, wanted in tried:
         with contextlib.suppress(WrongUse):
-            plan = planner.make_plan(changed, wanted, prepared.total_steps)
-            yield Change(words, changed.model, planner.workload_of(changed, plan))
+            yield words, needed_bytes(changed, planner.make_plan(changed, wanted, prepared.total_steps))
 
 
 def _smaller_passes(model: ModelFacts, workload: Workload, room: int) -> Iterator[tuple[str, str, int]]:
