@@ -12,8 +12,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from example_folders import CHATML, FORGETFUL, GENERATION, INST, WORDS, chat_folder
 from powertrain.data.examples import words as words_module
 from powertrain.data.examples.encoding import ConversationEncoder, Limit, TextEncoder
-from powertrain.data.examples.shapes import plainly_rendered, writes_contents_only
-from powertrain.data.examples.templates import SHIPPED, find_template
+from powertrain.data.examples.templates import SHIPPED, find_template, plainly_rendered, writes_contents_only
 from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.data.examples.words import spelled_out, words_of
 from powertrain.data.rows.row import Conversation, Message, Text

@@ -56,7 +56,7 @@ class Part:
     problems: tuple[Problem, ...]
     places: tuple[str, ...]                  # what origins begin with
     schema: str
-    said: str                                # how the rows were read
+    said: str                                # the sentence that states how the rows were read
 
     def __len__(self) -> int:
         return len(self.records)
@@ -76,26 +76,18 @@ class Part:
         number = int(record["number"])
         return self.places[int(record["place"])] + (str(number) if number >= 0 else "")
 
-    def ids(self, index: int) -> npt.NDArray[np.int64]:
-        return self.tokens[self._slice("end", index)].astype(np.int64)
-
-    def ranges(self, index: int) -> list[tuple[int, int]]:
-        """The ranges of `ids` that are targets."""
-        return [(int(start), int(stop)) for start, stop in self.trained[self._slice("trained_end", index)]]
-
-    def source(self, index: int) -> npt.NDArray[np.int64]:
-        return self.sources[self._slice("source_end", index)].astype(np.int64)
-
     def example(self, index: int, decoder_start: int | None) -> Example:
-        ids = self.ids(index)
+        """Return example `index`; a pair's decoder begins with the token `decoder_start`."""
+        ids = self.tokens[self._slice("end", index)].astype(np.int64)
         if self.kind == "span":
             return Example(ids, self.records[index]["answer"].astype(np.int64),
                            segments=self.segments[self._slice("end", index)].astype(np.int64))
         if self.kind == "pair":
             assert decoder_start is not None
-            return Example(np.concatenate([[decoder_start], ids[:-1]]), ids, source=self.source(index))
+            return Example(np.concatenate([[decoder_start], ids[:-1]]), ids,
+                           source=self.sources[self._slice("source_end", index)].astype(np.int64))
         targets = np.full(len(ids) - 1, IGNORE, dtype=np.int64)
-        for start, stop in self.ranges(index):
+        for start, stop in self.trained[self._slice("trained_end", index)].tolist():
             targets[start - 1:stop - 1] = ids[start:stop]
         return Example(ids[:-1], targets)
 
@@ -126,12 +118,12 @@ NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,17})", re.DOTALL)
 
 @dataclass(frozen=True)
 class Read:
-    """A row that says what its format asks for."""
+    """A row that could be read."""
 
     sample: Sample
     origin: str
     characters: int                          # about
-    digest: int                              # of all that it says
+    digest: int                              # of the whole sample
 
 
 class PartWriter:
@@ -160,7 +152,7 @@ class PartWriter:
             self.problems.append(Problem(kind, origin, reason))
 
     def add(self, batch: Sequence[Read | Rejected], rows: Sequence[EncodedRow]) -> None:
-        """Rows that follow each other, written at once; `rows` are what became of those that could be read."""
+        """Write rows that follow each other; `rows` are the results of those that could be read, in the same order."""
         encoded = iter(rows)
         examples: list[Encoded] = []
         columns: list[tuple[int, int, int, int, int]] = []             # row, prompt, digest, place, number
@@ -190,7 +182,7 @@ class PartWriter:
         self.counts["examples"] += len(records)
 
     def append(self, folder: Path, told: Mapping[str, Any]) -> None:
-        """What another writer has written into `folder`, of the rows that come next, and `told`."""
+        """Append what another writer has written of the next rows: the files in `folder` and the values that it `told`."""
         records = np.fromfile(folder / "examples.bin", RECORD)
         for column, name in (("end", "tokens"), ("trained_end", "trained"), ("source_end", "sources")):
             records[column] += self.written[name]
@@ -211,7 +203,7 @@ class PartWriter:
         self.counts["longest"] = longest
 
     def told(self) -> dict[str, Any]:
-        """What `append` needs to know besides the files."""
+        """Return the values that `append` needs besides the files."""
         return {"counts": dict(sorted(self.counts.items())), "places": list(self.places), "written": dict(self.written),
                 "problems": [[problem.kind, problem.origin, problem.reason] for problem in self.problems]}
 
@@ -241,7 +233,7 @@ class PartWriter:
 
     def _write(self, name: str, values: Sequence[Sequence[Any] | npt.NDArray[Any] | None],
                dtype: np.dtype[Any]) -> npt.NDArray[np.int64]:
-        """Appends each example's values, and returns where they end, in values (in ranges for those that are trained)."""
+        """Append each example's values, and return where they end, counted in values (in ranges for "trained")."""
         found = [some for some in values if some is not None and len(some)]
         if found:
             self.files[name].write(np.concatenate(found).astype(dtype).tobytes())
@@ -251,7 +243,7 @@ class PartWriter:
         return ends
 
     def _place(self, origin: str) -> tuple[int, int]:
-        """An origin as the number of what it begins with, and the number that it ends with: -1 where it ends with none."""
+        """Return an origin as the number of its beginning in `places`, and the number at its end: -1 where it has none."""
         beginning, _, end = origin.rpartition(":")
         if end.isascii() and end.isdigit() and end[0] != "0" and len(end) < SHORT_NUMBER:
             beginning, number = f"{beginning}:", int(end)            # the usual case, ten times as fast
@@ -283,7 +275,7 @@ def write_rows(writer: PartWriter, rows: Iterable[Row | Rejected], schema: Schem
 
 
 class Progress:
-    """Says now and then how far it is."""
+    """Tells the user every few seconds how many rows are done."""
 
     def __init__(self, source: str, say: Say):
         self.source, self.say = source, say
@@ -310,12 +302,7 @@ def _samples(rows: Iterable[Row | Rejected], schema: Schema) -> Iterator[Read | 
         except BadRow as error:
             yield Rejected(row.origin, str(error))
             continue
-        content = content_of(sample)
+        # all that a sample says, so that equal ones are known; a dataclass takes its time to say the same of a conversation
+        content = repr([(message.role, message.content) for message in sample.messages]
+                       if isinstance(sample, Conversation) else sample)
         yield Read(sample, row.origin, len(content), digest64(content))
-
-
-def content_of(sample: Sample) -> str:
-    """All that a sample says, so that equal ones are known."""
-    if isinstance(sample, Conversation):     # most rows: a dataclass takes its time to say the same
-        return repr([(message.role, message.content) for message in sample.messages])
-    return repr(sample)

@@ -1,30 +1,39 @@
 """Chat templates: a conversation as one text, and which characters of it are to be learned.
 
-A template is Jinja, run by transformers' own sandbox, so that a text is what apply_chat_template gives. What is trained
-is found by the template's {% generation %} marks, else by rendering the conversation up to each of the assistant's turns:
-a turn begins where the prompt that asks for it ends.
+A template is Jinja, run by transformers' own sandbox, so that a text is what apply_chat_template gives. The trained places are
+found by the template's {% generation %} marks, else by rendering the conversation up to each of the assistant's turns: a turn
+begins where the prompt that asks for it ends.
+
+Most templates write a message's words as they are and decide everything else by its role and place. Its syntax tree shows
+whether a template does so: contents may only be written, alone or in a sum of texts. Then two conversations with the same roles
+differ in nothing but their contents. The fixed texts between the contents are found once for each order of roles, by rendering
+marks in place of the contents, and further conversations are written without Jinja.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from powertrain.data.examples.shapes import Layout, find_layout, plainly_rendered, writes_contents_only
 from powertrain.data.examples.tokenizer import ExampleTokenizer, Place
 from powertrain.data.rows.row import BadRow, Message
 from powertrain.data.tokenizers import CONFIG, TEMPLATE_FILE
 from powertrain.records import WrongUse
 from powertrain.records.json_files import read_json
 
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from jinja2.nodes import Node
+
 MOST_LAYOUTS = 1000          # orders of roles that are remembered
 GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
-MARKED = ("<|im_start|>", "<|im_end|>")      # what chatml needs in the vocabulary
+CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
+QUESTION = [Message("user", "x")]            # any conversation without an answer
 
 # expressions, not template text: what stands between Jinja's blocks would lose its line ends
 SHIPPED: Mapping[str, str] = {
@@ -44,6 +53,37 @@ class Marked(NamedTuple):
     text: str
     trained: list[Place]
     only_last: bool                          # the template rewrites earlier turns: only the last one is trained
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How conversations of one order of roles are written: text, content, text, ..., text."""
+
+    texts: tuple[str, ...]
+    contents: tuple[int, ...]                # the message that stands behind each text but the last
+
+    def written(self, messages: Sequence[Message]) -> str:
+        parts = [self.texts[0]]
+        for text, number in zip(self.texts[1:], self.contents, strict=True):
+            parts += (messages[number].content, text)
+        return "".join(parts)
+
+    @cached_property
+    def fixed_length(self) -> int:
+        return sum(map(len, self.texts))
+
+    def length(self, messages: Sequence[Message]) -> int:
+        return self.fixed_length + sum([len(messages[number].content) for number in self.contents])
+
+    def begins(self, longer: Shape) -> bool:
+        """Return whether a conversation of the shape `longer` begins with this, whatever the contents."""
+        count = len(self.contents)
+        return (self.contents == longer.contents[:count] and self.texts[:-1] == longer.texts[:count]
+                and longer.texts[count].startswith(self.texts[-1]))
+
+
+# the shape of a conversation; and for each turn of the assistant the shapes before it and up to its end (None: the end of all)
+Layout = tuple[Shape, list[tuple[Shape, Shape | None]]]
 
 
 @dataclass(frozen=True)
@@ -73,7 +113,7 @@ class ChatTemplate:
         """The special token that this template writes behind a turn of the assistant, None if it writes none."""
         answer = "zq"
         try:
-            text = self.render([Message("user", "x"), Message("assistant", answer)])
+            text = self.render([*QUESTION, Message("assistant", answer)])
         except BadRow:
             return None
         behind = text[text.rfind(answer) + len(answer):].strip()
@@ -88,29 +128,52 @@ class ChatTemplate:
         return {}
 
     def _by_layout(self, messages: Sequence[Message], *, all: bool) -> Marked | None:
-        """The same without Jinja, where a conversation with these roles has been laid out before; None where that cannot be."""
+        """Return the same without Jinja, by the layout of these roles; None where they have no layout."""
         roles = tuple([message.role for message in messages])
         if (all, roles) not in self._layouts:
             if len(self._layouts) >= MOST_LAYOUTS:
                 return None
-            self._layouts[all, roles] = find_layout(self.render, roles, turns=not all) if all or self._asks else None
+            self._layouts[all, roles] = self._layout(roles, turns=not all) if all or self._asks else None
         layout = self._layouts[all, roles]
         if layout is None:
             return None
-        text = layout.whole.written(messages)
+        whole, turns = layout
+        text = whole.written(messages)
         if all:
             return Marked(text, [(0, len(text))], False)
         places = [(before.length(messages), len(text) if behind is None else behind.length(messages))
-                  for before, behind in layout.turns]
+                  for before, behind in turns]
         if any(stop < start for start, stop in places):
             return None
         return Marked(text, [(start, self._without_rest(text, start, stop)) for start, stop in places], False)
 
+    def _layout(self, roles: Sequence[str], *, turns: bool) -> Layout | None:
+        """Return the layout; None where the template refuses the conversation or a beginning of it, or rewrites a beginning.
+
+        `turns`: whether the assistant's turns are asked for.
+        """
+        whole = self._shape(roles)
+        if whole is None:
+            return None
+        found: list[tuple[Shape, Shape | None]] = []
+        for number in [number for number, role in enumerate(roles) if turns and role == "assistant"]:
+            before, last = self._shape(roles[:number], asks=True), number + 1 == len(roles)
+            behind = None if last else self._shape(roles[:number + 1])
+            if before is None or not before.begins(whole) or not (last or (behind is not None and behind.begins(whole))):
+                return None
+            found.append((before, behind))
+        return whole, found
+
+    def _shape(self, roles: Sequence[str], *, asks: bool = False) -> Shape | None:
+        """Return the shape of conversations with these roles; None where the template refuses them."""
+        marked = self.attempt([Message(role, MARK.format(number)) for number, role in enumerate(roles)], asks)
+        parts = MARKS.split(marked) if marked is not None else None
+        return Shape(tuple(parts[::2]), tuple(map(int, parts[1::2]))) if parts else None
+
     @cached_property
     def _asks(self) -> bool:
         """Whether add_generation_prompt makes a difference."""
-        question = [Message("user", "x")]
-        return self._attempt(question, add_generation_prompt=True) != self._attempt(question)
+        return self.attempt(QUESTION, add_generation_prompt=True) != self.attempt(QUESTION)
 
     def _rendered(self, messages: Sequence[Message], **options: Any) -> tuple[str, list[Place]]:
         if self._has_shapes:
@@ -124,7 +187,8 @@ class ChatTemplate:
             # declared to return a text, it returns a list of them, and a list of places for each
             (text,), places = render_jinja_template([chat], chat_template=self.text, **given)  # type: ignore[str-unpack]
         except Exception as error:  # a template is a program: it raises what it likes
-            raise BadRow(f"the chat template ({self.name}) refuses the conversation: {_first_line(error)}") from error
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise BadRow(f"the chat template ({self.name}) refuses the conversation: {reason}") from error
         return text, places[0] if places else []
 
     def _by_prefixes(self, messages: Sequence[Message]) -> Marked:
@@ -146,15 +210,15 @@ class ChatTemplate:
         start = self._start(text, messages[:number], messages[number].content)
         stop = len(text)
         if number + 1 < len(messages):
-            so_far = self._attempt(messages[:number + 1])
+            so_far = self.attempt(messages[:number + 1])
             stop = len(so_far) if so_far is not None and text.startswith(so_far) else -1
         return None if start is None or stop < start else (start, self._without_rest(text, start, stop))
 
     def _start(self, text: str, before: Sequence[Message], content: str) -> int | None:
-        asked = self._attempt(before, add_generation_prompt=True) if self._asks else None
+        asked = self.attempt(before, add_generation_prompt=True) if self._asks else None
         if asked is not None and text.startswith(asked):
             return len(asked)
-        unasked = self._attempt(before)
+        unasked = self.attempt(before)
         beginning = unasked if unasked is not None else ""
         if not text.startswith(beginning) or (unasked is None and before):
             return None
@@ -163,7 +227,8 @@ class ChatTemplate:
         at = text.find(content.strip(), len(beginning))
         return None if at < 0 else at if text[len(beginning):at].strip() else len(beginning)
 
-    def _attempt(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str | None:
+    def attempt(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str | None:
+        """As `render`; None where the template refuses the conversation."""
         try:
             return self.render(messages, add_generation_prompt)
         except BadRow:
@@ -185,18 +250,24 @@ def find_template(tokenizer: ExampleTokenizer, wanted: str | None, *, texts: boo
     `texts`: the rows are prompts and completions as texts, for which the template is `raw`, as in TRL.
     Raises WrongUse if the template is missing, broken, or needs tokens that the tokenizer does not have.
     """
-    own = own_templates(tokenizer.files)
-    name, text, because = _chosen(wanted, own, texts)
-    if name == "chatml":
-        _check_chatml(tokenizer)
+    name, text, because = _chosen(wanted, own_templates(tokenizer.files), texts)
+    missing = [token for token in CHATML_TOKENS if token not in tokenizer.added_texts]
+    if name == "chatml" and missing:
+        raise WrongUse(f"data.chat_template=chatml needs {' and '.join(missing)} in the vocabulary, and this tokenizer has "
+                       "them not as tokens; use data.chat_template=plain, which needs no new tokens")
     template = ChatTemplate(name, text, because, dict(tokenizer.named),
                             tuple(token for token in tokenizer.added_texts if token.strip()))
     _check(template)
-    return _with_beginning(template, tokenizer.before)
+    before = tokenizer.before
+    asked = None if before is None else template.attempt(QUESTION, add_generation_prompt=True)
+    if asked is None or asked.startswith(str(before)):
+        return template
+    return replace(template, text="{{ " + json.dumps(before, ensure_ascii=False) + " }}" + template.text,
+                   because=f"{because}; {before} is put in front, as the tokenizer does with any text")
 
 
 def own_templates(files: Sequence[Path]) -> dict[str, str]:
-    """The templates among a tokenizer's files, by name; the usual one is called "default"."""
+    """Return the templates among a tokenizer's files, by name; the usual one is called "default"."""
     by_name = {file.name: file for file in files}
     found: dict[str, str] = {}
     if CONFIG in by_name:
@@ -211,7 +282,7 @@ def own_templates(files: Sequence[Path]) -> dict[str, str]:
 
 
 def _chosen(wanted: str | None, own: Mapping[str, str], texts: bool) -> tuple[str, str, str]:
-    """(name, Jinja, why)."""
+    """Return the name, the Jinja text, and the reason."""
     if wanted is None:
         if texts:
             return "raw", SHIPPED["raw"], "prompts and completions are texts already: no template, only the end token"
@@ -232,19 +303,12 @@ def _chosen(wanted: str | None, own: Mapping[str, str], texts: bool) -> tuple[st
                    f"{', '.join([*SHIPPED, *own])}")
 
 
-def _check_chatml(tokenizer: ExampleTokenizer) -> None:
-    missing = [token for token in MARKED if token not in tokenizer.added_texts]
-    if missing:
-        raise WrongUse(f"data.chat_template=chatml needs {' and '.join(missing)} in the vocabulary, and this tokenizer has "
-                       "them not as tokens; use data.chat_template=plain, which needs no new tokens")
-
-
 def _check(template: ChatTemplate) -> None:
     """Raises WrongUse if the template is no Jinja at all."""
     from jinja2 import TemplateSyntaxError
 
     try:
-        template.render([Message("user", "x")])
+        template.render(QUESTION)
     except BadRow as error:
         if isinstance(error.__cause__, TemplateSyntaxError):
             line = error.__cause__.lineno
@@ -252,19 +316,79 @@ def _check(template: ChatTemplate) -> None:
                            "or use data.chat_template=plain") from None
 
 
-def _with_beginning(template: ChatTemplate, before: str | None) -> ChatTemplate:
-    """The template with the beginning of sequence that the tokenizer puts in front of a text, unless it writes that itself."""
-    if before is None:
-        return template
+# ------------------------------------------------------------------------------------------------ templates without Jinja
+
+MESSAGES, CONTENT = "messages", "content"
+MARK, MARKS = "\ue000{}\ue001", re.compile("\ue000(\\d+)\ue001")         # of private use: in no template
+# what a template may be made of; a macro, a call, a filter or an assignment might do anything with a content
+HARMLESS = ("Template", "Output", "TemplateData", "For", "If", "CondExpr", "Compare", "Operand", "Const", "Name", "Getitem",
+            "Getattr", "Add", "Concat", "And", "Or", "Not", "Filter", "Test")
+FILTERS = ("capitalize", "upper", "lower", "title", "trim")
+PLACES = ("first", "last", "index", "index0", "revindex", "revindex0", "length")      # of a loop: the rest gives messages
+
+
+def writes_contents_only(template: str) -> bool:
+    """Return whether a content is written as it is, and decides nothing, wherever a Jinja template reads one."""
+    from jinja2 import TemplateError, nodes
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    if MARK[0] in template:
+        return False
     try:
-        text = template.render([Message("user", "x")], add_generation_prompt=True)
-    except BadRow:
-        return template
-    if text.startswith(before):
-        return template
-    return replace(template, text="{{ " + json.dumps(before, ensure_ascii=False) + " }}" + template.text,
-                   because=f"{template.because}; {before} is put in front, as the tokenizer does with any text")
+        tree = ImmutableSandboxedEnvironment().parse(template)
+    except TemplateError:                    # broken, or with tags that only transformers knows
+        return False
+    names = {loop.target.name for loop in tree.find_all(nodes.For) if isinstance(loop.target, nodes.Name)}
+    return MESSAGES not in names and _is_harmless(tree, names, written=False)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def plainly_rendered(template: str, messages: Sequence[Message], given: Mapping[str, object]) -> str:
+    """Render as transformers does; a template that `writes_contents_only` needs nothing that transformers adds.
+
+    Importing transformers takes half a second, and most runs need it for nothing else.
+    """
+    return _compiled(template).render(messages=[{"role": message.role, "content": message.content} for message in messages],
+                                      **given)
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Template:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)
+
+
+def _is_harmless(node: Node, names: Set[str], *, written: bool) -> bool:
+    """Return whether this part of a template neither decides by a content nor changes one.
+
+    `names` stand for a message; `written`: this node's value is written, or summed and then written.
+    """
+    from jinja2 import nodes
+
+    if not isinstance(node, tuple(getattr(nodes, name) for name in HARMLESS)) or _is_message(node, names):
+        return False
+    if isinstance(node, nodes.For):
+        over_messages = isinstance(node.target, nodes.Name) and getattr(node.iter, "name", None) == MESSAGES
+        return (over_messages and node.test is None and not node.recursive
+                and all(_is_harmless(inner, names, written=False) for inner in (*node.body, *node.else_)))
+    if isinstance(node, nodes.Getitem | nodes.Getattr):
+        key = node.attr if isinstance(node, nodes.Getattr) else getattr(node.arg, "value", None)
+        if _is_message(node.node, names):
+            return isinstance(key, str) and (written or key != CONTENT)
+        if getattr(node.node, "name", None) == "loop":
+            return key in PLACES
+    if isinstance(node, nodes.Name):
+        return node.name not in (MESSAGES, "loop")
+    if isinstance(node, nodes.Filter) and node.name not in FILTERS:
+        return False
+    goes_on = isinstance(node, nodes.Output) or (written and isinstance(node, nodes.Add | nodes.Concat))
+    return all(_is_harmless(inner, names, written=goes_on) for inner in node.iter_child_nodes())
+
+
+def _is_message(node: Node, names: Set[str]) -> bool:
+    """Return whether a node is a loop's message, or a message by its number."""
+    from jinja2 import nodes
+
+    if isinstance(node, nodes.Getitem):
+        return getattr(node.node, "name", None) == MESSAGES and isinstance(getattr(node.arg, "value", None), int)
+    return isinstance(node, nodes.Name) and node.name in names

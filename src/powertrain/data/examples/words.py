@@ -1,10 +1,10 @@
-"""Texts to token ids by way of their words, each of which the tokenizer itself sees once.
+"""Texts to token ids by their words, each of which the library encodes once.
 
 Byte-level tokenizers cut a text at its added tokens, then by a pattern into words, and encode each word by itself. So the ids
-of a text are those of its words, and most words of a text have been met before: looking them up costs a quarter of encoding
-them again. The pattern is the tokenizer's own, with its classes of characters spelled out for Python's `re`; a text with a
+of a text are those of its words, and most words of a text have occurred before: looking them up costs a quarter of encoding
+them again. The pattern is the tokenizer's own, with its classes of characters spelled out for Python's `re`. A text with a
 character whose class might differ between versions of Unicode is left to the library, and so is a tokenizer whose rules are
-not of this kind. The first texts are encoded both ways, and a difference ends this way for good.
+not of this kind. The first texts are encoded both ways, and after a difference all texts are left to the library.
 
 Source of the scheme: tokenizers' pipeline, https://huggingface.co/docs/tokenizers/pipeline
 """
@@ -53,7 +53,7 @@ class Pieces:
     def first_from(self, character: int) -> int | None:
         """The first token that starts at `character` or later; None where only the library's offsets tell.
 
-        They do where no word begins there, or it begins with a space, which offsets may leave out.
+        Only they tell where no word begins there, or where the word begins with a space, which offsets may leave out.
         """
         if character >= len(self.text):
             return len(self.ids)
@@ -71,8 +71,8 @@ class Pieces:
         return int(self.tokens[found]), int(self.characters[found])
 
 
-class Words:
-    """The words of one tokenizer, with their ids."""
+class Words(dict[str, int]):
+    """The words of one tokenizer: each word's number, found out when it is first asked for, and by number their ids."""
 
     def __init__(self, library: LibraryTokenizer, pattern: str, *, composed: bool):
         self.library, self.composed = library, composed
@@ -83,14 +83,14 @@ class Words:
         self.narrow = re.compile(spelled_out(pattern, _classes(128, composed)) or "")
         self.wide = re.compile(spelled_out(pattern, _classes(0x110000, composed)) or "")
         self.trusted, self.compared = True, False
-        self._clear()
+        self._forget()
 
-    def _clear(self) -> None:
-        self.numbers, self.remembered = _Numbers(self), 0
+    def _forget(self) -> None:
+        self.clear()
+        self.remembered = 0
         self.ids, self.begins, self.token_counts, self.lengths = (array("q") for _ in range(4))
 
-    def learn(self, word: str) -> int:
-        """The number of a word that was not known."""
+    def __missing__(self, word: str) -> int:
         ids = self.library.encode(word, add_special_tokens=False).ids
         if word not in self.added and not self.added_ids.isdisjoint(ids):
             self.trusted = False             # a plain word that looks like an added token: boundaries could not be told
@@ -99,17 +99,18 @@ class Words:
         self.token_counts.append(len(ids))
         self.lengths.append(len(word))
         self.remembered += len(word)
-        return len(self.lengths) - 1
+        self[word] = number = len(self.lengths) - 1
+        return number
 
     def encode(self, texts: Sequence[str]) -> list[Pieces | None]:
-        """None for each text that is left to the library."""
+        """Return the pieces of each text; None for a text that is left to the library."""
         if not self.compared and texts:
             self.compared = True
             self._compare(texts[:COMPARED])
         if not self.trusted:
             return [None] * len(texts)
         if self.remembered > MOST_REMEMBERED:
-            self._clear()
+            self._forget()
         found = [self._words(text) for text in texts]
         pieces = self._pieces(texts, found)
         return pieces if self.trusted else [None] * len(texts)
@@ -120,7 +121,7 @@ class Words:
                 self.trusted = False
 
     def _words(self, text: str) -> tuple[list[str], list[int]] | None:
-        """The words of a text, and which of them are added tokens."""
+        """Return the words of a text, and which of them are added tokens."""
         pattern = self.narrow
         if not text.isascii():
             if _unknown(self.composed).search(text):
@@ -137,10 +138,10 @@ class Words:
         return words, special
 
     def _pieces(self, texts: Sequence[str], found: Sequence[tuple[list[str], list[int]] | None]) -> list[Pieces | None]:
-        """All texts at once: what is looked up, and the sums over it."""
+        """Look up the words of all texts at once, and sum their lengths."""
         counts = [0 if words is None else len(words[0]) for words in found]
         every = chain.from_iterable(words[0] for words in found if words is not None)
-        numbers = np.fromiter(map(self.numbers.__getitem__, every), np.int64, sum(counts))
+        numbers = np.fromiter(map(self.__getitem__, every), np.int64, sum(counts))
         begins, token_counts, lengths = (np.frombuffer(column, np.int64).take(numbers) if len(column) else numbers
                                          for column in (self.begins, self.token_counts, self.lengths))
         token_stops, character_stops = token_counts.cumsum(), lengths.cumsum()
@@ -165,22 +166,11 @@ class Words:
         return result
 
 
-class _Numbers(dict[str, int]):
-    """A word's number, found out when it is first asked for."""
-
-    def __init__(self, words: Words):
-        self.words = words
-
-    def __missing__(self, word: str) -> int:
-        number = self[word] = self.words.learn(word)
-        return number
-
-
 # ------------------------------------------------------------------------------------------------ whether it can be done
 
 
 def words_of(library: LibraryTokenizer) -> Words | None:
-    """None where the tokenizer's rules are not known to be of this kind."""
+    """Return what encodes by words; None where the tokenizer's rules are not known to be of this kind."""
     settings = json.loads(library.to_str())
     normalizer = settings.get("normalizer")
     composed = normalizer is not None
@@ -196,7 +186,7 @@ def words_of(library: LibraryTokenizer) -> Words | None:
 
 
 def _pattern(rule: dict[str, Any] | None) -> str | None:
-    """The one pattern that cuts a text into words; None where there is more to it."""
+    """Return the one pattern that cuts a text into words; None where a text is cut by other rules too."""
     if rule is None:
         return None
     if rule["type"] == "ByteLevel":
@@ -213,13 +203,7 @@ def _pattern(rule: dict[str, Any] | None) -> str | None:
 
 ALIKE = (r"\S", r"\r", r"\n", r"\t", "(?i:", "(?:", "(?!")      # in both languages
 
-@dataclass(frozen=True)
-class Classes:
-    """The insides of three character classes."""
-
-    letters: str
-    numbers: str
-    spaces: str
+Classes = tuple[str, str, str]               # the insides of three character classes: letters, numbers, spaces
 
 
 def spelled_out(pattern: str, classes: Classes) -> str | None:
@@ -228,14 +212,14 @@ def spelled_out(pattern: str, classes: Classes) -> str | None:
     None if it has anything that the two might read differently.
     """
     inside, out, at = False, [], 0
-    named = {r"\p{L}": classes.letters, r"\p{N}": classes.numbers, r"\s": classes.spaces}
+    named = dict(zip((r"\p{L}", r"\p{N}", r"\s"), classes, strict=True))
     while at < len(pattern):
         token = next((name for name in (*named, *ALIKE) if pattern.startswith(name, at)), pattern[at])
         at += len(token)
         if token in named:
             out.append(named[token] if inside else f"[{named[token]}]")
         elif token == r"\S" and not inside:
-            out.append(f"[^{classes.spaces}]")
+            out.append(f"[^{classes[2]}]")
         elif (token in ("\\", r"\S") or (token in "[&" if inside else token in "^$.")
               or (token == "(" and pattern.startswith("?", at)) or (token == "}" and pattern.startswith("+", at))):
             return None
@@ -248,21 +232,19 @@ def spelled_out(pattern: str, classes: Classes) -> str | None:
 @lru_cache(maxsize=4)
 def _classes(below: int, composed: bool) -> Classes:
     characters = [character for character in _alphabet(composed) if ord(character) < below]
-    spaces = [character for character in characters if character in SPACES]
-    letters = [character for character in characters if category(character)[0] == "L"]
-    numbers = [character for character in characters if category(character)[0] == "N"]
-    return Classes(_ranges(letters), _ranges(numbers), _ranges(spaces))
+    letters, numbers = ([one for one in characters if category(one)[0] == kind] for kind in "LN")
+    return _ranges(letters), _ranges(numbers), _ranges(one for one in characters if one in SPACES)
 
 
 @lru_cache(maxsize=2)
 def _unknown(composed: bool) -> re.Pattern[str]:
-    """Finds a character that has to be left to the library."""
+    """Return a pattern that finds a character which has to be left to the library."""
     return re.compile(f"[^{_ranges(_alphabet(composed))}]")
 
 
 @lru_cache(maxsize=2)
 def _alphabet(composed: bool) -> list[str]:
-    """What is known here: no marks that join a letter, nothing unassigned, and nothing that a normalizer would change."""
+    """Return the known characters: no marks that join a letter, none unassigned, none that a normalizer would change."""
     characters = (chr(code) for first, last in KNOWN for code in range(first, last + 1))
     return [character for character in characters
             if category(character)[0] != "M" and category(character) not in ("Cn", "Cs", "Co") and character not in CASELESS
