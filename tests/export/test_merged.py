@@ -16,8 +16,7 @@ from adapted_models import make_base, with_adapter
 from powertrain.data.example import Example
 from powertrain.data.examples.tokenizer import ExampleTokenizer
 from powertrain.export import merged as merging
-from powertrain.export.check import Agreement, compare, is_rounding
-from powertrain.export.merged import export_adapter, export_merged, export_merged_bridge
+from powertrain.export.merged import Agreement, compare, export_adapter, export_merged, export_merged_bridge, is_rounding
 from powertrain.models.bridge.loading import load_bridged
 from powertrain.models.decoder import Decoder
 from powertrain.models.kernels.quantised import quantise_base
@@ -46,7 +45,7 @@ def ours(model: Decoder) -> torch.Tensor:
 
 
 def merging_scores(model: Any) -> Iterator[torch.Tensor]:
-    from powertrain.export.check import all_scores
+    from powertrain.export.merged import all_scores
 
     return all_scores(model, [Example(IDS.numpy(), IDS.numpy())])
 
@@ -215,7 +214,7 @@ class TestComparing:
         assert not any(is_rounding(found, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16))
 
     def test_the_divergence_is_in_nats_a_token(self) -> None:
-        from powertrain.export.check import compare_scores
+        from powertrain.export.merged import compare_scores
 
         even, uneven = torch.zeros(3, 2), torch.tensor([[0.0, torch.log(torch.tensor(3.0))]] * 3)      # 1/2, 1/2 and 1/4, 3/4
         found = compare_scores([even], [uneven])

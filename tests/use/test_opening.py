@@ -103,7 +103,7 @@ def test_an_adapter_that_only_peft_has_goes_over_the_bridge(base_folder: Path, t
 
 def test_native_and_bridge_read_an_adapter_alike(adapter_folder: Callable[..., Path]) -> None:
     from powertrain.data.example import Example
-    from powertrain.export.check import compare
+    from powertrain.export.merged import compare
 
     folder = str(adapter_folder())
     native, bridged = open_model(folder), open_model(folder, provider="transformers")

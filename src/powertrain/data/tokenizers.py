@@ -1,4 +1,8 @@
-"""Text to token ids and back: the protocol of every tokenizer, how one is made or opened again, and the library's tokenizers.
+"""Text to token ids and back: how a tokenizer is made or opened again, and the tokenizers that the library runs.
+
+Ids are below a tokenizer's `vocabulary`; `end_of_text` follows each document, where there is one; `digest` is the sha256 of all
+that decides the ids. `encode` never gives the id of end_of_text for text that spells it, except in a folder tokenizer, which
+keeps its own rules. `decode` leaves special tokens in the text.
 
 `char` and `byte` are exact tables (table_tokenizers.py). `bpe` is trained here and a folder is anyone's Hugging Face tokenizer;
 both run in the `tokenizers` library. Each saves to a folder that transformers.AutoTokenizer opens with equal ids.
@@ -12,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -37,28 +41,6 @@ from powertrain.records.json_files import read_json
 
 BPE_VOCABULARY = 4096
 KINDS = ("char", "byte", "bpe")
-
-
-class Tokenizer(Protocol):
-    """Ids are below `vocabulary`; `end_of_text` follows each document, where there is one.
-
-    `encode` never gives the id of end_of_text for text that spells it, except in a folder tokenizer, which keeps its
-    own rules. `decode` leaves special tokens in the text.
-    """
-
-    @property
-    def kind(self) -> str: ...               # "char", "byte", "bpe", or "folder"
-    @property
-    def vocabulary(self) -> int: ...
-    @property
-    def end_of_text(self) -> int | None: ...
-    @property
-    def digest(self) -> str: ...             # sha256 (hex) of all that decides the ids
-
-    def encode(self, text: str) -> npt.NDArray[Any]: ...                         # (tokens,) uint16 or uint32
-    def encode_many(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]: ...
-    def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str: ...
-    def save(self, folder: Path) -> None: ...
 
 
 def make_tokenizer(kind: str, documents: Sequence[Document], vocabulary: int | None = None) -> Tokenizer:
@@ -238,8 +220,11 @@ class FolderTokenizer(_LibraryTokenizer):
                 shutil.copyfile(file, folder / file.name)
 
 
+Tokenizer = CharTokenizer | ByteTokenizer | BytePairTokenizer | FolderTokenizer
+
+
 def exact_pieces(text: str) -> Iterator[str]:
-    """`text` cut where byte-level BPE encodes the pieces as it encodes the whole.
+    """Cut `text` where byte-level BPE encodes the pieces as it encodes the whole.
 
     Its pattern cannot match across a newline that follows a character that is no white space: only the white-space
     alternatives match a newline, and they begin at white space. Where there is no such place, the text is not cut.
@@ -294,7 +279,7 @@ def _open_library(path: Path) -> LibraryTokenizer:
 
 
 def _converted(folder: Path) -> LibraryTokenizer:
-    """The tokenizer of a folder without tokenizer.json, by way of transformers, which converts the older formats."""
+    """Return the tokenizer of a folder without tokenizer.json, from transformers, which converts the older formats."""
     from transformers import AutoTokenizer
 
     try:

@@ -8,7 +8,7 @@ a text with it, which is compared too.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from powertrain.data.publishing import new_folder
 from powertrain.export.gguf_vocabulary import read_vocabulary
-from powertrain.export.llama_cpp import architecture_metadata, extra_tensors, find_architecture, places, to_llama_cpp
+from powertrain.export.llama_cpp import all_tensors, architecture_metadata, find_architecture
 from powertrain.models.decoder import Decoder
 from powertrain.models.model import SavedTokenizer
 from powertrain.records import IGNORE, Batch, RunFailed, WrongUse
@@ -38,7 +38,7 @@ ASKED_TOKENS = 64
 
 
 def check_tensors(file: Path, expected: Iterable[tuple[str, npt.NDArray[Any], npt.NDArray[Any], Any]]) -> int:
-    """Compares every tensor; how many there are. `expected`: name, fp32 values, stored values and their type.
+    """Compare every tensor, and return how many there are. `expected`: name, fp32 values, stored values and their type.
 
     Raises RunFailed where the file is not what was to be written, or further from the fp32 values than its type rounds.
     """
@@ -61,7 +61,7 @@ def check_tensors(file: Path, expected: Iterable[tuple[str, npt.NDArray[Any], np
 
 
 def is_rounded(values: npt.NDArray[Any], stored: npt.NDArray[Any], kind: str) -> bool:
-    """Whether each stored value is its fp32 value rounded to `kind`, at most."""
+    """Return whether each stored value differs from its fp32 value by no more than `kind` rounds."""
     scale = np.abs(values)
     if kind == "Q8_0":
         blocks = scale.reshape(-1, Q8_BLOCK)
@@ -71,7 +71,7 @@ def is_rounded(values: npt.NDArray[Any], stored: npt.NDArray[Any], kind: str) ->
 
 
 def check_settings(file: Path, metadata: Mapping[str, Any]) -> None:
-    """Compares every setting. Raises RunFailed where one differs."""
+    """Compare every setting. Raises RunFailed where one differs."""
     import gguf
 
     reader = gguf.GGUFReader(file)
@@ -90,7 +90,7 @@ def broken(file: Path, because: str) -> RunFailed:
 
 
 def ask_llama_cpp(file: Path, model: Decoder, text: Sequence[int], dtype: str) -> str:
-    """What llama.cpp's own logits for `text` come to, in one phrase; why it was not asked, where it is not installed.
+    """Return in one phrase how far llama.cpp's own logits for `text` are from ours, or why llama.cpp was not asked.
 
     Raises RunFailed where it cannot open the file, or computes something else.
     """
@@ -99,7 +99,11 @@ def ask_llama_cpp(file: Path, model: Decoder, text: Sequence[int], dtype: str) -
     if importlib.util.find_spec("llama_cpp") is None:
         return "llama.cpp was not asked: llama-cpp-python is not installed"
     ids = list(text[:min(ASKED_TOKENS, model.config.context)])
-    difference = spread_difference(our_logits(model, ids), llama_cpp_logits(file, ids))
+    tokens = torch.tensor(ids, device=model.embedding.weight.device)
+    batch = Batch(tokens, torch.full_like(tokens, IGNORE), torch.arange(len(ids), device=tokens.device), (len(ids),), 0)
+    with torch.no_grad():
+        ours = model(batch).float().cpu().numpy()            # (tokens, V)
+    difference = spread_difference(ours, llama_cpp_logits(file, ids))
     allowed = Q8_DIFFERENCE if dtype == "q8_0" else LLAMA_CPP_DIFFERENCE
     if difference > allowed:
         raise broken(file, f"llama.cpp's logits differ from the model's by {difference:.1%} of their spread, and {allowed:.0%} "
@@ -107,18 +111,8 @@ def ask_llama_cpp(file: Path, model: Decoder, text: Sequence[int], dtype: str) -
     return f"llama.cpp opens it, and its logits differ by {difference:.2%} of their spread"
 
 
-def our_logits(model: Decoder, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-    """(tokens, V) fp32."""
-    device = model.embedding.weight.device
-    tokens = torch.tensor(ids, device=device)
-    batch = Batch(tokens, torch.full_like(tokens, IGNORE), torch.arange(len(ids), device=device), (len(ids),), 0)
-    with torch.no_grad():
-        logits: npt.NDArray[np.float32] = model(batch).float().cpu().numpy()
-    return logits
-
-
 def llama_cpp_logits(file: Path, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-    """(tokens, V) fp32, as llama.cpp computes them. Raises RunFailed if it cannot open the file."""
+    """Return llama.cpp's logits, (tokens, V) fp32. Raises RunFailed if it cannot open the file."""
     library: Any = importlib.import_module("llama_cpp")
     try:
         opened = library.Llama(str(file), n_ctx=len(ids), n_batch=len(ids), logits_all=True, verbose=False)
@@ -132,7 +126,7 @@ def llama_cpp_logits(file: Path, ids: Sequence[int]) -> npt.NDArray[np.float32]:
 
 
 def spread_difference(ours: npt.NDArray[np.float32], theirs: npt.NDArray[np.float32]) -> float:
-    """The root mean square of what logits differ by, each row less its mean, as a share of their own: 0 is equal."""
+    """Return the root mean square of the difference, each row less its mean, as a share of our logits' own: 0 is equal."""
     ours, theirs = (logits - logits.mean(axis=1, keepdims=True) for logits in (ours, theirs))
     return float(np.sqrt(np.mean((ours - theirs) ** 2) / np.mean(ours ** 2)))
 
@@ -151,15 +145,15 @@ class GGUFReport:
     file_bytes: int
     tensors: int
     notes: tuple[str, ...]
-    llama_cpp: str                           # what llama.cpp itself said, or why it was not asked
+    llama_cpp: str                           # how far llama.cpp's logits are from ours, or why it was not asked
 
 
 def export_gguf(model: Decoder, folder: Path, tokenizer: SavedTokenizer, *, name: str, dtype: str = "float16",
                 stops: Collection[int] = (), chat_template: str | None = None, text: Sequence[int] = ()) -> GGUFReport:
-    """Writes `folder`/NAME-DTYPE.gguf. `text` is tokens that llama.cpp, if it is installed, is asked to continue.
+    """Write `folder`/NAME-DTYPE.gguf. llama.cpp, if it is installed, computes the logits of the tokens `text`.
 
     Raises WrongUse where llama.cpp would compute something else than the model, and RunFailed if the disk refuses or the
-    file is not what was to be written.
+    written file is not right.
     """
     if importlib.util.find_spec("gguf") is None:
         raise WrongUse("GGUF files need the gguf package, which is not installed; pip install gguf")
@@ -180,13 +174,15 @@ def export_gguf(model: Decoder, folder: Path, tokenizer: SavedTokenizer, *, name
 
 
 def write_file(file: Path, model: Decoder, architecture: str, metadata: dict[str, Any], dtype: str) -> None:
-    """Raises OSError if the disk refuses, and WrongUse for a weight that the dtype cannot hold."""
+    """Write the file. Raises OSError if the disk refuses, and WrongUse for a weight that the dtype cannot hold."""
     import gguf
 
+    # the types in which llama.cpp reads settings: counts are uint32, shares and scores float32
+    adders = {bool: "add_bool", int: "add_uint32", float: "add_float32", str: "add_string", list: "add_array"}
     writer = gguf.GGUFWriter(file, architecture)
     try:
         for key, value in metadata.items():
-            add(writer, key, value)
+            getattr(writer, adders[type(value)])(key, value)
         for name, tensor in all_tensors(model):              # once for the sizes, once for the data: none is kept
             stored, kind = as_stored(name, tensor, dtype)
             writer.add_tensor_info(name, stored.shape, stored.dtype, stored.nbytes, raw_dtype=kind)
@@ -200,22 +196,8 @@ def write_file(file: Path, model: Decoder, architecture: str, metadata: dict[str
         writer.close()
 
 
-def add(writer: Any, key: str, value: Any) -> None:
-    """Add a setting in the type in which llama.cpp reads settings: counts are uint32, shares and scores float32."""
-    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
-             list: writer.add_array}
-    kinds[type(value)](key, value)
-
-
-def all_tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the file, fp32, made when it is asked for."""
-    yield from extra_tensors(model.config).items()
-    for place in places(model.config):
-        yield place.name, to_llama_cpp(model, place)
-
-
 def as_stored(name: str, tensor: Tensor, dtype: str) -> tuple[Any, Any]:
-    """The bytes of a tensor, and the package's name for their type.
+    """Return the bytes of a tensor, and the package's name for their type.
 
     Vectors and positions stay fp32, as llama.cpp wants them. A row that q8_0's blocks do not divide becomes float16.
     """

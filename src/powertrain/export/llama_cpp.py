@@ -54,7 +54,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def find_architecture(config: ModelConfig) -> tuple[Architecture, tuple[str, ...]]:
-    """The graph that computes this model, and what is to be known of it. Raises WrongUse where there is none."""
+    """Return the graph that computes this model, and notes for the user. Raises WrongUse where there is none."""
     found = ARCHITECTURES.get(config.family)
     if found is None:
         raise refusal(config, f"has no {config.family} architecture here")
@@ -90,7 +90,7 @@ def _notes(config: ModelConfig) -> Iterator[str]:
 
 
 def architecture_metadata(config: ModelConfig) -> Metadata:
-    """The settings of the graph, under llama.cpp's keys without the architecture's prefix."""
+    """Return the settings of the graph, under llama.cpp's keys without the architecture's prefix."""
     norm = "layer_norm_rms_epsilon" if config.norm == "rms" else "layer_norm_epsilon"
     found: Metadata = {
         "vocab_size": config.vocabulary, "context_length": min(config.context, config.window or config.context),
@@ -106,7 +106,7 @@ def architecture_metadata(config: ModelConfig) -> Metadata:
 
 
 def scaling_metadata(scaling: RotaryScaling) -> Metadata:
-    """llama3's factors are a tensor, longrope's are two; the rest are settings."""
+    """Return the settings of scaled positions; llama3's factors are a tensor, longrope's are two tensors."""
     if scaling.kind == "llama3":
         return {}
     if scaling.kind == "longrope":
@@ -122,7 +122,7 @@ def scaling_metadata(scaling: RotaryScaling) -> Metadata:
 
 
 def extra_tensors(config: ModelConfig) -> dict[str, Tensor]:
-    """Rotary factors, each (rotary width / 2,) fp32: what a pair's frequency is divided by."""
+    """Return rotary factors, each (rotary width / 2,) fp32: the divisors of the pairs' frequencies."""
     scaling = config.rotary_scaling
     if scaling is None:
         return {}
@@ -135,49 +135,26 @@ def extra_tensors(config: ModelConfig) -> dict[str, Tensor]:
     return {}
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a tensor of the file lies in ours: rows `first` to `first + rows` of `ours`."""
-
-    name: str                            # llama.cpp's
-    ours: str
-    first: int
-    rows: int | None                     # None: all
-    heads: int = 0                       # of q and k that lie in another order
-    is_norm: bool = False                # of gemma: ours + 1
-
-
-def places(config: ModelConfig) -> list[Place]:
-    """All tensors of the file but the extra ones, in the order of the layers."""
+def all_tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor of the file with llama.cpp's name, fp32 on the CPU, made when it is asked for."""
     import gguf
 
+    config, state = model.config, dict(model.named_parameters())
+    yield from extra_tensors(config).items()
     architecture = ARCHITECTURES[config.family]
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
     names = gguf.get_tensor_name_map(kind, config.layers)
-    found = []
     for row in map_weights(config):
-        first = 0
-        for theirs, rows in zip(row.theirs, row.sizes or (None,) * len(row.theirs), strict=True):
+        # gpt2 without biases: the graph adds zeros
+        ours = state[row.ours].detach().float().cpu() if row.ours in state else \
+            torch.zeros(state[row.ours.removesuffix("bias") + "weight"].shape[0])
+        for theirs, tensor in zip(row.theirs, ours.split(row.sizes) if row.sizes else (ours,) * len(row.theirs), strict=True):
             name = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
             assert name is not None, theirs
-            reordered = not architecture.half_rotation and (".attn_q." in name or ".attn_k." in name)
-            heads = (config.heads if ".attn_q." in name else config.kv_heads) if reordered else 0
-            found.append(Place(name, row.ours, first, rows, heads, config.norm_offset and name.endswith("norm.weight")))
-            first += rows or 0
+            if not architecture.half_rotation and (".attn_q." in name or ".attn_k." in name):
+                heads = config.heads if ".attn_q." in name else config.kv_heads
+                # (head, half, dimension) -> (head, dimension, half)
+                tensor = tensor.reshape(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+            yield name, (tensor + 1 if config.norm_offset and name.endswith("norm.weight") else tensor).contiguous()
     if config.family == "gpt_neox" and config.tied_head:
-        found.append(Place("output.weight", "embedding.weight", 0, None))
-    return found
-
-
-def to_llama_cpp(model: Decoder, place: Place) -> Tensor:
-    """The tensor of the file, fp32 on the CPU."""
-    state = dict(model.named_parameters())
-    if place.ours in state:
-        tensor = state[place.ours].detach().float().cpu()
-    else:                                # gpt2 without biases: the graph adds zeros
-        tensor = torch.zeros(state[place.ours.removesuffix("bias") + "weight"].shape[0])
-    if place.rows is not None:
-        tensor = tensor[place.first:place.first + place.rows]
-    if place.heads:                      # (head, half, dimension) -> (head, dimension, half)
-        tensor = tensor.reshape(place.heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
-    return (tensor + 1 if place.is_norm else tensor).contiguous()
+        yield "output.weight", state["embedding.weight"].detach().float().cpu().contiguous()

@@ -4,22 +4,27 @@ The adapter is merged into the base as it was published, never into a 4-bit copy
 takes away would be lost for good. Nothing is written unless the merged model, rounded as it will be stored, predicts the same
 as base + adapter on the given examples. The written files are opened again and compared with the weights in memory.
 
+takes away would be lost for good. Nothing is written unless the merged model, rounded as it will be stored, predicts the
+in fp32 first and then rounded. Rounding changes every weight, so the check is how far the model's predictions moved: the
+Kullback-Leibler divergence in nats a token, the unit of the loss.
+
 Models behind the bridge are merged by peft, written as transformers' own files, and checked in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from powertrain.data.example import Example
+from powertrain.data.example import Example, collate
 from powertrain.data.publishing import check_output, new_folder
-from powertrain.export.check import LOST_SHARE, UNSEEN, Agreement, all_scores, compare, compare_scores, is_rounding, shortened
 from powertrain.models.adapters.attached import has_adapters, merged, plain_state
 from powertrain.models.adapters.files import CONFIG as ADAPTER_CONFIG
 from powertrain.models.adapters.files import WEIGHTS as ADAPTER_WEIGHTS
@@ -28,12 +33,21 @@ from powertrain.models.bridge.model import BridgedModel, merge_bridged
 from powertrain.models.decoder import Decoder
 from powertrain.models.huggingface.folder import load_folder, save_folder
 from powertrain.models.huggingface.weights import Shards
-from powertrain.models.model import SavedTokenizer
+from powertrain.models.model import Model, SavedTokenizer
 from powertrain.records import RunFailed, WrongUse
 from powertrain.records.json_files import read_json, write_json
 
 Opened = TypeVar("Opened", bound=torch.nn.Module)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Largest difference of a score as a share of the largest score of its row: fp32 rounds to 6e-8, sums of some thousand
+# terms in another order and a few dozen layers lose three digits of that.
+FP32_DIFFERENCE = 1e-4
+# Nats a token. bf16 rounds a weight by up to 1/256 of it and moves a trained model's loss in the third digit; 0.02 is less
+# than two seeds of one fine-tuning differ. The divergence grows with the square of the error, and fp16 rounds 8 times finer.
+HALF_DIVERGENCE = {torch.bfloat16: 0.02, torch.float16: 0.02 / 64}
+UNSEEN = 1e-6                                # nats: a change that nobody sees, whatever it is compared with
+LOST_SHARE = 0.25                            # of the adapter's own effect on the predictions
+CHECKED_EXAMPLES, CHECKED_TOKENS = 8, 256    # of each at most
 
 
 @dataclass(frozen=True)
@@ -157,6 +171,73 @@ def export_merged_bridge(model: BridgedModel, folder: Path, tokenizer: SavedToke
         model.save(building, tokenizer)
         refuse_other_folder(lambda: load_bridged(building, task=model.task, method="full").network, model.network)
     return MergeReport(folder, dtype, agreement, effect)
+
+
+# ------------------------------------------------------------------------------------------------ whether two models agree
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far scores lie apart, over `rows` of them."""
+
+    rows: int
+    difference: float                        # the largest of a row, as a share of the row's largest score
+    divergence: float                        # nats, mean over rows
+    same_first: float                        # share of rows whose best choice is the same
+
+    def __str__(self) -> str:
+        return (f"scores differ by at most {self.difference:.1e}, predictions by {self.divergence:.1e} nats a token, and "
+                f"{self.same_first:.1%} of the first choices are the same, over {self.rows:,} tokens")
+
+
+def compare(reference: Model, candidate: Model, examples: Sequence[Example]) -> Agreement:
+    """Compare `candidate` with `reference` on some examples, each scored by itself."""
+    return compare_scores(all_scores(reference, examples), all_scores(candidate, examples))
+
+
+def compare_scores(reference: Iterable[Tensor], candidate: Iterable[Tensor]) -> Agreement:
+    """Compare scores (R, classes) fp32 of the same examples, one tensor each."""
+    differences, divergences, same, rows = [0.0], 0.0, 0, 0
+    for expected, found in zip(reference, candidate, strict=True):
+        largest = expected.abs().amax(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+        differences.append(float(((expected - found).abs().amax(dim=-1) / largest).max()))
+        logs = F.log_softmax(expected.double(), -1)
+        divergences += float((logs.exp() * (logs - F.log_softmax(found.double(), -1))).sum())
+        same += int((expected.argmax(-1) == found.argmax(-1)).sum())
+        rows += len(expected)
+    assert rows, "nothing to compare"
+    worst = float(torch.tensor(differences).max())       # where a score is NaN both stay NaN, which max() would drop
+    divergence = divergences / rows
+    return Agreement(rows, worst, 0.0 if divergence < 0 else divergence, same / rows)
+
+
+def all_scores(model: Model, examples: Sequence[Example]) -> Iterator[Tensor]:
+    """Yield the scores of each example, (R, classes) fp32 on the CPU."""
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    try:
+        for example in examples:
+            batch = collate([example]).to(device)
+            with torch.no_grad():            # left before the yield, which would keep the caller in this mode
+                scores = model.logits(model.hidden(batch)).float().cpu()
+            yield scores
+    finally:
+        model.train(was_training)
+
+
+def is_rounding(found: Agreement, dtype: torch.dtype) -> bool:
+    """Return whether rounding to `dtype` explains `found`, the agreement of a merged model with base + adapter."""
+    if dtype == torch.float32:
+        return found.difference <= FP32_DIFFERENCE
+    return found.divergence <= HALF_DIVERGENCE[dtype]
+
+
+def shortened(examples: Sequence[Example]) -> list[Example]:
+    """Return the first few examples, and of decoders' examples the beginning: enough to see a difference."""
+    return [example if example.source is not None or example.segments is not None or len(example.targets) != len(example.inputs)
+            else Example(example.inputs[:CHECKED_TOKENS], example.targets[:CHECKED_TOKENS])
+            for example in list(examples[:CHECKED_EXAMPLES])]
 
 
 # ------------------------------------------------------------------------------------------------ the adapter alone
