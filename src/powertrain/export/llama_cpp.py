@@ -148,7 +148,8 @@ def all_tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
         # gpt2 without biases: the graph adds zeros
         ours = state[row.ours].detach().float().cpu() if row.ours in state else \
             torch.zeros(state[row.ours.removesuffix("bias") + "weight"].shape[0])
-        for theirs, tensor in zip(row.theirs, ours.split(row.sizes) if row.sizes else (ours,) * len(row.theirs), strict=True):
+        parts = ours.split(row.sizes) if row.sizes else (ours,) * len(row.theirs)  # type: ignore[no-untyped-call]
+        for theirs, tensor in zip(row.theirs, parts, strict=True):
             name = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
             assert name is not None, theirs
             if not architecture.half_rotation and (".attn_q." in name or ".attn_k." in name):

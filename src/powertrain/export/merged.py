@@ -4,7 +4,7 @@ The adapter is merged into the base as it was published, never into a 4-bit copy
 takes away would be lost for good. Nothing is written unless the merged model, rounded as it will be stored, predicts the same
 as base + adapter on the given examples. The written files are opened again and compared with the weights in memory.
 
-takes away would be lost for good. Nothing is written unless the merged model, rounded as it will be stored, predicts the
+In fp32 a merge only sums in another order, so scores must agree to rounding. A merge stored in half precision is checked
 in fp32 first and then rounded. Rounding changes every weight, so the check is how far the model's predictions moved: the
 Kullback-Leibler divergence in nats a token, the unit of the loss.
 
