@@ -146,7 +146,7 @@ def first_weights_and_blocks(materials: Materials, words: Sequence[str], name: s
     if not blocks.exists():
         prepared = prepare(resolve_words(words), materials.cache, lambda text: None)
         setup = build_setup(prepared)
-        from powertrain.models.saving import save_model
+        from powertrain.models.adapters.files import save_model
 
         save_model(setup.model, model)
         rows = [[np.append(setup.examples[i].inputs, setup.examples[i].targets[-1])

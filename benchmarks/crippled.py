@@ -40,7 +40,7 @@ from powertrain.cli.environment import cache_folder, say
 from powertrain.data.example import Example
 from powertrain.evidence import studies
 from powertrain.evidence.clock import Arena, Pace
-from powertrain.models.saving import save_model
+from powertrain.models.adapters.files import save_model
 from powertrain.recipe import resolve_words
 from powertrain.records import Batch, Refusal, to_plain
 from powertrain.records.event_log import read_events

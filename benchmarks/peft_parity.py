@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from powertrain.cli.environment import cache_folder
 from powertrain.data.order import step_examples
-from powertrain.models.saving import save_model
+from powertrain.models.adapters.files import save_model
 from powertrain.recipe import resolve
 from powertrain.records import IGNORE
 from powertrain.run.prepare import Prepared, build_setup, prepare, schedule_of

@@ -27,7 +27,7 @@ from efficiencies import fill_table, lies_within, speed_row, with_tables
 from powertrain.cli.environment import cache_folder
 from powertrain.cost.roofline import TABLE
 from powertrain.evidence.studies import describe, new_folder, save
-from powertrain.models.saving import save_model
+from powertrain.models.adapters.files import save_model
 from powertrain.planner import make_plan
 from powertrain.recipe import resolve_words
 from powertrain.records.event_log import read_events

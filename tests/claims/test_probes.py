@@ -23,10 +23,10 @@ from powertrain.claims.probes.memory import SHAPES, known_facts
 from powertrain.claims.probes.probe import FEWEST, Arms, apart, by_turns, exactly, medians, open_training, ratio
 from powertrain.claims.probes.runs import first_at, smoothed
 from powertrain.data.tokenizers import ByteTokenizer
+from powertrain.models.adapters.files import save_model
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
 from powertrain.models.kernels.attention import math_attention
-from powertrain.models.saving import save_model
 from powertrain.records import RunFailed, WrongUse, to_plain
 
 FAR = float("inf")

@@ -18,8 +18,8 @@ from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import ModelConfig, make_config
 from powertrain.models.decoder import Decoder
 from powertrain.models.kernels.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention
+from powertrain.models.kernels.frozen import FP8, INT8, scale_base
 from powertrain.models.kernels.quantised import keep_whole, quantise_base
-from powertrain.models.kernels.scaled import FP8, INT8, scale_base
 from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, ModelFacts
 from powertrain.techniques.activation_checkpointing import CheckpointedBlocks

@@ -18,7 +18,7 @@ from powertrain.export.gguf import as_stored, check_settings, check_tensors, exp
 from powertrain.export.llama_cpp import all_tensors
 from powertrain.models.config import FAMILIES, RotaryScaling
 from powertrain.models.decoder import Decoder
-from powertrain.models.huggingface.weights import to_hf_weights
+from powertrain.models.huggingface.folder import to_hf_weights
 from powertrain.records import RunFailed, WrongUse
 
 LLAMA3 = RotaryScaling("llama3", 8.0, 32, slow_turns=1.0, fast_turns=4.0)

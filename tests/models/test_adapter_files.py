@@ -16,11 +16,10 @@ from torch import Tensor
 
 from adapted_models import adapted, disturb
 from powertrain.models.adapters.attached import adapters_of, merged
-from powertrain.models.adapters.files import BY_ROW, load_adapter, read_adapter_config, row_order, save_adapter
+from powertrain.models.adapters.files import BY_ROW, load_adapter, read_adapter_config, row_order, save_adapter, save_model
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.decoder import Decoder
 from powertrain.models.huggingface.folder import load_folder, save_folder
-from powertrain.models.saving import save_model
 from powertrain.records import Batch, WrongUse
 
 MakeModel, MakeBatch = Callable[..., Decoder], Callable[..., Batch]

@@ -18,20 +18,23 @@ from torch.utils.checkpoint import checkpoint
 from adapted_models import adapted, disturb
 from powertrain.models.adapters import files, targets
 from powertrain.models.adapters.attached import (
+    CLASSES,
     AdaptedLinear,
+    Adapter,
+    Change,
+    LsLora,
+    Rows,
     adapters_of,
     add_adapters,
     has_adapters,
     merge_into,
     merged,
 )
-from powertrain.models.adapters.files import load_adapter
-from powertrain.models.adapters.kinds import CLASSES, Adapter, Change, LsLora, Rows
+from powertrain.models.adapters.files import load_adapter, save_model
 from powertrain.models.adapters.targets import AdapterConfig, adapted_layers, count_adapter_parameters, find_slots, find_targets
 from powertrain.models.config import FAMILIES
 from powertrain.models.decoder import Decoder
-from powertrain.models.linear import FrozenLinear
-from powertrain.models.saving import save_model
+from powertrain.models.kernels.frozen import FrozenLinear
 from powertrain.records import Batch, WrongUse
 
 MakeModel, MakeBatch = Callable[..., Decoder], Callable[..., Batch]

@@ -23,8 +23,7 @@ from powertrain.models.adapters.attached import has_adapters, plain_state
 from powertrain.models.adapters.files import save_adapter
 from powertrain.models.config import FAMILIES
 from powertrain.models.decoder import Decoder
-from powertrain.models.huggingface.folder import save_folder
-from powertrain.models.huggingface.weights import to_hf_weights
+from powertrain.models.huggingface.folder import save_folder, to_hf_weights
 from powertrain.models.kernels.attention import Attention, bmm_attention, ragged_attention
 from powertrain.records import IGNORE, Batch
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy

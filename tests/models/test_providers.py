@@ -15,8 +15,7 @@ import transformers
 
 from powertrain.facts.software import read_software
 from powertrain.models.adapters.targets import AdapterConfig
-from powertrain.models.bridge.loading import load_bridged
-from powertrain.models.bridge.unsloth import load_unsloth
+from powertrain.models.bridge.loading import load_bridged, load_unsloth
 from powertrain.models.config import FAMILIES, make_config
 from powertrain.models.huggingface.families import to_hf_config
 from powertrain.models.huggingface.providers import availability, choose_provider, decoder_start, find_task

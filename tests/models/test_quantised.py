@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import copy
+import sys
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -16,8 +15,8 @@ from powertrain.models.adapters.attached import add_adapters, merge_into, merged
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
+from powertrain.models.kernels.frozen import FrozenLinear
 from powertrain.models.kernels.quantised import QuantisedLinear, is_quantised, quantise_base
-from powertrain.models.linear import FrozenLinear
 from powertrain.records import Batch, WrongUse
 
 MakeModel, MakeBatch = Callable[..., Decoder], Callable[..., Batch]
@@ -241,14 +240,7 @@ def test_quantising_twice_and_unknown_types_are_refused(tiny_model: MakeModel) -
 
 
 def test_without_bitsandbytes_the_cure_is_named(tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = builtins.__import__
-
-    def missing(name: str, *rest: Any) -> Any:
-        if name.startswith("bitsandbytes"):
-            raise ImportError("No module named 'bitsandbytes'")
-        return found(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)
     model = tiny_model("llama")
     with pytest.raises(WrongUse, match="pip install bitsandbytes, or use method=lora"):
         quantise_base(model, type="nf4", double=True)

@@ -10,12 +10,13 @@ import torch
 from adapted_models import adapted, make_base
 from powertrain.models.adapters.attached import freeze, merge_into, merged
 from powertrain.models.adapters.targets import AdapterConfig
-from powertrain.models.kernels.scaled import (
+from powertrain.models.kernels.frozen import (
     FP8,
     INT8,
     LARGEST,
     WORST_ERROR,
     Coarse,
+    FrozenLinear,
     LeftLinear,
     ScaledLinear,
     frozen_linears,
@@ -25,7 +26,6 @@ from powertrain.models.kernels.scaled import (
     scaled_product,
     scaled_product_back,
 )
-from powertrain.models.linear import FrozenLinear
 from powertrain.records import Batch, WrongUse
 
 DTYPES = pytest.mark.parametrize("dtype", [INT8, FP8], ids=["int8", "fp8"])
@@ -188,12 +188,12 @@ def test_products_that_would_lose_too_much_stay_as_they_were_and_are_named() -> 
 
 def test_there_are_few_kinds_of_blocks_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where too many linears are odd, each in its own way, the blocks that they are in stay whole."""
-    from powertrain.models.kernels import scaled
+    from powertrain.models.kernels import frozen
 
     model = make_base("llama", layers=5)
     freeze(model)
     odd = {"blocks.0.qkv", "blocks.1.mlp_in", "blocks.2.mlp_out", "blocks.2.mlp_in"}
-    monkeypatch.setattr(scaled, "product_error", lambda x, weight, dtype: float(any(
+    monkeypatch.setattr(frozen, "product_error", lambda x, weight, dtype: float(any(
         model.get_submodule(name).weight is weight for name in odd)))
     scale_base(model, INT8, lambda: model(tokens_of()), otherwise=torch.float32)
     assert {name.split(".")[1] for name in Coarse.of(model, INT8).left} == {"0", "1", "2"}

@@ -17,9 +17,9 @@ from driver import run_cli
 from powertrain.cost.precision import int8_unit
 from powertrain.data.tokenizers import ByteTokenizer
 from powertrain.facts.hardware import read_hardware
+from powertrain.models.adapters.files import save_model
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
-from powertrain.models.saving import save_model
 from powertrain.planner import workload_of
 from powertrain.recipe import resolve
 from powertrain.records import WrongUse

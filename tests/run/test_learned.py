@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForQuestionAnswering, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from powertrain.data.tokenizers import ByteTokenizer
+from powertrain.models.adapters.files import save_model
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
-from powertrain.models.saving import save_model
 from powertrain.recipe import resolve
 from powertrain.run.prepare import prepare
 from powertrain.run.session import start_run

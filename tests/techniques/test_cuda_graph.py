@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from powertrain.data.example import Example
 from powertrain.models.adapters.targets import AdapterConfig
-from powertrain.models.kernels.attention import math_attention
-from powertrain.models.kernels.static_attention import OverEnds, masked_over_ends
+from powertrain.models.kernels.attention import OverEnds, masked_over_ends, math_attention
 from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Layout, NotApplied

@@ -16,7 +16,7 @@ from powertrain.cost.weights import as_held, eight_bit_saving, is_scaled, linear
 from powertrain.cost.workload import Workload
 from powertrain.evidence.parity import compare_losses
 from powertrain.models.adapters.targets import AdapterConfig
-from powertrain.models.kernels.scaled import FP8, INT8, Coarse, quantise, scaled_product, scaled_product_back
+from powertrain.models.kernels.frozen import FP8, INT8, Coarse, quantise, scaled_product, scaled_product_back
 from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Effect, Facts, NotApplied, Plan, Proposal, Refusal, WrongUse
@@ -263,6 +263,6 @@ def test_what_would_lose_too_much_stays_and_is_said(others: tuple[Technique, ...
 
 
 def test_a_base_of_which_nothing_could_be_rounded_is_not_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("powertrain.models.kernels.scaled.WORST_ERROR", {INT8: 1e-6})
+    monkeypatch.setattr("powertrain.models.kernels.frozen.WORST_ERROR", {INT8: 1e-6})
     with pytest.raises(NotApplied, match="would be off by"):
         in_force(make_ragged(LORA), Int8Base())

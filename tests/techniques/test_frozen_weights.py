@@ -10,7 +10,7 @@ import pytest
 import torch
 from kinds_of_runs import LORA, make_ragged
 
-from powertrain.models.linear import FrozenLinear
+from powertrain.models.kernels.frozen import FrozenLinear
 from powertrain.planner import ask_anew, make_plan, workload_of
 from powertrain.recipe import Recipe
 from powertrain.records import Effect, Facts, Hardware, NotApplied, Plan, Proposal, Refusal

@@ -13,8 +13,8 @@ from torch import nn
 
 from not_compiled import NotCompiled
 from powertrain.models.adapters.attached import add_adapters
+from powertrain.models.adapters.files import save_model
 from powertrain.models.adapters.targets import AdapterConfig
-from powertrain.models.saving import save_model
 from powertrain.records import WrongUse
 from powertrain.techniques.activation_checkpointing import ActivationCheckpointing
 from powertrain.techniques.flat_parameters import FlatParameters

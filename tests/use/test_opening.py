@@ -15,9 +15,9 @@ from example_folders import seq2seq_folder
 from powertrain.data.rows.row import Message
 from powertrain.data.tokenizers import load_tokenizer
 from powertrain.models.adapters.attached import has_adapters
+from powertrain.models.adapters.files import save_model
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.decoder import Decoder
-from powertrain.models.saving import save_model
 from powertrain.records import WrongUse
 from powertrain.use.opening import open_model
 

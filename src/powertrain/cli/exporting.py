@@ -60,8 +60,8 @@ def check_dtype(to: str, dtype: str | None) -> str | None:
 
 def _adapter(path: str, folder: Path, base: str | None) -> tuple[list[Row], dict[str, Any]]:
     from powertrain.export.merged import export_adapter
-    from powertrain.models.adapters.files import CONFIG
     from powertrain.models.bridge.adapters import NATIVE_ONLY
+    from powertrain.models.huggingface.hub import ADAPTER_CONFIG
     from powertrain.records.json_files import read_json
     from powertrain.use.opening import find_parts, open_tokenizer
 
@@ -69,7 +69,7 @@ def _adapter(path: str, folder: Path, base: str | None) -> tuple[list[Row], dict
     if found.adapter is None:
         raise WrongUse(f"{path} has no adapter: the whole model was trained; use --to merged")
     tensors = export_adapter(found.adapter, folder, open_tokenizer(found.tokenizer_folder), base=found.base)
-    ours = read_json(found.adapter / CONFIG).get("peft_type") == NATIVE_ONLY
+    ours = read_json(found.adapter / ADAPTER_CONFIG).get("peft_type") == NATIVE_ONLY
     opens = f"powertrain chat {folder}" if ours else f'peft.PeftModel.from_pretrained(base, "{folder}")'
     return ([("Adapter", f"{tensors:,} tensors for {found.base}"), ("Opens", opens)],
             {"tensors": tensors, "base": found.base})

@@ -233,7 +233,7 @@ def rotate(tape: Tape, x: Value, tables: tuple[Value, Value], heads: int, head_w
 
 
 def scaled_linear(tape: Tape, x: Value, shape: tuple[int, int], stored: str, item: int) -> Value:
-    """Multiply x (rows, in) by a matrix of `shape` (out, in) held as `stored`, as models/kernels/scaled.py does."""
+    """Multiply x (rows, in) by a matrix of `shape` (out, in) held as `stored`, as models/kernels/frozen.py does."""
     (outputs, inputs), rows, given = shape, x.count // shape[1], x.item
 
     def back(saved: Saved, gradients: Gradients) -> Gradients:

@@ -26,13 +26,11 @@ from torch import Tensor
 from powertrain.data.example import Example, collate
 from powertrain.data.publishing import check_output, new_folder
 from powertrain.models.adapters.attached import has_adapters, merged, plain_state
-from powertrain.models.adapters.files import CONFIG as ADAPTER_CONFIG
-from powertrain.models.adapters.files import WEIGHTS as ADAPTER_WEIGHTS
 from powertrain.models.bridge.loading import load_bridged
 from powertrain.models.bridge.model import BridgedModel, merge_bridged
 from powertrain.models.decoder import Decoder
-from powertrain.models.huggingface.folder import load_folder, save_folder
-from powertrain.models.huggingface.weights import Shards
+from powertrain.models.huggingface.folder import Shards, load_folder, save_folder
+from powertrain.models.huggingface.hub import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from powertrain.models.model import Model, SavedTokenizer
 from powertrain.records import RunFailed, WrongUse
 from powertrain.records.json_files import read_json, write_json

@@ -1,6 +1,6 @@
 """What a decoder is made of, as one value, and how the parts nobody named are derived.
 
-Eight families differ in norms, positions, MLP and biases only, so each is a row of `FAMILIES` and the decoder reads the
+Eight families differ in norms, positions, MLP and biases only, so each is a row of families.yaml and the decoder reads the
 resulting `ModelConfig`; no code branches on a family's name except where Hugging Face folders are read and written.
 Loads no torch.
 """
@@ -10,7 +10,10 @@ from __future__ import annotations
 import difflib
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from powertrain.records import WrongUse
 
@@ -133,20 +136,8 @@ class Family:
         return shared | {"norm_bias": self.norm == "layer", "embedding_scale": scale}
 
 
-FAMILIES: dict[str, Family] = {
-    "gpt2": Family(norm="layer", norm_epsilon=1e-5, positions="learned", activation="gelu_tanh", gated_mlp=False,
-                   qkv_bias=True, output_bias=True, mlp_bias=True, tied_head=True, grouped_heads=False,
-                   may_drop_biases=True),
-    "gpt_neox": Family(norm="layer", norm_epsilon=1e-5, rotary_share=0.25, activation="gelu", gated_mlp=False,
-                       qkv_bias=True, output_bias=True, mlp_bias=True, parallel_residual=True, grouped_heads=False),
-    "llama": Family(norm_epsilon=1e-5, free_head_width=True),
-    "mistral": Family(norm_epsilon=1e-5, free_head_width=True, may_slide=True),
-    "qwen2": Family(qkv_bias=True),
-    "qwen3": Family(qk_norm=True, free_head_width=True),
-    "phi3": Family(norm_epsilon=1e-5, may_slide=True),
-    "gemma": Family(norm_offset=True, activation="gelu_tanh", tied_head=True, scaled_embedding=True,
-                    free_head_width=True),
-}
+TABLES = yaml.safe_load(Path(__file__).with_name("families.yaml").read_text(encoding="utf-8"))
+FAMILIES: dict[str, Family] = {name: Family(**row["decoder"]) for name, row in TABLES["families"].items()}
 
 
 def find_family(name: str) -> Family:
@@ -199,9 +190,6 @@ def check_heads(config: ModelConfig) -> None:
 def check_family(config: ModelConfig) -> None:
     """Raises WrongUse for what the family's Hugging Face format cannot say."""
     name, family = config.family, find_family(config.family)
-    if config.positions != family.positions:
-        raise WrongUse(f"{name} has {family.positions} positions, not {config.positions} ones; use "
-                       f"{'gpt2' if config.positions == 'learned' else 'llama'} for those")
     if not family.grouped_heads and config.kv_heads != config.heads:
         raise WrongUse(f"{name} cannot have {config.kv_heads} kv_heads for {config.heads} heads: each of its heads has "
                        f"its own keys and values; leave kv_heads out, or use llama")

@@ -18,7 +18,7 @@ import torch
 
 from powertrain import planner
 from powertrain.data.publishing import sync
-from powertrain.models.saving import save_model
+from powertrain.models.adapters.files import save_model
 from powertrain.recipe import in_steps
 from powertrain.records import NotDurable, RunFailed, events, to_plain
 from powertrain.records.errors import DoesNotFit

@@ -21,7 +21,7 @@ from powertrain.training.optimizers import OPTIMIZERS, Row
 if TYPE_CHECKING:
     import torch
 
-    from powertrain.models.kernels.scaled import Coarse
+    from powertrain.models.kernels.frozen import Coarse
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
 
@@ -210,10 +210,10 @@ class InEightBits(Technique):
     slots = frozenset({"base"})
 
     def apply(self, setup: Setup) -> Setup:
-        from powertrain.models.kernels import scaled
+        from powertrain.models.kernels import frozen
 
-        dtype, try_out = getattr(scaled, self.stored.upper()), partial(setup.try_out, scaled.TRIED_TOKENS)
-        scale = partial(scaled.scale_base, setup.model, dtype, try_out, otherwise=setup.precision.compute_dtype)
+        dtype, try_out = getattr(frozen, self.stored.upper()), partial(setup.try_out, frozen.TRIED_TOKENS)
+        scale = partial(frozen.scale_base, setup.model, dtype, try_out, otherwise=setup.precision.compute_dtype)
         return replace(setup, runtime=setup.runtime.also(scale))
 
     def reckon(self, workload: Workload) -> Workload:
@@ -227,9 +227,9 @@ class InEightBits(Technique):
         return f"{self.name}: {self._coarse(setup)}"
 
     def _coarse(self, setup: Setup) -> Coarse:
-        from powertrain.models.kernels import scaled
+        from powertrain.models.kernels import frozen
 
-        return scaled.Coarse.of(setup.model, getattr(scaled, self.stored.upper()))
+        return frozen.Coarse.of(setup.model, getattr(frozen, self.stored.upper()))
 
 
 class OptimizerForm(Technique):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from powertrain.cost.workload import Workload
-    from powertrain.models.linear import FrozenLinear
+    from powertrain.models.kernels.frozen import FrozenLinear
     from powertrain.training.setup import Setup
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}      # our names, and those of torch
@@ -92,7 +92,7 @@ class FrozenBase(Technique):
 
 def _frozen_matrices(model: nn.Module) -> Iterator[FrozenLinear]:
     """Return the frozen linears of the blocks that have a weight; quantised ones have none."""
-    from powertrain.models.linear import FrozenLinear
+    from powertrain.models.kernels.frozen import FrozenLinear
 
     return (module for module in model.get_submodule("blocks").modules()
             if isinstance(module, FrozenLinear) and module.weight is not None)

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from powertrain.data.publishing import sync
-from powertrain.models.huggingface.weights import save_tensors
+from powertrain.models.huggingface.folder import save_tensors
 from powertrain.records import WrongUse
 from powertrain.records.errors import WeightsNotFinite
 from powertrain.training.loop import State

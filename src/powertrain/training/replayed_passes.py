@@ -22,8 +22,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from powertrain.models.kernels.attention import OverEnds, kernel_over_ends
 from powertrain.models.kernels.losses import Terms, loss_of_all_rows
-from powertrain.models.kernels.static_attention import OverEnds, kernel_over_ends
 from powertrain.models.model import Model
 from powertrain.records import IGNORE, Batch, Layout
 from powertrain.training.laps import Lap

@@ -10,8 +10,7 @@ from statistics import median
 import torch
 
 from powertrain.data.example import collate
-from powertrain.models.bridge.generation import best_span
-from powertrain.models.bridge.model import BridgedModel
+from powertrain.models.bridge.model import BridgedModel, best_span
 from powertrain.models.decoder import Decoder
 from powertrain.records import WrongUse
 from powertrain.use.generation import DecoderFeed, Feed, Sampling, generate_ids, open_feed, stream
@@ -107,7 +106,7 @@ def point(opened: OpenedModel, question: Question, *, with_none: bool) -> str:
     device = next(opened.model.parameters()).device
     for window in question.windows:
         batch = collate([window.example]).to(device)
-        first, last, likelihood = best_span(opened.model, batch, context=(window.first, window.stop))
+        first, last, likelihood = best_span(opened.model, batch, (window.first, window.stop))
         if with_none:
             with torch.no_grad():
                 scores = opened.model.hidden(batch).float().log_softmax(-1)

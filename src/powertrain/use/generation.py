@@ -20,8 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from powertrain.models.bridge.generation import Reader, Writer
-from powertrain.models.bridge.model import BridgedModel
+from powertrain.models.bridge.model import BridgedModel, Reader, Writer
 from powertrain.models.decoder import Decoder
 from powertrain.models.huggingface.providers import decoder_start_in
 from powertrain.models.kernels.attention import sdpa_attention

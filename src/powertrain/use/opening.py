@@ -16,13 +16,12 @@ from powertrain.data.rows.row import Message
 from powertrain.data.table_tokenizers import marked_kind
 from powertrain.data.tokenizers import KINDS, load_tokenizer, named_tokens
 from powertrain.facts.software import read_software
-from powertrain.models.adapters.files import CONFIG as ADAPTER_CONFIG
 from powertrain.models.adapters.files import load_adapter, read_adapter_config
 from powertrain.models.bridge.loading import load_bridged
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.decoder import Decoder
 from powertrain.models.huggingface.folder import load_folder
-from powertrain.models.huggingface.hub import CONFIG, HUB_ID, TOKENIZERS, find_model, read_model_json
+from powertrain.models.huggingface.hub import ADAPTER_CONFIG, CONFIG, HUB_ID, TOKENIZERS, find_model, read_model_json
 from powertrain.models.huggingface.providers import AUTO_CLASSES, Choice, choose_provider
 from powertrain.models.model import Model
 from powertrain.recipe import Recipe, resolve

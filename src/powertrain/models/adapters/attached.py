@@ -1,4 +1,15 @@
-"""Adapters on the decoder: how those of a linear take part in its product.
+"""Adapters on the decoder: their kinds, and how those of a linear take part in its product.
+
+What is trained beside a frozen matrix W (out, in), whose rows it changes:
+
+  lora     W x + s B A x, with A (r, in) and B (out, r), s = alpha / r           Hu et al. 2021
+           use_rslora: s = alpha / sqrt(r), so that a larger r learns faster     Kalajdzievski 2023
+           use_dora: the rows of W + s B A are scaled to trained magnitudes      Liu et al. 2024
+  lslora   W x + s B phi(tanh(A x / sigma)), phi(x) = a0 + a1 x + a2 sin(pi x) + a3 cos(pi x): a learned function
+           between the two matrices, one for each adapted module, which starts as the identity. `regularisation` x
+           |a - identity|^2 of each module is added to the loss of a step. Not a matrix any more, so it cannot be merged.
+
+A kind is a class, a line in `CLASSES` and a name in targets.KINDS. B starts at zero, so a new adapter changes nothing.
 
 Whatever an adapter can compute comes before the frozen product, whose output no gradient needs: activation checkpointing
 recomputes a block only up to the last thing that is needed, and so never computes the product again.
@@ -6,18 +17,185 @@ recomputes a block only up to the last thing that is needed, and so never comput
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from powertrain.models.adapters.kinds import Adapter, Change, Rows, make_adapter
 from powertrain.models.adapters.targets import AdapterConfig, Slot, find_targets
 from powertrain.models.decoder import Decoder
-from powertrain.models.linear import FrozenLinear, compute_dtype
+from powertrain.models.kernels.frozen import FrozenLinear, compute_dtype, frozen_product
 from powertrain.models.model import Reporting
 from powertrain.records import WrongUse
+
+IDENTITY = (0.0, 1.0, 0.0, 0.0)
+
+
+class Rows(NamedTuple):
+    """The rows of a frozen linear that one adapter changes."""
+
+    linear: FrozenLinear
+    first: int
+    last: int
+
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """(out, in) of these rows."""
+        return self.linear.matrix(dtype)[self.first:self.last]
+
+
+class Change(NamedTuple):
+    """What becomes of a frozen product y = W x + b: factor * (y - b) + b + added. A factor of None is 1."""
+
+    added: Tensor                        # (T, out)
+    factor: Tensor | None = None         # (out,) fp32
+
+    def apply(self, y: Tensor, bias: Tensor | None) -> Tensor:
+        """What becomes of the product, in its dtype."""
+        if self.factor is None:
+            return (y + self.added).to(y.dtype)
+        product = y if bias is None else y - bias
+        return (y + (self.factor - 1) * product + self.added).to(y.dtype)
+
+
+class Adapter(nn.Module):
+    """What every kind has: A and B, dropout on its own copy of the input, and a scale."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, rows: Rows, config: AdapterConfig) -> None:
+        super().__init__()
+        self.A = nn.Parameter(torch.empty(config.r, rows.linear.in_features))
+        self.B = nn.Parameter(torch.zeros(rows.last - rows.first, config.r))
+        nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
+        self.dropout = config.dropout
+        self.scale = config.alpha / (math.sqrt(config.r) if config.use_rslora else config.r)
+
+    def forward(self, x: Tensor, rows: Rows) -> Change:
+        """x (T, in), in the dtype to compute in."""
+        raise NotImplementedError
+
+    def merge(self, weight: Tensor) -> Tensor:
+        """The matrix (out, in) fp32 that does what `weight` and the adapter do. Raises WrongUse where there is none."""
+        raise NotImplementedError
+
+    def tensors(self) -> dict[str, nn.Parameter]:
+        """What is stored, by the end of its name in a PEFT file."""
+        return {"lora_A.weight": self.A, "lora_B.weight": self.B}
+
+    def penalty(self) -> Tensor | None:
+        """() what is added to the loss of a step."""
+        return None
+
+    def diagnose(self) -> dict[str, float]:
+        """What one would look at while it trains, by name."""
+        return {}
+
+    def dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+    def up(self, inner: Tensor) -> Tensor:
+        """(T, r) -> (T, out), scaled."""
+        return F.linear(inner * self.scale, self.B.to(inner.dtype))
+
+
+class Lora(Adapter):
+    """A product of two small matrices."""
+
+    kind = "lora"
+
+    def forward(self, x: Tensor, rows: Rows) -> Change:
+        del rows
+        return Change(self.up(F.linear(self.dropped(x), self.A.to(x.dtype))))
+
+    def merge(self, weight: Tensor) -> Tensor:
+        return weight + self.scale * (self.B @ self.A)
+
+
+class Dora(Lora):
+    """LoRA that turns the rows of W, with their lengths trained apart.
+
+    The lengths of the turned rows count as constants in the backward pass, as in the paper's section 4.3 and in PEFT.
+    """
+
+    def __init__(self, rows: Rows, config: AdapterConfig) -> None:
+        super().__init__(rows, config)
+        self.magnitude = nn.Parameter(torch.linalg.vector_norm(rows.matrix(torch.float32), dim=1).to(self.A.device))
+
+    def factor(self, weight: Tensor) -> Tensor:
+        """(out,) fp32: what the turned rows of `weight` (out, in) are multiplied by."""
+        with torch.no_grad():
+            lengths = torch.linalg.vector_norm(super().merge(weight.float()), dim=1)
+        factor: Tensor = self.magnitude / lengths
+        return factor
+
+    def forward(self, x: Tensor, rows: Rows) -> Change:
+        with torch.autocast(x.device.type, enabled=False):
+            factor = self.factor(rows.matrix(torch.float32))
+        x_dropped = self.dropped(x)
+        added = factor * self.up(F.linear(x_dropped, self.A.to(x.dtype)))
+        if not self.dropout or not self.training:
+            return Change(added, factor)
+        # PEFT lets dropout act on the whole change, also on that of W's rows: they meet another x than the base does
+        return Change(added + (factor - 1) * frozen_product(x_dropped, None, rows.matrix))
+
+    def merge(self, weight: Tensor) -> Tensor:
+        return self.factor(weight)[:, None] * super().merge(weight)
+
+    def tensors(self) -> dict[str, nn.Parameter]:
+        return super().tensors() | {"lora_magnitude_vector": self.magnitude}
+
+
+class LsLora(Adapter):
+    """LoRA with a learned Fourier function between A and B, computed in fp32."""
+
+    kind = "lslora"
+
+    def __init__(self, rows: Rows, config: AdapterConfig) -> None:
+        super().__init__(rows, config)
+        self.a = nn.Parameter(torch.tensor(IDENTITY))
+        # its logarithm is what is trained, so that no step can carry sigma through zero
+        self.log_sigma = nn.Parameter(torch.tensor(math.log(config.sigma)))
+        self.regularisation = config.regularisation
+
+    def phi(self, inner: Tensor) -> Tensor:
+        """The function of A x, element by element."""
+        x = torch.tanh(inner / self.log_sigma.exp())
+        a0, a1, a2, a3 = self.a
+        out: Tensor = a0 + a1 * x + a2 * torch.sin(math.pi * x) + a3 * torch.cos(math.pi * x)
+        return out
+
+    def forward(self, x: Tensor, rows: Rows) -> Change:
+        del rows
+        inner = F.linear(self.dropped(x), self.A.to(x.dtype))
+        return Change(self.up(self.phi(inner.float()).to(x.dtype)))
+
+    def merge(self, weight: Tensor) -> Tensor:
+        raise WrongUse("an LS-LoRA adapter cannot be merged: it puts a non-linear function between its matrices, and no "
+                       "single matrix does what they do; keep base and adapter apart, or train with lora.kind=lora")
+
+    def tensors(self) -> dict[str, nn.Parameter]:
+        return super().tensors() | {"lora_fourier": self.a, "lora_log_sigma": self.log_sigma}
+
+    def penalty(self) -> Tensor | None:
+        if not self.regularisation:
+            return None
+        return self.regularisation * (self.a - torch.tensor(IDENTITY, device=self.a.device)).square().sum()
+
+    def diagnose(self) -> dict[str, float]:
+        """`deviation`: |a - identity|. `non_linearity`: the amplitude of the two waves. `sigma`: small ones saturate."""
+        a = self.a.detach().double().cpu()
+        identity = torch.tensor(IDENTITY, dtype=a.dtype)
+        return {"deviation": float((a - identity).norm()), "non_linearity": float(a[2:].norm()),
+                "sigma": float(self.log_sigma.detach().exp())}
+
+
+CLASSES: dict[str, type[Adapter]] = {kind.kind: kind for kind in (Lora, LsLora)}       # for each of targets.KINDS
+
+
+# ------------------------------------------------------------------------------------------------ a linear and its adapters
 
 
 class AdaptedLinear(Reporting):
@@ -26,7 +204,8 @@ class AdaptedLinear(Reporting):
     def __init__(self, base: FrozenLinear, slots: tuple[Slot, ...], config: AdapterConfig) -> None:
         super().__init__()
         self.base, self.slots, self.config = base, slots, config
-        self.adapters = nn.ModuleDict({slot.name: make_adapter(self.rows(slot), config) for slot in slots}).to(base.device)
+        kind = Dora if config.use_dora else CLASSES[config.kind]     # A is drawn on the CPU with torch's global generator
+        self.adapters = nn.ModuleDict({slot.name: kind(self.rows(slot), config) for slot in slots}).to(base.device)
 
     @property
     def in_features(self) -> int:
@@ -51,18 +230,11 @@ class AdaptedLinear(Reporting):
         pieces, done = [], 0
         for slot, change in zip(self.slots, changes, strict=True):
             pieces += [y[..., done:slot.first]] if slot.first > done else []
-            pieces.append(self.changed(y[..., slot.first:slot.last], change, slot))
+            bias = self.base.bias[slot.first:slot.last] if change.factor is not None and self.base.bias is not None else None
+            pieces.append(change.apply(y[..., slot.first:slot.last], bias))
             done = slot.last
         pieces += [y[..., done:]] if done < self.base.out_features else []
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
-
-    def changed(self, y: Tensor, change: Change, slot: Slot) -> Tensor:
-        """The slot's part of the output, in the dtype of its part `y` of the frozen product."""
-        if change.factor is None:
-            return (y + change.added).to(y.dtype)
-        bias = self.base.bias
-        product = y if bias is None else y - bias[slot.first:slot.last]
-        return (y + (change.factor - 1) * product + change.added).to(y.dtype)
 
     def penalties(self) -> Iterator[Tensor]:
         return (penalty for slot in self.slots if (penalty := self.adapter(slot).penalty()) is not None)
@@ -72,18 +244,18 @@ class AdaptedLinear(Reporting):
         return {slot.theirs: told for slot in self.slots if (told := self.adapter(slot).diagnose())}
 
 
-def adapted_linears(model: nn.Module) -> Iterator[tuple[str, AdaptedLinear]]:
-    """Each adapted linear with its name, in the model's order."""
-    return ((name, module) for name, module in model.named_modules() if isinstance(module, AdaptedLinear))
+def adapted_linears(model: nn.Module) -> dict[str, AdaptedLinear]:
+    """Return each adapted linear by its name, in the model's order."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, AdaptedLinear)}
 
 
 def has_adapters(model: nn.Module) -> bool:
-    return next(adapted_linears(model), None) is not None
+    return bool(adapted_linears(model))
 
 
 def adapter_config(model: nn.Module) -> AdapterConfig:
     """What the model's adapters were made with. Raises WrongUse if it has none."""
-    for _, module in adapted_linears(model):
+    for module in adapted_linears(model).values():
         return module.config
     raise WrongUse("the model has no adapters; train it with method=lora or qlora, or load some with model.adapter=FOLDER")
 
@@ -116,7 +288,7 @@ def freeze(model: Decoder) -> None:
 
 def adapters_of(model: nn.Module) -> Iterator[tuple[Slot, Adapter]]:
     """Each adapter with its slot, in the model's order."""
-    return ((slot, module.adapter(slot)) for _, module in adapted_linears(model) for slot in module.slots)
+    return ((slot, module.adapter(slot)) for module in adapted_linears(model).values() for slot in module.slots)
 
 
 def merged(model: Decoder) -> Decoder:
@@ -140,7 +312,7 @@ def merge_into(base: Decoder, adapted: Decoder) -> Decoder:
     """
     adapter_config(adapted)
     state = plain_state(base)
-    for name, module in adapted_linears(adapted):
+    for name, module in adapted_linears(adapted).items():
         key = f"{name}.weight"
         if key not in state or state[key].shape != (module.out_features, module.in_features):
             raise WrongUse(f"the adapters sit on a {name} of {module.out_features} x {module.in_features}, which this base "

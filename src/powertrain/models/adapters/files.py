@@ -1,4 +1,4 @@
-"""Adapters on disk: PEFT's two files, `adapter_config.json` and `adapter_model.safetensors`, written and read.
+"""A trained model's files, and adapters': PEFT's `adapter_config.json` and `adapter_model.safetensors`, written and read.
 
 Names and layouts are Hugging Face's, so PEFT puts what is written here on the transformers model, and what PEFT wrote is put
 on ours. Kinds that PEFT does not have are in the same two files under a type of their own, such as LSLORA. Nothing is
@@ -15,16 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powertrain.models.adapters.attached import adapter_config, adapters_of, add_adapters
+from powertrain.models.adapters.attached import adapter_config, adapters_of, add_adapters, has_adapters
 from powertrain.models.adapters.targets import KINDS, AdapterConfig, Slot, find_slots, find_targets
+from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.config import ModelConfig
 from powertrain.models.decoder import Decoder
-from powertrain.models.huggingface.weights import Shards, rearrange, save_tensors
-from powertrain.models.model import SavedTokenizer
+from powertrain.models.huggingface.folder import Shards, rearrange, save_folder, save_tensors
+from powertrain.models.huggingface.hub import ADAPTER_CONFIG as CONFIG
+from powertrain.models.huggingface.hub import ADAPTER_WEIGHTS as WEIGHTS
+from powertrain.models.huggingface.hub import adapter_weights, read_adapter_json
+from powertrain.models.model import Model, SavedTokenizer
 from powertrain.records import WrongUse
 from powertrain.records.json_files import read_json, write_json
 
-CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
 BY_ROW = ("lora_B.weight", "lora_magnitude_vector")          # tensors with one row for each row of the module's output
 
@@ -35,6 +38,18 @@ HARMLESS = ("base_model_name_or_path", "revision", "task_type", "inference_mode"
             "peft_version", "layers_to_transform", "layers_pattern", "exclude_modules", "loftq_config", "eva_config",
             "corda_config", "lora_ga_config", "megatron_core", "runtime_config", "ensure_weight_tying", "note")
 PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")      # the others change the base's weights as well
+
+
+def save_model(model: Model, folder: Path, tokenizer: SavedTokenizer | None = None) -> None:
+    """Write the adapters' files of a model that has adapters, else a whole Hugging Face folder. Raises OSError."""
+    if isinstance(model, BridgedModel):
+        model.save(folder, tokenizer)
+        return
+    assert isinstance(model, Decoder)
+    if has_adapters(model):
+        save_adapter(model, folder, base=model.base, tokenizer=tokenizer)
+    else:
+        save_folder(model, folder, tokenizer)
 
 
 def save_adapter(model: Decoder, folder: Path, *, base: str, tokenizer: SavedTokenizer | None = None) -> None:
@@ -85,20 +100,13 @@ def describe(config: AdapterConfig, base_config: ModelConfig, base: str) -> dict
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
     """The config of the adapters in `folder`. Raises WrongUse for missing or damaged files and what is not supported."""
-    if not folder.is_dir():
-        raise WrongUse(f"there is no folder {folder}; give a folder that holds {CONFIG} and {WEIGHTS}")
-    if not (folder / CONFIG).exists():
-        raise WrongUse(f"there is no {CONFIG} in {folder}, so it holds no adapter; check the path")
-    given = read_json(folder / CONFIG)
+    given = read_adapter_json(folder)
     refuse_unsupported(folder / CONFIG, given)
-    if not (folder / WEIGHTS).exists():
-        pickled = (folder / PICKLED).exists()
-        raise WrongUse(f"there is no {WEIGHTS} in {folder}" + (f", and {PICKLED} is pickled, which is never loaded; save the "
-                       "adapter anew with PEFT" if pickled else "; copy it there, or check the path"))
+    weights = adapter_weights(folder)
     try:
         return AdapterConfig(
             kind=given["peft_type"].lower(), r=given["r"], alpha=float(given["lora_alpha"]),
-            dropout=float(given.get("lora_dropout") or 0), target_modules=read_targets(given, by_module(folder / WEIGHTS)),
+            dropout=float(given.get("lora_dropout") or 0), target_modules=read_targets(given, by_module(weights)),
             use_rslora=bool(given.get("use_rslora")), use_dora=bool(given.get("use_dora")),
             sigma=float(given.get("sigma") or 1), regularisation=float(given.get("regularisation") or 0))
     except (KeyError, TypeError) as error:

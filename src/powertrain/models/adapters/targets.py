@@ -15,12 +15,12 @@ from powertrain.records import WrongUse
 from powertrain.shapes import linear_shapes
 
 ALL_LINEAR = "all-linear"
-KINDS = ("lora", "lslora")                    # see kinds.py
+KINDS = ("lora", "lslora")                    # see attached.py
 
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """What is trained beside frozen weights; kinds.py says what the numbers do. Raises WrongUse for impossible ones."""
+    """What is trained beside frozen weights; attached.py says what the numbers do. Raises WrongUse for impossible ones."""
 
     kind: str = "lora"
     r: int = 16
@@ -53,7 +53,7 @@ class Slot:
     first: int
     last: int
     in_features: int
-    layout: str              # of their rows, as in weights.py
+    layout: str              # of their rows, as in families.yaml
 
     @property
     def name(self) -> str:
@@ -63,10 +63,6 @@ class Slot:
     @property
     def layer(self) -> int:
         return int(self.linear.split(".")[1])
-
-    def is_called(self, name: str) -> bool:
-        """Whether PEFT would find it by this name: the whole name, or the end of it."""
-        return self.theirs == name or self.theirs.endswith("." + name)
 
 
 def find_slots(config: ModelConfig) -> tuple[Slot, ...]:
@@ -96,24 +92,19 @@ def find_targets(config: ModelConfig, targets: str | tuple[str, ...]) -> tuple[S
                        f"{', '.join(dict.fromkeys(slot.name for slot in slots))}")
     chosen = []
     for pattern in patterns:
-        found = [slot for slot in slots if slot.is_called(pattern)]
-        if not found and isinstance(targets, str):
-            found = [slot for slot in slots if matches(pattern, slot.theirs)]
+        found = [slot for slot in slots if f".{slot.theirs}".endswith(f".{pattern}")]        # as PEFT does
+        try:
+            if not found and isinstance(targets, str):
+                found = [slot for slot in slots if re.fullmatch(pattern, slot.theirs)]
+        except re.error as error:
+            raise WrongUse(f"lora.target_modules={pattern!r} is neither a module's name nor a regular expression "
+                           f"({error})") from None
         if not found:
             names = ", ".join(dict.fromkeys(slot.name for slot in slots))
             raise WrongUse(f"{config.family} has no module {pattern!r} that an adapter could sit on; its modules are {names}, "
                            f"and {ALL_LINEAR} is all of them")
         chosen += found
     return tuple(slot for slot in slots if slot in chosen)
-
-
-def matches(pattern: str, name: str) -> bool:
-    """Whether the regular expression is the whole name. Raises WrongUse if it is not a regular expression."""
-    try:
-        return re.fullmatch(pattern, name) is not None
-    except re.error as error:
-        raise WrongUse(f"lora.target_modules={pattern!r} is neither a module's name nor a regular expression "
-                       f"({error})") from None
 
 
 def count_adapter_parameters(config: ModelConfig, adapters: AdapterConfig) -> int:

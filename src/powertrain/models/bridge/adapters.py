@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import warnings
 from collections.abc import Mapping
@@ -13,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from powertrain.models.adapters.targets import AdapterConfig
-from powertrain.models.huggingface.weights import save_tensors
+from powertrain.models.huggingface.folder import Shards, save_tensors
+from powertrain.models.huggingface.hub import ADAPTER_CONFIG as CONFIG
+from powertrain.models.huggingface.hub import ADAPTER_WEIGHTS as WEIGHTS
+from powertrain.models.huggingface.hub import adapter_weights, read_adapter_json
+from powertrain.models.kernels.quantised import load_library
 from powertrain.records import WrongUse
-from powertrain.records.json_files import read_json
 
-CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 TASK_TYPES = {"causal": "CAUSAL_LM", "seq2seq": "SEQ_2_SEQ_LM", "span": "QUESTION_ANS"}
 ALL_LINEAR, NATIVE_ONLY = "all-linear", "LSLORA"
 QA_HEAD = "qa_outputs"                       # what PEFT trains and saves by itself in a model for spans
@@ -25,17 +26,7 @@ QA_HEAD = "qa_outputs"                       # what PEFT trains and saves by its
 
 def load_peft() -> Any:
     """Raises WrongUse if peft is not installed."""
-    logger = logging.getLogger("bitsandbytes")
-    level = logger.level
-    logger.setLevel(logging.ERROR)           # peft imports it, and it warns of a missing kernel that is not used here
-    try:
-        import peft
-    except ImportError as error:
-        raise WrongUse(f"adapters on a model of transformers need peft, which cannot be imported here ({error}); "
-                       "pip install peft, or use method=full") from error
-    finally:
-        logger.setLevel(level)
-    return peft
+    return load_library("peft", "adapters on a model of transformers need", "pip install peft, or use method=full")
 
 
 def put_adapters(network: Any, config: AdapterConfig, task: str) -> nn.Module:
@@ -48,11 +39,12 @@ def put_adapters(network: Any, config: AdapterConfig, task: str) -> nn.Module:
         raise WrongUse(f"lora.kind={config.kind} was asked for, which only the native decoder computes, and this model is "
                        "computed by transformers; use lora.kind=lora")
     head = head_names(network) if task == "span" else []
+    has_transposed = any(is_linear(module) and not isinstance(module, nn.Linear) for module in network.modules())
     alpha = int(config.alpha) if config.alpha == int(config.alpha) else config.alpha
     wanted = peft.LoraConfig(
         task_type=TASK_TYPES[task], r=config.r, lora_alpha=alpha, lora_dropout=config.dropout, bias="none",
         target_modules=find_targets(network, config.target_modules, head), use_rslora=config.use_rslora,
-        use_dora=config.use_dora, fan_in_fan_out=_has_transposed(network),
+        use_dora=config.use_dora, fan_in_fan_out=has_transposed,
         modules_to_save=None if head == [QA_HEAD] or not head else head)
     try:
         return _wrapped(network, wanted)
@@ -70,13 +62,6 @@ def _wrapped(network: Any, config: Any) -> nn.Module:
     return wrapped
 
 
-def _has_transposed(network: nn.Module) -> bool:
-    """GPT-2's linears, which hold their weight the other way round."""
-    from transformers.pytorch_utils import Conv1D
-
-    return any(isinstance(module, Conv1D) for module in network.modules())
-
-
 def head_names(network: Any) -> list[str]:
     """The modules that a model for spans adds to its base: the new ones, which nobody has trained yet."""
     if not hasattr(network, network.base_model_prefix):
@@ -87,36 +72,27 @@ def head_names(network: Any) -> list[str]:
 
 def find_targets(network: Any, wanted: str | tuple[str, ...], head: list[str]) -> str | list[str]:
     """What PEFT is to adapt, without the head. Raises WrongUse for a name that no module has: PEFT passes over it."""
+    output, modules = network.get_output_embeddings(), [name for name, _ in network.named_modules()]
+    linears = [name for name, module in network.named_modules() if is_linear(module)
+               and module is not output and name.partition(".")[0] not in head]
+    short = list(dict.fromkeys(name.rpartition(".")[2] for name in linears))
+    if wanted == ALL_LINEAR:                 # short names, where they name these modules and no other
+        meant = {name for name in modules if name and name.rpartition(".")[2] in short}
+        return sorted(short) if meant == set(linears) else linears
+    is_pattern = isinstance(wanted, str) and not re.fullmatch(r"[\w.]+", wanted)
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    for name in names:
+        if not any(re.fullmatch(name, module) if is_pattern else f".{module}".endswith(f".{name}") for module in modules):
+            raise WrongUse(f"{network.config.model_type} has no module {name!r} that an adapter could sit on; its modules are "
+                           f"{', '.join(short)}, and {ALL_LINEAR} is all of them")
+    return names[0] if is_pattern else names
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether it is a linear, or one of GPT-2's, which hold their weight the other way round."""
     from transformers.pytorch_utils import Conv1D
 
-    output = network.get_output_embeddings()
-    linears = [name for name, module in network.named_modules() if isinstance(module, (nn.Linear, Conv1D))
-               and module is not output and name.partition(".")[0] not in head]
-    if wanted == ALL_LINEAR:
-        return _short(linears, network)
-    if isinstance(wanted, str) and not re.fullmatch(r"[\w.]+", wanted):
-        if not any(re.fullmatch(wanted, name) for name, _ in network.named_modules()):
-            raise _no_module(network, wanted, linears)
-        return wanted
-    names = [wanted] if isinstance(wanted, str) else list(wanted)
-    modules = [name for name, _ in network.named_modules()]
-    for name in names:
-        if not any(module == name or module.endswith(f".{name}") for module in modules):
-            raise _no_module(network, name, linears)
-    return names
-
-
-def _short(linears: list[str], network: Any) -> list[str]:
-    """The last parts of the names, where they name these modules and no other; else the whole names."""
-    short = sorted({name.rpartition(".")[2] for name in linears})
-    meant = {name for name, module in network.named_modules() if name.rpartition(".")[2] in short and name}
-    return short if meant == set(linears) else linears
-
-
-def _no_module(network: Any, name: str, linears: list[str]) -> WrongUse:
-    known = ", ".join(dict.fromkeys(linear.rpartition(".")[2] for linear in linears))
-    return WrongUse(f"{network.config.model_type} has no module {name!r} that an adapter could sit on; its modules are "
-                    f"{known}, and {ALL_LINEAR} is all of them")
+    return isinstance(module, (nn.Linear, Conv1D))
 
 
 # ------------------------------------------------------------------------------------------------ files
@@ -125,9 +101,7 @@ def _no_module(network: Any, name: str, linears: list[str]) -> WrongUse:
 def read_peft_config(folder: Path, task: str) -> Any:
     """PEFT's config of the adapter in `folder`. Raises WrongUse for what is no adapter, and for what the bridge has not."""
     peft = load_peft()
-    if not (folder / CONFIG).exists():
-        raise WrongUse(f"there is no {CONFIG} in {folder}, so it holds no adapter; check the path")
-    given = read_json(folder / CONFIG)
+    given = read_adapter_json(folder)
     if given.get("peft_type") == NATIVE_ONLY:
         raise WrongUse(f"{folder} holds an LS-LoRA adapter, which only the native decoder computes; use it with its own base")
     try:
@@ -165,24 +139,11 @@ def continue_adapter(network: Any, folder: Path, task: str) -> nn.Module:
 
     Raises WrongUse for missing files and for an adapter of another base, naming what differs.
     """
-    wrapped, tensors = wrap_saved(network, folder, task), read_adapter_tensors(folder)
+    wrapped, stored = wrap_saved(network, folder, task), Shards([adapter_weights(folder)])
+    tensors = {name: stored.read(name) for name in stored}
     refuse_other_base(adapter_tensors(wrapped), tensors, folder)
     load_peft().set_peft_model_state_dict(wrapped, tensors)
     return wrapped
-
-
-def read_adapter_tensors(folder: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if not (folder / WEIGHTS).exists():
-        cure = (f"it has pickled ones ({PICKLED}), which are never loaded: save the adapter anew"
-                if (folder / PICKLED).exists() else "copy it there, or check the path")
-        raise WrongUse(f"there is no {WEIGHTS} in {folder}; {cure}")
-    try:
-        return dict(load_file(folder / WEIGHTS))
-    except SafetensorError as error:
-        raise WrongUse(f"{folder / WEIGHTS} is damaged ({error}); copy or download it again") from error
 
 
 def refuse_other_base(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], folder: Path) -> None:

@@ -3,6 +3,9 @@
 Padding stands behind each document, under an attention mask, and no row of scores is taken from it. Encoder-decoders get
 the decoder's inputs as they are in the batch and no labels, so nothing is shifted here: the data room did it once.
 
+`Reader` and `Writer` give the scores of what follows a prompt, by the library's cache of keys and values where a model has
+one; without it the whole document is read again for each token. Drawing tokens is use/generation.py's.
+
 Legend: B documents, L tokens of the longest, T tokens of the flat batch, V classes.
 """
 
@@ -10,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from powertrain.models.bridge.adapters import save_adapter_files
-from powertrain.models.huggingface.weights import disk_errors
+from powertrain.models.huggingface.folder import disk_errors
 from powertrain.models.kernels.attention import Attention, math_attention
-from powertrain.models.model import Model, RunBlock, SavedTokenizer
+from powertrain.models.model import Model, RunBlock, SavedTokenizer, evaluating
 from powertrain.records import Batch, WrongUse
 
+LONGEST_ANSWER = 30                          # tokens; transformers' examples/pytorch/question-answering
 POSITION_TABLE = re.compile(r"(^|\.)(wpe|(?!rel)\w*positions?(_embed\w*)?)$")     # names of tables of absolute positions
 
 
@@ -88,7 +92,11 @@ class BridgedModel(Model):
                run_block: RunBlock | None = None) -> Tensor:
         """(R, classes): scores. Raises WrongUse for a document that is longer than the model's positions reach."""
         del attention, run_block             # the library has its own kernels and blocks
-        self._refuse_long(batch)
+        for lengths, reach in ((batch.lengths, self.context),
+                               (batch.source.lengths if batch.source else (0,), self.source_context)):
+            if reach is not None and max(lengths) > reach:
+                raise WrongUse(f"a document of {max(lengths)} tokens is longer than the {reach} that the positions of this "
+                               f"{self.network.config.model_type} reach; use data.max_length={reach} or less")
         layout = Layout.of(batch.lengths, batch.tokens.device)
         if self.task == "span":
             return self._spans(batch, layout)
@@ -124,15 +132,6 @@ class BridgedModel(Model):
         """The padding token, which some models leave out when they count positions; any other is masked as well."""
         given = getattr(self.network.config, "pad_token_id", None)
         return given if isinstance(given, int) and given >= 0 else 0
-
-    def _refuse_long(self, batch: Batch) -> None:
-        sides = [(batch.lengths, self.context)]
-        if batch.source is not None:
-            sides.append((batch.source.lengths, self.source_context))
-        for lengths, reach in sides:
-            if reach is not None and max(lengths) > reach:
-                raise WrongUse(f"a document of {max(lengths)} tokens is longer than the {reach} that the positions of this "
-                               f"{self.network.config.model_type} reach; use data.max_length={reach} or less")
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(R, classes), as they are."""
@@ -191,3 +190,77 @@ def quietly() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+# ------------------------------------------------------------------------------------------------ use
+
+
+class Reader:
+    """A decoder that is fed a document in pieces and tells the scores of what comes next.
+
+    The caller puts the model in evaluation, turns gradients off, and stays within the model's context.
+    """
+
+    def __init__(self, model: BridgedModel) -> None:
+        self.model, self.network = model, model.network
+        self.device = next(model.parameters()).device
+        self.ids: list[int] = []
+        self.cache: Any = None
+
+    def __call__(self, fresh: Sequence[int]) -> Tensor:
+        """Scores (V,) fp32 after these further tokens."""
+        self.ids += fresh
+        read = self.ids if self.cache is None else list(fresh)
+        found = self.network(**self.inputs(torch.tensor([read], device=self.device)))
+        self.cache = getattr(found, "past_key_values", None) if "past_key_values" in self.model.takes else None
+        scores: Tensor = found.logits[0, -1].float()
+        return scores
+
+    def inputs(self, tokens: Tensor) -> dict[str, Any]:
+        takes = self.model.takes
+        given: dict[str, Any] = {"input_ids": tokens}
+        if "past_key_values" in takes:
+            given["past_key_values"] = self.cache
+        if "use_cache" in takes or self.model.takes_more:
+            given["use_cache"] = "past_key_values" in takes
+        if "attention_mask" in takes:
+            given["attention_mask"] = torch.ones(1, len(self.ids), dtype=torch.int64, device=self.device)
+        return given
+
+
+class Writer(Reader):
+    """The decoder of an encoder-decoder; its encoder reads the source once. Raises WrongUse for one beyond its positions."""
+
+    def __init__(self, model: BridgedModel, source: Sequence[int]) -> None:
+        super().__init__(model)
+        if model.source_context is not None and len(source) > model.source_context:
+            raise WrongUse(f"the prompt has {len(source)} tokens, and the encoder of this {self.network.config.model_type} "
+                           f"reads {model.source_context}; shorten it")
+        self.source = torch.tensor([list(source)], device=self.device)
+        self.read: Any = None
+
+    def inputs(self, tokens: Tensor) -> dict[str, Any]:
+        mask = torch.ones_like(self.source)
+        if self.read is None:
+            self.read = self.network.get_encoder()(input_ids=self.source, attention_mask=mask)
+        return {"encoder_outputs": self.read, "attention_mask": mask, "decoder_input_ids": tokens,
+                "past_key_values": self.cache, "use_cache": True}
+
+
+def best_span(model: BridgedModel, batch: Batch, context: tuple[int, int], *,
+              most_tokens: int = LONGEST_ANSWER) -> tuple[int, int, float]:
+    """Return the likeliest answer in a document: its first token, its last token, and its log-probability (nats).
+
+    `context` is the first token of the context and the first one behind it. The probability is over all places of the
+    document, so that of several windows of one context the likeliest may be taken. Raises WrongUse for a model of another task.
+    """
+    if model.task != "span":
+        raise WrongUse(f"this model is for {model.task}, which points at no answer; use a model for spans")
+    assert len(batch.lengths) == 1, f"{len(batch.lengths)} documents"
+    first, stop = context
+    with evaluating(model), torch.no_grad():
+        starts, ends = model.hidden(batch).float().log_softmax(-1).cpu()[:, first:stop]              # (2, L)
+    allowed = torch.ones(stop - first, stop - first).triu().tril(most_tokens - 1) > 0
+    pairs = (starts[:, None] + ends[None]).masked_fill(~allowed, -torch.inf)
+    start, end = divmod(int(pairs.argmax()), stop - first)
+    return first + start, first + end, float(pairs[start, end])

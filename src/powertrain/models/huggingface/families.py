@@ -1,4 +1,5 @@
-"""How Hugging Face writes each family: the fields of `config.json` and the names of weights, as tables. Loads no torch.
+"""How Hugging Face writes each family: the fields of `config.json` and the names of weights (families.yaml). Loads no torch.
+
 
 A config is written as plain JSON, so that saving needs no transformers; every field is written that transformers would
 otherwise fill with the size of a published model. Rotary fields are written twice, as transformers 5 reads them
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from powertrain.models.config import FAMILIES, ROTARY_BASE, SCALINGS, ModelConfig, RotaryScaling
+from powertrain.models.config import FAMILIES, ROTARY_BASE, TABLES, ModelConfig, RotaryScaling
 from powertrain.records import WrongUse
 
 Json = dict[str, Any]
@@ -25,7 +26,6 @@ Json = dict[str, Any]
 HF_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
 OUR_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
                    "silu": "silu", "swish": "silu"}
-LINEARS = ("qkv", "attention_out", "mlp_in", "mlp_out")
 BIASED = {"norm_bias": ("attention_norm", "mlp_norm", "norm"), "qkv_bias": ("qkv",), "output_bias": ("attention_out",),
           "mlp_bias": ("mlp_in", "mlp_out")}
 
@@ -36,73 +36,21 @@ NEEDED = ("vocabulary", "layers", "width", "heads", "mlp_width", "context")
 SHARES_HEAD = ("gpt_neox", "phi3")           # families that rotate a part of the head also where nothing is scaled
 THROUGH = "train it through transformers: model.provider=transformers"
 
-# ------------------------------------------------------------------------------------------------ the table
-
-SHARED = {"vocab_size": "vocabulary", "tie_word_embeddings": "tied_head"}
-SIZES = SHARED | {"hidden_size": "width", "num_hidden_layers": "layers", "num_attention_heads": "heads",
-                  "intermediate_size": "mlp_width", "max_position_embeddings": "context", "hidden_act": "activation",
-                  "attention_dropout": "dropout"}
-LLAMA = SIZES | {"num_key_value_heads": "kv_heads", "head_dim": "head_width", "rms_norm_eps": "norm_epsilon"}
-LLAMA_NAMES = {
-    "embedding": "embed_tokens", "blocks": "layers", "attention_norm": "input_layernorm",
-    "qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj", "attention_out": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm", "mlp_in": "mlp.gate_proj mlp.up_proj", "mlp_out": "mlp.down_proj",
-    "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm", "norm": "norm", "head": "lm_head"}
-
 
 @dataclass(frozen=True)
 class Format:
-    """What Hugging Face has for a family."""
+    """How Hugging Face writes a family; families.yaml says what each field is."""
 
     architecture: str
-    fields: Mapping[str, str]                # of config.json -> of ModelConfig
-    defaults: Mapping[str, Any]              # of fields that are not there: transformers does not write every default
-    prefix: str = "model."                   # of the names of all weights but the head's
-    names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)    # ours -> theirs, several if they are stacked
-    layouts: Mapping[str, str] = field(default_factory=dict)                 # of names whose layout is not ours
+    fields: Mapping[str, str]
+    defaults: Mapping[str, Any]
+    names: Mapping[str, str]
+    prefix: str = "model."
+    layouts: Mapping[str, str] = field(default_factory=dict)
 
 
-FORMATS = {
-    "gpt2": Format(
-        "GPT2LMHeadModel",
-        SHARED | {"n_positions": "context", "n_embd": "width", "n_layer": "layers", "n_head": "heads", "n_inner": "mlp_width",
-                  "activation_function": "activation", "layer_norm_epsilon": "norm_epsilon", "resid_pdrop": "dropout",
-                  "embd_pdrop": "dropout", "attn_pdrop": "dropout"},
-        {"n_positions": 1024, "n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
-         "tie_word_embeddings": True},
-        "transformer.",
-        {"embedding": "wte", "position_embedding": "wpe", "blocks": "h", "attention_norm": "ln_1", "qkv": "attn.c_attn",
-         "attention_out": "attn.c_proj", "mlp_norm": "ln_2", "mlp_in": "mlp.c_fc", "mlp_out": "mlp.c_proj", "norm": "ln_f",
-         "head": "lm_head"},
-        dict.fromkeys(LINEARS, "transposed")),
-    "gpt_neox": Format(
-        "GPTNeoXForCausalLM",
-        SIZES | {"layer_norm_eps": "norm_epsilon", "attention_bias": "qkv_bias", "hidden_dropout": "dropout",
-                 "use_parallel_residual": "parallel_residual", "rotary_pct": "rotary_share", "rotary_emb_base": "rotary_base"},
-        {"hidden_act": "gelu", "layer_norm_eps": 1e-5, "attention_bias": True, "use_parallel_residual": True,
-         "max_position_embeddings": 2048, "rotary_pct": 0.25, "rotary_emb_base": 10_000.0},
-        "gpt_neox.",
-        {"embedding": "embed_in", "blocks": "layers", "attention_norm": "input_layernorm", "qkv": "attention.query_key_value",
-         "attention_out": "attention.dense", "mlp_norm": "post_attention_layernorm", "mlp_in": "mlp.dense_h_to_4h",
-         "mlp_out": "mlp.dense_4h_to_h", "norm": "final_layer_norm", "head": "embed_out"},
-        {"qkv": "interleaved"}),
-    "llama": Format("LlamaForCausalLM", LLAMA | {"attention_bias": "qkv_bias", "mlp_bias": "mlp_bias"},
-                    {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048}),
-    "mistral": Format("MistralForCausalLM", LLAMA | {"sliding_window": "window"},
-                      {"rms_norm_eps": 1e-6, "max_position_embeddings": 131_072, "sliding_window": 4096,
-                       "num_key_value_heads": 8}),
-    "qwen2": Format("Qwen2ForCausalLM", LLAMA,
-                    {"rms_norm_eps": 1e-6, "max_position_embeddings": 32_768, "num_key_value_heads": 32}),
-    "qwen3": Format("Qwen3ForCausalLM", LLAMA | {"attention_bias": "qkv_bias"},
-                    {"rms_norm_eps": 1e-6, "max_position_embeddings": 32_768, "head_dim": 128, "num_key_value_heads": 32}),
-    "phi3": Format("Phi3ForCausalLM", LLAMA | {"sliding_window": "window", "resid_pdrop": "dropout", "embd_pdrop": "dropout",
-                                               "partial_rotary_factor": "rotary_share"},
-                   {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096},
-                   names=LLAMA_NAMES | {"qkv": "self_attn.qkv_proj", "mlp_in": "mlp.gate_up_proj"}),
-    "gemma": Format("GemmaForCausalLM", LLAMA | {"attention_bias": "qkv_bias"},
-                    {"rms_norm_eps": 1e-6, "max_position_embeddings": 8192, "head_dim": 256, "num_key_value_heads": 16,
-                     "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}),
-}
+SCALING_FIELDS: dict[str, dict[str, str]] = TABLES["scalings"]           # kind -> field of config.json -> of RotaryScaling
+FORMATS: dict[str, Format] = {family: Format(**row["format"]) for family, row in TABLES["families"].items()}
 
 # ------------------------------------------------------------------------------------------------ weights
 
@@ -241,30 +189,19 @@ def token_ids(hf: Mapping[str, Any], name: str) -> list[int]:
 
 
 def rotary_fields(config: ModelConfig) -> Json:
-    """The fields for transformers 5 (`rope_parameters`), and for transformers 4 and most other readers."""
+    """Return the fields for transformers 5 (`rope_parameters`), and for transformers 4 and most other readers."""
     scaling = config.rotary_scaling
-    scaled = {"rope_type": "default"} if scaling is None else scaling_fields(scaling)
+    scaled: Json = {"rope_type": "default"}
+    if scaling is not None:
+        values = {theirs: getattr(scaling, ours) for theirs, ours in SCALING_FIELDS[scaling.kind].items()}
+        scaled = {"rope_type": scaling.kind} | {name: list(value) if isinstance(value, tuple) else value
+                                                for name, value in values.items()}
     rope = scaled | {"rope_theta": config.rotary_base, "partial_rotary_factor": config.rotary_share}
     return {"rope_parameters": rope, "rope_theta": config.rotary_base} | ({} if scaling is None else {"rope_scaling": scaled})
 
 
-def scaling_fields(scaling: RotaryScaling) -> Json:
-    """What each kind names, with nothing left for the reader to derive."""
-    fields: Json = {"rope_type": scaling.kind, "factor": scaling.factor}
-    if scaling.kind == "linear":
-        return fields
-    fields["original_max_position_embeddings"] = scaling.original_context
-    if scaling.kind == "llama3":
-        return fields | {"low_freq_factor": scaling.slow_turns, "high_freq_factor": scaling.fast_turns}
-    fields["attention_factor"] = scaling.attention_factor
-    if scaling.kind == "yarn":
-        return fields | {"beta_slow": scaling.slow_turns, "beta_fast": scaling.fast_turns,
-                         "truncate": scaling.whole_dimensions}
-    return fields | {"short_factor": list(scaling.short_factors), "long_factor": list(scaling.long_factors)}
-
-
 def read_rotary(hf: Mapping[str, Any], share: float) -> tuple[float, float, RotaryScaling | None]:
-    """Base, share of the head, and scaling. Raises WrongUse for a scaling that the decoder does not compute."""
+    """Return base, share of the head, and scaling. Raises WrongUse for a scaling that the decoder does not compute."""
     rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
     if any(isinstance(value, Mapping) for value in rope.values()):
         raise WrongUse(f"config.json has other rotary positions in some layers than in others, which the decoder does not "
@@ -272,9 +209,9 @@ def read_rotary(hf: Mapping[str, Any], share: float) -> tuple[float, float, Rota
     kind = rope.get("rope_type", rope.get("type", "default"))
     if hf["model_type"] == "phi3" and kind in ("su", "yarn"):
         kind = "longrope"                    # what the first Phi-3 folders called it; transformers agrees
-    if kind not in ("default", *SCALINGS):
+    if kind not in ("default", *SCALING_FIELDS):
         raise WrongUse(f"config.json scales its rotary positions by {kind!r}, and the decoder computes "
-                       f"{', '.join(SCALINGS)} only; {THROUGH}")
+                       f"{', '.join(SCALING_FIELDS)} only; {THROUGH}")
     base = first_of(rope.get("rope_theta"), hf.get("rope_theta"), hf.get("rotary_emb_base"), ROTARY_BASE)
     if hf["model_type"] in SHARES_HEAD or kind != "default":
         share = first_of(rope.get("partial_rotary_factor"), hf.get("partial_rotary_factor"), hf.get("rotary_pct"), share)
@@ -287,29 +224,26 @@ def read_rotary(hf: Mapping[str, Any], share: float) -> tuple[float, float, Rota
 
 
 def read_scaling(kind: str, rope: Mapping[str, Any], hf: Mapping[str, Any]) -> RotaryScaling:
-    """The scaling that transformers computes from `rope`. Raises KeyError for a field that it needs."""
-    if kind == "linear":
-        return RotaryScaling(kind, float(rope["factor"]))
-    context = int(hf["max_position_embeddings"])
-    # outside `rope` (where Phi-3 has it) it counts more than inside
-    original = int(first_of(hf.get("original_max_position_embeddings"), rope.get("original_max_position_embeddings"), context))
-    factor = float(rope["factor"] if kind == "llama3" else first_of(rope.get("factor"), context / original))
-    if kind == "llama3":
-        return RotaryScaling(kind, factor, original, slow_turns=float(rope["low_freq_factor"]),
-                             fast_turns=float(rope["high_freq_factor"]))
-    sharper = rope.get("attention_factor")
+    """Return the scaling that transformers computes from `rope`. Raises KeyError for a field that it needs."""
+    given = {name: value for name, value in rope.items() if value is not None}
+    if kind != "linear":
+        context, name = hf["max_position_embeddings"], "original_max_position_embeddings"
+        # outside `rope` (where Phi-3 has it) it counts more than inside
+        given[name] = original = int(first_of(hf.get(name), given.get(name), context))
+    if kind in ("yarn", "longrope"):
+        factor = given.setdefault("factor", context / original)
+        stretched = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+        given.setdefault("attention_factor", yarn_sharpening(factor, rope) if kind == "yarn" else stretched)
     if kind == "yarn":
-        return RotaryScaling(kind, factor, original, yarn_sharpening(factor, rope) if sharper is None else float(sharper),
-                             slow_turns=float(rope.get("beta_slow") or 1), fast_turns=float(rope.get("beta_fast") or 32),
-                             whole_dimensions=bool(rope.get("truncate", True)))
-    if sharper is None:
-        sharper = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-    return RotaryScaling(kind, factor, original, float(sharper), short_factors=tuple(map(float, rope["short_factor"])),
-                         long_factors=tuple(map(float, rope["long_factor"])))
+        given |= {"beta_slow": given.get("beta_slow") or 1, "beta_fast": given.get("beta_fast") or 32,
+                  "truncate": bool(given.get("truncate", True))}
+    read: Json = {ours: given[theirs] for theirs, ours in SCALING_FIELDS[kind].items()}
+    return RotaryScaling(kind, **read | {name: tuple(map(float, value)) for name, value in read.items()
+                                         if isinstance(value, list)})
 
 
 def yarn_sharpening(factor: float, rope: Mapping[str, Any]) -> float:
-    """What cosines and sines are multiplied by where the config does not say: Peng et al. 2023, section 3.4."""
+    """Return what cosines and sines are multiplied by where the config does not say: Peng et al. 2023, section 3.4."""
 
     def sharpening(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -319,5 +253,5 @@ def yarn_sharpening(factor: float, rope: Mapping[str, Any]) -> float:
 
 
 def first_of(*values: Any) -> Any:
-    """The first that is not None."""
+    """Return the first that is not None."""
     return next(value for value in values if value is not None)

@@ -1,25 +1,43 @@
 """Hugging Face folders: `config.json`, `generation_config.json` and weights as safetensors, written and read.
 
-No pickle: a folder that only has `pytorch_model.bin` is refused.
+No pickle: a folder that only has `pytorch_model.bin` is refused. safetensors files are mapped: a tensor that is read is a view
+of its file, and the pages that were looked at stay in memory as long as the mapping does. So the mappings are dropped every
+few megabytes; opening a file again takes less than a millisecond, and a tensor that is still in use keeps its own mapping.
+Loading fills our tensors from theirs, as families.py pairs them, part by part, and lets go of each part, so that one copy of
+the model is in memory.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
+from powertrain.models.config import ModelConfig
 from powertrain.models.decoder import Decoder
-from powertrain.models.huggingface.families import to_hf_config, token_fields
+from powertrain.models.huggingface.families import FORMATS, Row, map_weights, to_hf_config, token_fields
 from powertrain.models.huggingface.hub import CONFIG, GENERATION, WEIGHTS, read_config, read_model_json, weight_files
-from powertrain.models.huggingface.weights import Shards, fill_weights, has_head_of_its_own, save_tensors, to_hf_weights
 from powertrain.models.model import SavedTokenizer
 from powertrain.records import WrongUse
 from powertrain.records.json_files import write_json
 
 HF_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 REPLACED_TOKENIZERS = ("qwen2",)             # model types whose tokenizer transformers 5 takes for its own, whatever it is
+RELEASE_BYTES = 8 << 20      # read from the mappings before they are dropped: little beside any model worth the care
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}    # by safetensors' names
+BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq")
+NAMES_SHOWN = 4              # of missing or left-over weights in an error: more would hide the sentence
 
 
 def save_folder(model: Decoder, folder: Path, tokenizer: SavedTokenizer | None = None) -> None:
@@ -36,14 +54,9 @@ def save_folder(model: Decoder, folder: Path, tokenizer: SavedTokenizer | None =
     save_tensors(to_hf_weights(config, state), folder / WEIGHTS, metadata={"format": "pt"})
     if tokenizer is not None:
         tokenizer.save(folder)
-        if config.family in REPLACED_TOKENIZERS:
-            keep_tokenizer_class(folder / "tokenizer_config.json")
-
-
-def keep_tokenizer_class(path: Path) -> None:
-    """Makes transformers.AutoTokenizer open the class that is named, not the one it expects of the model's type."""
-    named = ["PreTrainedTokenizerFast", "PreTrainedTokenizerFast"]
-    write_json(path, read_model_json(path) | {"auto_map": {"AutoTokenizer": named}})
+        if config.family in REPLACED_TOKENIZERS:     # AutoTokenizer then opens the class that is named
+            path, named = folder / "tokenizer_config.json", ["PreTrainedTokenizerFast", "PreTrainedTokenizerFast"]
+            write_json(path, read_model_json(path) | {"auto_map": {"AutoTokenizer": named}})
 
 
 def load_folder(folder: Path, *, dropout: float = 0.0, dtype: torch.dtype | None = torch.float32) -> Decoder:
@@ -65,3 +78,161 @@ def load_folder(folder: Path, *, dropout: float = 0.0, dtype: torch.dtype | None
     model.load_state_dict(fill_weights(config, stored, shapes, dtype), assign=True)
     model.base = str(folder)
     return model.requires_grad_(True)
+
+
+# ------------------------------------------------------------------------------------------------ safetensors
+
+
+class Shards:
+    """The tensors of some files by their names. Raises WrongUse for files that are missing or damaged."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.opened: dict[Path, Any] = {}
+        self.read_bytes = 0
+        self.files = {name: file for file in files for name in self.open(file).keys()}  # noqa: SIM118
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files)
+
+    def open(self, file: Path) -> Any:
+        """The file, mapped."""
+        if file not in self.opened:
+            if not file.exists():
+                raise WrongUse(f"there is no {file}, which the folder's index names; the download may be incomplete")
+            try:
+                self.opened[file] = safe_open(file, framework="pt")
+            except SafetensorError as error:
+                raise WrongUse(f"{file} is damaged ({error}); copy or download it again") from error
+        return self.opened[file]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.open(self.files[name]).get_slice(name).get_shape())
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Raises WrongUse for what is not a floating-point number of training, such as 8-bit ones."""
+        stored = self.open(self.files[name]).get_slice(name).get_dtype()
+        if stored not in DTYPES:
+            raise WrongUse(f"{name} is stored as {stored}, and weights are read as {', '.join(DTYPES)} only; give the "
+                           f"unquantised model that it was made from")
+        return DTYPES[stored]
+
+    def read(self, name: str) -> Tensor:
+        """A view of the file: to be looked at, or copied, at once."""
+        tensor_bytes = math.prod(self.shape(name)) * self.dtype(name).itemsize
+        if self.read_bytes + tensor_bytes > RELEASE_BYTES:
+            self.opened, self.read_bytes = {}, 0
+        self.read_bytes += tensor_bytes
+        tensor: Tensor = self.open(self.files[name]).get_tensor(name)
+        return tensor
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """safetensors' file of `tensors`. Raises OSError where the disk refuses."""
+    with disk_errors(path):
+        save_file(tensors, path, metadata=metadata)
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Raises OSError where the disk refuses; safetensors has its own error for that."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        code = int(number.group(1))
+        raise OSError(code, os.strerror(code), str(path)) from None
+
+# ------------------------------------------------------------------------------------------------ ours and theirs
+
+
+def to_hf_weights(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A decoder's state under Hugging Face's names and in its layouts, each tensor contiguous."""
+    given: dict[str, Tensor] = {}
+    for row in map_weights(config):
+        if row.ours in state:
+            tensor = state[row.ours]
+        else:               # only gpt2 without biases comes here
+            weight = state[row.ours.removesuffix("bias") + "weight"]
+            tensor = weight.new_zeros(weight.shape[0])
+        tensor = rearrange(tensor, row.layout, config)
+        parts = torch.split(tensor, list(row.sizes)) if row.sizes else (tensor,)
+        given |= {name: part.contiguous() for name, part in zip(row.theirs, parts, strict=True)}
+    return given
+
+
+def rearrange(tensor: Tensor, layout: str, config: ModelConfig) -> Tensor:
+    """From our layout to theirs; `put` is the way back."""
+    if layout == "transposed" and tensor.dim() == 2:
+        return tensor.t()
+    if layout != "interleaved":
+        return tensor
+    return torch.unflatten(tensor, 0, (3, config.heads, config.head_width)).transpose(0, 1).flatten(0, 2)
+
+
+def put(ours: Tensor, theirs: Tensor, layout: str, config: ModelConfig) -> None:
+    """Writes theirs into ours, with no copy between."""
+    if layout == "interleaved":
+        ours, theirs = (torch.unflatten(tensor, 0, (outer, inner, config.head_width))
+                        for tensor, outer, inner in ((ours, 3, config.heads), (theirs, config.heads, 3)))
+        theirs = theirs.transpose(0, 1)
+    ours.copy_(theirs.t() if layout == "transposed" and theirs.dim() == 2 else theirs)
+
+
+def name_weights(config: ModelConfig, stored: Shards) -> dict[str, str]:
+    """Name that the family gives a tensor -> its name in the folder, which lacks the prefix if the head was not saved."""
+    prefix, head = FORMATS[config.family].prefix, _head(config)
+    return {name if name.startswith(prefix) or name == head else prefix + name: name
+            for name in stored if not name.endswith(BUFFERS)}
+
+
+def has_head_of_its_own(config: ModelConfig, stored: Shards) -> bool:
+    """Whether the folder holds a head that differs from the embedding: then its config.json is wrong to tie them."""
+    named, embedding, head = name_weights(config, stored), map_weights(config)[0].theirs[0], _head(config)
+    return {embedding, head} <= named.keys() and not torch.equal(stored.read(named[embedding]), stored.read(named[head]))
+
+
+def _head(config: ModelConfig) -> str:
+    return f"{FORMATS[config.family].names['head']}.weight"
+
+
+def fill_weights(config: ModelConfig, stored: Shards, shapes: Mapping[str, tuple[int, ...]],
+                 dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """A decoder's state, of `dtype`, or where that is None of the dtypes that are stored.
+
+    Raises WrongUse for weights that are missing, left over, or not of `shapes`, and for dtypes that are not of training.
+    """
+    rows, named = map_weights(config), name_weights(config, stored)
+    if config.tied_head and _head(config) in named:
+        named.setdefault(rows[0].theirs[0], named.pop(_head(config)))
+    expected = {name for row in rows for name in row.theirs}
+    refuse("the folder lacks {} weights of the model that its config.json describes", expected - named.keys())
+    refuse("the model of config.json has no place for {} weights of the folder", named.keys() - expected)
+    for row in rows:
+        shape = tuple(reversed(shapes[row.ours])) if row.layout == "transposed" else shapes[row.ours]
+        for name, rows_of_it in zip(row.theirs, row.sizes or shape[:1], strict=True):
+            if (theirs := stored.shape(named[name])) != (ours := (rows_of_it, *shape[1:])):
+                raise WrongUse(f"{name} is {theirs} in the folder, and its config.json makes it {ours}; check that both come "
+                               f"from the same model")
+    return {row.ours: fill(row, config, stored, [named[name] for name in row.theirs], shapes[row.ours], dtype) for row in rows}
+
+
+def refuse(what: str, names: set[str]) -> None:
+    """Raises WrongUse if there are any names; `what` has a gap for how many."""
+    if names:
+        shown = ", ".join(sorted(names)[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
+        raise WrongUse(f"{what.format(len(names))}: {shown}; check that both come from the same model")
+
+
+def fill(row: Row, config: ModelConfig, stored: Shards, names: list[str], shape: tuple[int, ...],
+         dtype: torch.dtype | None) -> Tensor:
+    """Our tensor, filled from its counterparts, which are converted on the way: to `dtype`, or the one that holds them all."""
+    if dtype is None:
+        dtype = functools.reduce(torch.promote_types, map(stored.dtype, names))
+        dtype = torch.float32 if dtype == torch.float64 else dtype       # nothing here trains in fp64
+    filled = torch.empty(shape, dtype=dtype, device="cpu")
+    pieces = torch.split(filled, list(row.sizes)) if row.sizes else (filled,)
+    for piece, name in zip(pieces, names, strict=True):
+        put(piece, stored.read(name), row.layout, config)
+    return filled

@@ -19,7 +19,7 @@ from powertrain.records.json_files import read_json
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-
+PICKLED_ADAPTER = "adapter_model.bin"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")     # one of them is enough
 FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
@@ -65,6 +65,24 @@ def weight_files(folder: Path) -> list[Path]:
     if not isinstance(where, dict):
         raise WrongUse(f"{folder / SHARDS} does not say which file holds which weight; copy or download it again")
     return [folder / name for name in sorted({Path(str(file)).name for file in where.values()})]
+
+
+def read_adapter_json(folder: Path) -> Json:
+    """Return what adapter_config.json holds. Raises WrongUse for a folder without one."""
+    if not folder.is_dir():
+        raise WrongUse(f"there is no folder {folder}; give a folder that holds {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}")
+    if not (folder / ADAPTER_CONFIG).exists():
+        raise WrongUse(f"there is no {ADAPTER_CONFIG} in {folder}, so it holds no adapter; check the path")
+    return read_json(folder / ADAPTER_CONFIG)
+
+
+def adapter_weights(folder: Path) -> Path:
+    """Return the file of an adapter's weights. Raises WrongUse where it is missing or pickled."""
+    if not (folder / ADAPTER_WEIGHTS).exists():
+        cure = (f"it has pickled ones ({PICKLED_ADAPTER}), which are never loaded: save the adapter anew with PEFT"
+                if (folder / PICKLED_ADAPTER).exists() else "copy it there, or check the path")
+        raise WrongUse(f"there is no {ADAPTER_WEIGHTS} in {folder}; {cure}")
+    return folder / ADAPTER_WEIGHTS
 
 
 # ------------------------------------------------------------------------------------------------ the hub

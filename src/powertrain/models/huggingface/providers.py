@@ -21,6 +21,8 @@ CAUSAL, SEQ2SEQ, SPAN = "causal", "seq2seq", "span"
 DESCRIPTIONS = {CAUSAL: "predicting the next token", SEQ2SEQ: "an encoder reading a source and a decoder writing its target",
                 SPAN: "pointing at an answer in a context"}
 AUTO_CLASSES = {CAUSAL: "AutoModelForCausalLM", SEQ2SEQ: "AutoModelForSeq2SeqLM", SPAN: "AutoModelForQuestionAnswering"}
+MODEL_TYPES = {CAUSAL: "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", SEQ2SEQ: "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+               SPAN: "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES"}       # that transformers has a class for
 
 # Encoder-decoders whose target starts with the padding token where config.json does not say; transformers' T5 does so.
 START_AT_PADDING = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
@@ -49,18 +51,22 @@ def find_task(config: Json) -> str:
 
 
 def why_not_task(config: Json, task: str) -> str | None:
-    """Why the model of this `config.json` cannot be trained for `task`; None if it can."""
-    kind, both = _described(config), bool(config.get("is_encoder_decoder"))
+    """Return why the model of this `config.json` cannot be trained for `task`; None if it can."""
+    kind, both = config.get("model_type"), bool(config.get("is_encoder_decoder"))
     if task == CAUSAL and both:
-        return f"config.json describes {kind}, an encoder-decoder, which reads a source before it writes"
+        return f"config.json describes {_described(config)}, an encoder-decoder, which reads a source before it writes"
     if task == SEQ2SEQ and not both:
-        return f"config.json describes {kind}, which is no encoder-decoder"
-    if task == CAUSAL and config.get("model_type") in FAMILIES:
+        return f"config.json describes {_described(config)}, which is no encoder-decoder"
+    if task == CAUSAL and kind in FAMILIES:
         return None                          # transformers has them all, and to ask it takes a second
-    known = config.get("model_type") in _known_types(task) or AUTO_CLASSES[task] in (config.get("auto_map") or {})
-    if task == CAUSAL and known and _reads_both_ways(config):
-        return f"config.json describes {kind}, an encoder, which would see the tokens that it is to predict"
-    return None if known else f"transformers has no {AUTO_CLASSES[task]} for {kind}"
+    from transformers.models.auto import modeling_auto
+
+    known = kind in getattr(modeling_auto, MODEL_TYPES[task]) or AUTO_CLASSES[task] in (config.get("auto_map") or {})
+    # models that transformers also trains on masked words are encoders, unless they say that they are not
+    is_encoder = kind in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.get("is_decoder")
+    if task == CAUSAL and known and is_encoder:
+        return f"config.json describes {_described(config)}, an encoder, which would see the tokens that it is to predict"
+    return None if known else f"transformers has no {AUTO_CLASSES[task]} for {_described(config)}"
 
 
 def _described(config: Json) -> str:
@@ -68,20 +74,6 @@ def _described(config: Json) -> str:
     return f"{config.get('model_type')!r}" + (f" ({names[0]})" if names else "")
 
 
-def _reads_both_ways(config: Json) -> bool:
-    """Models that transformers also trains on masked words are encoders, unless they say that they are not."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
-
-    return config.get("model_type") in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.get("is_decoder")
-
-
-def _known_types(task: str) -> Mapping[str, Any]:
-    """Model types that transformers has a class for."""
-    from transformers.models.auto import modeling_auto
-
-    name = {CAUSAL: "CAUSAL_LM", SEQ2SEQ: "SEQ_TO_SEQ_CAUSAL_LM", SPAN: "QUESTION_ANSWERING"}[task]
-    known: Mapping[str, Any] = getattr(modeling_auto, f"MODEL_FOR_{name}_MAPPING_NAMES")
-    return known
 
 
 # ------------------------------------------------------------------------------------------------ providers
@@ -141,14 +133,10 @@ def _head(reason: str | None) -> str:
     return (reason or "").partition(";")[0]
 
 
-# ------------------------------------------------------------------------------------------------ encoder-decoders
-
-
 def decoder_start(folder: Path) -> int:
     """`decoder_start_in` a Hugging Face folder."""
-    generation = folder / GENERATION
-    config = read_model_json(folder / CONFIG)
-    return decoder_start_in(config, read_model_json(generation) if generation.exists() else {}, str(folder))
+    generation = read_model_json(folder / GENERATION) if (folder / GENERATION).exists() else {}
+    return decoder_start_in(read_model_json(folder / CONFIG), generation, str(folder))
 
 
 def decoder_start_in(config: Mapping[str, Any], generation: Mapping[str, Any], name: str) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from powertrain.models.decoder import Decoder
+from powertrain.models.kernels.frozen import compute_dtype
 from powertrain.models.model import Model
 from powertrain.records import IGNORE
 
@@ -71,12 +72,11 @@ def chunked_loss(model: Model, hidden: Tensor, targets: Tensor, rows: int, place
     first of the three has a gradient.
     """
     assert isinstance(model, Decoder)                # no other model has a head of its own
-    device = hidden.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    weight = model.head_weight                       # (V, width), in the dtype that it is stored in
+    dtype, weight = compute_dtype(hidden), model.head_weight     # (V, width), in the dtype that it is stored in
     if not torch.is_grad_enabled():                  # a Function would still be asked for the gradients of weights
         hidden, weight = hidden.detach(), weight.detach()
-    loss: Tensor = _ChunkedLoss.apply(hidden, weight, targets, rows, dtype, places, terms)  # type: ignore[no-untyped-call]
+    with torch.autocast(hidden.device.type, enabled=False):
+        loss: Tensor = _ChunkedLoss.apply(hidden, weight, targets, rows, dtype, places, terms)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -84,8 +84,36 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype,
                 places: Tensor | None, terms: Terms | None) -> Tensor:
-        with torch.autocast(hidden.device.type, enabled=False):
-            return _forward(ctx, hidden, weight, targets, rows, dtype, places, terms)
+        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        head = weight.to(dtype)                              # (V, width)
+        hidden_gradient = torch.zeros_like(hidden) if wants_hidden else None
+        weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        total = torch.zeros(() if terms is None else (3,), device=hidden.device)
+        counts = targets != IGNORE
+        for chunk in torch.split(torch.arange(len(targets), device=targets.device) if places is None else places, rows):
+            x, target = hidden[chunk].to(dtype), targets[chunk].clamp(min=0)
+            logits = (x @ head.T).float()                    # (rows, V)
+            normaliser = logits.logsumexp(-1, keepdim=True)  # (rows, 1)
+            losses = normaliser.squeeze(1) - logits.gather(1, target[:, None]).squeeze(1)
+            if terms is not None:
+                losses = _with_terms(losses, logits, normaliser.squeeze(1), terms)           # (3, rows)
+            total += (losses * counts[chunk] if places is None else losses).sum(-1)
+            if not (wants_hidden or wants_weight):
+                continue
+            gradient = logits.sub_(normaliser).exp_()        # softmax
+            if terms is not None:
+                gradient.mul_(1 + 2 * terms.z_loss * normaliser).sub_(terms.label_smoothing / gradient.shape[1])
+            smoothing = 0.0 if terms is None else terms.label_smoothing
+            gradient[torch.arange(len(target), device=target.device), target] -= 1 - smoothing
+            if places is None:
+                gradient *= counts[chunk][:, None]
+            small = gradient.to(dtype)
+            if hidden_gradient is not None:
+                hidden_gradient[chunk] = (small @ head).to(hidden.dtype)
+            if weight_gradient is not None:
+                weight_gradient += small.T @ x
+        ctx.save_for_backward(hidden_gradient, weight_gradient)
+        return total
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
@@ -94,40 +122,6 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx.maybe_clear_saved_tensors()
         return (None if hidden_gradient is None else hidden_gradient * scale.to(hidden_gradient.dtype),
                 None if weight_gradient is None else weight_gradient.mul_(scale), None, None, None, None, None)
-
-
-def _forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype,
-             places: Tensor | None, terms: Terms | None) -> Tensor:
-    """`places` (N,) of the targets that train; None = every row goes to the head, and those that do not train weigh nothing."""
-    wants_hidden, wants_weight = ctx.needs_input_grad[:2]
-    head = weight.to(dtype)                              # (V, width)
-    hidden_gradient = torch.zeros_like(hidden) if wants_hidden else None
-    weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
-    total = torch.zeros(() if terms is None else (3,), device=hidden.device)
-    counts = targets != IGNORE
-    for chunk in torch.split(torch.arange(len(targets), device=targets.device) if places is None else places, rows):
-        x, target = hidden[chunk].to(dtype), targets[chunk].clamp(min=0)
-        logits = (x @ head.T).float()                    # (rows, V)
-        normaliser = logits.logsumexp(-1, keepdim=True)  # (rows, 1)
-        losses = normaliser.squeeze(1) - logits.gather(1, target[:, None]).squeeze(1)
-        if terms is not None:
-            losses = _with_terms(losses, logits, normaliser.squeeze(1), terms)           # (3, rows)
-        total += (losses * counts[chunk] if places is None else losses).sum(-1)
-        if not (wants_hidden or wants_weight):
-            continue
-        gradient = logits.sub_(normaliser).exp_()        # softmax
-        if terms is not None:
-            gradient.mul_(1 + 2 * terms.z_loss * normaliser).sub_(terms.label_smoothing / gradient.shape[1])
-        gradient[torch.arange(len(target), device=target.device), target] -= 1 if terms is None else 1 - terms.label_smoothing
-        if places is None:
-            gradient *= counts[chunk][:, None]
-        small = gradient.to(dtype)
-        if hidden_gradient is not None:
-            hidden_gradient[chunk] = (small @ head).to(hidden.dtype)
-        if weight_gradient is not None:
-            weight_gradient += small.T @ x
-    ctx.save_for_backward(hidden_gradient, weight_gradient)
-    return total
 
 
 def _with_terms(plain: Tensor, logits: Tensor, normaliser: Tensor, terms: Terms) -> Tensor:

@@ -12,6 +12,8 @@ gpt_neox interleaves their rows in one module; there the second rounding, of the
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,24 +25,27 @@ from torch import Tensor, nn
 from powertrain.models.adapters.attached import has_adapters
 from powertrain.models.adapters.targets import find_slots
 from powertrain.models.decoder import Decoder
-from powertrain.models.linear import FrozenLinear, compute_dtype, frozen_product
+from powertrain.models.kernels.frozen import FrozenLinear, compute_dtype, frozen_product
 from powertrain.records import WrongUse
 from powertrain.shapes import FOUR_BIT, QUANTISED_BLOCK
 
 
-def load_bitsandbytes() -> Any:
-    """bitsandbytes.functional. Raises WrongUse if it is not installed."""
+def load_library(name: str, needed: str, cure: str) -> Any:
+    """Return an optional module that is `needed` for something. Raises WrongUse, with the cure, where it is not installed."""
     logger = logging.getLogger("bitsandbytes")
     level = logger.level
-    logger.setLevel(logging.ERROR)       # it warns of a missing kernel for inference, which is not used here
+    logger.setLevel(logging.ERROR)       # bitsandbytes, which peft imports, warns of a missing kernel that is not used here
     try:
-        import bitsandbytes.functional
-    except ImportError as error:
-        raise WrongUse(f"4-bit weights need bitsandbytes, which cannot be imported here ({error}); pip install "
-                       f"bitsandbytes, or use method=lora") from error
+        return importlib.import_module(name)
+    except (ImportError, NotImplementedError) as error:      # unsloth raises the second without a GPU
+        raise WrongUse(f"{needed} {name.partition('.')[0]}, which cannot be imported here ({error}); {cure}") from error
     finally:
         logger.setLevel(level)
-    return bitsandbytes.functional
+
+
+def load_bitsandbytes() -> Any:
+    """Return bitsandbytes.functional. Raises WrongUse if it is not installed."""
+    return load_library("bitsandbytes.functional", "4-bit weights need", "pip install bitsandbytes, or use method=lora")
 
 
 @dataclass(frozen=True)
@@ -88,9 +93,7 @@ class QuantisedLinear(FrozenLinear):
 
     def __init__(self, linear: nn.Linear, rows: list[int], kind: str, double: bool) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
-        del self.weight
-        self.register_parameter("weight", None)
-        self.bias = linear.bias
+        self.weight, self.bias = None, linear.bias  # type: ignore[assignment]
         self.requires_grad_(False)
         self.kind = kind
         self.whole: Tensor | None = None     # kept for good
@@ -122,10 +125,6 @@ class QuantisedLinear(FrozenLinear):
     @property
     def device(self) -> torch.device:
         return self.parts[0].values.device
-
-    def is_stored_in(self, dtype: torch.dtype) -> bool:
-        del dtype
-        return False
 
     @property
     def memory_bytes(self) -> int:
@@ -178,16 +177,17 @@ def is_computed_again() -> bool:
 
 def keep_whole(model: nn.Module, blocks: int, dtype: torch.dtype) -> None:
     """The 4-bit linears of the last `blocks` blocks are made whole once, in `dtype`; they keep their packed weights besides."""
-    found = list(model.get_submodule("blocks").children())
-    for block in found[len(found) - blocks:]:
-        for linear in block.modules():
-            if isinstance(linear, QuantisedLinear):
-                linear.whole = linear.unpack(dtype)
+    found = _by_block(model)
+    for linear in itertools.chain(*found[len(found) - blocks:]):
+        linear.whole = linear.unpack(dtype)
 
 
 def whole_blocks(model: nn.Module, dtype: torch.dtype) -> int:
     """How many blocks have nothing to make whole for a product in `dtype`."""
-    blocks = [[linear for linear in block.modules() if isinstance(linear, QuantisedLinear)]
-              for block in model.get_submodule("blocks").children()]
     return sum(bool(linears) and all(linear.whole is not None and linear.whole.dtype is dtype for linear in linears)
-               for linears in blocks)
+               for linears in _by_block(model))
+
+
+def _by_block(model: nn.Module) -> list[list[QuantisedLinear]]:
+    return [[linear for linear in block.modules() if isinstance(linear, QuantisedLinear)]
+            for block in model.get_submodule("blocks").children()]

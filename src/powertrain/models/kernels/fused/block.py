@@ -14,14 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powertrain.models.adapters.attached import AdaptedLinear
-from powertrain.models.adapters.kinds import Adapter, Lora
+from powertrain.models.adapters.attached import AdaptedLinear, Adapter, Lora
 from powertrain.models.decoder import Block, Norm
 from powertrain.models.kernels.attention import Attention
+from powertrain.models.kernels.frozen import FrozenLinear, ScaledLinear, compute_dtype
 from powertrain.models.kernels.fused import parts
 from powertrain.models.kernels.fused.saving import Copies, Saved, Saving
-from powertrain.models.kernels.scaled import ScaledLinear
-from powertrain.models.linear import FrozenLinear, compute_dtype
 from powertrain.models.model import Rotary
 from powertrain.records import WrongUse
 

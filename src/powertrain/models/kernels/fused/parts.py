@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from powertrain.models.config import ModelConfig
-from powertrain.models.kernels.scaled import scaled_product, scaled_product_back
+from powertrain.models.kernels.frozen import scaled_product, scaled_product_back
 
 # ------------------------------------------------------------------------------------------------ values
 
@@ -29,7 +29,7 @@ from powertrain.models.kernels.scaled import scaled_product, scaled_product_back
 class Linear(NamedTuple):
     """A linear and its adapters, all in the type that products are computed in: y = x (weight + b a)^T + bias.
 
-    With `scales`, `weight` is the codes of a frozen base in 8 bits (models/kernels/scaled.py).
+    With `scales`, `weight` is the codes of a frozen base in 8 bits (models/kernels/frozen.py).
     """
 
     weight: Tensor                   # (out, in)

@@ -1,4 +1,11 @@
-"""A frozen base in 8 bits, whose products are products of 8-bit numbers: int8, or fp8 (e4m3), with a scale for each row.
+"""Frozen linears: in whatever dtype they are stored, or in 8 bits, with products of 8-bit numbers.
+
+A frozen weight meets two products, one forward and one backward, and both may need it in another dtype than it has.
+Autograd would keep the converted copy from the forward pass to the backward pass: for a whole model, a second set of
+weights. Here it is made again instead, and since nothing is handed to autograd to keep, activation checkpointing also
+has no reason to compute the product again.
+
+A frozen base in 8 bits, whose products are products of 8-bit numbers: int8, or fp8 (e4m3), with a scale for each row.
 
 Stored are codes C (out, in) and a scale for each row of them, W ~ diag(w) C. What meets them is rounded as it comes, each
 token with a scale of its own, X ~ diag(x) Q. Scales stand outside of the sums, and so lose nothing:
@@ -18,6 +25,7 @@ Source: Dettmers et al. 2022, arXiv:2208.07339 (a scale for each row; outliers);
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,8 +35,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from powertrain.models.adapters.attached import AdaptedLinear
-from powertrain.models.linear import FrozenLinear, compute_dtype
 from powertrain.shapes import takes_eight_bits
 
 INT8, FP8 = torch.int8, torch.float8_e4m3fn
@@ -43,7 +49,64 @@ TRIED_TOKENS = 512                           # enough to meet the outliers, whic
 WORST_ERROR = {INT8: 0.05, FP8: 0.08}
 
 
-# ------------------------------------------------------------------------------------------------ products
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """What products with `x` are computed in: autocast's dtype where that is on, else the dtype of `x`."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+class FrozenProduct(torch.autograd.Function):
+    """x (T, in) times the matrix (out, in) that `matrix(dtype)` makes, which is called again for the gradient of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, matrix: Callable[[torch.dtype], Tensor],
+                dtype: torch.dtype) -> Tensor:
+        # not save_for_backward: checkpointing would run the product again only to hand over a matrix it does not change
+        ctx.matrix, ctx.given, ctx.dtype = matrix, x.dtype, dtype
+        return F.linear(x.to(dtype), matrix(dtype), None if bias is None else bias.to(dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return (gradient.to(ctx.dtype) @ ctx.matrix(ctx.dtype)).to(ctx.given), None, None, None
+
+
+def frozen_product(x: Tensor, bias: Tensor | None, matrix: Callable[[torch.dtype], Tensor]) -> Tensor:
+    """x (T, in) -> (T, out) in `compute_dtype(x)`; only x gets a gradient."""
+    out: Tensor = FrozenProduct.apply(x, bias, matrix, compute_dtype(x))  # type: ignore[no-untyped-call]
+    return out
+
+
+class FrozenLinear(nn.Linear):
+    """A linear that is not trained. It computes in autocast's dtype, else in that of its input."""
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> Self:
+        """The same weights, not copied, and frozen."""
+        frozen = cls(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+        frozen.weight, frozen.bias = linear.weight, linear.bias
+        frozen.requires_grad_(False)
+        return frozen
+
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """(out, in) in `dtype`: the weight itself where it has that."""
+        return self.weight.to(dtype)
+
+    @property
+    def device(self) -> torch.device:
+        return next(itertools.chain(self.parameters(), self.buffers())).device
+
+    def is_stored_in(self, dtype: torch.dtype) -> bool:
+        """Whether `matrix(dtype)` costs nothing."""
+        return self.weight is not None and self.weight.dtype == dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = compute_dtype(x)
+        if self.is_stored_in(dtype):
+            return F.linear(x.to(dtype), self.weight, None if self.bias is None else self.bias.to(dtype))
+        return frozen_product(x, self.bias, self.matrix)
+
+
+# ------------------------------------------------------------------------------------------------ products in 8 bits
 
 
 def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -83,7 +146,7 @@ class ScaledProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-        # not save_for_backward: see linear.FrozenProduct
+        # not save_for_backward: see FrozenProduct
         ctx.codes, ctx.scales, ctx.given = codes, scales, x.dtype
         y = scaled_product(x, codes, scales)
         return (y if bias is None else y.add_(bias)).to(dtype)
@@ -91,9 +154,6 @@ class ScaledProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
         return scaled_product_back(gradient, ctx.codes, ctx.scales).to(ctx.given), None, None, None, None
-
-
-# ------------------------------------------------------------------------------------------------ linears
 
 
 class ScaledLinear(FrozenLinear):
@@ -113,14 +173,6 @@ class ScaledLinear(FrozenLinear):
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
         return (self.codes.float() * self.scales[:, None]).to(dtype)
-
-    @property
-    def device(self) -> torch.device:
-        return self.codes.device
-
-    def is_stored_in(self, dtype: torch.dtype) -> bool:
-        del dtype
-        return False
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = ScaledProduct.apply(  # type: ignore[no-untyped-call]
@@ -190,12 +242,12 @@ def scale_base(model: nn.Module, dtype: torch.dtype, try_out: Callable[[], objec
     leave = _of_few_kinds({name for name in found if errors.get(name, torch.inf) > WORST_ERROR[dtype]}, found)
     for name, linear in found.items():
         if name not in leave:
-            _replace(model, name, ScaledLinear.of(linear, dtype))
+            model.set_submodule(name, ScaledLinear.of(linear, dtype))
         else:
             left = LeftLinear.of(linear)
             left.error = errors.get(name)
             left.weight.data = left.weight.data.to(otherwise)
-            _replace(model, name, left)
+            model.set_submodule(name, left)
 
 
 def _of_few_kinds(leave: set[str], names: Iterable[str]) -> set[str]:
@@ -234,12 +286,3 @@ def product_error(x: Tensor, weight: Tensor, dtype: torch.dtype) -> float:
         codes, scales = quantise(weight, dtype)
         error = scaled_product(x, codes, scales.flatten()).float() - exact
         return float(error.norm() / exact.norm().clamp(min=LEAST_SCALE))
-
-
-def _replace(model: nn.Module, name: str, linear: FrozenLinear) -> None:
-    parent, _, last = name.rpartition(".")
-    holder = model.get_submodule(parent)
-    if isinstance(holder, AdaptedLinear):
-        holder.base = linear
-    else:
-        setattr(holder, last, linear)
