@@ -31,10 +31,9 @@ from powertrain.cli.environment import cache_folder, say
 from powertrain.cost.work import step_work
 from powertrain.diagnosis.machine_watch import MachineWatch
 from powertrain.evidence import studies
-from powertrain.evidence.arms import ArmProcess
 from powertrain.evidence.clock import Arena, CannotRun, Pace, Track, interleave
 from powertrain.evidence.stats import noise_floor
-from powertrain.evidence.worker import Order
+from powertrain.evidence.worker import ArmProcess, Order
 from powertrain.records import Facts
 from powertrain.records.evidence import Arm, ArmRun, Comparison, Study
 

@@ -31,9 +31,8 @@ from powertrain.cli.environment import cache_folder, say
 from powertrain.cost.work import step_work
 from powertrain.data.order import step_examples
 from powertrain.evidence import studies
-from powertrain.evidence.arms import ArmProcess
 from powertrain.evidence.clock import CannotRun, Pace, Track, interleave
-from powertrain.evidence.worker import Order
+from powertrain.evidence.worker import ArmProcess, Order
 from powertrain.recipe import Recipe
 from powertrain.records import Facts
 from powertrain.records.evidence import Arm, ArmRun, Comparison, Study

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from powertrain.evidence.arms import PRELOADED
+from powertrain.evidence.worker import PRELOADED
 
 # a process has one fork server, and measuring uses it too: whoever starts it, children find all of this loaded
 PRELOADED += ["powertrain.cli.app", "powertrain.cli.watching", "powertrain.use.scoring"]

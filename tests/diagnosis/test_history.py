@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from made_histories import STEP_S, STEPS, events, falling, on_disk, record, start
 
-from powertrain.diagnosis.history import causes_of, observe, told
+from powertrain.diagnosis.history import causes_of, description_of, observe
 from powertrain.diagnosis.run_record import read_run
 from powertrain.diagnosis.symptoms import symptoms_of
 from powertrain.records import WrongUse
@@ -87,7 +87,7 @@ class TestFolders:
             pass
 
     def test_what_it_was_is_told_in_a_few_lines(self, tmp_path: Path):
-        found = told(read_run(on_disk(tmp_path / "run", events())))
+        found = description_of(read_run(on_disk(tmp_path / "run", events())))
         assert "finished, 200 of 200 steps" in found["run"]
 
     @pytest.mark.parametrize("name", ["facts.json", "plan.json"])

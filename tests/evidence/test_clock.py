@@ -20,7 +20,6 @@ import psutil
 import pytest
 
 from driver import TINY
-from powertrain.evidence.arms import PRELOADED, ArmProcess
 from powertrain.evidence.clock import (
     LEAST_PAIRS,
     Arena,
@@ -34,7 +33,7 @@ from powertrain.evidence.clock import (
     warm_up,
 )
 from powertrain.evidence.parity import compare_losses
-from powertrain.evidence.worker import Order, failure
+from powertrain.evidence.worker import PRELOADED, ArmProcess, Order, failure
 from powertrain.records.evidence import FASTER, INVALID, Arm, ArmRun, Comparison, Window
 
 SABOTEURS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -108,8 +107,13 @@ def test_an_arm_that_is_measured_again_starts_again(arena: Arena, words: tuple[s
     assert (first.arm, second.arm) == ("plan", "plan")
 
 
-def test_arms_that_do_not_fit_together_take_whole_runs_in_turns(cache: Path, words: tuple[str, ...]) -> None:
-    with Arena(cache, together=False) as arena:
+def test_arms_that_do_not_fit_together_take_whole_runs_in_turns(cache: Path, words: tuple[str, ...],
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(arms: object) -> None:
+        raise CannotRun("no room", out_of_memory=True)
+
+    monkeypatch.setattr("powertrain.evidence.clock.check_room", too_large)
+    with Arena(cache) as arena:
         comparison, a, b = arena.compare(Arm("a", words), Arm("b", words), QUICK)
         assert len(multiprocessing.active_children()) == 0
     assert comparison.pairs == len(a.windows) == len(b.windows) == 6
@@ -230,8 +234,7 @@ def test_nothing_is_left_when_the_parent_fails_or_is_killed(cache: Path, words: 
     script = tmp_path / "parent.py"
     script.write_text("import multiprocessing, sys, time\n"
                       "from pathlib import Path\n"
-                      "from powertrain.evidence.arms import ArmProcess\n"
-                      "from powertrain.evidence.worker import Order\n"
+                      "from powertrain.evidence.worker import ArmProcess, Order\n"
                       "from powertrain.records.evidence import Arm\n"
                       "if __name__ == '__main__':\n"
                       f"    process = ArmProcess(Order(Arm('plan', {words!r}), {str(cache)!r}, '.', '.'))\n"

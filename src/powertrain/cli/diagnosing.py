@@ -58,7 +58,7 @@ def _of_recipe(words: Sequence[str], budget_s: float, price_per_hour: float | No
 
 def _of_run(words: Sequence[str]) -> Diagnosis:
     from powertrain.diagnosis.diagnose import Diagnosis
-    from powertrain.diagnosis.history import causes_of, told
+    from powertrain.diagnosis.history import causes_of, description_of
     from powertrain.diagnosis.run_record import read_run
     from powertrain.diagnosis.symptoms import symptoms_of
 
@@ -66,7 +66,7 @@ def _of_run(words: Sequence[str]) -> Diagnosis:
         raise WrongUse(f"{words[0]} is a run, and is diagnosed without changes; `powertrain diagnose {words[0]}/recipe.yaml "
                        f"{' '.join(words[1:])}` probes its recipe with them")
     run = read_run(Path(words[0]))
-    return Diagnosis(told(run), tuple(symptoms_of(run)), tuple(causes_of(run)))
+    return Diagnosis(description_of(run), tuple(symptoms_of(run)), tuple(causes_of(run)))
 
 
 def _names_a_run(words: Sequence[str]) -> bool:

@@ -93,7 +93,9 @@ def slow_stretches(seconds: tuple[float, ...]) -> tuple[Stretch, ...]:
         return ()
     levels = windows(seconds, WINDOW_STEPS)
     usual = quantile(levels, USUAL_QUANTILE)
-    error = max(median_error(seconds[at * WINDOW_STEPS:(at + 1) * WINDOW_STEPS]) for at in _near(levels, usual))
+    # the noise of the groups nearest to the usual time is that of the steps themselves
+    near = sorted(range(len(levels)), key=lambda at: abs(levels[at] - usual))[:3]
+    error = max(median_error(seconds[at * WINDOW_STEPS:(at + 1) * WINDOW_STEPS]) for at in near)
     slow = [level > max(SLOWER * usual, usual + SIGNIFICANT * error) for level in levels]
     found, first = [], 0
     for at, is_slow in enumerate([*slow, False]):
@@ -102,11 +104,6 @@ def slow_stretches(seconds: tuple[float, ...]) -> tuple[Stretch, ...]:
                 found.append(_stretch(seconds, levels, first, at, usual))
             first = at + 1
     return tuple(found)
-
-
-def _near(levels: Sequence[float], usual: float) -> list[int]:
-    """Return the places of the groups nearest to the usual time, whose noise is that of the steps themselves."""
-    return sorted(range(len(levels)), key=lambda at: abs(levels[at] - usual))[:3]
 
 
 def _stretch(seconds: Sequence[float], levels: Sequence[float], first: int, until: int, usual: float) -> Stretch:

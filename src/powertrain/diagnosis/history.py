@@ -34,7 +34,7 @@ def causes_of(run: RunRecord) -> list[Cause]:
     return causes(observed)
 
 
-def told(run: RunRecord) -> Mapping[str, str]:
+def description_of(run: RunRecord) -> Mapping[str, str]:
     """Return a short description of the run."""
     hardware, model, data = (run.facts.get(key) or {} for key in ("hardware", "model", "data"))
     found = {"run": f"{run.folder}, {run.state}, {run.last_step:,} of {run.total_steps:,} steps",

@@ -56,7 +56,6 @@ class Probed:
     start_s: float                           # from the plan until the first step: weights, applying, compiling
     first_steps_s: float                     # by which the first steps took longer than the later ones
     last_s: float                            # after the last step: evaluation on all held-out text, checkpoint
-    peak_memory_bytes: int
     losses: tuple[float, ...]
     watts: float | None = None               # of the processors; None where it cannot be read
 
@@ -97,8 +96,7 @@ def probe(prepared: Prepared, seconds: float) -> Probed:
     pauses, last_s = _pauses(prepared, setup, state, usual_s)
     observed = _observed(prepared, setup, watched, pauses, at_setup)
     watts = None if meanwhile.energy_j is None else meanwhile.energy_j / meanwhile.wall_s
-    return Probed(observed, start_s, max(0.0, watched.first_s - UNWATCHED * usual_s), last_s, peak_memory_bytes(setup.device),
-                  losses, watts)
+    return Probed(observed, start_s, max(0.0, watched.first_s - UNWATCHED * usual_s), last_s, losses, watts)
 
 
 def _watch(prepared: Prepared, setup: Setup, state: State, compiling: CompileWatch, seconds: float) -> Watched:

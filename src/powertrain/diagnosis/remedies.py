@@ -18,6 +18,7 @@ from typing import Any
 from powertrain import planner
 from powertrain.diagnosis.observed import Bound, Observed, Remedy, passes_of
 from powertrain.diagnosis.verdict import promise_of
+from powertrain.diagnosis.wording import filled, sentences
 from powertrain.evidence.clock import LEAST_PAIRS, LEAST_PARTS, Arena, CannotRun, Pace
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Plan, Proposal, UserError, to_plain
@@ -39,8 +40,7 @@ OTHERS: Mapping[str, Bound] = {"attention_kernel": Bound.COMPUTE, "chunked_cross
 
 def remedies_of(facts: Facts, recipe: Recipe, plan: Plan, observed: Observed) -> tuple[Remedy, ...]:
     """Return the remedies that would change the plan, untried."""
-    found = (*_against_waiting(plan, observed), *_without_pins(facts, recipe, plan, observed), *_more_threads(observed),
-             *_switched_off(plan, observed))
+    found = (*_without_pins(facts, recipe, plan, observed), *_settings(plan, observed))
     possible = [remedy for remedy in found if _planned(facts, with_words(recipe, remedy.cure.words)) is not None]
     return counted_once(possible, observed)
 
@@ -104,28 +104,40 @@ def unpinned(facts: Facts, recipe: Recipe, names: tuple[str, ...]) -> Plan | Non
     return _planned(facts, recipe.model_copy(update={"techniques": pins}))
 
 
-def _against_waiting(plan: Plan, observed: Observed) -> Iterator[Remedy]:
-    """Prepare batches ahead, so that waiting for a disk or network overlaps with computing."""
+def _remedy(against: Bound, kept: float | None, words: tuple[str, ...] = (), **figures: Any) -> Remedy:
+    """Return the remedy of bounds.toml with these figures; `words` where its entry has none."""
+    entry = {key: filled(text, figures) for key, text in sentences()["remedy"][against.name.lower()].items()}
+    return Remedy(against, Cure(entry["says"], words=words or entry.get("words", ())), kept=kept, basis=entry["basis"])
+
+
+def _settings(plan: Plan, observed: Observed) -> Iterator[Remedy]:
+    """Yield remedies that set what the observed figures ask for, whatever the planner would decide."""
     data_s = observed.parts.get("data", 0.0)
     rest_s = max(1e-6, sum(observed.parts.values()) - data_s)
     before = next((int(getattr(step.technique, "workers", 0)) for step in plan.steps if step.technique.name == "loader"), 0)
     # a worker prepares whole batches; with some workers, the step already waits for a part of that time only
     workers = min(MOST_WORKERS, max(before + 1, math.ceil((data_s + before * rest_s) / rest_s)))
     if data_s and workers > before:
-        words = (f"techniques.loader.workers={workers}", f"techniques.loader.ahead={2 * workers}")
         left_s = max(0.0, (data_s + before * rest_s) / workers - rest_s)
-        yield Remedy(Bound.DATA, Cure(f"let {workers} threads make batches ahead", words=words), kept=min(1.0, left_s / data_s),
-                     basis="formula: loading overlaps with the step, if loading is waiting")
+        yield _remedy(Bound.DATA, min(1.0, left_s / data_s), workers=workers, ahead=2 * workers)
+    if observed.threads_share < 1:
+        kept = observed.overhead_s / observed.computing_s if observed.computing_s else 1.0
+        yield _remedy(Bound.THREADS, kept, cores=observed.cores)
+    if observed.recompute_flops and not observed.recomputing_is_needed:
+        yield _remedy(Bound.CAPACITY, 0.0)
+    for step in plan.steps if observed.recompilations else ():
+        if step.technique.name in BLOCKS or "blocks" in step.technique.slots:
+            yield _remedy(Bound.RECOMPILATION, 0.0, name=step.technique.name)
 
 
 def _without_pins(facts: Facts, recipe: Recipe, plan: Plan, observed: Observed) -> Iterator[Remedy]:
     """Undo pins that the planner would decide otherwise."""
-    for against, names, judge in PINNED:
+    for against, names, effect in PINNED:
         other = unpinned(facts, recipe, names)
-        found = None if other is None else judge(facts, other, observed)
+        found = None if other is None else effect(facts, other, observed)
         if other is not None and found is not None:
-            says, kept, basis = found
-            yield Remedy(against, Cure(says, words=words_for(facts, recipe, plan, other, names)), kept=kept, basis=basis)
+            kept, figures = found
+            yield _remedy(against, kept, words_for(facts, recipe, plan, other, names), **figures)
     for name, against in OTHERS.items():     # no formula predicts their gain, so they have to be tried
         other = unpinned(facts, recipe, (name,))
         if other is not None and (words := words_for(facts, recipe, plan, other, (name,))):
@@ -134,64 +146,39 @@ def _without_pins(facts: Facts, recipe: Recipe, plan: Plan, observed: Observed) 
             yield Remedy(against, Cure(f"{name}: {says}", words=words))
 
 
-Judged = tuple[str, float | None, str] | None        # the cure in words, what is kept, the basis; None: it would not help
+Effect = tuple[float | None, dict[str, Any]] | None          # the share that is kept, and figures; None: it would not help
 
 
-def _larger_passes(facts: Facts, other: Plan, observed: Observed) -> Judged:
+def _larger_passes(facts: Facts, other: Plan, observed: Observed) -> Effect:
     """Fewer passes start fewer operators and have larger products."""
     passes = passes_of(facts, other)
     if passes >= observed.passes:
         return None
     saved_s = None if observed.pass_s is None else observed.pass_s * (observed.passes - passes)
     kept = max(0.0, 1 - saved_s / observed.overhead_s) if saved_s is not None and observed.overhead_s else None
-    return (f"use {passes:,.3g} instead of {observed.passes:,.3g} passes per step", kept,
-            "formula: the measured fixed time of a pass")
+    return kept, {"passes": passes, "passes_now": observed.passes}
 
 
-def _less_padding(facts: Facts, other: Plan, observed: Observed) -> Judged:
+def _less_padding(facts: Facts, other: Plan, observed: Observed) -> Effect:
     share = planner.workload_of(facts, other).padding_share
     padding = observed.real_tokens * share / (1 - share)
     if padding >= observed.padding_tokens:
         return None
     packs = any(step.technique.name == "packing" for step in other.steps)
-    return ("pack examples end to end" if packs else "put examples of similar length into one pass",
-            padding / observed.padding_tokens, "formula: the padding that is left, estimated from the lengths")
+    return padding / observed.padding_tokens, {
+        "what": "pack examples end to end" if packs else "put examples of similar length into one pass"}
 
 
-def _faster_products(facts: Facts, other: Plan, observed: Observed) -> Judged:
+def _faster_products(facts: Facts, other: Plan, observed: Observed) -> Effect:
     dtype, peaks = planner.workload_of(facts, other).dtype, observed.peak_flops_per_s
     kept = peaks.get(observed.dtype, 0.0) / peaks[dtype] if dtype in peaks else 0.0
-    if not 0 < kept < 1:
-        return None
-    return (f"compute products in {dtype} instead of {observed.dtype}", kept,
-            f"formula: products at the measured peaks, {1 / kept:.2g} times as fast")
+    return (kept, {"dtype": dtype, "dtype_now": observed.dtype, "times": 1 / kept}) if 0 < kept < 1 else None
 
 
-# bound, the techniques whose pins bear on it, and what the plan without those pins would bring
-PINNED: tuple[tuple[Bound, tuple[str, ...], Callable[[Facts, Plan, Observed], Judged]], ...] = (
+# bound, the techniques whose pins bear on it, and the effect of the plan without those pins
+PINNED: tuple[tuple[Bound, tuple[str, ...], Callable[[Facts, Plan, Observed], Effect]], ...] = (
     (Bound.OVERHEAD, PASSES, _larger_passes), (Bound.PADDING, PASSES, _less_padding),
     (Bound.COMPUTE, PRECISION, _faster_products))
-
-
-def _more_threads(observed: Observed) -> Iterator[Remedy]:
-    if observed.threads_share < 1:
-        kept = observed.overhead_s / observed.computing_s if observed.computing_s else 1.0
-        yield Remedy(Bound.THREADS, Cure(f"use {observed.cores} threads, one for each core",
-                                         words=(f"techniques.threads.threads={observed.cores}",)), kept=kept,
-                     basis="formula: products and memory traffic divide among the cores, overhead does not")
-
-
-def _switched_off(plan: Plan, observed: Observed) -> Iterator[Remedy]:
-    """Turn off techniques whose work the run does not need."""
-    if observed.recompute_flops and not observed.recomputing_is_needed:
-        yield Remedy(Bound.CAPACITY, Cure("keep the activations; they fit the memory",
-                                          words=("techniques.activation_checkpointing=off",)), kept=0.0,
-                     basis="formula: no activation is recomputed")
-    for step in plan.steps if observed.recompilations else ():
-        if step.technique.name in BLOCKS or "blocks" in step.technique.slots:
-            yield Remedy(Bound.RECOMPILATION, Cure("do not compile blocks whose shapes keep changing",
-                                                   words=(f"techniques.{step.technique.name}=off",)), kept=0.0,
-                         basis="formula: the time of compiling, measured")
 
 
 # ------------------------------------------------------------------------------------------------ trying them
@@ -203,11 +190,9 @@ def try_remedies(words: Sequence[str], observed: Observed, remedies: Sequence[Re
 
     `start_s`: seconds that an arm's process takes until its first step.
     """
-    order = sorted(range(len(remedies)), key=lambda place: -promise_of(remedies[place], observed))
     tried = list(remedies)
     with Arena(cache, preload=preload) as arena:
-        for place in order:
-            remedy = remedies[place]
+        for place, remedy in sorted(enumerate(remedies), key=lambda one: -promise_of(one[1], observed)):
             # a remedy against occasional compiling shows in whole runs only, not in a few windows
             if promise_of(remedy, observed) < WORTH_TRYING or remedy.against == Bound.RECOMPILATION:
                 continue
@@ -220,8 +205,7 @@ def try_remedies(words: Sequence[str], observed: Observed, remedies: Sequence[Re
 
 def expected_s(observed: Observed, start_s: float) -> float:
     """Return the seconds of a trial: two processes start, and both take their windows."""
-    step_s = max(observed.step_s)
-    return 2 * start_s + WINDOWS * max(step_s, PACE.window_s)
+    return 2 * start_s + WINDOWS * max(*observed.step_s, PACE.window_s)
 
 
 def _tried(arena: Arena, words: Sequence[str], remedy: Remedy, deadline: float, say: Say) -> Remedy:

@@ -36,24 +36,24 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """"finished", "stopped", "failed", "running", "killed", or "unknown": no end, and no locks on this system."""
+        """Return "finished", "stopped", "failed", "running", "killed", or "unknown": no end, and no locks on this system."""
         if self.history.ends:
             return self.history.ends.reason
         return {True: "running", False: "killed", None: "unknown"}[self.being_written]
 
     @property
     def said_at_end(self) -> str:
-        """Why it failed, in the run's words."""
+        """Return why the run failed, as its end event says for people."""
         return self.history.ends.message if self.history.ends else ""
 
     @property
     def error(self) -> Mapping[str, Any]:
-        """The kind and the fields of the error that ended it; empty where none did, or it has none."""
+        """Return kind and fields of the error that ended the run; empty where no error did, or the error has no fields."""
         return self.history.ends.error if self.history.ends else {}
 
     @cached_property
     def steps(self) -> list[Step]:
-        """Those whose loss is finite, in order."""
+        """The steps whose loss is finite, in order."""
         return [step for step in self.history.steps if is_finite(step.loss)]
 
     @cached_property
@@ -67,17 +67,17 @@ class RunRecord:
 
     @cached_property
     def steady_steps(self) -> list[Step]:
-        """Those that are no warm-up of the machine and have a time."""
+        """The steps that have a time and are no warm-up of the machine."""
         return [self.history.steps[place] for place in steady(self.history)]
 
     @property
     def step_s(self) -> float | None:
-        """Of the median step."""
+        """Return the seconds of the median step; None where no step has a time."""
         return median(step.seconds for step in self.steady_steps) if self.steady_steps else None
 
     @property
     def estimate(self) -> Mapping[str, Any] | None:
-        """What the plan expected when the last session began."""
+        """Return the plan's estimate when the last session began."""
         return estimate_of(self.history, self.plan)
 
     @property
@@ -112,12 +112,12 @@ class RunRecord:
 
     @property
     def techniques(self) -> Mapping[str, Mapping[str, Any]]:
-        """Those in force, with their settings."""
+        """Return the techniques in force, with their settings."""
         return {step["technique"]: step.get("settings") or {} for step in self.plan.get("steps") or []}
 
     @property
     def warmup_steps(self) -> int:
-        """Of the learning rate."""
+        """Return the steps over which the learning rate rises."""
         recipe = self.recipe
         return round(recipe.warmup_ratio * self.total_steps) if recipe.warmup_steps is None else recipe.warmup_steps
 
@@ -127,7 +127,10 @@ def is_finite(value: float | None) -> bool:
 
 
 def read_run(folder: Path, now: float | None = None) -> RunRecord:
-    """Raises WrongUse where the folder holds no run, none that has begun, or files that are not what a run writes."""
+    """Return the record of a run's folder.
+
+    Raises WrongUse where the folder holds no run, a run that has not begun, or files that no run writes.
+    """
     files = existing(folder)
     being_written = is_being_written(files)
     written = read_all_events(files.events) if files.events.is_file() else []

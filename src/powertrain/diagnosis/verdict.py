@@ -109,7 +109,7 @@ def _round_number(least: float) -> int:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Of the whole run, as the recipe stands."""
+    """The time of the whole run, its parts, and its cost, as the recipe stands."""
 
     steps: int
     step_s: Interval                         # of a step on average
@@ -122,7 +122,10 @@ class Forecast:
 
 def forecast(observed: Observed, *, start_s: float, last_s: float, price_per_hour: float | None = None,
              watts: float | None = None) -> Forecast:
-    """`start_s`: everything before the run's steps run at their speed. `last_s`: everything after the last one."""
+    """Return the forecast of a run.
+
+    `start_s`: everything before the steps run at their usual speed. `last_s`: everything after the last step.
+    """
     step_s = mean_interval(observed.step_s)
     parts = {"start-up": start_s, "steps": observed.steps * step_s.median,
              **{str(name): part.per_step_s(observed.steps) * observed.steps for name, part in observed.between.items()},
@@ -136,7 +139,7 @@ def forecast(observed: Observed, *, start_s: float, last_s: float, price_per_hou
 
 
 def mean_interval(step_s: Sequence[float]) -> Interval:
-    """The mean of a step's seconds, and where that of a whole run is likely to lie: 95 % of means of samples drawn anew."""
+    """Return the mean seconds of a step, with the 95 % bootstrap interval of that mean, never narrower than NARROWEST."""
     found = np.asarray(step_s, dtype=np.float64)
     mean = float(found.mean())
     drawn = np.random.default_rng(0).choice(found, (DRAWS, len(found))).mean(axis=1)

@@ -7,6 +7,7 @@ its interval, and no assertion depends on it.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -288,7 +289,7 @@ def _jobs(suite: Suite, found: Found) -> list[tuple[str, Setting, Setting]]:
         runs = {tried.name for tried in found.tried[table] if tried.error is None}
         settings = [setting for setting in suite.tables[table] if setting.arm.name in runs]
         rows.append([(table, settings[0], other) for other in settings[1:]])
-    return [row[place] for place in range(max(map(len, rows), default=0)) for row in rows if place < len(row)]
+    return [job for turn in itertools.zip_longest(*rows) for job in turn if job is not None]
 
 
 # ------------------------------------------------------------------------------------------------ as a study holds it
@@ -324,12 +325,16 @@ def _table(table: str, suite: Suite, notebook: Notebook, found: Found) -> dict[s
     return {"columns": [LEADING[table], *more, *COLUMNS], "rows": rows}
 
 
+def _cell(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
 def _cells(tried: Tried, is_first: bool, notebook: Notebook, found: Found) -> list[Any]:
     """Return the cells of COLUMNS."""
     share, parity, run = tried.error_share, found.parities.get(tried.name), run_of(tried.name, notebook)
-    measured, predicted = (size and round(size / MIB, 2) for size in (tried.measured_bytes, tried.predicted_bytes))
-    head = [measured, predicted, None if share is None else round(100 * share, 2), parity and parity.loss_difference,
-            run and round(statistics.median(window.tokens_per_s for window in run.windows), 1)]
+    sizes = [_cell(None if size is None else size / MIB, 2) for size in (tried.measured_bytes, tried.predicted_bytes)]
+    head = [*sizes, _cell(None if share is None else 100 * share, 2), parity and parity.loss_difference,
+            run and _cell(statistics.median(window.tokens_per_s for window in run.windows), 1)]
     index = found.compared.get(tried.name)
     if index is None:
         why = "the baseline of this table" if is_first else "not timed within the budget"
@@ -347,10 +352,9 @@ def run_of(name: str, notebook: Notebook) -> ArmRun | None:
 
 def _loading(place: int, tried: Tried, notebook: Notebook, found: Found) -> list[Any]:
     """Return batches per second, their ratio to no workers, and the share of a step that waits for data."""
-    rates = [rates[place] for rates in found.rates]
-    run = run_of(tried.name, notebook)
+    rates, run = found.rates, run_of(tried.name, notebook)
     waits = None if run is None else sum(window.parts.get("data", 0.0) for window in run.windows) / sum(
         window.seconds for window in run.windows)
-    times = interval([rates[place] / rates[0] for rates in found.rates]).median if rates else None
-    return [round(statistics.median(rates), 1) if rates else None, None if times is None else round(times, 3),
-            None if waits is None else round(100 * waits, 2)]
+    return [_cell(statistics.median(each[place] for each in rates) if rates else None, 1),
+            _cell(interval([each[place] / each[0] for each in rates]).median if rates else None, 3),
+            _cell(None if waits is None else 100 * waits, 2)]

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from powertrain.evidence.arms import ArmProcess
 from powertrain.evidence.profile import Profile
 from powertrain.evidence.stats import MARGIN, half_width, interval, noise_floor, speed_verdict
-from powertrain.evidence.worker import CannotRun, Order, Probe, Ready, Taken
+from powertrain.evidence.worker import ArmProcess, CannotRun, Order, Probe, Ready, Taken
 from powertrain.records import Facts
 from powertrain.records.evidence import FASTER, INCONCLUSIVE, INVALID, Arm, ArmRun, Comparison, Interval, Window
 
@@ -100,16 +99,15 @@ class Track:
 class Arena:
     """Keeps the processes of the arms, at most two at a time. Use it as a context manager.
 
-    `preload`: modules that an arm's process imports first, which may add techniques. `together=False`: two arms do not
-    fit the memory at once, so whole runs are taken one after the other; so is a pair that turns out not to fit.
-    `plans` (arm's name -> plan.json) and `facts` are what the arms' processes have told.
+    `preload`: modules that an arm's process imports first, which may add techniques. Of two arms that do not fit the memory
+    together, whole runs are taken one after the other. `plans` (arm's name -> plan.json) and `facts` come from the processes.
     """
 
-    def __init__(self, cache: Path, *, preload: Sequence[str] = (), together: bool = True):
+    def __init__(self, cache: Path, *, preload: Sequence[str] = ()):
         self.plans: dict[str, Mapping[str, Any]] = {}
         self.facts: Facts | None = None
         self.dtypes: dict[str, str] = {}     # of the arms' matrix products
-        self._cache, self._preload, self._together = cache, tuple(preload), together
+        self._cache, self._preload = cache, tuple(preload)
         self._processes: list[ArmProcess] = []
 
     def __enter__(self) -> Self:
@@ -127,15 +125,14 @@ class Arena:
         """
         if a.name == b.name:
             raise ValueError(f"both arms are called {a.name!r}")
-        if self._together:
-            try:
-                tracks = (Track(self._at_first_step(a, beside=b)), Track(self._at_first_step(b, beside=a)))
-                check_room([track.process.ready for track in tracks])
-                return interleave(*tracks, pace, margin=margin, deadline=deadline)
-            except CannotRun as error:
-                self._close_all()
-                if not error.out_of_memory:
-                    raise
+        try:
+            tracks = (Track(self._at_first_step(a, beside=b)), Track(self._at_first_step(b, beside=a)))
+            check_room([track.process.ready for track in tracks])
+            return interleave(*tracks, pace, margin=margin, deadline=deadline)
+        except CannotRun as error:
+            self._close_all()
+            if not error.out_of_memory:
+                raise
         return self._one_after_the_other(a, b, pace, margin)
 
     def control(self, arm: Arm, pace: Pace = USUAL, deadline: float | None = None) -> Compared:

@@ -1,4 +1,7 @@
-"""An arm's process: it prepares its recipe, applies its plan, and takes optimizer steps on request.
+"""An arm's process: it prepares its recipe, applies its plan, and takes optimizer steps on request of its parent.
+
+Processes are forked from a server that has imported what every arm needs and done nothing else, so that a start is cheap and
+still a process, an allocator and a pool of threads of its own.
 
 Between two requests the process sleeps. It waits for the device at the ends of windows only, and reads losses there. An error
 is sent back as a `CannotRun`, in one sentence; the process ends when its pipe closes or its parent is gone.
@@ -9,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import multiprocessing
 import os
 import signal
 import threading
@@ -18,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing import connection, parent_process
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import safe_open
@@ -35,6 +39,10 @@ from powertrain.training.loop import StepResult, measured_step_bytes, new_state,
 from powertrain.training.memory import is_out_of_memory, peak_memory_bytes
 from powertrain.training.schedule import Schedule
 
+# torch's optimizers import its compiler; where there is CUDA nobody promises that importing that leaves CUDA alone, and a
+# process forked after CUDA was looked at can never use it
+PRELOADED = ["powertrain.evidence.worker", *([] if torch.version.cuda else ["torch._dynamo"])]
+GRACE_S = 2.0                                # for a process that is told to end; then it is made to
 FIRST = "first.safetensors"                  # weights before the first step
 FOREVER = 10**9                              # steps: the parent says when it is enough
 
@@ -279,3 +287,80 @@ def _leave_with_parent(leave: Callable[[int], Any] = os._exit) -> None:
     if parent is not None:
         connection.wait([parent.sentinel])   # type: ignore[list-item,unused-ignore]
         leave(1)
+
+
+# ------------------------------------------------------------------------------------------------ the parent's side
+
+
+class ArmProcess:
+    """An arm's process that is ready to take steps. Raises CannotRun whenever the process fails."""
+
+    def __init__(self, order: Order):
+        self.arm, self._first = order.arm, Path(order.scratch, FIRST)
+        self.first_step_s = 0.0              # set by the caller that asks for the very first step
+        context = process_context()
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, order), name=f"arm {order.arm.name}")
+        began = time.perf_counter()
+        self._process.start()
+        theirs.close()
+        try:
+            self.ready: Ready = self._answer()
+        except BaseException:
+            self.close()
+            raise
+        self.ready_s = time.perf_counter() - began
+
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        try:
+            self._pipe.send((method, arguments))
+        except OSError:
+            raise self._gone() from None
+        return self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            answer = self._pipe.recv()
+        except (EOFError, OSError):
+            raise self._gone() from None
+        if isinstance(answer, CannotRun):
+            answer.arm = self.arm.name
+            raise answer
+        return answer
+
+    def _gone(self) -> CannotRun:
+        self._process.join(GRACE_S)
+        code = self._process.exitcode
+        how = f"ended with code {code}" if code is None or code >= 0 else f"was ended by {signal.Signals(-code).name}"
+        memory = code == -signal.SIGKILL
+        why = ", as Linux does when the memory is used up" if memory else ""
+        return CannotRun(f"the process of the arm {self.arm.name!r} {how}{why}", arm=self.arm.name, out_of_memory=memory)
+
+    def close(self) -> None:
+        """End the process at once."""
+        self._pipe.close()
+        self._process.join(GRACE_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._process.close()
+        self._first.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def process_context() -> Any:
+    """Return a context that forks from a server with torch imported, or starts processes from scratch where it cannot."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from powertrain.evidence.arms import process_context
 from powertrain.evidence.stats import interval
-from powertrain.evidence.worker import be_silent, wait_for
+from powertrain.evidence.worker import be_silent, process_context, wait_for
 from powertrain.recipe import resolve_words
 from powertrain.records import RunFailed, UserError, WrongUse
 from powertrain.records.evidence import Interval
