@@ -35,7 +35,6 @@ from powertrain.run.prepare import Prepared, build_setup, schedule_of
 from powertrain.training.checkpoint import save_checkpoint
 from powertrain.training.evaluation import evaluate, spread
 from powertrain.training.loop import State, StepResult, new_state, train
-from powertrain.training.memory import peak_memory_bytes
 from powertrain.training.setup import Setup
 from powertrain.use.sampling import write_sample
 
