@@ -156,7 +156,7 @@ def _pinned(answer: Proposal | Refusal, pin: object) -> Proposal:
         if answer.possible is None:
             raise PinRefused(answer)
         answer = Proposal(answer.possible, f"on because the recipe pins it (the planner would leave it off: {answer.because})",
-                          Effect((0.5, 2.0), 0, basis="guess: the plan does not expect it to pay"),
+                          Effect((0.5, 2.0), 0, basis="guess: the plan does not expect it to pay", guessed=True),
                           against=dataclasses.replace(answer, possible=None))
     if isinstance(pin, Mapping):
         answer = dataclasses.replace(answer, technique=_with_settings(answer.technique, pin),
@@ -299,7 +299,7 @@ def with_smaller_passes(facts: Facts, plan: Plan, total_steps: int, because: str
         smaller = MicroBatch(facts.data.train_batch_size).halved()
     if smaller is None:
         return None
-    proposal = Proposal(smaller, because, Effect((1.0, 1.5), 0, basis="guess: smaller passes, to fit the memory"))
+    proposal = Proposal(smaller, because, Effect((1.0, 1.5), 0, basis="guess: smaller passes, to fit the memory", guessed=True))
     refused = tuple(refusal for refusal in plan.refused if refusal.technique != smaller.name)
     halved = dataclasses.replace(with_steps(plan, [proposal]), refused=refused)
     return dataclasses.replace(halved, estimate=_estimate(facts, halved, total_steps)), smaller

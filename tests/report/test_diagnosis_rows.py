@@ -12,7 +12,8 @@ from powertrain.report.diagnosis import diagnosis_rows, finding_rows, forecast_r
 def cause(name: str, *, predicted: float = 1.0, words: tuple[str, ...] = (), basis: str = "none",
           bound: float = 2.0) -> dict[str, Any]:
     return {"name": name, "share": 0.5, "bound": bound, "evidence": [{"what": f"{name} was seen", "place": None}],
-            "cure": {"says": f"cure {name}", "edits": [], "words": list(words)}, "predicted": predicted, "basis": basis}
+            "cure": {"says": f"cure {name}", "edits": [], "words": list(words)}, "predicted": predicted, "basis": basis,
+            "tried": basis.startswith("measured")}
 
 
 def forecast(**changes: Any) -> dict[str, Any]:

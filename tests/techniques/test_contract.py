@@ -81,7 +81,9 @@ class TestContract:
             answer = ask_anew(technique.name, facts, case.recipe if device == "here" else Recipe())
             assert len(answer.because) > 10
             if isinstance(answer, Proposal):
-                assert answer.claim.basis.split(":")[0] in {"formula", "study", "guess"}
+                kind = answer.claim.basis.split(":")[0]
+                assert kind in {"formula", "study", "guess"}
+                assert answer.claim.guessed == (kind == "guess")
                 low, high = answer.claim.step_time
                 assert 0 < low <= high
 

@@ -38,6 +38,7 @@ class Cause:
     cure: Cure
     predicted: float                         # times as fast the cure is predicted to make the run; 1 where there is none
     basis: str = "none"                      # of the prediction
+    tried: bool = False                      # the cure was tried in a few steps
 
 
 def causes(observed: Observed) -> list[Cause]:
@@ -69,11 +70,12 @@ def _cause(name: Bound, observed: Observed) -> Cause:
     """Return a bound as a cause: with its interval, its best remedy (tried ones first), or the advice where there is none."""
     share = observed.shares[name]
     against = [remedy for remedy in observed.remedies if remedy.against == name]
+    tried = False
     if name in observed.between:
         cure, predicted, basis = _less_often(observed.between[name], observed)
     elif against:
         best = max(against, key=lambda one: (one.speed is not None, predicted_speed(one, observed)))
-        cure, predicted, basis = best.cure, predicted_speed(best, observed), best.basis
+        cure, predicted, basis, tried = best.cure, predicted_speed(best, observed), best.basis, best.speed is not None
     else:
         advice, predicted, basis = sentences()["bound"][name.name.lower()]["advice"], 1.0, "none"
         if name == Bound.BUSY:               # the other processes give their time back when they end
@@ -82,7 +84,7 @@ def _cause(name: Bound, observed: Observed) -> Cause:
             advice += f": {observed.throttled_by or 'heat or power of the machine'}"
             predicted, basis = amdahl(share), "formula: the time lost to it, measured"
         cure = Cure(advice)
-    return Cause(name, share, amdahl(share), (Evidence(observed.evidence(name)),), cure, max(1.0, predicted), basis)
+    return Cause(name, share, amdahl(share), (Evidence(observed.evidence(name)),), cure, max(1.0, predicted), basis, tried)
 
 
 def _less_often(between: Between, observed: Observed) -> tuple[Cure, float, str]:

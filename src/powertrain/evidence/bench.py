@@ -34,7 +34,7 @@ LEADING = {"micro-batch": "examples", "loader": "workers", "precision": "precisi
 LOADING = ("batches/s", "times as many", "waiting for data %")
 COLUMNS = ("peak MiB", "predicted MiB", "prediction off by %", "loss apart", "tokens/s", "times as fast", "from", "to",
            "verdict", "why")
-GUESS = Effect((0.5, 2.0), 0, basis="guess: it is what this bench measures")
+GUESS = Effect((0.5, 2.0), 0, basis="guess: it is what this bench measures", guessed=True)
 CONTROL_WEIGHT = 1.5                         # of the time of a comparison: every verdict rests on it
 
 

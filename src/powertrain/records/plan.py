@@ -63,6 +63,12 @@ class Effect:
     step_time: tuple[float, float]           # ratio, low..high: (0.7, 0.8) = the step takes 70-80 % of the time
     peak_memory_bytes: int                   # change; negative saves
     basis: str                               # "formula: ...", "study: <folder in studies/>" or "guess: ..."
+    guessed: bool = False                    # neither a formula nor a study gives the step time
+
+
+def is_guess(claim: Mapping[str, Any]) -> bool:
+    """Return whether a claim of plan.json is a guess. Plans from before `guessed` say so in the basis alone."""
+    return bool(claim.get("guessed", claim["basis"].startswith("guess:")))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from powertrain.records.events import Evaluated, RunWarning
+from powertrain.records.plan import is_guess
 from powertrain.records.timeline import OTHER, History, estimate_of, quantile, steady
 from powertrain.report.figures import count, duration
 from powertrain.report.figures_loss import still_falling
@@ -105,7 +106,7 @@ def _load(history: History) -> Iterator[str]:
 
 def _always(plan: Mapping[str, Any]) -> Iterator[str]:
     steps = plan.get("steps") or []
-    guessed = [step["technique"] for step in steps if step["claim"]["basis"].startswith("guess")]
+    guessed = [step["technique"] for step in steps if is_guess(step["claim"])]
     if guessed:
         yield (f"{len(guessed)} of the {len(steps)} techniques have a guessed gain ({', '.join(guessed)}); `powertrain ablate` "
                "measures their gain.")

@@ -52,7 +52,7 @@ def _cause(cause: Mapping[str, Any]) -> str:
         evidence["what"] for evidence in cause["evidence"])
     if cause["predicted"] >= CURED:
         return f"{text}; {cause['cure']['says']}{f' ({words})' if words else ''}: {cause['predicted']:.2f} times as fast"
-    return f"{text}; {words} was tried and did not help" if cause["basis"].startswith("measured") and words else text
+    return f"{text}; {words} was tried and did not help" if cause["tried"] and words else text
 
 
 def forecast_rows(forecast: Mapping[str, Any]) -> list[Row]:

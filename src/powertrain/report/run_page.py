@@ -117,7 +117,7 @@ def _plan(plan: Mapping[str, Any]) -> Iterator[Block]:
     rows: list[tuple[Cell, ...]] = []
     for step in plan["steps"]:
         settings = ", ".join(f"{key}={value}" for key, value in step["settings"].items())
-        effect = Effect(tuple(step["claim"]["step_time"]), step["claim"]["peak_memory_bytes"], step["claim"]["basis"])
+        effect = Effect(**{**step["claim"], "step_time": tuple(step["claim"]["step_time"])})
         rows.append(("on", step["technique"] + (f" ({settings})" if settings else ""), step.get("exactness", "").lower(),
                      step["because"], claim(effect)))
     rows += [("off", refusal["technique"], "", refusal["because"], "") for refusal in plan["refused"]]

@@ -42,7 +42,7 @@ class Allocator(Technique):
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         if run.hardware.device == "cuda":
             return cls("cuda").on("expandable segments avoid gaps between blocks whose size changes",
-                                  Effect((0.98, 1.01), 0, basis="guess: not measured yet"))
+                                  Effect((0.98, 1.01), 0, basis="guess: not measured yet", guessed=True))
         if run.hardware.device != "cpu" or not hasattr(ctypes.CDLL(None), "mallinfo2"):
             return cls.refuse(Why.HARDWARE_LACKS, f"this needs glibc 2.33 or newer, or a CUDA GPU; here {platform.system()} "
                                                   f"allocates memory for {run.hardware.device!r}")

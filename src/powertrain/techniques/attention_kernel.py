@@ -64,7 +64,7 @@ class AttentionKernel(Technique):
             return cls("bmm").on(f"{shown}, many {'of similar length ' if ragged else ''}in one product, in causal tiles that "
                                  f"fit the caches; the ragged kernel is not used because {reason}",
                                  Effect((low, high), 0, basis=f"study: {study}"))
-        claim = Effect((0.5, 0.95), 0, basis="guess: not measured yet")
+        claim = Effect((0.5, 0.95), 0, basis="guess: not measured yet", guessed=True)
         if not ragged:
             return cls("sdpa").on(f"{shown}, all of one length, run in torch's flash kernel", claim)
         if (reason := _why_no_varlen(run)) is not None:

@@ -37,7 +37,7 @@ class Bf16(Technique):
         if reason is None:
             return cls.refuse(Why.HARDWARE_LACKS, _why_not(hardware), cls() if hardware.device == "cpu" else None)
         if gain is None:
-            claim = Effect((0.3, 0.9), 0, basis="guess: the GEMM peaks of this machine are not measured yet")
+            claim = Effect((0.3, 0.9), 0, basis="guess: the GEMM peaks of this machine are not measured yet", guessed=True)
             return cls().on(reason, claim)
         bf16, fp32 = (hardware.peak(dtype) / 1e12 for dtype in ("bf16", "fp32"))
         numbers = f"measured at {bf16:.3g} TFLOP/s, against {fp32:.3g} in fp32"

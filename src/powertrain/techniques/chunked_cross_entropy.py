@@ -63,11 +63,12 @@ class ChunkedCrossEntropy(Technique):
         basis = "guess: memory by formula, time not measured yet" if not skipped else \
             "guess: what rows without a target save by formula, the rest not measured yet"
         low, high = 0.9 * (1 - skipped), 1.02 * (1 - skipped / 2)
-        if skipped and run.hardware.device == "cpu":
+        studied = bool(skipped) and run.hardware.device == "cpu"
+        if studied:
             high = 1.02 * (1 - skipped / 3)
             basis = f"formula: rows without a target; the high end by study {CPU_STUDY}"
         return cls(rows).on(f"{shown}; {rows:,} rows at a time take {chunk_bytes / 2**20:,.0f} MiB",
-                            Effect((low, high), chunk_bytes - whole_bytes, basis=basis), numbers=numbers)
+                            Effect((low, high), chunk_bytes - whole_bytes, basis=basis, guessed=not studied), numbers=numbers)
 
     @classmethod
     def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:

@@ -50,7 +50,7 @@ class FourBitBase(Technique):
         verdict = ", so method=lora would fit too, faster and without rounding" if need.is_met else ", which is too much"
         return cls().on(f"the recipe's method is qlora, with {model.matmul_parameters:,} weights in 4 bits; {there}{verdict}",
                         Effect((1.0, 1.6), -saved_bytes, basis="guess: memory by formula; the time to dequantise weights for "
-                               "each product is not measured yet"), numbers=numbers)
+                               "each product is not measured yet", guessed=True), numbers=numbers)
 
     def apply(self, setup: Setup) -> Setup:
         return setup

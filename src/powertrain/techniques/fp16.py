@@ -45,7 +45,7 @@ class Fp16(Technique):
             return cls.refuse(Why.HARDWARE_LACKS, f"this GPU (compute capability {found}) has no tensor cores; fp16 is faster "
                                                   "from 7.0 on")
         return cls().on(f"the tensor cores of this GPU (compute capability {found}) multiply fp16 and not bf16",
-                        Effect((0.2, 0.7), 0, basis="guess: not measured yet"))
+                        Effect((0.2, 0.7), 0, basis="guess: not measured yet", guessed=True))
 
     def apply(self, setup: Setup) -> Setup:
         import torch

@@ -65,7 +65,7 @@ class FrozenBase(Technique):
         return cls(planned).on(
             f"{weights:,} frozen weights are converted from {stored} to {planned} once, not for each product",
             Effect((0.92, 0.99), more_bytes, basis=f"study: {STUDY}") if run.hardware.device == "cpu" else
-            Effect((0.9, 1.0), more_bytes, basis="guess: memory by formula, time not measured yet"),
+            Effect((0.9, 1.0), more_bytes, basis="guess: memory by formula, time not measured yet", guessed=True),
             numbers={"weights": weights})
 
     def apply(self, setup: Setup) -> Setup:

@@ -43,7 +43,7 @@ class FusedAdamW(Technique):
         if hardware.bandwidth_bytes_per_s is not None:
             floor_s = update_bytes(run.model, run.optimizer) / hardware.bandwidth_bytes_per_s
             because += f" take at least {floor_s * 1e3:.2f} ms at the measured bandwidth"
-        claim = Effect((0.85, 1.0), 0, basis="guess: the share of the optimizer in a step is not measured")
+        claim = Effect((0.85, 1.0), 0, basis="guess: the share of the optimizer in a step is not measured", guessed=True)
         if hardware.device == "cpu" and run.model.adapter_parameters:
             claim = Effect((0.97, 1.01), 0, basis=f"study: {ADAPTERS_STUDY}")
         return cls().on(because, claim, numbers={"trained_weights": trainable})

@@ -95,7 +95,8 @@ class FusedBlocks(Technique):
             return cls.refuse(Why.WOULD_NOT_PAY, found.shown, cls(), numbers={"compile_s": COMPILE_S[device]})
         ahead = device == "cpu"
         return cls(ahead=ahead).on(f"{found.shown}; later runs load the compiled code" if ahead else found.shown,
-                                   Effect(gain, 0, basis=basis), numbers={"compile_s": COMPILE_S[device]})
+                                   Effect(gain, 0, basis=basis, guessed=device == "cuda" and not drops),
+                                   numbers={"compile_s": COMPILE_S[device]})
 
     @classmethod
     def _without_triton(cls, run: PlannedRun) -> Refusal | None:

@@ -63,7 +63,7 @@ class MicroBatch(Technique):
         return cls(examples).on(
             f"{-(-batch // examples)} passes of {examples} examples: a pass of about {examples * data.block:,} tokens "
             f"{limit}, and the whole batch has {batch * data.block:,}",
-            Effect((0.8, 1.02), -saved_bytes, basis="guess: memory by formula, time not measured yet"),
+            Effect((0.8, 1.02), -saved_bytes, basis="guess: memory by formula, time not measured yet", guessed=True),
             numbers={"examples": examples})
 
     @classmethod

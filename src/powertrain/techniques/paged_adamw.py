@@ -45,7 +45,7 @@ class PagedAdamW(OptimizerForm):
         # ahead of the fused update in their slot: a step that is slower is better than one that does not fit
         return cls().on(f"memory is short: {shown}",
                         Effect((0.8, 2.0), -moments_bytes, basis="guess: memory by formula; the low end stands for a step that "
-                               "would not fit at all"), numbers=need.numbers)
+                               "would not fit at all", guessed=True), numbers=need.numbers)
 
     def confirm(self, setup: Setup) -> None:
         optimizer = setup.optimizer(setup.model, 0.0)

@@ -38,7 +38,8 @@ class Tf32(Technique):
         if (dtype := run.decided.dtype) != "fp32":
             return cls.refuse(Why.NOT_NEEDED, f"products are computed in {dtype}, so no fp32 products are left", cls(),
                               rival=dtype)
-        return cls().on(f"this GPU ({found}) has TF32 units", Effect((0.3, 0.95), 0, basis="guess: not measured yet"))
+        return cls().on(f"this GPU ({found}) has TF32 units",
+                        Effect((0.3, 0.95), 0, basis="guess: not measured yet", guessed=True))
 
     def apply(self, setup: Setup) -> Setup:
         return replace(setup, runtime=setup.runtime.also(_allow))

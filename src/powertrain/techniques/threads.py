@@ -46,7 +46,8 @@ class Threads(Technique):
                                               "process", cls(now),
                               numbers={"threads": now, "cores": cores})
         return cls(cores).on(f"this process has {cores} cores, and torch would use {now} threads",
-                             Effect((0.6, 1.0), 0, basis="guess: not measured yet"), numbers={"threads": now, "cores": cores})
+                             Effect((0.6, 1.0), 0, basis="guess: not measured yet", guessed=True),
+                             numbers={"threads": now, "cores": cores})
 
     @classmethod
     def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:

@@ -82,7 +82,8 @@ class TorchCompile(Technique):
         found = run.bargain(GAIN[device], COMPILE_S[device])
         if not found.pays:
             return cls.refuse(Why.WOULD_NOT_PAY, found.shown, cls(), numbers={"compile_s": COMPILE_S[device]})
-        return cls().on(found.shown, Effect(GAIN[device], 0, basis=BASIS[device]), numbers={"compile_s": COMPILE_S[device]})
+        return cls().on(found.shown, Effect(GAIN[device], 0, basis=BASIS[device], guessed=device == "cuda"),
+                        numbers={"compile_s": COMPILE_S[device]})
 
     def apply(self, setup: Setup) -> Setup:
         import torch
