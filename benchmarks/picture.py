@@ -11,7 +11,7 @@ from pathlib import Path
 
 from powertrain.records import timeline
 from powertrain.records.event_log import read_events
-from powertrain.report import figures_loss
+from powertrain.report import run_figures
 from powertrain.report.chart import Plot
 from powertrain.report.drawing import draw
 from powertrain.report.html import style
@@ -23,7 +23,7 @@ WIDTH_PX = 640.0
 
 def drawing(run: Path) -> str:
     """Return the run's loss curve as an SVG file that needs nothing else."""
-    figure = figures_loss.loss(timeline.read(read_events(run / "events.jsonl")))
+    figure = run_figures.loss(timeline.read(read_events(run / "events.jsonl")))
     if isinstance(figure, Missing) or not isinstance(figure.drawings[0], Plot):
         raise ValueError(f"{run} has no loss curve")
     plot = replace(figure.drawings[0], title=figure.title)

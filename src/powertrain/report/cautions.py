@@ -10,8 +10,8 @@ from powertrain.records.events import Evaluated, RunWarning
 from powertrain.records.plan import is_guess
 from powertrain.records.timeline import OTHER, History, estimate_of, quantile, steady
 from powertrain.report.figures import count, duration
-from powertrain.report.figures_loss import still_falling
 from powertrain.report.page import several
+from powertrain.report.run_figures import still_falling
 
 MOST = 5
 UNSTEADY = 0.3               # spread of eight steps in ten over the median, where all steps have as many tokens

@@ -14,6 +14,7 @@ Value = float | None
 Points = tuple[tuple[float, Value], ...]
 # of lines that have no meaning of their own; colour-blind people can tell them apart (Okabe and Ito)
 COLOURS = ("blue", "orange", "green", "red", "purple", "sky")
+COMPONENT_COLOURS = ("blue", "green", "sky", "orange", "purple", "yellow", "red", "ink")       # of parts of a bar
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from powertrain.records.events import Evaluated, Event, Memory, Sample
 from powertrain.records.findings import Finding
 from powertrain.records.origins import Stored, asked_lines
 from powertrain.records.timeline import History, quantile, steady
-from powertrain.report import figures_loss, figures_machine, figures_time
+from powertrain.report import run_figures
 from powertrain.report.cautions import of_run
 from powertrain.report.figures import count, duration, flops, interval, memory
 from powertrain.report.page import Block, Cell, Code, Number, Page, Section, Table, Text, facts, several
@@ -49,11 +49,11 @@ def page(files: RunFiles) -> Page:
     device, (limit, _) = history.start.device, files.recipe.get("max_grad_norm", (None, None))
     sections = (
         *_symptoms(files),
-        Section("Loss", (figures_loss.loss(history), figures_loss.signals(history, limit))),
-        Section("Where the time went", (figures_time.breakdown(history),)),
-        Section("Speed", (figures_time.throughput(history), figures_time.prediction(history, estimate),
-                          figures_machine.roofline(history, estimate, hardware), figures_time.tokens(history))),
-        Section("Memory", (figures_machine.memory_by_component(history, estimate, device),)),
+        Section("Loss", (run_figures.loss(history), run_figures.signals(history, limit))),
+        Section("Where the time went", (run_figures.breakdown(history),)),
+        Section("Speed", (run_figures.throughput(history), run_figures.prediction(history, estimate),
+                          run_figures.roofline(history, estimate, hardware), run_figures.tokens(history))),
+        Section("Memory", (run_figures.memory_by_component(history, estimate, device),)),
         Section("The plan", tuple(_plan(files.plan))),
         Section("Predicted and measured", (_predictions(history, estimate),)),
         Section("What the model writes", tuple(_samples(history))),
@@ -74,7 +74,7 @@ def _verdict(history: History, estimate: Mapping[str, Any] | None) -> str:
              f"Failed at step {ends.step:,} of {total:,}: {ends.message or 'no reason was written'}"
              if reason == "failed" and ends else
              f"{reason[:1].upper() + reason[1:] or 'Running or killed (no end was written)'}, at step {done:,} of {total:,}")
-    said = figures_loss.evaluations_say(history)
+    said = run_figures.evaluations_say(history)
     speed = ""
     places = steady(history)
     if places:

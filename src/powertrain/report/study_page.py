@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from powertrain.records import WrongUse
-from powertrain.report import study_ablation, study_cases, study_claims, study_kinds
+from powertrain.report import study_ablation, study_claims, study_kinds
 from powertrain.report.chart import COLOURS, Axis, Plot, Series
 from powertrain.report.figures import duration, memory
 from powertrain.report.page import Block, Code, Figure, Missing, Number, Page, Section, Table, facts
@@ -18,8 +18,8 @@ from powertrain.report.study import Findings, Study, compared, relative
 KINDS: Mapping[str, Callable[[Study], Findings]] = {
     "ablation": study_ablation.read, "claims": study_claims.read, "tuning": study_kinds.tuning,
     "comparison": study_kinds.comparison, "peers": study_kinds.peers, "bench": study_kinds.bench, "speed": study_kinds.speed,
-    "memory": study_kinds.memory_predictions, "diagnosis": study_cases.diagnosis,
-    "prepare": study_cases.prepare, "start": study_cases.start}
+    "memory": study_kinds.memory_predictions, "diagnosis": study_kinds.diagnosis,
+    "prepare": study_kinds.prepare, "start": study_kinds.start}
 BUSY = 0.5                   # load of the machine above which a measurement is suspect
 MOST_CAUTIONS = 6
 
