@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from powertrain.records import Effect, Facts, Plan, Proposal, Refusal
-from powertrain.report.overview import LONGEST, MOST_ROWS, overview_rows
+from powertrain.report.plan import LONGEST, MOST_ROWS, overview_rows
 from powertrain.techniques import CATALOGUE
 
 RECIPE = {"lr_scheduler_type": "cosine", "learning_rate": 3e-4}

@@ -15,7 +15,7 @@ from powertrain.records.origins import COMMAND_LINE, Origin, Stored
 from powertrain.records.timeline import last_of
 from powertrain.report.figures import perplexity
 from powertrain.report.live import Live, Pace, said
-from powertrain.report.overview import overview_rows
+from powertrain.report.plan import overview_rows
 from powertrain.report.result import result_rows, sample_rows
 from powertrain.run.prepare import Prepared
 

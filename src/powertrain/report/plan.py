@@ -1,4 +1,7 @@
-"""What will be done and why, before the first step: machine, data, model, recipe, plan, expectations."""
+"""What will be done and why, before the first step: machine, data, model, recipe, plan, expectations.
+
+`overview_rows` is the beginning of `powertrain train`, in a few short lines; `powertrain plan` shows all of it.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,21 @@ from powertrain.report.figures import count, counted, digits, duration, flops, i
 
 Row = tuple[str, str]
 SHOWN_PADDING = 0.005        # share of the slots: less is not worth a word
+MOST_ROWS = 16               # of the overview: with progress before and the folder behind, `train` begins with at most 20 lines
+LONGEST = 100                # characters of a remark or a reason in the overview
 
 
 def machine_row(hardware: Hardware) -> Row:
-    devices = f"{hardware.devices} x " if hardware.devices > 1 else ""
     peaks = ", ".join(f"{dtype} {flops(peak)}" for dtype, peak in sorted(hardware.peak_flops_per_s.items()))
     bandwidth = f", {hardware.bandwidth_bytes_per_s / 1e9:.3g} GB/s" if hardware.bandwidth_bytes_per_s else ""
     measured = f"; measured {peaks}{bandwidth}" if peaks else "; speed not measured"
-    return "Machine", (f"{devices}{hardware.name} ({hardware.device}), {counted(hardware.cores, 'core')}, "
-                       f"{memory(hardware.free_memory_bytes)} of {memory(hardware.memory_bytes)} free{measured}")
+    return "Machine", f"{_machine(hardware)}{measured}"
+
+
+def _machine(hardware: Hardware) -> str:
+    devices = f"{hardware.devices} x " if hardware.devices > 1 else ""
+    return (f"{devices}{hardware.name} ({hardware.device}), {counted(hardware.cores, 'core')}, "
+            f"{memory(hardware.free_memory_bytes)} of {memory(hardware.memory_bytes)} free")
 
 
 def data_row(data: DataFacts) -> Row:
@@ -157,26 +166,101 @@ def fitting_rows(needed_bytes: int, room_bytes: int, savings: Sequence[tuple[str
                    for words, size, enough in savings]
 
 
+# ------------------------------------------------------------------------------------------------ an overview
+
+
+def overview_rows(recipe: Mapping[str, Any], facts: Facts, plan: Plan, total_steps: int, *, asked: str,
+                  remarks: Sequence[str] = ()) -> list[Row]:
+    """Return the rows: machine, data, model, run, techniques that are on with their reason, time and memory.
+
+    `asked`: the recipe's name with the user's changes. `remarks`: translated keys, corrections, what was recognised.
+    """
+    rows = [("Machine", _machine(facts.hardware)), ("Data", _short_data(facts.data)),
+            ("Model", _short_model(facts.model)), run_row(recipe, facts.data, total_steps)]
+    last = [("Off", f"{counted(len(plan.refused), 'technique')}; `powertrain plan` shows why"), _expected(plan.estimate, facts)]
+    room = MOST_ROWS - 1 - len(rows) - len(last)
+    techniques = _techniques(plan, room - bool(remarks))
+    return [("Recipe", asked), *_remarks(remarks, room - len(techniques)), *rows, *techniques, *last]
+
+
+def _remarks(remarks: Sequence[str], most: int) -> list[Row]:
+    """Return the first remarks; the last row says how many others there are."""
+    shown = [_shortened(remark) for remark in (remarks if len(remarks) <= most else remarks[:most - 1])]
+    if len(shown) < len(remarks):
+        shown.append(f"{len(remarks) - len(shown)}{' more' * bool(shown)}: `powertrain plan` shows them")
+    return [("" if number else "Notes", text) for number, text in enumerate(shown)]
+
+
+def _short_data(data: DataFacts) -> str:
+    held_out = f"{count(data.validation_tokens)} held out"
+    if data.kind == "blocks":
+        return (f"{data.source}: {count(data.train_tokens)} tokens to train on, {held_out}; "
+                f"{counted(data.examples, 'block')} of {data.block} tokens ({data.tokenizer})")
+    each = count(data.train_tokens / data.examples)
+    return (f"{data.source}: {counted(data.examples, data.kind)} to train on, {each} tokens on average, "
+            f"{data.trained_share:.0%} of them trained on; {held_out}")
+
+
+def _short_model(model: ModelFacts) -> str:
+    shape = f"{model.family}, {count(model.parameters)} parameters, {counted(model.layers, 'layer')} x {model.width}"
+    if not model.path:
+        return shape
+    part = "all trained" if model.trainable == model.parameters else \
+        f"{count(model.trainable)} trained ({model.trainable / model.parameters:.2%})"
+    by = "" if model.provider == "native" else f", computed by {model.provider}"
+    return f"{shape}; from {model.path}{by}; {model.method}: {part}"
+
+
+def _techniques(plan: Plan, most: int) -> list[Row]:
+    """Return one row for each technique that is on; the last row names those that have no room."""
+    shown = plan.steps if len(plan.steps) <= most else plan.steps[:most - 1]
+    width = max((len(step.technique.name) for step in shown), default=0)
+    rows = [f"{step.technique.name:<{width}}  {_shortened(f'{step.technique.does}: {step.because}')}" for step in shown]
+    if rest := plan.steps[len(shown):]:
+        rows.append(f"and {', '.join(step.technique.name for step in rest)}")
+    return [("" if number else "On", text) for number, text in enumerate(rows)]
+
+
+def _shortened(text: str) -> str:
+    """Return the text up to the last clause that fits; where no clause ends in time, whole words and dots."""
+    if len(text) <= LONGEST:
+        return text
+    clause = max(text.rfind(mark, LONGEST // 2, LONGEST) for mark in (";", ",", " ("))
+    return text[:clause] if clause > 0 else f"{text[:LONGEST].rpartition(' ')[0].rstrip(',;:')} ..."
+
+
+def _expected(estimate: Estimate | None, facts: Facts) -> Row:
+    if estimate is None:
+        return "Expected", "time and memory are not known before the run; `powertrain plan` shows why"
+    total = interval(*(duration(seconds * estimate.steps) for seconds in estimate.step_s))
+    slow, fast = estimate.tokens_per_s
+    return "Expected", (f"{total}, {count(slow)} to {count(fast)} tokens/s; {memory(estimate.total_memory_bytes)} of the "
+                        f"{memory(facts.hardware.free_memory_bytes)} free memory")
+
+
+# ------------------------------------------------------------------------------------------------ facts
+
+
 def facts_rows(facts: Facts) -> list[tuple[str, str, str]]:
     """Return (fact, value, source) of all facts, and of software that is missing."""
-    hardware = facts.hardware
-    rows = [("device", hardware.device, ""), ("name", hardware.name, ""), ("cores", str(hardware.cores), ""),
-            ("memory", memory(hardware.memory_bytes), ""), ("free memory", memory(hardware.free_memory_bytes), ""),
-            ("instructions", ", ".join(hardware.instructions) or "unknown", "")]
-    if hardware.compute_capability:
-        rows.append(("compute capability", "{}.{}".format(*hardware.compute_capability), ""))
-    fields = {"free memory": "free_memory_bytes", "memory": "memory_bytes", "compute capability": "compute_capability"}
-    rows = [(name, value, hardware.sources.get(fields.get(name, name), "")) for name, value, _ in rows]
-    for title, peaks, field in (("measured", hardware.peak_flops_per_s, "peak_flops_per_s"),
-                                ("datasheet", hardware.datasheet_flops_per_s, "datasheet_flops_per_s")):
-        rows += [(f"{title} {dtype}", flops(peak), hardware.sources.get(field, "")) for dtype, peak in peaks.items()]
-    if hardware.bandwidth_bytes_per_s:
-        rows.append(("measured bandwidth", f"{hardware.bandwidth_bytes_per_s / 1e9:.3g} GB/s",
-                     hardware.sources.get("bandwidth_bytes_per_s", "")))
-    if hardware.host_link_bytes_per_s:
-        rows.append(("measured copy to and from the host", f"{hardware.host_link_bytes_per_s / 1e9:.3g} GB/s",
-                     hardware.sources.get("host_link_bytes_per_s", "")))
-    return rows + list(software_rows(facts.software)) + list(model_rows(facts.model)) + list(data_rows(facts.data))
+    return [*_hardware_rows(facts.hardware), *software_rows(facts.software), *model_rows(facts.model), *data_rows(facts.data)]
+
+
+def _hardware_rows(hardware: Hardware) -> Iterable[tuple[str, str, str]]:
+    capability = hardware.compute_capability
+    known = [("device", "device", hardware.device), ("name", "name", hardware.name), ("cores", "cores", str(hardware.cores)),
+             ("memory", "memory_bytes", memory(hardware.memory_bytes)),
+             ("free memory", "free_memory_bytes", memory(hardware.free_memory_bytes)),
+             ("instructions", "instructions", ", ".join(hardware.instructions) or "unknown"),
+             ("compute capability", "compute_capability", "{}.{}".format(*capability) if capability else ""),
+             *((f"measured {dtype}", "peak_flops_per_s", flops(peak)) for dtype, peak in hardware.peak_flops_per_s.items()),
+             *((f"datasheet {dtype}", "datasheet_flops_per_s", flops(peak))
+               for dtype, peak in hardware.datasheet_flops_per_s.items())]
+    for name, field in (("measured bandwidth", "bandwidth_bytes_per_s"),
+                        ("measured copy to and from the host", "host_link_bytes_per_s")):
+        speed = getattr(hardware, field)
+        known.append((name, field, f"{speed / 1e9:.3g} GB/s" if speed else ""))
+    return ((name, value, hardware.sources.get(field, "")) for name, field, value in known if value)
 
 
 def software_rows(software: Software) -> Iterable[tuple[str, str, str]]:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from powertrain.records import timeline
 from powertrain.records.events import Adapters, End, Evaluated, Event, Memory, Sample, Start, Step
 from powertrain.records.timeline import last_of
-from powertrain.report.cautions import BUSY
 from powertrain.report.figures import count, digits, duration, flops, memory, perplexity
 from powertrain.report.live import printable
 from powertrain.report.plan import Row
 
+BUSY = 0.75                  # load of the machine, of the minute before, from which something else was at work
 FULLER = 1.1                 # times the memory of the watched step: the fullest step's is named beside it
 BETWEEN = ("evaluation", "samples", "checkpoint", timeline.OTHER)        # parts that lie between the steps
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from powertrain.records import Effect, WrongUse, timeline
-from powertrain.records.events import Evaluated, Event, Memory, Sample
+from powertrain.records.events import Evaluated, Event, Memory, RunWarning, Sample
 from powertrain.records.findings import Finding
 from powertrain.records.origins import Stored, asked_lines
-from powertrain.records.timeline import History, quantile, steady
+from powertrain.records.plan import is_guess
+from powertrain.records.timeline import OTHER, History, quantile, spread, steady, steady_speeds
 from powertrain.report import run_figures
-from powertrain.report.cautions import of_run
 from powertrain.report.figures import count, duration, flops, interval, memory
 from powertrain.report.page import Block, Cell, Code, Number, Page, Section, Table, Text, facts, several
 from powertrain.report.plan import claim
+from powertrain.report.result import BUSY
 
 MOST_SAMPLES = 6
 SYMPTOMS = "What the events say"
+MOST_CAUTIONS = 5
+UNSTEADY = 0.3               # spread of eight steps in ten over the median, where all steps have as many tokens
+LARGE_SHARE = 0.1            # of the wall time, for what is not training
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ def page(files: RunFiles) -> Page:
         Section("Environment, and how to repeat this", tuple(_environment(files, history))))
     title = f"{history.start.name or 'run'}: {files.folder}"
     return Page("run", title, "", _verdict(history, estimate), _tone(history), tuple(_numbers(history, device)),
-                tuple(of_run(history, files.plan)), sections, files.made)
+                tuple(cautions_of(history, files.plan)), sections, files.made)
 
 
 def _tone(history: History) -> str:
@@ -76,9 +81,8 @@ def _verdict(history: History, estimate: Mapping[str, Any] | None) -> str:
              f"{reason[:1].upper() + reason[1:] or 'Running or killed (no end was written)'}, at step {done:,} of {total:,}")
     said = run_figures.evaluations_say(history)
     speed = ""
-    places = steady(history)
-    if places:
-        middle = quantile([history.speeds[place] or 0.0 for place in places], 0.5)
+    if found := steady_speeds(history):
+        middle = quantile(found, 0.5)
         share = f" ({middle * estimate['flops_per_token'] / estimate['peak_flops_per_s']:.0%} of the measured " \
                 f"{estimate['dtype']} peak)" if estimate else ""
         speed = f" at {count(middle)} tokens/s in the median step{share}"
@@ -94,11 +98,11 @@ def _numbers(history: History, device: str) -> Iterator[Number]:
                      + (f"; {bits:.3f} bits per byte" if bits is not None else ""))
     elif history.steps:
         yield Number(f"{history.steps[-1].loss:.4f}", "training loss of the last step", "no held-out text was evaluated")
-    if places := steady(history):
-        found = [history.speeds[place] or 0.0 for place in places]
+    if found := steady_speeds(history):
+        low, middle, high = spread(found)
         together = sum(step.real_tokens for step in history.steps) / sum(step.seconds for step in history.steps)
-        yield Number(f"{count(quantile(found, 0.5))} tokens/s", "speed of the median step",
-                     f"{count(quantile(found, 0.1))} to {count(quantile(found, 0.9))} in 80% of the steps, n = {len(found):,}; "
+        yield Number(f"{count(middle)} tokens/s", "speed of the median step",
+                     f"{count(low)} to {count(high)} in 80% of the steps, n = {len(found):,}; "
                      f"{count(together)} over all steps together")
     memory_events = history.of(Memory)
     if memory_events and memory_events[-1].event.allocated_bytes:
@@ -154,7 +158,7 @@ def _predictions(history: History, estimate: Mapping[str, Any] | None) -> Block:
          f"{duration(total_s)} in steps, {duration(history.wall_s)} in all",
          _within(total_s, low_s * number, high_s * number))]
     slow, fast = (estimate["tokens_per_step"] / one for one in (high_s, low_s))
-    middle = quantile([history.speeds[place] or 0.0 for place in places], 0.5)
+    middle = quantile(steady_speeds(history), 0.5)
     rows.append(("tokens/s", interval(count(slow), count(fast)), count(middle), _within(middle, slow, fast)))
     rows.append(("of the measured peak", f"at most 100% of {flops(estimate['peak_flops_per_s'])} ({estimate['dtype']})",
                  f"{middle * estimate['flops_per_token'] / estimate['peak_flops_per_s']:.1%}", ""))
@@ -206,3 +210,101 @@ def _environment(files: RunFiles, history: History) -> Iterator[Block]:
                "To repeat the run with the same version of powertrain:")
     if asked := asked_lines(files.recipe, planned=False):
         yield Code("\n".join(asked), "The values of the recipe that are not defaults (recipe.yaml has all values)")
+
+
+# ------------------------------------------------------------------------------------------------ what to distrust
+
+
+def cautions_of(history: History, plan: Mapping[str, Any]) -> list[str]:
+    """Return what a reader should distrust in a run, with the numbers; the most important first."""
+    found = [*_unfinished(history), *_not_finite(history), *_lost(history), *_time(history), *_learning(history),
+             *_load(history), *_speed(history, plan), *_general(plan)]
+    return found[:MOST_CAUTIONS]
+
+
+def _unfinished(history: History) -> Iterator[str]:
+    if history.ends and history.ends.reason == "failed":
+        yield f"The run failed: {history.ends.message or 'no reason was written'}."
+    elif history.state != "finished":
+        done = history.steps[-1].step if history.steps else 0
+        why = history.state or "no end was written: the run is still going, or was killed"
+        yield (f"The run is not finished: {done:,} of {history.start.total_steps:,} steps; {why}. "
+               "The learning-rate schedule is not finished either.")
+
+
+def _not_finite(history: History) -> Iterator[str]:
+    broken = [step.step for step in history.steps
+              if not all(value is not None and math.isfinite(value) for value in (step.loss, step.grad_norm))]
+    if broken:
+        yield (f"A loss or gradient norm is not finite in {several(len(broken), 'step')}, first in step {broken[0]:,}; the "
+               "curves have gaps there.")
+    warnings = history.of(RunWarning)
+    if warnings:
+        more = f", and {len(warnings) - 1} more" if len(warnings) > 1 else ""
+        yield f"The run warned: {warnings[0].event.sentence}{more}."
+
+
+def _lost(history: History) -> Iterator[str]:
+    if history.repeated_steps:
+        yield (f"{several(history.repeated_steps, 'step')} ({duration(history.repeated_s)}) were lost when the run was "
+               "killed, and repeated from the checkpoint; times and curves here count them once.")
+    if len(history.sessions) > 1:
+        yield (f"The run was continued {several(len(history.sessions) - 1, 'time')}; times "
+               "here do not include the pauses and the start-up.")
+
+
+def _time(history: History) -> Iterator[str]:
+    parts, wall_s = history.parts, history.wall_s
+    if not wall_s:
+        return
+    if parts.get(OTHER, 0.0) > LARGE_SHARE * wall_s:
+        yield f"{parts[OTHER] / wall_s:.0%} of the wall time belongs to no part of a step (other)."
+    if parts.get("data wait", 0.0) > LARGE_SHARE * wall_s:
+        yield f"{parts['data wait'] / wall_s:.0%} of the wall time went into waiting for data."
+    beside = sum(parts.get(part, 0.0) for part in ("evaluation", "samples", "checkpoint"))
+    if beside > LARGE_SHARE * wall_s:
+        yield (f"{beside / wall_s:.0%} of the wall time went into evaluating, sampling and saving; tokens/s count "
+               "the steps only.")
+    if history.overrun_s > 0.01 * wall_s:
+        yield (f"The parts add up to {duration(history.overrun_s)} more than the measured wall time; the report shows "
+               "their sum.")
+
+
+def _learning(history: History) -> Iterator[str]:
+    if (trend := run_figures.still_falling(history)) is not None:
+        yield trend
+    if history.steps and not history.of(Evaluated):
+        yield "No held-out text was evaluated, so the report cannot say how well the model does on new text."
+
+
+def _speed(history: History, plan: Mapping[str, Any]) -> Iterator[str]:
+    places = steady(history)
+    if len(places) < 10:
+        yield f"Only {several(len(places), 'step')} could be timed: too few to give a speed."
+        return
+    low, middle, high = spread(steady_speeds(history))
+    even = len({history.steps[place].real_tokens for place in places}) == 1
+    if (high - low) / middle > UNSTEADY:
+        why = "other processes were busy, or the clock rate changed" if even else \
+            "steps have different numbers of tokens, and other processes may have been busy"
+        yield f"The speed varied: 80% of the steps lie between {count(low)} and {count(high)} tokens/s ({why})."
+    estimate = timeline.estimate_of(history, plan)
+    if estimate and not estimate["step_s"][0] <= quantile([history.steps[place].seconds for place in places], 0.5) \
+            <= estimate["step_s"][1]:
+        yield "The measured step time lies outside the interval that the plan expected."
+
+
+def _load(history: History) -> Iterator[str]:
+    load = history.start.load
+    if load is not None and load > BUSY:
+        yield f"The machine was not idle when the run began: its load over the last minute was {load:.2g}."
+
+
+def _general(plan: Mapping[str, Any]) -> Iterator[str]:
+    steps = plan.get("steps") or []
+    guessed = [step["technique"] for step in steps if is_guess(step["claim"])]
+    if guessed:
+        yield (f"{len(guessed)} of the {len(steps)} techniques have a guessed gain ({', '.join(guessed)}); `powertrain ablate` "
+               "measures their gain.")
+    yield "This is one run with one seed; another seed gives other losses."
+    yield "Speed was measured once, on this machine; compare only runs from the same machine."
