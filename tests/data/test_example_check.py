@@ -10,7 +10,7 @@ from powertrain.data.examples.check import check_examples, histogram, padding_sh
 from powertrain.data.examples.store import open_examples
 from powertrain.data.order import step_examples
 from powertrain.records import WrongUse
-from powertrain.report.data import check_rows, marked, totals
+from powertrain.report.rows import check_rows, marked, totals
 
 ROWS = [{"question": f"what is {number} ?", "answer": f"it is {number} " + "cat " * (number % 7)} for number in range(40)]
 
@@ -135,5 +135,5 @@ def test_pairs_and_spans_are_shown_too(opened, tmp_path):
 
 
 def test_the_report_loads_no_torch():
-    code = "import sys, powertrain.report.data; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = "import sys, powertrain.report.rows; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 from powertrain.records import to_plain
 from powertrain.records.findings import Cure, Evidence, Expected, Finding
-from powertrain.report.diagnosis import diagnosis_rows, finding_rows, forecast_rows, summary_row, verdict_rows
+from powertrain.report.rows import diagnosis_rows, finding_rows, forecast_rows, summary_row, verdict_rows
 
 
 def cause(name: str, *, predicted: float = 1.0, words: tuple[str, ...] = (), basis: str = "none",

@@ -12,8 +12,9 @@ from powertrain.cli.environment import cache_folder, say
 from powertrain.cli.options import Json, Words
 from powertrain.records import WrongUse, to_plain
 from powertrain.records.examples import Piece
-from powertrain.report.data import check_rows, marked, totals
 from powertrain.report.live import printable
+from powertrain.report.page import labelled
+from powertrain.report.rows import check_rows, marked, totals
 
 if TYPE_CHECKING:
     from powertrain.data.examples.store import ExampleStore
@@ -78,10 +79,10 @@ def prepare(words: Words = None, as_json: Json = False) -> None:
                            **figures})
         return
     output.print_rows([
-        *output.labelled("Data", store.said),
+        *labelled("Data", store.said),
         ("Stored", f"{figures['examples']:,} examples, {figures['tokens']:,} tokens, {figures['trained_tokens']:,} of them "
                    f"trained; {figures['validation_examples']:,} examples held out"),
-        *output.labelled("Files", folders)])
+        *labelled("Files", folders)])
 
 
 def _prepare_text(recipe: Recipe, *, as_json: bool) -> None:

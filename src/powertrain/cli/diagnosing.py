@@ -12,7 +12,7 @@ from powertrain.cli import output
 from powertrain.cli.environment import budget_s, cache_folder, say
 from powertrain.cli.options import Budget, Json
 from powertrain.records import WrongUse, to_plain
-from powertrain.report.diagnosis import diagnosis_rows, finding_rows, summary_row
+from powertrain.report.rows import diagnosis_rows, finding_rows, summary_row
 
 if TYPE_CHECKING:
     from powertrain.diagnosis.diagnose import Diagnosis

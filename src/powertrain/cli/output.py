@@ -38,11 +38,6 @@ def print_json(value: Mapping[str, Any]) -> None:
     print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
-def labelled(label: str, lines: Iterable[str]) -> list[tuple[str, str]]:
-    """Return rows of which the first has the label."""
-    return [("" if number else label, line) for number, line in enumerate(lines)]
-
-
 def print_rows(rows: Iterable[Sequence[str]], *, stderr: bool = False, styles: Sequence[str] = ("bold",)) -> None:
     """Columns that wrap inside the width of the terminal; without one, each row is one long line."""
     from rich.table import Table

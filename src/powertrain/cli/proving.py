@@ -15,7 +15,7 @@ from powertrain.cli.environment import budget_s, cache_folder, say
 from powertrain.cli.options import Budget, Json, StudyName, Words
 from powertrain.cli.training import prepare_words
 from powertrain.records import to_plain
-from powertrain.report import proofs
+from powertrain.report import rows
 from powertrain.report.plan import plan_rows
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def ablate(words: Words = None,
     if as_json:
         _print_study(kept, folder)
         return
-    output.print_rows(proofs.technique_rows(kept))
-    output.print_rows(proofs.total_rows(kept, folder))
+    output.print_rows(rows.technique_rows(kept))
+    output.print_rows(rows.total_rows(kept, folder))
 
 
 def tune(words: Words = None, budget: Budget = "10m", study: StudyName = None, as_json: Json = False) -> None:
@@ -82,9 +82,9 @@ def tune(words: Words = None, budget: Budget = "10m", study: StudyName = None, a
     if as_json:
         _print_study(kept, folder, because=found.because, cached=cached)
         return
-    output.print_rows(proofs.candidate_rows(findings["candidates"]))
-    output.print_rows(proofs.tuned_rows(found.pins, found.because, found.least_steps, cached))
-    output.print_rows(proofs.total_rows(kept, folder))
+    output.print_rows(rows.candidate_rows(findings["candidates"]))
+    output.print_rows(rows.tuned_rows(found.pins, found.because, found.least_steps, cached))
+    output.print_rows(rows.total_rows(kept, folder))
 
 
 def bench(words: Words = None, budget: Budget = "10m", study: StudyName = None, as_json: Json = False) -> int:
@@ -167,9 +167,9 @@ def _print_bench(study: Study, folder: Path, *, as_json: bool) -> None:
         output.print_json({"event": "study", "folder": str(folder), "noise_floor": study.noise_floor,
                            "notes": findings["notes"], "not_reached": findings["not_reached"], "seconds": study.seconds})
         return
-    for rows in proofs.bench_tables(findings["tables"]):
-        output.print_rows(rows)
+    for table in rows.bench_tables(findings["tables"]):
+        output.print_rows(table)
         print()
     output.print_rows([("holds" if assertion["holds"] else "FAILS", assertion["what"], assertion["because"])
                        for assertion in findings["assertions"]])
-    output.print_rows(proofs.bench_rows(study, folder))
+    output.print_rows(rows.bench_rows(study, folder))

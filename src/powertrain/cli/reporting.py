@@ -17,6 +17,7 @@ from powertrain.records.event_log import counted, read_all_events
 from powertrain.records.json_files import read_json, replace_file
 from powertrain.records.origins import asked_lines
 from powertrain.report.figures import count
+from powertrain.report.page import labelled
 from powertrain.report.result import result_rows, sample_rows, step_time_row
 
 if TYPE_CHECKING:
@@ -110,8 +111,8 @@ def report(target: Annotated[Path, typer.Argument(help="Folder of a run or a stu
         screen.print_json({"event": "report", "what": page.what, "verdict": page.verdict, "cautions": list(page.cautions),
                            **{path.suffix[1:]: str(path) for path in written}})
         return
-    screen.print_rows([("Verdict", page.verdict), *screen.labelled("Care", page.cautions),
-                       *screen.labelled("Report", map(str, written))])
+    screen.print_rows([("Verdict", page.verdict), *labelled("Care", page.cautions),
+                       *labelled("Report", map(str, written))])
 
 
 def read_page(target: Path) -> Page:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from powertrain.records import timeline
@@ -163,7 +164,7 @@ def equal_losses(a: Sequence[Event], b: Sequence[Event]) -> Iterator[LossAt]:
     shorter = min(len(steps_a), len(steps_b))
     for place in _places(shorter):
         yield LossAt(place, None, _recent(steps_a, place), _recent(steps_b, place))
-    counts_a, counts_b = _summed(steps_a), _summed(steps_b)
+    counts_a, counts_b = (list(accumulate(step.tokens for step in steps)) for steps in (steps_a, steps_b))
     if counts_a[:shorter] == counts_b[:shorter]:
         return                               # the same tokens at the same steps: it would be said twice
     for tokens in _places(min(counts_a[-1], counts_b[-1])):
@@ -179,15 +180,6 @@ def _places(last: int) -> list[int]:
 def _recent(steps: Sequence[Step], end: int) -> float:
     recent = [float(step.loss) for step in steps[max(0, end - RECENT_STEPS):end]]
     return sum(recent) / len(recent)
-
-
-def _summed(steps: Sequence[Step]) -> list[int]:
-    """Trained tokens up to each step."""
-    total, counts = 0, []
-    for step in steps:
-        total += step.tokens
-        counts.append(total)
-    return counts
 
 
 # ---------------------------------------------------------------------------------------- what it shows

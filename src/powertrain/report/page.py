@@ -121,6 +121,11 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
+def labelled(label: str, lines: Iterable[str]) -> list[tuple[str, str]]:
+    """Return rows of which the first has the label."""
+    return [("" if number else label, line) for number, line in enumerate(lines)]
+
+
 def pairs(settings: Mapping[str, Any]) -> str:
     """'examples=4, keep=True'"""
     return ", ".join(f"{key}={value}" for key, value in settings.items())

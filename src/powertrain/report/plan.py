@@ -10,6 +10,7 @@ from typing import Any
 
 from powertrain.records import DataFacts, Effect, Estimate, Facts, Hardware, ModelFacts, Plan, Software
 from powertrain.report.figures import count, counted, digits, duration, flops, interval, memory
+from powertrain.report.page import labelled, pairs
 
 Row = tuple[str, str]
 SHOWN_PADDING = 0.005        # share of the slots: less is not worth a word
@@ -102,7 +103,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def _with_settings(technique: object) -> str:
-    settings = ", ".join(f"{key}={value}" for key, value in vars(technique).items())
+    settings = pairs(vars(technique))
     name = str(getattr(technique, "name", technique))
     return f"{name} ({settings})" if settings else name
 
@@ -188,7 +189,7 @@ def _remarks(remarks: Sequence[str], most: int) -> list[Row]:
     shown = [_shortened(remark) for remark in (remarks if len(remarks) <= most else remarks[:most - 1])]
     if len(shown) < len(remarks):
         shown.append(f"{len(remarks) - len(shown)}{' more' * bool(shown)}: `powertrain plan` shows them")
-    return [("" if number else "Notes", text) for number, text in enumerate(shown)]
+    return labelled("Notes", shown)
 
 
 def _short_data(data: DataFacts) -> str:
@@ -218,7 +219,7 @@ def _techniques(plan: Plan, most: int) -> list[Row]:
     rows = [f"{step.technique.name:<{width}}  {_shortened(f'{step.technique.does}: {step.because}')}" for step in shown]
     if rest := plan.steps[len(shown):]:
         rows.append(f"and {', '.join(step.technique.name for step in rest)}")
-    return [("" if number else "On", text) for number, text in enumerate(rows)]
+    return labelled("On", rows)
 
 
 def _shortened(text: str) -> str:

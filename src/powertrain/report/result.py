@@ -9,6 +9,7 @@ from powertrain.records.events import Adapters, End, Evaluated, Event, Memory, S
 from powertrain.records.timeline import last_of
 from powertrain.report.figures import count, digits, duration, flops, memory, perplexity
 from powertrain.report.live import printable
+from powertrain.report.page import labelled
 from powertrain.report.plan import Row
 
 BUSY = 0.75                  # load of the machine, of the minute before, from which something else was at work
@@ -38,8 +39,7 @@ def result_rows(events: Sequence[Event], folder: str, gzip_bits_per_byte: float 
 def sample_rows(events: Sequence[Event]) -> list[Row]:
     """Return the last text that the model wrote."""
     sample = last_of(Sample, events)
-    return [("" if number else "Sample", line) for number, line in
-            enumerate(printable(sample.text).splitlines() if sample else [])]
+    return labelled("Sample", printable(sample.text).splitlines() if sample else [])
 
 
 def quality(evaluation: Evaluated, gzip_bits_per_byte: float | None) -> str:
@@ -107,7 +107,7 @@ def _next_rows(reason: str, folder: str, start: Start) -> list[Row]:
     commands += [f"powertrain evaluate {folder}", f"powertrain runs show {folder}", f"powertrain report {folder}"]
     commands += [f"powertrain export {folder} --to merged --output FOLDER"] if has_adapter and opens else []
     return [(what, f"{folder}/model opens in powertrain" + (f" and {opens}" if opens else "")),
-            *[("Next" if number == 0 else "", command) for number, command in enumerate(commands)]]
+            *labelled("Next", commands)]
 
 
 def step_time_row(events: Sequence[Event]) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from powertrain.records.plan import is_guess
 from powertrain.records.timeline import OTHER, History, quantile, spread, steady, steady_speeds
 from powertrain.report import run_figures
 from powertrain.report.figures import count, duration, flops, interval, memory
-from powertrain.report.page import Block, Cell, Code, Number, Page, Section, Table, Text, facts, several
+from powertrain.report.page import Block, Cell, Code, Number, Page, Section, Table, Text, facts, pairs, several
 from powertrain.report.plan import claim
 from powertrain.report.result import BUSY
 
@@ -120,7 +120,7 @@ def _plan(plan: Mapping[str, Any]) -> Iterator[Block]:
         return
     rows: list[tuple[Cell, ...]] = []
     for step in plan["steps"]:
-        settings = ", ".join(f"{key}={value}" for key, value in step["settings"].items())
+        settings = pairs(step["settings"])
         effect = Effect(**{**step["claim"], "step_time": tuple(step["claim"]["step_time"])})
         rows.append(("on", step["technique"] + (f" ({settings})" if settings else ""), step.get("exactness", "").lower(),
                      step["because"], claim(effect)))
