@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from powertrain.run.folder import RunFolder
     from powertrain.run.prepare import Prepared
 
+Say = Callable[[str], None]
 BASE_TIME_S = 40             # of training a base that a recipe names and nobody has trained yet
 
 
@@ -37,13 +38,16 @@ def train(words: Words = None,
     Exit code: 0 done, 1 failed, 2 unusable recipe, 3 trained but not all saved, 75 stopped and saved.
     """
     from powertrain.cli.watching import Watcher, print_result
-    from powertrain.run.folder import is_complete, stored_recipe
+    from powertrain.run.folder import continued, is_complete, stored_recipe
+    from powertrain.run.prepare import prepare, with_stored_plan
 
-    tell = _quiet if quiet else say
+    tell: Say = (lambda text: None) if quiet else say
     folder = None if resume is None else _existing(resume, words or [], output)
     events = [] if folder is None else read_events(folder.events)        # a damaged line is refused before the training
-    prepared = _prepared(words or [], output, dry_run=dry_run, say=tell) if folder is None else \
-        _continued(folder, words or [], tell)
+    if folder is None:
+        prepared = _prepared(words or [], output, dry_run=dry_run, say=tell)
+    else:
+        prepared = with_stored_plan(prepare(continued(folder, words or []), cache_folder(), tell), read_json(folder.plan))
     if dry_run:
         _print_plan(prepared, as_json=as_json)
         return 0
@@ -99,7 +103,7 @@ def facts(words: Words = None, as_json: Json = False,
     screen.print_rows(rows)
 
 
-def _prepared(words: Sequence[str], output: Path | None, *, dry_run: bool, say: Callable[[str], None]) -> Prepared:
+def _prepared(words: Sequence[str], output: Path | None, *, dry_run: bool, say: Say) -> Prepared:
     """Prepare a new run; before that, train the base that it names and nobody has trained."""
     from powertrain.recipe import quoted, resolve_words
     from powertrain.run.folder import check_free
@@ -127,15 +131,7 @@ def _existing(path: Path, words: Sequence[str], output: Path | None) -> RunFolde
     return existing(path)
 
 
-def _continued(folder: RunFolder, words: list[str], say: Callable[[str], None]) -> Prepared:
-    """Prepare the continuation of a run, by the run's own recipe and plan."""
-    from powertrain.run.folder import continued
-    from powertrain.run.prepare import prepare, with_stored_plan
-
-    return with_stored_plan(prepare(continued(folder, words), cache_folder(), say), read_json(folder.plan))
-
-
-def train_missing_base(recipe: Recipe, say: Callable[[str], None]) -> None:
+def train_missing_base(recipe: Recipe, say: Say) -> None:
     """Train the base that `model.path=recipe:NAME` names, if nobody has: in another process, as settings hold for a process."""
     from powertrain.run.folder import missing_base
 
@@ -156,10 +152,6 @@ def prepare_words(words: Sequence[str]) -> Prepared:
     resolved = resolve_words(words)
     train_missing_base(resolved.recipe, say)
     return prepare(resolved, cache_folder(), say)
-
-
-def _quiet(text: str) -> None:
-    """--quiet: nothing before the result."""
 
 
 def _print_plan(prepared: Prepared, *, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from powertrain.records.events import Evaluated, Event, RunWarning, Start, Step
 from powertrain.records.origins import COMMAND_LINE, Origin, Stored
 from powertrain.records.timeline import last_of
 from powertrain.report.figures import perplexity
-from powertrain.report.live import Live, Pace, said
+from powertrain.report.live import Live, said
 from powertrain.report.plan import overview_rows
 from powertrain.report.result import result_rows, sample_rows
 from powertrain.run.prepare import Prepared
@@ -30,7 +31,7 @@ class Watcher:
 
     def __init__(self, *, as_json: bool, quiet: bool):
         self.as_json, self.quiet = as_json, quiet
-        self.live, self.pace = Live(resident_bytes), Pace(output.PLAIN_LINE_EVERY_S)
+        self.live, self.next_line_s = Live(resident_bytes), 0.0      # when a plain line is due, where no terminal redraws one
         self.console = output.console(stderr=True)
         self.screen: RichLive | None = None
 
@@ -72,7 +73,8 @@ class Watcher:
     def _step(self) -> None:
         if self.screen is not None:
             self.screen.update(self.live.line())
-        elif self.pace.due():
+        elif (now_s := time.monotonic()) >= self.next_line_s:
+            self.next_line_s = now_s + output.PLAIN_LINE_EVERY_S
             self.console.print(self.live.line(), soft_wrap=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -70,17 +69,3 @@ def said(event: Event) -> str | None:
 def printable(text: str) -> str:
     """Return model output without the control characters that could steer a terminal."""
     return "".join(c if c == "\n" or c == "\t" or c.isprintable() else "?" for c in text)
-
-
-class Pace:
-    """Says when a plain line is due, where no terminal can redraw one."""
-
-    def __init__(self, every_s: float):
-        self.every_s, self._last = every_s, float("-inf")
-
-    def due(self) -> bool:
-        now = time.monotonic()
-        if now - self._last < self.every_s:
-            return False
-        self._last = now
-        return True

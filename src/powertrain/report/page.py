@@ -175,6 +175,6 @@ def figures(page: Page) -> list[Figure]:
 
 def facts(title: str, rows: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Table:
     """A table of names and what is known of them; what is empty is left out."""
-    pairs = rows.items() if isinstance(rows, Mapping) else rows
-    return Table(("", ""), tuple((name, said(value) if is_number(value) else str(value)) for name, value in pairs
+    known = rows.items() if isinstance(rows, Mapping) else rows
+    return Table(("", ""), tuple((name, said(value) if is_number(value) else str(value)) for name, value in known
                                  if value not in (None, "", [], {})), title)
