@@ -31,6 +31,7 @@ class Series:
     points: Points
     colour: str
     shape: str = "line"                      # "line", "faint" or "dashed"; of single points "circle" or "ring"
+    note: str = ""                           # words beside the last point
 
 
 @dataclass(frozen=True)
@@ -79,17 +80,7 @@ class Stack:
     layers: tuple[tuple[str, str, tuple[float, ...]], ...]   # label, colour, heights
 
 
-@dataclass(frozen=True)
-class Note:
-    """Words at a place."""
-
-    x: float
-    y: float
-    text: str
-    colour: str = "ink"
-
-
-Mark = Series | Level | Band | Span | Moments | Stack | Note
+Mark = Series | Level | Band | Span | Moments | Stack
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from powertrain.report import chart, svg
-from powertrain.report.chart import Band, Level, Mark, Moments, Note, Plot, Row, Rows, Series, Span, Stack
+from powertrain.report.chart import Band, Level, Mark, Moments, Plot, Row, Rows, Series, Span, Stack
 from powertrain.report.svg import CHAR_PX, LINE_PX, TEXT_PX, Entry, Scale
 
 TICK_PX = 70.0               # room that a label on the x axis wants
@@ -14,7 +14,7 @@ MOST_MOMENTS = 60            # more upright marks than this would hide the curve
 NARROW_PX = 560.0            # below, a row's name stands above its row instead of beside it
 BAR_PX = 16.0
 LABEL_SHARE = 0.42           # of the width, at most, for names of rows
-DRAWN_ORDER = (Span, Band, Stack, Moments, Series, Level, Note)      # what is behind what; single points are over lines
+DRAWN_ORDER = (Span, Band, Stack, Moments, Series, Level)      # what is behind what; single points are over lines
 
 Ticks = list[tuple[float, str]]
 
@@ -96,8 +96,6 @@ def _entries(mark: Mark) -> Iterable[Entry]:
             return [(mark.label, mark.colour, "shade")]
         case Stack():
             return [(label, colour, "hatch" if colour == "grey" else "box") for label, colour, _ in mark.layers]
-        case Note():
-            return []
 
 
 def _extent(mark: Mark) -> tuple[Iterable[float], Iterable[chart.Value]]:
@@ -115,8 +113,6 @@ def _extent(mark: Mark) -> tuple[Iterable[float], Iterable[chart.Value]]:
             return mark.places, ()
         case Stack():
             return mark.edges, (0.0, *map(sum, zip(*(heights for _, _, heights in mark.layers), strict=True)))
-        case Note():
-            return (mark.x,), ()
 
 
 def _depth(mark: Mark) -> float:
@@ -141,14 +137,15 @@ def _mark(mark: Mark, x: Scale, y: Scale) -> Iterator[str]:
             up = "V" + f"{y.end_px:.1f}" if len(mark.places) <= MOST_MOMENTS else "v-8"
             path = "".join(f"M{x(place):.1f} {y.start_px:.1f}{up}" for place in mark.places)
             yield svg.element("path", d=path, class_=f"s-{mark.colour} moment")
-        case Note():
-            end = x(mark.x) > (x.start_px + x.end_px) / 2
-            yield svg.text(x(mark.x) + (-8 if end else 8), y(mark.y) - 7, mark.text, anchor="end" if end else "start",
-                           colour=mark.colour, bold=True)
 
 
 def _series(series: Series, x: Scale, y: Scale) -> Iterator[str]:
     pieces = list(_pieces(series.points, x, y))
+    if series.note and pieces:
+        at, height = pieces[-1][-1]
+        end = at > (x.start_px + x.end_px) / 2
+        yield svg.text(at + (-8 if end else 8), height - 7, series.note, anchor="end" if end else "start",
+                       colour=series.colour, bold=True)
     if series.shape in ("circle", "ring"):
         yield from (svg.symbol(*place, series.colour, series.shape) for piece in pieces for place in piece)
         return

@@ -14,20 +14,13 @@ from markupsafe import Markup, escape
 
 from powertrain.report import drawing as drawings
 from powertrain.report.chart import Drawing
-from powertrain.report.page import Cell, Figure, Page, Table, is_number, said, several, shown
+from powertrain.report.page import TONES, Cell, Figure, Page, Table, is_number, said, several, shown
 
 MOST_ROWS = 200              # of a data table on the page; report.json has all
 LONG_TABLE = 60              # rows; longer tables are folded
 LONG_CELL, SHORT_CELL = 48, 18               # characters
 COMMAND = re.compile("`([^`]+)`")
 SIZES = {"wide_px": 860.0, "beside_px": 416.0, "narrow_px": 344.0, "most_rows": MOST_ROWS, "long_table": LONG_TABLE}
-
-# the words of verdicts get a colour beside them; the word says the verdict without the colour
-VERDICT_TONES = {
-    "faster": "good", "confirmed": "good", "better": "good", "holds": "good", "inside": "good", "on": "good",
-    "harmful": "bad", "invalid": "bad", "does not hold": "bad", "failed": "bad",
-    "smaller than claimed": "open", "no effect": "open", "inconclusive": "open",
-    "not applicable here": "quiet", "off": "quiet"}
 
 
 def write(page: Page) -> str:
@@ -60,7 +53,7 @@ def _cells(table: Table) -> Iterator[list[tuple[str, str, str]]]:
     """Yield the rows that are shown: text, class and tone of each cell."""
     kinds = [_kind(column) for column in zip(*table.rows, strict=True)]
     for row in shown(table, MOST_ROWS):
-        yield [(said(cell), kind, VERDICT_TONES.get(cell, "") if isinstance(cell, str) else "")
+        yield [(said(cell), kind, TONES.get(cell, "") if isinstance(cell, str) else "")
                for cell, kind in zip(row, kinds, strict=True)]
 
 

@@ -14,6 +14,11 @@ from typing import Any
 from powertrain.report.chart import Drawing
 
 Cell = str | int | float | None
+# of the words of verdicts: the colour beside a word; the word says the verdict without its colour
+TONES = {"faster": "good", "confirmed": "good", "better": "good", "holds": "good", "inside": "good", "on": "good",
+         "harmful": "bad", "invalid": "bad", "does not hold": "bad", "failed": "bad",
+         "smaller than claimed": "open", "inconclusive": "open",
+         "no effect": "quiet", "not applicable here": "quiet", "off": "quiet"}
 
 
 @dataclass(frozen=True)

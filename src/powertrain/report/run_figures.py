@@ -294,8 +294,8 @@ def roofline(history: History, estimate: Mapping[str, Any] | None, hardware: Map
     marks += [Series(f"{dtype}, datasheet {flops(limit)}", ((limit / bandwidth, limit), (high, limit)),
                      PEAK_COLOURS.get(dtype, "grey"), "dashed") for dtype, limit in datasheet.items()]
     share = reached / peak
-    marks += [Series(f"this run, {flops(reached)}", ((intensity, reached),), "red", "circle" if known else "ring"),
-              chart.Note(intensity, reached, f"{share:.0%} of the {estimate['dtype']} peak", "red")]
+    marks.append(Series(f"this run, {flops(reached)}", ((intensity, reached),), "red", "circle" if known else "ring",
+                        note=f"{share:.0%} of the {estimate['dtype']} peak"))
     title = (f"The run reached {flops(reached)}: {share:.0%} of the {estimate['dtype']} peak measured on this machine")
     rows: list[tuple[Cell, ...]] = [(f"{dtype} GEMM peak, measured", limit, limit / bandwidth)
                                     for dtype, limit in peaks.items()]

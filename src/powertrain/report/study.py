@@ -16,13 +16,11 @@ import yaml
 from jinja2 import ChainableUndefined, Environment
 
 from powertrain.report.chart import COLOURS, Axis, Band, Level, Plot, Point, Row, Rows, Segment, Series
-from powertrain.report.page import Cell, Figure, Missing, Number, Section, Table, is_number, pairs, pins_in_words
+from powertrain.report.page import TONES, Cell, Figure, Missing, Number, Section, Table, is_number, pairs, pins_in_words
 from powertrain.report.svg import is_finite
 
 Study = Mapping[str, Any]
 Rowed = Iterable[Mapping[str, Any]]
-TONES = {"faster": "good", "confirmed": "good", "better": "good", "harmful": "bad", "invalid": "bad",
-         "smaller than claimed": "open", "no effect": "quiet", "inconclusive": "open", "not applicable here": "quiet"}
 BEHIND = "The comparisons behind it"
 TONE_COLOURS = {"good": "green", "bad": "red", "open": "orange", "quiet": "grey"}
 
