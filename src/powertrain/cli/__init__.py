@@ -11,7 +11,7 @@ from powertrain.cli.output import explain
 
 
 def main() -> None:
-    """Run a command; what the user can mend is one sentence on stderr and an exit code, never a traceback."""
+    """Run a command. An error that the user can correct is one sentence on stderr and an exit code, never a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")         # a character that a terminal does not have is no failure
     try:

@@ -109,7 +109,7 @@ def audit_files(path: Path, reports: Reports, *, apply: bool, destination: Path 
 
 
 def _audits(path: Path, where: Where) -> tuple[list[Audit], list[Path]]:
-    """One audit for each file; in a folder, of those that say something about training, and which do not."""
+    """Return an audit of the file, or of each training script and config of a folder, and the other files of the folder."""
     from powertrain.audit.audit import audit_subject
     from powertrain.audit.reading import files_in, read_subject
 
@@ -142,7 +142,7 @@ def _trains(subject: Subject) -> bool:
 
 
 def _circumstances(elsewhere: bool) -> Where:
-    """This machine, and of each subject the data and the model that lie on it."""
+    """Return a function that gives what a subject is judged by: machine, software, and its data and model if they are here."""
     from powertrain.audit.subject import Circumstances
 
     if elsewhere:
@@ -189,7 +189,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _apply(audits: Sequence[Audit], destination: Path | None, *, as_json: bool, aside: bool) -> None:
-    """Writes the patched copies, and says what was and was not changed; `aside`: stdout is another report's."""
+    """Write the patched copies, and say what was and was not changed. `aside`: on stderr, as stdout holds another report."""
     from powertrain.audit import patch as patches
 
     several = len(audits) > 1
@@ -214,7 +214,7 @@ def _apply(audits: Sequence[Audit], destination: Path | None, *, as_json: bool, 
 
 
 def _is_a_matter_of_taste(finding: Finding) -> bool:
-    """Whether a fix changes what is learned without mending much: nobody asked for that by --apply."""
+    """Return whether a fix of a small finding changes the result of the training; --apply leaves such a fix to the user."""
     return bool(finding.cure.edits) and finding.severity == "low" and finding.risk.accuracy != "none"
 
 
@@ -272,7 +272,7 @@ def _verify(path: Path, *, budget: str, as_json: bool) -> None:
 
 
 def verified_rows(found: Verified) -> list[tuple[str, str]]:
-    """(title, text): both arms, what was measured of them, and in what the plain one differs from the original."""
+    """Return (title, text) rows: both arms, their measurements, and how the plain arm differs from the original."""
     comparison, parity = found.comparison, found.parity
     rows: list[tuple[str, str]] = [("Original", pins_in_words(found.rendering.pins) or "no technique"),
                                    ("Plan", ", ".join(step.technique.name for step in found.plan.steps) or "no technique")]

@@ -62,7 +62,7 @@ class Chat:
         say(f"{', '.join(COMMANDS)}; Ctrl-C stops an answer")
 
     def listen(self, lines: TextIO) -> None:
-        """Until the lines end, or /exit."""
+        """Answer until the lines end, or /exit."""
         while line := self._read(lines):
             words = line.strip()
             if words in ("/exit", "/quit"):
@@ -82,7 +82,7 @@ class Chat:
             return ""
 
     def _answer_or_say_why(self, words: str) -> None:
-        """What one message cannot have does not end the conversation."""
+        """Answer a message; a refusal is printed and does not end the conversation."""
         try:
             self.answer(words)
         except WrongUse as error:
@@ -113,7 +113,7 @@ class Chat:
         self.dropped = prompt.dropped
 
     def obey(self, words: str) -> None:
-        """A line that begins with a slash."""
+        """Carry out a line that begins with a slash."""
         command, _, rest = words.partition(" ")
         if command == "/reset":
             self.conversation.forget()

@@ -103,7 +103,7 @@ def run(ids: Annotated[list[str] | None, typer.Argument(metavar="[ID ...]", help
 
 
 def _chosen(known: Catalogue, ids: Sequence[str], before: dict[str, Known]) -> tuple[Claim, ...]:
-    """The claims asked for; else those that have no verdict on this machine yet, or all again if every one has."""
+    """Return the requested claims; else the claims without a verdict on this machine, or all if every claim has a verdict."""
     from powertrain.claims.session import in_turn
 
     if not ids:
@@ -116,7 +116,7 @@ def _chosen(known: Catalogue, ids: Sequence[str], before: dict[str, Known]) -> t
 
 
 def _train_bases(known: Catalogue, claims: Sequence[Claim]) -> None:
-    """The runs whose models the experiments start from, where there is none yet."""
+    """Train the base models that the experiments start from and that nobody has trained."""
     from powertrain.recipe import resolve_words
 
     for experiment in {claim.experiment: known.experiment_of(claim) for claim in claims}.values():
@@ -176,7 +176,7 @@ def _shown(row: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _report_row(known: Catalogue, claim: Claim, last: Known | None, hardware: Hardware, software: Software) -> dict[str, Any]:
-    """A claim with its newest verdict here. What this machine lacks is said without a study."""
+    """Return a claim with its newest verdict here, or with the reason why this machine cannot decide the claim."""
     from powertrain.claims.claim import why_not
 
     row = {**_plain(known, claim), "measured": None, "verdict": None, "parity": None, "study": None,

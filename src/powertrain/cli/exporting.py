@@ -47,7 +47,7 @@ def export(model: Model,
 
 
 def check_dtype(to: str, dtype: str | None) -> str | None:
-    """Our name for it. Raises WrongUse for a format or a dtype that there is not."""
+    """Return our name of the dtype. Raises WrongUse for an unknown format or dtype."""
     if to not in DTYPES:
         raise WrongUse(f"--to {to} is not a format; use {', '.join(DTYPES)}")
     spoken = None if dtype is None else SPOKEN.get(dtype, dtype)
@@ -128,7 +128,7 @@ def _agreement_rows(agreement: Any, effect: float) -> list[Row]:
 
 
 def _real_examples(opened: OpenedModel) -> Sequence[Example]:
-    """What the run held out; without a run, or where its data are gone, a built-in text."""
+    """Return held-out examples of the run; without a run or its data, a built-in text."""
     from powertrain.use.prompts import real_examples
 
     examples, said = real_examples(opened, cache_folder(), say)

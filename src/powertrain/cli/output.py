@@ -30,7 +30,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def worst(findings: Iterable[Finding]) -> Severity:
-    """The severity of the worst of them; `good` of none."""
+    """Return the worst severity, or "good" without findings."""
     return min((finding.severity for finding in findings), key=SEVERITIES.index, default="good")
 
 
@@ -39,7 +39,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def print_rows(rows: Iterable[Sequence[str]], *, stderr: bool = False, styles: Sequence[str] = ("bold",)) -> None:
-    """Columns that wrap inside the width of the terminal; without one, each row is one long line."""
+    """Print columns that wrap within the terminal's width; without a terminal, each row is one long line."""
     from rich.table import Table
 
     out = console(stderr=stderr)
@@ -65,7 +65,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def explain(error: Exception, *, as_json: bool) -> int | None:
-    """Say in one sentence what went wrong; the exit code, or None for a fault of ours that needs its traceback."""
+    """Print in one sentence what went wrong; return the exit code, or None for our own fault, which needs its traceback."""
     fields: dict[str, Any] = {}
     if isinstance(error, UserError):
         message, code, fields = str(error), error.exit_code, error.fields()

@@ -54,7 +54,7 @@ def generate(model: Model, prompt: Annotated[str, typer.Option(help="Text to con
 
 
 def _continuation(opened: OpenedModel, prompt: str, sampling: Sampling) -> tuple[str, Iterator[str]]:
-    """What the model reads, special tokens and all, and what it writes after it."""
+    """Return the prompt, and the pieces of text that the model writes after it."""
     from powertrain.use.generation import generate_ids, open_feed, stream
 
     ids = opened.prompt_ids(prompt)
@@ -65,7 +65,7 @@ def _continuation(opened: OpenedModel, prompt: str, sampling: Sampling) -> tuple
 
 
 def write_pieces(pieces: Iterator[str], first: str = "") -> str:
-    """Pieces to stdout as they come, and a line end; the text."""
+    """Write pieces to stdout as they come, and a line end; return the text."""
     from powertrain.report.live import printable
 
     sys.stdout.write(first)
@@ -157,7 +157,7 @@ def _answer_rows(questions: Questions, found: Answers) -> list[tuple[str, str]]:
 
 
 def _short(text: str) -> str:
-    """One line of it, from its end: questions stand there."""
+    """Return the end of the text on one line: a question stands at the end."""
     from powertrain.report.live import printable
 
     line = " ".join(printable(text).split())

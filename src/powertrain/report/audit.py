@@ -23,7 +23,7 @@ NUMBERED = tuple[int, Finding]
 
 
 def terminal_rows(audit: Audit) -> Iterator[tuple[str, str]]:
-    """(severity, text) for each line of a terminal's report."""
+    """Yield (severity, text) for each line of the report in a terminal."""
     yield "Audit", f"{audit.subject} ({audit.kind})"
     yield from ((name.capitalize(), value) for name, value in audit.environment.items())
     yield "Found", counted(audit.findings)
@@ -42,13 +42,13 @@ def terminal_rows(audit: Audit) -> Iterator[tuple[str, str]]:
 
 
 def counted(findings: tuple[Finding, ...]) -> str:
-    """"2 critical, 1 low, 3 good"."""
+    """Return the number of findings of each severity, as in "2 critical, 1 low, 3 good"."""
     counts = [(sum(finding.severity == severity for finding in findings), severity) for severity in SEVERITIES]
     return ", ".join(f"{count} {severity}" for count, severity in counts if count) or "nothing to change"
 
 
 def places(finding: Finding) -> Iterator[str]:
-    """Each piece of evidence with its line; an argument of a call that is evidence itself adds nothing."""
+    """Yield each piece of evidence with its line; an argument of a call that is evidence too is left out."""
     for number, evidence in enumerate(finding.evidence):
         before = finding.evidence[:number]
         if not any(evidence.place == other.place and evidence.what in other.what for other in before):
@@ -61,25 +61,25 @@ def shortened(evidence: Evidence) -> str:
 
 
 def says_something(finding: Finding) -> bool:
-    """Whether anything is known of the cure's effect."""
+    """Return whether the effect of the cure is known."""
     return finding.expected not in (UNMEASURED, NO_SPEED)
 
 
 def expected(finding: Finding) -> str:
-    """What curing it gives, and on what that rests."""
+    """Return the expected effect of the cure, with its basis."""
     found = finding.expected
     return found.says if found.basis == "none" else f"{found.says} ({found.basis})"
 
 
 def phase(finding: Finding) -> str:
-    """When to do it: a change that may break something, or is hard, comes after those that are neither."""
+    """Return the degree of a change (low, medium, high): the worse of how much may break and how hard the change is."""
     degrees = ("none", "low", "medium", "high")
     worst = max(degrees.index(finding.risk.breaking), degrees.index(finding.risk.difficulty))
     return degrees[max(1, worst)]
 
 
 def plain(audit: Audit) -> dict[str, Any]:
-    """An audit as JSON takes it."""
+    """Return an audit as JSON."""
     return {"subject": audit.subject, "kind": audit.kind, "environment": dict(audit.environment),
             "findings": [_plain(finding) for finding in audit.findings], "undetermined": list(audit.undetermined),
             "detail": dict(audit.detail)}
@@ -96,7 +96,7 @@ def _plain(finding: Finding) -> dict[str, Any]:
 
 
 def markdown(audit: Audit, texts: Mapping[str, str]) -> str:
-    """The audit as Markdown; `texts`: the audited files, of which the fixes are shown as diffs."""
+    """Return the audit as Markdown. `texts`: the audited files; the fixes are shown as diffs of them."""
     numbered = list(enumerate(audit.findings, 1))
     wrong = [(number, finding) for number, finding in numbered if finding.severity != "good"]
     # bounds are not multiplied: two cures may save the same seconds
@@ -112,7 +112,7 @@ def markdown(audit: Audit, texts: Mapping[str, str]) -> str:
 
 
 def _difference(edits: tuple[Edit, ...], texts: Mapping[str, str]) -> str:
-    """The lines that edits take away and put in."""
+    """Return the lines that edits remove and add."""
     found: list[str] = []
     for edit in sorted(edits, key=lambda edit: (edit.file, edit.first, edit.last)):
         lines = texts.get(edit.file, "").splitlines()
@@ -122,7 +122,7 @@ def _difference(edits: tuple[Edit, ...], texts: Mapping[str, str]) -> str:
 
 
 def _phases(wrong: Sequence[NUMBERED]) -> list[tuple[str, list[NUMBERED]]]:
-    """(title, findings) of each phase that has any."""
+    """Return (title, findings) of each phase that has findings."""
     found = {title: [item for item in wrong if phase(item[1]) == degree] for degree, title in PHASES.items()}
     here = [(title, some) for title, some in found.items() if some]
     return [(f"Phase {number}. {title}", some) for number, (title, some) in enumerate(here, 1)]

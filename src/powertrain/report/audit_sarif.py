@@ -17,7 +17,7 @@ LEVELS: Mapping[Severity, str] = {"critical": "error", "moderate": "warning", "l
 
 
 def write(audits: Sequence[Audit], version: str, texts: Mapping[str, str], root: Path) -> dict[str, Any]:
-    """One run of one tool with the findings of all audits.
+    """Return one SARIF run with the findings of all audits.
 
     `texts`: the audited files, by which the fixes are told where lines end. `root`: what paths are relative to.
     """
@@ -67,7 +67,7 @@ def _location(evidence: Evidence, root: Path) -> dict[str, Any]:
 
 
 def _replacement(edit: Edit, text: str) -> dict[str, Any]:
-    """Whole lines: from the first column to the first of the line after, or to the end of a last line that has no end."""
+    """Return an edit of whole lines: up to the next line's start, or to the end of a file whose last line has no line end."""
     lines = text.splitlines()
     last = {"endLine": edit.last + 1, "endColumn": 1}
     if edit.last >= len(lines) and not text.endswith("\n") and edit.last >= edit.first:
@@ -76,6 +76,6 @@ def _replacement(edit: Edit, text: str) -> dict[str, Any]:
 
 
 def uri(file: str, root: Path) -> str:
-    """Relative to `root` where the file lies under it, as code hosts want it."""
+    """Return the file's address: relative to `root` if the file lies under it, as code hosts want it."""
     path = (root / file).resolve()
     return quote(path.relative_to(root).as_posix()) if path.is_relative_to(root) else path.as_uri()

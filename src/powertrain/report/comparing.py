@@ -1,4 +1,4 @@
-"""How two runs differ: recipes, plans, machine and data, results; and whether they can be compared at all."""
+"""How two runs differ: recipes, plans, machine, data and results; and whether the two runs can be compared at all."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Difference:
 
 
 def difference(a: RunFiles, b: RunFiles) -> Difference:
-    """What `powertrain runs compare A B` says."""
+    """Return all differences that `powertrain runs compare A B` shows."""
     results = result_of(a), result_of(b)
     recipe, facts = tuple(changed_keys(a.recipe, b.recipe)), tuple(changed_facts(a.facts, b.facts))
     plan = tuple(changed_techniques(a.plan, b.plan))
@@ -101,7 +101,7 @@ def difference(a: RunFiles, b: RunFiles) -> Difference:
 
 
 def changed_keys(a: Stored, b: Stored) -> Iterator[Changed]:
-    """Keys of the recipe with other values; one that another version does not have is ABSENT."""
+    """Yield the recipe's keys with different values; a key that one version does not have is ABSENT there."""
     for key in dict.fromkeys((*a, *b)):
         gone = UNPINNED if key.startswith("techniques.") else (ABSENT, "another version")
         (value_a, why_a), (value_b, why_b) = a.get(key, gone), b.get(key, gone)
@@ -110,7 +110,7 @@ def changed_keys(a: Stored, b: Stored) -> Iterator[Changed]:
 
 
 def changed_techniques(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Changed]:
-    """Techniques that are on in one plan only, with both reasons, and those with other settings."""
+    """Yield the techniques that are on in one plan only, with both reasons, and the techniques with different settings."""
     on_a, on_b = _on(a), _on(b)
     for name in dict.fromkeys((*on_a, *on_b)):
         if name not in on_a or name not in on_b:
@@ -129,7 +129,7 @@ def _why(plan: Mapping[str, Any], name: str) -> str:
 
 
 def changed_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Changed]:
-    """Of machine, software, data and model; measured speeds and free memory are left out: they never agree."""
+    """Yield different facts of machine, software, data and model, but no measured speeds and free memory: they always differ."""
     if not a or not b:
         return
     for part, names in SHOWN_FACTS.items():
@@ -157,7 +157,7 @@ def result_of(run: RunFiles) -> RunResult:
 
 
 def equal_losses(a: Sequence[Event], b: Sequence[Event]) -> Iterator[LossAt]:
-    """Losses after the same steps and after the same trained tokens, at a few places of the shorter run."""
+    """Yield losses after the same steps and after the same trained tokens, at a few places of the shorter run."""
     steps_a, steps_b = ([event for event in events if isinstance(event, Step)] for events in (a, b))
     if not steps_a or not steps_b:
         return
@@ -186,7 +186,7 @@ def _recent(steps: Sequence[Step], end: int) -> float:
 
 
 def can_be_compared(a: RunFiles, b: RunFiles) -> tuple[bool, str]:
-    """Whether data, batch and model are the same, in one sentence that names what is not."""
+    """Return whether data, batch and model are the same, and one sentence that names the differences."""
     if not a.facts or not b.facts:
         return False, "whether they learned the same cannot be said: what a run knew of data and model is missing"
     data = [called for name, called in SAME_DATA.items() if a.facts["data"].get(name) != b.facts["data"].get(name)]
@@ -207,7 +207,7 @@ def can_be_compared(a: RunFiles, b: RunFiles) -> tuple[bool, str]:
 
 def about_speed(a: RunFiles, b: RunFiles, plan: Sequence[Changed], facts: Sequence[Changed],
                 results: tuple[RunResult, RunResult], comparable: bool) -> str:
-    """What the two speeds show, and the command that would measure the difference."""
+    """Return what the two speeds show, and the command that measures the difference."""
     machines = [change.name for change in facts if change.name.startswith(("hardware", "software"))]
     where = f" and they were made under other conditions ({', '.join(machines)})" if machines else ""
     one, other = (result.tokens_per_s for result in results)
@@ -224,7 +224,7 @@ def about_speed(a: RunFiles, b: RunFiles, plan: Sequence[Changed], facts: Sequen
 
 
 def comparison_rows(found: Difference) -> list[tuple[str, str, str, str]]:
-    """(title, what, A, B): the columns of `powertrain runs compare`; sentences stand in a row of their own, see `sentences`."""
+    """Return (title, what, A, B), the columns of `powertrain runs compare`. Its sentences follow, see `sentences`."""
     rows = [("", "", f"A  {found.a}", f"B  {found.b}")]
     rows += [("Recipe", change.name, f"{_value(change.a)}  ({change.why_a})", f"{_value(change.b)}  ({change.why_b})")
              for change in found.recipe]
@@ -242,7 +242,7 @@ def comparison_rows(found: Difference) -> list[tuple[str, str, str, str]]:
 
 
 def sentences(found: Difference) -> list[tuple[str, str]]:
-    """What the comparison shows and does not show."""
+    """Return (title, sentence) rows: what the comparison shows and does not show."""
     same = [(title, f"no difference in {what}") for title, changes, what in
             (("Recipe", found.recipe, "any key"), ("Plan", found.plan, "any technique or setting"),
              ("Facts", found.facts, "machine, versions, data or model")) if not changes]

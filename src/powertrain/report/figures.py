@@ -8,17 +8,17 @@ LARGEST_LOSS = 700.0         # nats: e to the power of more is more than a float
 
 
 def digits(value: float) -> str:
-    """Three of them, and no exponent where more stand before the point."""
+    """Return the number with three digits, or all digits before the point; without an exponent."""
     return f"{value:,.0f}" if 999.5 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def perplexity(loss: float) -> float:
-    """Of a loss in nats a token."""
+    """Return the perplexity of a loss in nats a token."""
     return math.exp(min(loss, LARGEST_LOSS))
 
 
 def count(value: float) -> str:
-    """12,345 or 12.3 M: exact while it is short."""
+    """Return a count as '12,345', or from a million on as '12.3 M'."""
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if abs(value) >= limit:
             return f"{digits(value / limit)} {unit}"
@@ -26,7 +26,7 @@ def count(value: float) -> str:
 
 
 def counted(number: float, noun: str, several: str | None = None) -> str:
-    """'1 pass' and '2 passes': `several` where it is not the noun with an s."""
+    """Return '1 pass' or '2 passes'. `several`: the plural, if it is not the noun with an s."""
     return f"{count(number)} {noun if number == 1 else several or noun + 's'}"
 
 
@@ -52,6 +52,6 @@ def duration(seconds: float) -> str:
 
 
 def interval(low: str, high: str) -> str:
-    """'3 s to 5 s' as '3 to 5 s' where both have one unit."""
+    """Return '3 to 5 s', or '3 s to 2 min' where the units differ."""
     number, _, unit = low.partition(" ")
     return f"{number} to {high}" if unit and high.partition(" ")[2] == unit else f"{low} to {high}" if low != high else low

@@ -1,4 +1,4 @@
-"""The live line: where the run is, from its events alone."""
+"""The live line: step, loss, speed, memory and time left, from the run's events alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RECENT_STEPS = 50            # the speed shown is that of the last steps, so tha
 
 @dataclass
 class Live:
-    """Takes events, gives one line. `memory_bytes` asks the process for what it uses now."""
+    """Takes events and gives the live line. `memory_bytes` returns the memory that the process uses now."""
 
     memory_bytes: Callable[[], int]
     total_steps: int = 0

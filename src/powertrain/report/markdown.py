@@ -49,7 +49,7 @@ def _longest_run(words: str) -> int:
 
 
 def escaped(words: str) -> str:
-    """Text that means nothing to Markdown or HTML, on one line."""
+    """Return the text on one line, with every character escaped that Markdown or HTML would interpret."""
     return _SPECIAL.sub(r"\\\1", " ".join(words.split("\n"))).replace("\\<", "&lt;").replace("\\>", "&gt;")
 
 
@@ -59,6 +59,6 @@ def prose(text: str, bar: str = "|") -> str:
 
 
 def code(text: str) -> str:
-    """Text as it is, in a code span that none of its own backticks ends."""
+    """Return the text in a code span whose delimiter is longer than any run of backticks in the text."""
     ticks = "`" * (1 + _longest_run(text))
     return f"{ticks} {text} {ticks}" if text[:1] == "`" or text[-1:] == "`" else f"{ticks}{text}{ticks}"

@@ -94,7 +94,7 @@ class Page:
 
 
 def said(value: Cell) -> str:
-    """A cell as people read it: five digits, and a gap for what is not there or not finite."""
+    """Return a cell as text: numbers with five digits; - for a value that is absent or not finite."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "-"
     if isinstance(value, (bool, str)):
@@ -105,7 +105,7 @@ def said(value: Cell) -> str:
 
 
 def shown(table: Table, most: int) -> list[tuple[Cell, ...]]:
-    """The rows, or so many of them, evenly spread, the first and the last among them."""
+    """Return the rows; of a longer table `most` rows, evenly spread, with the first and the last."""
     rows = table.rows
     if len(rows) <= most:
         return list(rows)
@@ -117,12 +117,12 @@ def is_number(value: Cell) -> bool:
 
 
 def several(number: int, noun: str) -> str:
-    """'1 step', '1,200 steps'"""
+    """Return '1 step' or '1,200 steps'."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def listed(words: Sequence[str]) -> str:
-    """'a, b and c'"""
+    """Return 'a, b and c'."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
@@ -132,18 +132,18 @@ def labelled(label: str, lines: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def pairs(settings: Mapping[str, Any]) -> str:
-    """'examples=4, keep=True'"""
+    """Return settings as 'examples=4, keep=True'."""
     return ", ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def pins_in_words(pins: Mapping[str, Any]) -> str:
-    """'micro_batch (examples=4), threads off'; a technique without settings is on."""
+    """Return pins as 'micro_batch (examples=4), threads off'."""
     return ", ".join(f"{name} off" if pin == "off" else f"{name} ({pairs(pin)})" if isinstance(pin, Mapping) and pin else name
                      for name, pin in pins.items())
 
 
 def as_json(page: Page) -> dict[str, Any]:
-    """report.json: everything on the page, and every plotted number in full. Not finite is null."""
+    """Return report.json: all text of the page and every plotted number in full. A number that is not finite is null."""
     return {"event": "report", "what": page.what, "title": page.title, "about": page.about, "verdict": page.verdict,
             "numbers": [{"value": number.value, "label": number.label, "note": number.note} for number in page.numbers],
             "cautions": list(page.cautions),
@@ -179,7 +179,7 @@ def figures(page: Page) -> list[Figure]:
 
 
 def facts(title: str, rows: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Table:
-    """A table of names and what is known of them; what is empty is left out."""
+    """Return a table of names and values, without the empty values."""
     known = rows.items() if isinstance(rows, Mapping) else rows
     return Table(("", ""), tuple((name, said(value) if is_number(value) else str(value)) for name, value in known
                                  if value not in (None, "", [], {})), title)

@@ -109,7 +109,7 @@ def _with_settings(technique: object) -> str:
 
 
 def claim(effect: Effect) -> str:
-    """'step time x 0.5 to 0.8, saves 1.2 GiB; formula: ...'"""
+    """Return 'step time x 0.5 to 0.8, saves 1.2 GiB; formula: ...'."""
     low, high = effect.step_time
     text = f"step time x {low:.2g} to {high:.2g}" if low != high else f"step time x {low:.2g}"
     if effect.peak_memory_bytes:
@@ -143,7 +143,7 @@ def expected_rows(estimate: Estimate | None, hardware: Hardware, model: ModelFac
 
 
 def component_list(memory_bytes: Mapping[str, int]) -> str:
-    """'weights 1.2 GiB, activations 340 MiB'"""
+    """Return 'weights 1.2 GiB, activations 340 MiB'."""
     return ", ".join(f"{name.replace('_', ' ')} {memory(size)}" for name, size in memory_bytes.items() if size)
 
 

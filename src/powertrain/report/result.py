@@ -54,7 +54,7 @@ def quality(evaluation: Evaluated, gzip_bits_per_byte: float | None) -> str:
 
 
 def _adapters(modules: Mapping[str, Mapping[str, float]]) -> str:
-    """The mean of each figure over the adapted modules, and where it is largest."""
+    """Return the mean of each figure over the adapted modules, and the module where the figure is largest."""
     names = next(iter(modules.values()))
     parts = []
     for name in names:

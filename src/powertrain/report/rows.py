@@ -32,7 +32,7 @@ FINDINGS = {
 
 
 def check_rows(check: ExampleCheck) -> list[tuple[str, str]]:
-    """Label and text of each line; a label stands before the first of its lines."""
+    """Return label and text of each line; only the first line of a group has the label."""
     return [*labelled("Data", check.said), *labelled("Rows", _row_lines(check)), *labelled("Lengths", _length_lines(check)),
             *labelled("Padding", [f"{share:6.1%}  {name}, {check.train_batch_size} examples a batch" if "padded" in name else
                                    f"{share:6.1%}  {name}" for name, share in check.padding_shares.items()]),
@@ -43,13 +43,13 @@ def check_rows(check: ExampleCheck) -> list[tuple[str, str]]:
 
 
 def totals(check: ExampleCheck) -> dict[str, int]:
-    """Kind of problem -> how many rows have it."""
+    """Return the number of rows with each kind of problem."""
     found = {**check.counts, "duplicate": check.duplicates, "shared": check.shared_prompts}
     return {kind: found[kind] for kind in FINDINGS if found.get(kind)}
 
 
 def marked(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
-    """Who reads a text, and the text with what is trained in [[...]]."""
+    """Return each reader (encoder or decoder) with its text; trained tokens stand in [[...]]."""
     readers = dict.fromkeys(piece.reader for piece in pieces)
     return [(reader, "".join(f"[[{piece.text}]]" if piece.trained else piece.text for piece in pieces
                              if piece.reader == reader)) for reader in readers]

@@ -88,7 +88,7 @@ def _gaps(xs: Sequence[float], raw: list[float]) -> tuple[Moments, ...]:
 
 
 def signals(history: History, limit: float | None) -> Figure | Missing:
-    """Gradient norm and learning rate. `limit`: the norm above which gradients are scaled down; 0 or None for none."""
+    """Plot gradient norm and learning rate. `limit`: the norm above which gradients are scaled down; 0 or None: no limit."""
     steps = history.steps
     if not steps:
         return Missing("gradient norm and learning rate", "No step was done.")
@@ -114,13 +114,13 @@ def signals(history: History, limit: float | None) -> Figure | Missing:
 
 
 def evaluations_say(history: History) -> str:
-    """'held-out loss 3.819 at step 120' of the last evaluation, or ''."""
+    """Return 'held-out loss 3.819 at step 120' of the last evaluation, or ''."""
     found = history.of(Evaluated)
     return f"held-out loss {found[-1].event.loss:.4f} at step {found[-1].after_step:,}" if found else ""
 
 
 def still_falling(history: History) -> str | None:
-    """What the evaluations say about stopping where the run stopped; None where they say nothing."""
+    """Return whether the held-out loss was still falling or had risen at the end; None if neither."""
     if (found := timeline.held_out_trend(history)) is None:
         return None
     (best_step, best), (before_step, before), (last_step, last) = found.best, found.all[-2], found.all[-1]
@@ -137,7 +137,7 @@ def still_falling(history: History) -> str | None:
 
 
 def breakdown(history: History) -> Figure | Missing:
-    """The wall time by part, as one bar and over the run. The parts sum to the wall time."""
+    """Plot the wall time by part, as one bar and over the run. The parts sum to the wall time."""
     if not history.wall_s or not history.steps:
         return Missing("step-time breakdown", "No step was done.")
     parts, wall_s, steps = history.parts, history.wall_s, len(history.steps)
@@ -179,7 +179,7 @@ def _over_run(history: History, parts: list[str]) -> tuple[Plot, Table]:
 
 
 def throughput(history: History) -> Figure | Missing:
-    """Tokens per second of each step, with what happened beside it."""
+    """Plot tokens per second of each step, with evaluations, checkpoints and warnings."""
     found = steady_speeds(history)
     if not found:
         return Missing("throughput", "No step has a time.")
@@ -224,7 +224,7 @@ def _said(event: Event) -> str:
 
 
 def tokens(history: History) -> Figure | Missing:
-    """What was computed on: trained, read without being trained, padding."""
+    """Plot the computed tokens: trained, read without being trained, padding."""
     steps = history.steps
     if not steps:
         return Missing("padding", "No step was done.")
@@ -249,7 +249,7 @@ def tokens(history: History) -> Figure | Missing:
 
 
 def prediction(history: History, estimate: Mapping[str, Any] | None) -> Figure | Missing:
-    """The plan's expectation beside the measured speed."""
+    """Plot the speed that the plan expected beside the measured speed."""
     found = steady_speeds(history)
     if not estimate or not found:
         return Missing("expected against measured speed", "The plan expected no speed, because a fact it needs was unknown."
@@ -276,7 +276,7 @@ def prediction(history: History, estimate: Mapping[str, Any] | None) -> Figure |
 
 
 def roofline(history: History, estimate: Mapping[str, Any] | None, hardware: Mapping[str, Any]) -> Figure | Missing:
-    """Achieved FLOP/s against arithmetic intensity, under the limits that were measured on this machine."""
+    """Plot achieved FLOP/s against arithmetic intensity, under the limits that were measured on this machine."""
     peaks, bandwidth = hardware.get("peak_flops_per_s") or {}, hardware.get("bandwidth_bytes_per_s")
     if not peaks or not bandwidth:
         return Missing("roofline", "This machine's peaks were not measured (`powertrain facts --measure`).")
@@ -316,7 +316,7 @@ def roofline(history: History, estimate: Mapping[str, Any] | None, hardware: Map
 
 
 def _intensity(estimate: Mapping[str, Any], bandwidth: float) -> tuple[float, bool]:
-    """FLOP per byte of a step, and whether that is known or only the least it can be."""
+    """Return the FLOP per byte of a step, and whether the value is exact or only a lower bound."""
     if estimate.get("bytes_per_step"):
         return estimate["flops_per_step"] / estimate["bytes_per_step"], True
     if estimate["bound_by"] != "compute":    # then the floor is the time that its bytes take
@@ -325,7 +325,7 @@ def _intensity(estimate: Mapping[str, Any], bandwidth: float) -> tuple[float, bo
 
 
 def memory_by_component(history: History, estimate: Mapping[str, Any] | None, device: str) -> Figure | Missing:
-    """Predicted memory stacked by component, beside what was allocated, and what the process held."""
+    """Plot predicted memory by component, allocated memory, and the memory of the process."""
     event = history.of(Memory)[-1].event if history.of(Memory) else Memory()
     predicted = dict(event.predicted or (estimate or {}).get("memory_bytes") or {})
     allocated = event.allocated_bytes

@@ -143,7 +143,7 @@ def _symptoms(files: RunFiles) -> Iterator[Section]:
 
 
 def _predictions(history: History, estimate: Mapping[str, Any] | None) -> Block:
-    """Time, speed and memory: what was expected and what came."""
+    """Return a table of predicted and measured time, speed and memory."""
     places = steady(history)
     if not estimate or not places:
         return Text("The plan predicted nothing, because a fact was unknown; there is nothing to compare."

@@ -124,7 +124,7 @@ def verdict_row(label: str, speed: Mapping[str, Any] | None, verdict: str, segme
 
 
 def counted(verdicts: Sequence[str], order: Sequence[str]) -> str:
-    """'3 faster, 2 no effect' in this order, others behind."""
+    """Return '3 faster, 2 no effect': the verdicts of `order` first, then the others."""
     every = [*order, *sorted(set(verdicts) - set(order))]
     return ", ".join(f"{verdicts.count(word)} {word}" for word in every if word in verdicts)
 
@@ -159,7 +159,7 @@ class Compared:
 
     @property
     def windows(self) -> list[dict[str, Any]]:
-        """Pairs of windows, which lie over the same steps, each with the speeds of A and B."""
+        """Return the pairs of windows over the same steps, each with the speeds of A and B."""
         if self.a is None or self.b is None:
             return []
         return [{"name": self.name, "pair": number, "a": a, "b": b, "speed_a": _speed(a), "speed_b": _speed(b)}
@@ -175,7 +175,7 @@ def _speed(window: Mapping[str, Any]) -> float:
 
 
 def compared(study: Study) -> list[Compared]:
-    """Every comparison with its two runs."""
+    """Return every comparison with its two runs."""
     runs, found, place = study.get("runs") or [], [], 0
     for comparison in study.get("comparisons") or []:
         names = comparison["a"], comparison["b"]
@@ -200,7 +200,7 @@ def behind(study: Study, found: Sequence[Compared], title: str, *more: Figure | 
 
 
 def intervals(study: Study, found: Sequence[Compared], title: str) -> Figure | Missing:
-    """Speed of B over A of every comparison, with its interval."""
+    """Plot the speed of B over A of every comparison, with its interval."""
     if not found:
         return Missing("speed of each comparison", "The study holds no comparison.")
     rows = [verdict_row(one.name, one.speed, one.verdict) for one in found]
@@ -208,7 +208,7 @@ def intervals(study: Study, found: Sequence[Compared], title: str) -> Figure | M
 
 
 def paired_windows(study: Study, found: Sequence[Compared]) -> Figure | Missing:
-    """Every single measurement behind the intervals."""
+    """Plot every pair of windows behind the intervals."""
     shown = [(one, one.ratios) for one in found if one.ratios]
     if not shown:
         return Missing("paired windows", "The study holds no windows.")
@@ -223,7 +223,7 @@ Differences = list[tuple[float, float | None]]
 
 
 def loss_difference(found: Sequence[Compared]) -> Figure | Missing:
-    """How far apart the losses of the two arms are at every step, on a logarithmic scale."""
+    """Plot the relative difference of the two arms' losses at every step, on a logarithmic scale."""
     curves = [(one.name, one.a["losses"], one.b["losses"], _differences(one.a, one.b)) for one in found
               if one.a and one.b and one.a["losses"] and one.b["losses"]][:len(COLOURS)]
     if not curves:

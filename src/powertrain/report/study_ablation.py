@@ -86,7 +86,7 @@ def _cautions(techniques: Sequence[Technique], found: Sequence[Compared], total:
 
 
 def _rungs(techniques: Sequence[Technique], found: Sequence[Compared]) -> list[tuple[str, Compared]]:
-    """Names and comparison of each rung, from the foot up; what was joined shares one."""
+    """Return name and comparison of each rung, the lowest first; techniques that were joined share a rung."""
     names: dict[int, list[str]] = {}
     for technique in techniques:
         if technique.get("ladder") is not None:

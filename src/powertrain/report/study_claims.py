@@ -72,7 +72,7 @@ def _some(names: Sequence[str], most: int = 8) -> str:
 
 
 def _figures(claims: Sequence[Claim]) -> Iterator[Block]:
-    """One chart for each unit, of all claims that have a claimed range or a measured value."""
+    """Yield one chart for each unit, of all claims with a measured value."""
     measured = [claim for claim in claims if claim.get("measured")]
     if not measured:
         yield Missing("claimed against measured", "No claim of this study has a measured value.")

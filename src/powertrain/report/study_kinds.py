@@ -100,7 +100,7 @@ def comparison(study: Study) -> Findings:
 
 
 def peers(study: Study) -> Findings:
-    """Ours against other trainers, and where the time of our step goes."""
+    """Read a study of powertrain against other trainers, with a profile of our step."""
     findings, plain = study["findings"], comparison(study)
     step_s = sum(findings["profile"].values())
     parts = sorted(findings["profile"].items(), key=lambda part: -part[1])
@@ -139,7 +139,7 @@ def bench(study: Study) -> Findings:
 
 
 def _bench_chart(given: Table) -> Figure | None:
-    """Measured memory beside its prediction, where a table has both."""
+    """Plot measured memory beside its prediction; None where the table does not have both."""
     if not {PEAK, PREDICTED} <= set(given.columns):
         return None
     at, expected = given.columns.index(PEAK), given.columns.index(PREDICTED)
@@ -156,7 +156,7 @@ def _bench_chart(given: Table) -> Figure | None:
 
 
 def speed(study: Study) -> Findings:
-    """Expected and measured seconds of a step."""
+    """Read a study of expected and measured step times."""
     found = study["findings"]["rows"]
     rows = []
     for row in found:
@@ -176,7 +176,7 @@ def speed(study: Study) -> Findings:
 
 
 def memory_predictions(study: Study) -> Findings:
-    """Predicted peak by component, beside the ledger of real allocations."""
+    """Read a study of predicted and measured peak memory."""
     found = study["findings"]["rows"]
     if not found:
         return Findings("Nothing was measured.", "open", (), (), (Section("Memory", (Text("The study has no rows."),)),))
@@ -204,7 +204,7 @@ def memory_predictions(study: Study) -> Findings:
 
 
 def prepare(study: Study) -> Findings:
-    """Rows from a file to token ids on disk, against datasets.map."""
+    """Read a study of preparing data (rows of a file to token ids on disk) against datasets.map."""
     found = [{"kind": kind, **one} for kind, one in study["findings"].items()]
     numbers = tuple(Number(f"{one['ratio']['median']:.2f} times", f"as fast with rows of {one['kind']}",
                            f"{one['ratio']['low']:.2f} to {one['ratio']['high']:.2f}, {one['rows_per_s']:,.0f} rows/s")
@@ -225,7 +225,7 @@ def prepare(study: Study) -> Findings:
 
 
 def start(study: Study) -> Findings:
-    """Seconds from the command to the first step, with warm caches and with empty ones."""
+    """Read a study of the seconds from the command to the first step, with warm and with empty caches."""
     findings = study["findings"]
     seconds: Mapping[str, Mapping[str, float]] = findings["to_first_step"]
     after = listed([f"{duration(found['median'])} ({kind})" for kind, found in seconds.items() if kind != "peer"])

@@ -25,7 +25,7 @@ MOST_CAUTIONS = 6
 
 
 def page(study: Study, folder: str, made: str) -> Page:
-    """Raises WrongUse for a file that is no study, or of a kind that this version does not know."""
+    """Return the page. Raises WrongUse for a file that is no study, or for an unknown kind of study."""
     kind = study.get("kind")
     if kind is not None and kind not in KINDS:
         raise WrongUse(f"{folder} is a study of the kind {kind!r}, which this version does not know (known: "

@@ -21,7 +21,7 @@ Entry = tuple[str, str, str]                 # of a legend: label, colour, shape
 
 
 def element(name: str, /, *children: str, **attributes: object) -> str:
-    """`children` are markup already; `_` in an attribute's name stands for `-`, and a `_` behind it is dropped."""
+    """Return an element. `children` are markup; in an attribute's name `_` stands for `-`, and a final `_` is dropped."""
     given = "".join(f' {key.rstrip("_").replace("_", "-")}="{html.escape(_attribute(value))}"'
                     for key, value in attributes.items() if value is not None)
     return f"<{name}{given}>{''.join(children)}</{name}>" if children else f"<{name}{given}/>"
@@ -51,7 +51,7 @@ def is_finite(value: float | None) -> bool:
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to pixels."""
+    """Converts values to pixels, within the ends of the axis."""
 
     low: float
     high: float
@@ -110,7 +110,7 @@ def _log_ticks(low: float, high: float, about: int) -> list[tuple[float, str]]:
 
 
 def tick_label(value: float, step: float) -> str:
-    """As few digits as tell neighbours `step` apart."""
+    """Return the value with as few digits as distinguish values that are `step` apart."""
     if value == 0 or abs(value) < step * 1e-6:
         return "0"
     if abs(value) < 1e-4:
@@ -133,7 +133,7 @@ def width_of(words: str, *, bold: bool = False) -> float:
 
 
 def shortened(words: str, width_px: float) -> str:
-    """`words`, or their beginning, so that they fit."""
+    """Return the words, cut so that they fit into the width."""
     most = max(4, int(width_px / CHAR_PX))
     return words if len(words) <= most else words[:most - 1].rstrip() + "…"
 
@@ -165,7 +165,7 @@ def _swatch(x: float, y: float, colour: str, shape: str) -> str:
 
 
 def symbol(x: float, y: float, colour: str, shape: str) -> str:
-    """A point's mark: a ring, an upright bar, or a full circle."""
+    """Return the mark of a point: a ring, an upright bar, or a full circle."""
     if shape == "ring":
         return element("circle", cx=x, cy=y, r=4, class_=f"s-{colour} ring")
     if shape == "bar":
@@ -174,13 +174,13 @@ def symbol(x: float, y: float, colour: str, shape: str) -> str:
 
 
 def stripe(left: float, top: float, right: float, bottom: float, colour: str) -> str:
-    """A pale rectangle, at least a pixel wide and high."""
+    """Return a pale rectangle, at least a pixel wide and high."""
     return element("rect", x=left, y=top, width=max(right - left, 1.0), height=max(bottom - top, 1.0),
                    class_=f"f-{colour} shade")
 
 
 def hatched(x: float, y: float, width: float, height: float, colour: str) -> str:
-    """A rectangle of slanted lines: what is not one thing, as `other`."""
+    """Return a rectangle of slanted lines, for a mixture such as `other`."""
     lines = []
     at = x - height + 3
     while at < x + width:
@@ -193,7 +193,7 @@ def hatched(x: float, y: float, width: float, height: float, colour: str) -> str
 
 
 def document(body: Sequence[str], width: float, height: float, *, name: str, title: str, description: str) -> str:
-    """One drawing. `name` is its own on the page: screen readers find title and description by it."""
+    """Return one drawing. `name` is unique on the page: screen readers find title and description by it."""
     return element(
         "svg", element("title", html.escape(title), id=f"{name}-title"),
         element("desc", html.escape(description), id=f"{name}-desc"), *body,
