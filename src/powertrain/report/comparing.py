@@ -129,7 +129,7 @@ def _why(plan: Mapping[str, Any], name: str) -> str:
 
 
 def changed_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Changed]:
-    """Yield different facts of machine, software, data and model, but no measured speeds and free memory: they always differ."""
+    """Yield different facts of machine, software, data and model. Measured speeds and free memory always differ: left out."""
     if not a or not b:
         return
     for part, names in SHOWN_FACTS.items():

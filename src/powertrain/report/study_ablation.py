@@ -6,28 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from powertrain.report import study as studies
 from powertrain.report.chart import Point, Row, Segment, stacked
 from powertrain.report.figures import count, memory
 from powertrain.report.page import Figure, Missing, Number, Section, Table
-from powertrain.report.study import (
-    Compared,
-    Findings,
-    Study,
-    chart,
-    colour_of,
-    compared,
-    counted,
-    interval_point,
-    loss_difference,
-    noise_number,
-    paired_windows,
-    picked,
-    speed_number,
-    speed_words,
-    table,
-    tone_of,
-    verdict_row,
-)
+from powertrain.report.study import Compared, Findings, Study
 
 ORDER = ("faster", "no effect", "inconclusive", "harmful", "invalid", "not applicable here")
 CLASS_COLOURS = {"products": "blue", "attention": "sky", "loss": "purple", "elementwise": "yellow", "optimizer": "green",
@@ -38,26 +21,28 @@ Technique = Mapping[str, Any]
 
 
 def read(study: Study) -> Findings:
-    findings, found = study["findings"], compared(study)
+    findings, found = study["findings"], studies.compared(study)
     techniques = findings["techniques"]
-    total, control = picked(study, found, "total"), picked(study, found, "control")
+    total, control = studies.picked(study, found, "total"), studies.picked(study, found, "control")
     verdicts = [technique["verdict"] for technique in techniques]
-    whole = (f"The plan is {speed_words(total.speed)} as no technique at all" if total is not None and total.speed else
+    whole = (f"The plan is {studies.speed_words(total.speed)} as no technique at all" if total is not None and total.speed else
              "The plan was not timed against no technique at all")
     tone = "bad" if {"harmful", "invalid"} & set(verdicts) else "good" if "faster" in verdicts else "open"
     sections = (
         Section("Speed", (_ladder(techniques, found, total), _left_out(study, techniques, found),
-                          table("techniques", techniques), table("reasons", techniques), paired_windows(study, found))),
+                          studies.table("techniques", techniques), studies.table("reasons", techniques),
+                          studies.paired_windows(study, found))),
         Section("Where a step's time goes", (_profile(findings.get("profile") or {}),)),
         Section("Memory", (_memory(techniques),)),
-        Section("The same losses", (_parity(techniques), loss_difference([one for one in (control, total) if one]))))
-    return Findings(f"{whole}; of {len(techniques)} techniques {counted(verdicts, ORDER)}.", tone,
-                    (*_numbers(total, techniques), *noise_number(study)), tuple(_cautions(techniques, found, total)), sections)
+        Section("The same losses", (_parity(techniques), studies.loss_difference([one for one in (control, total) if one]))))
+    return Findings(f"{whole}; of {len(techniques)} techniques {studies.counted(verdicts, ORDER)}.", tone,
+                    (*_numbers(total, techniques), *studies.noise_number(study)),
+                    tuple(_cautions(techniques, found, total)), sections)
 
 
 def _numbers(total: Compared | None, techniques: Sequence[Technique]) -> Iterator[Number]:
     if total is not None and total.speed:
-        yield speed_number(total.speed, "speed of the plan over no technique", f"{total.comparison['pairs']} pairs")
+        yield studies.speed_number(total.speed, "speed of the plan over no technique", f"{total.comparison['pairs']} pairs")
         before, after = total.comparison["tokens_per_s"]
         yield Number(f"{count(after)} tokens/s", "with the plan", f"{count(before)} without any technique")
     works = _named(techniques, "faster")
@@ -104,18 +89,18 @@ def _ladder(techniques: Sequence[Technique], found: Sequence[Compared], total: C
         numbers.append({**rung.comparison, "name": name})
         speed, verdict = rung.speed, rung.verdict
         if speed is None:
-            rows.append(Row(f"+ {name}", says=verdict, tone=tone_of(verdict)))
+            rows.append(Row(f"+ {name}", says=verdict, tone=studies.tone_of(verdict)))
             continue
         top = numbers[-1]["top"] = height * speed["median"]
-        rows.append(Row(f"+ {name}", (Segment(height, top, colour_of(verdict)),),
+        rows.append(Row(f"+ {name}", (Segment(height, top, studies.colour_of(verdict)),),
                         (Point(top, "ink", height * speed["low"], height * speed["high"]),),
-                        f"x {speed['median']:.3g} {verdict}", tone_of(verdict)))
+                        f"x {speed['median']:.3g} {verdict}", studies.tone_of(verdict)))
         height = top
     if total is not None and total.speed:
-        rows.append(Row("full plan, measured directly", (), interval_point(total.speed, "blue"),
+        rows.append(Row("full plan, measured directly", (), studies.interval_point(total.speed, "blue"),
                         f"x {total.speed['median']:.3g}"))
-    return chart("ladder", f"From no technique up, the plan's techniques multiply to {height:.3g} times the speed", rows,
-                 table("ladder", numbers))
+    title = f"From no technique up, the plan's techniques multiply to {height:.3g} times the speed"
+    return studies.chart("ladder", title, rows, studies.table("ladder", numbers))
 
 
 def _left_out(study: Study, techniques: Sequence[Technique], found: Sequence[Compared]) -> Figure | Missing:
@@ -126,12 +111,12 @@ def _left_out(study: Study, techniques: Sequence[Technique], found: Sequence[Com
     for technique in shown:
         bound = technique.get("bound")
         segments = (Segment(1 / bound, bound, "sky", "Amdahl's bound", thin=True),) if bound and bound < 100 else ()
-        rows.append(verdict_row(technique["name"], technique["speed"], technique["verdict"], segments=segments))
+        rows.append(studies.verdict_row(technique["name"], technique["speed"], technique["verdict"], segments=segments))
     faster = _named(shown, "faster")
     title = (f"Left out of the full plan, {', '.join(faster)} {'is' if len(faster) == 1 else 'are'} missed" if faster
              else "Left out of the full plan, no technique is clearly missed")
     left_out = [found[technique["left_out"]].comparison for technique in shown]
-    return chart("left-out", title, rows, table("left-out", left_out), study=study)
+    return studies.chart("left-out", title, rows, studies.table("left-out", left_out), study=study)
 
 
 def _profile(profile: Mapping[str, Any]) -> Figure | Missing:
@@ -147,7 +132,7 @@ def _profile(profile: Mapping[str, Any]) -> Figure | Missing:
     last = profile.get("plan") or profile["plain"]
     largest = max(last["classes"], key=lambda part: last["classes"][part])
     title = f"With the plan, {last['classes'][largest] / last['step_s']:.0%} of a step are {largest}"
-    return chart("profile", title, rows, table("profile", numbers))
+    return studies.chart("profile", title, rows, studies.table("profile", numbers))
 
 
 def _memory(techniques: Sequence[Technique]) -> Figure | Missing:
@@ -160,10 +145,10 @@ def _memory(techniques: Sequence[Technique]) -> Figure | Missing:
     least = min(known, key=lambda technique: technique["memory_bytes"])
     title = (f"{least['name']} saves the most memory, {memory(-least['memory_bytes'])} of the peak" if least["memory_bytes"] < 0
              else "No technique saves memory here")
-    return chart("memory-change", title, rows, table("memory-change", known), key="memory")
+    return studies.chart("memory-change", title, rows, studies.table("memory-change", known), key="memory")
 
 
 def _parity(techniques: Sequence[Technique]) -> Table | Missing:
     known = [technique for technique in techniques if technique.get("parity")]
-    return table("parity", known) if known else \
+    return studies.table("parity", known) if known else \
         Missing("losses with and without each technique", "They were not compared.")

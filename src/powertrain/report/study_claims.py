@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from powertrain.report import study as studies
 from powertrain.report.chart import Segment
 from powertrain.report.page import Block, Figure, Missing, Number, Section, Text, several
-from powertrain.report.study import (
-    Findings,
-    Study,
-    chart,
-    compared,
-    counted,
-    intervals,
-    loss_difference,
-    paired_windows,
-    table,
-    verdict_row,
-)
+from powertrain.report.study import Findings, Study
 
 ORDER = ("confirmed", "better", "smaller than claimed", "no effect", "harmful", "inconclusive", "not applicable here")
 SUPPORTED, CONTRADICTED, UNDECIDED = ORDER[:2], ORDER[2:5], ORDER[5:]
@@ -29,25 +19,25 @@ Claim = Mapping[str, Any]
 
 def read(study: Study) -> Findings:
     claims: Sequence[Claim] = study["findings"]["claims"]
-    found = compared(study)
+    found = studies.compared(study)
     timed = [one for one in found if one.comparison["b"] != f"{one.comparison['a']} again"]
     by_document = {claim["document"]: [one for one in claims if one["document"] == claim["document"]] for claim in claims}
     sections = (
         Section("Claimed against measured", tuple(_figures(claims))),
-        *(Section(f"Document {document}", (table("claims of a document", some, several(len(some), "claim")),))
+        *(Section(f"Document {document}", (studies.table("claims of a document", some, several(len(some), "claim")),))
           for document, some in by_document.items()),
         Section("The comparisons behind it", (
-            intervals(study, timed, f"Speed of the {len(timed)} pairs of arms, as it was measured"),
-            paired_windows(study, found), loss_difference(timed))))
+            studies.intervals(study, timed, f"Speed of the {len(timed)} pairs of arms, as it was measured"),
+            studies.paired_windows(study, found), studies.loss_difference(timed))))
     verdicts = [claim["verdict"] for claim in claims]
     supported, contradicted, undecided = ([verdict for verdict in verdicts if verdict in some]
                                           for some in (SUPPORTED, CONTRADICTED, UNDECIDED))
     decided = len(supported) + len(contradicted)
     return Findings(
-        f"Of {len(claims)} claims {counted(verdicts, ORDER)}.", "open",
+        f"Of {len(claims)} claims {studies.counted(verdicts, ORDER)}.", "open",
         (Number(f"{len(supported)} of {decided}", "decided claims hold here", "confirmed or better"),
-         Number(str(len(contradicted)), "claims do not hold here", counted(contradicted, ORDER)),
-         Number(str(len(claims) - decided), "not decided here", counted(undecided, ORDER))),
+         Number(str(len(contradicted)), "claims do not hold here", studies.counted(contradicted, ORDER)),
+         Number(str(len(claims) - decided), "not decided here", studies.counted(undecided, ORDER))),
         tuple(_cautions(study, claims)), sections)
 
 
@@ -98,8 +88,9 @@ def _chart(claims: Sequence[Claim], unit: str, number: int) -> Figure:
             low = low if low is not None else bottom / BEYOND if log else bottom
             high = high if high is not None else top * BEYOND if log else top
             segments = (Segment(max(low, bottom / BEYOND) if log else low, high, "blue", "claimed", thin=True),)
-        rows.append(verdict_row(f"{claim['id']} {claim['what']}", claim["measured"], claim["verdict"], segments=segments))
+        rows.append(studies.verdict_row(f"{claim['id']} {claim['what']}", claim["measured"], claim["verdict"], segments))
     held = sum(claim["verdict"] in SUPPORTED for claim in claims)
     title = f"{unit[:1].upper()}{unit[1:]}: {held} of {len(claims)} measured claims hold here"
-    return chart("claims of a ratio" if unit.startswith("times") and log else "claims", title, rows,
-                 table("claims", claims, unit=unit), key=f"claims-{number}", axis=unit + ", logarithmic" * log, log=log)
+    return studies.chart("claims of a ratio" if unit.startswith("times") and log else "claims", title, rows,
+                         studies.table("claims", claims, unit=unit), key=f"claims-{number}",
+                         axis=unit + ", logarithmic" * log, log=log)

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from powertrain.records.timeline import quantile
+from powertrain.report import study as studies
 from powertrain.report.chart import COMPONENT_COLOURS, Point, Row, Segment, stacked
 from powertrain.report.figures import duration, memory
 from powertrain.report.page import (
@@ -25,21 +26,7 @@ from powertrain.report.page import (
     pins_in_words,
     several,
 )
-from powertrain.report.study import (
-    Findings,
-    Study,
-    behind,
-    chart,
-    compared,
-    counted,
-    interval_point,
-    loss_difference,
-    noise_number,
-    picked,
-    speed_number,
-    speed_words,
-    table,
-)
+from powertrain.report.study import Findings, Study
 
 LATE = "not reached within the budget"       # of candidates in studies from before `reached` was stored
 ORDER = ("faster", "no effect", "inconclusive", "harmful", "invalid")
@@ -50,24 +37,25 @@ STAGE_COLOURS = ("blue", "orange", "green", "purple")
 
 
 def tuning(study: Study) -> Findings:
-    findings, found = study["findings"], compared(study)
-    total = picked(study, found, "total")
+    findings, found = study["findings"], studies.compared(study)
+    total = studies.picked(study, found, "total")
     candidates, chosen = findings["candidates"], findings["chosen"]
     tried = [candidate for candidate in candidates if candidate["rounds"]]
     speed = total.speed if total is not None and chosen else None
-    verdict = (f"The tuned plan ({pins_in_words(chosen)}) is {speed_words(speed)} as the untuned one." if speed else
+    verdict = (f"The tuned plan ({pins_in_words(chosen)}) is {studies.speed_words(speed)} as the untuned one." if speed else
                f"The untuned plan stays: none of the {len(tried)} plans that were tried was shown to be faster.")
-    numbers = (speed_number(speed, "tuned over untuned", "on fresh windows") if speed else
+    numbers = (studies.speed_number(speed, "tuned over untuned", "on fresh windows") if speed else
                Number("x 1", "tuned over untuned", "the untuned plan stays"),
                Number(f"{len(tried)} of {len(candidates)}", "plans were measured", "the others were not tried, or not run"),
-               *noise_number(study))
+               *studies.noise_number(study))
     cautions = ["The best of many noisy numbers is partly luck; that is why the chosen plan was compared once more, on fresh "
                 "windows, and only that comparison counts."] if tried else []
     late = [candidate["name"] for candidate in candidates if not candidate.get("reached", candidate["why"] != LATE)]
     cautions += [f"Not reached within the budget: {', '.join(late)}."] if late else []
     return Findings(verdict, "good" if speed else "open", numbers, tuple(cautions), (
-        Section("The candidates", (_candidates(study, tried), table("every candidate", candidates))),
-        behind(study, found, f"All {len(found)} comparisons", loss_difference([total] if total is not None else []))))
+        Section("The candidates", (_candidates(study, tried), studies.table("every candidate", candidates))),
+        studies.behind(study, found, f"All {len(found)} comparisons",
+                       studies.loss_difference([total] if total is not None else []))))
 
 
 def _candidates(study: Study, tried: Sequence[Mapping[str, Any]]) -> Figure | Missing:
@@ -79,24 +67,26 @@ def _candidates(study: Study, tried: Sequence[Mapping[str, Any]]) -> Figure | Mi
         colour, chosen, tone = ("green", "chosen, ", "good") if candidate["kept"] else ("blue", "", "quiet")
         points = tuple(Point(one["median"], "grey", label="earlier rounds", shape="ring") for one in early)
         label = "last round, chosen" if chosen else "last round"
-        rows.append(Row(candidate["name"], (), (*points, *interval_point(last, colour, label)),
+        rows.append(Row(candidate["name"], (), (*points, *studies.interval_point(last, colour, label)),
                         f"{chosen}{several(len(candidate['rounds']), 'round')}", tone))
     kept = [candidate["name"] for candidate in tried if candidate["kept"]]
     title = f"Chosen: {', '.join(kept)}" if kept else "No change of one technique was worth keeping"
-    numbers = table("candidates", [{**candidate, **one, "number": number} for candidate in tried
-                                   for number, one in enumerate(candidate["rounds"], 1)])
-    return chart("candidates", title, rows, numbers, study=study)
+    numbers = studies.table("candidates", [{**candidate, **one, "number": number} for candidate in tried
+                                           for number, one in enumerate(candidate["rounds"], 1)])
+    return studies.chart("candidates", title, rows, numbers, study=study)
 
 
 def comparison(study: Study) -> Findings:
-    found = compared(study)
+    found = studies.compared(study)
     verdicts = [one.verdict for one in found]
     first = found[0].comparison if found else None
-    verdict = (f"{first['b']} is {speed_words(first['speed'])} as {first['a']}: {first['verdict']}."
-               if first and len(found) == 1 else f"Of {len(found)} comparisons {counted(verdicts, ORDER)}.")
-    numbers = tuple(speed_number(one.speed, one.name, f"{one.comparison['pairs']} pairs") for one in found[:3] if one.speed)
+    verdict = (f"{first['b']} is {studies.speed_words(first['speed'])} as {first['a']}: {first['verdict']}."
+               if first and len(found) == 1 else f"Of {len(found)} comparisons {studies.counted(verdicts, ORDER)}.")
+    numbers = tuple(studies.speed_number(one.speed, one.name, f"{one.comparison['pairs']} pairs")
+                    for one in found[:3] if one.speed)
     return Findings(verdict, "bad" if "harmful" in verdicts or "invalid" in verdicts else "good", numbers, (), (
-        behind(study, found, verdict.rstrip("."), of="Speed"), Section("The same losses", (loss_difference(found),))))
+        studies.behind(study, found, verdict.rstrip("."), of="Speed"),
+        Section("The same losses", (studies.loss_difference(found),))))
 
 
 def peers(study: Study) -> Findings:
@@ -106,20 +96,20 @@ def peers(study: Study) -> Findings:
     parts = sorted(findings["profile"].items(), key=lambda part: -part[1])
     share = Number(f"{findings['products_share']:.0%}", "of the measured GEMM limit", "exact FLOPs of our arm, per second")
     under = findings.get("conditions") or ()
-    alone: Block = table("peers alone", under) if under else \
+    alone: Block = studies.table("peers alone", under) if under else \
         Missing("the peers alone", "The peers were not measured alone, so nothing shows that they were undisturbed.")
     unclean = tuple(f"Not clean: {why}." for one in under for why in one["unclean"]) if under else \
         ("The peers were not measured alone, so the ratios may be too large.",)
     return replace(plain, numbers=(*plain.numbers, share), cautions=(*unclean, *plain.cautions), sections=(
         *plain.sections, Section("Conditions", (alone,)),
-        Section("How far apart", (table("peers apart", findings["losses"]),)),
+        Section("How far apart", (studies.table("peers apart", findings["losses"]),)),
         Section("Where our step's time goes", (Table(
             ("class of work", "ms", "share"),
             tuple((name, 1e3 * seconds, f"{seconds / step_s:.0%}") for name, seconds in parts)),))))
 
 
 def bench(study: Study) -> Findings:
-    findings, found = study["findings"], compared(study)
+    findings, found = study["findings"], studies.compared(study)
     assertions = findings["assertions"]
     broken = [assertion for assertion in assertions if not assertion["holds"]]
     verdict = (f"All {len(assertions)} assertions hold." if not broken else
@@ -134,8 +124,8 @@ def bench(study: Study) -> Findings:
     return Findings(verdict, "bad" if broken else "good", (
         Number(f"{len(assertions) - len(broken)} of {len(assertions)}", "assertions hold", "of memory and losses"),
         Number(str(len(tables)), "tables", ", ".join(one.title for one in tables))), tuple(cautions), (
-        Section("Assertions", (table("assertions", assertions),)), Section("Tables", tuple(blocks)),
-        behind(study, found, f"Speed of the {len(found)} comparisons")))
+        Section("Assertions", (studies.table("assertions", assertions),)), Section("Tables", tuple(blocks)),
+        studies.behind(study, found, f"Speed of the {len(found)} comparisons")))
 
 
 def _bench_chart(given: Table) -> Figure | None:
@@ -151,8 +141,8 @@ def _bench_chart(given: Table) -> Figure | None:
             for name, peak, predicted in known]
     worst = max((abs(predicted / (peak or 1) - 1) for _, peak, predicted in known if predicted is not None), default=None)
     title = f"Peak memory by {given.columns[0]}" + (f": predicted within {worst:.1%}" if worst is not None else "")
-    return chart("bench memory", title, rows, Table((given.columns[0], PEAK, PREDICTED), tuple(known)),
-                 key=f"bench-{given.title.replace(' ', '-')}")
+    return studies.chart("bench memory", title, rows, Table((given.columns[0], PEAK, PREDICTED), tuple(known)),
+                         key=f"bench-{given.title.replace(' ', '-')}")
 
 
 def speed(study: Study) -> Findings:
@@ -164,10 +154,10 @@ def speed(study: Study) -> Findings:
         floor = (Point(floor_s, "red", label="floor of this machine", shape="bar"),) if floor_s else ()
         says, tone = ("inside", "good") if low <= measured["median"] <= high else ("outside", "open")
         rows.append(Row(" ".join(map(str, row["recipe"])), (Segment(low, high, "grey", "expected", thin=True),),
-                        (*interval_point(measured, "blue", "measured"), *floor), says, tone))
+                        (*studies.interval_point(measured, "blue", "measured"), *floor), says, tone))
     inside = sum(row.says == "inside" for row in rows)
     title = f"{inside} of {len(rows)} measured step times lie inside what was expected"
-    figure = chart("speed", title, rows, table("speed", found)) if rows else \
+    figure = studies.chart("speed", title, rows, studies.table("speed", found)) if rows else \
         Missing("expected and measured step times", "The study has no rows.")
     slowest = max((row["measured_s"]["median"] for row in found), default=0.0)
     return Findings(f"{title}.", "good" if inside == len(rows) else "open",
@@ -197,7 +187,7 @@ def memory_predictions(study: Study) -> Findings:
         Number(f"{quantile(errors, 0.5):.1%}", "median error", f"of {len(found)} configurations"),
         Number(f"{max(errors):.1%}", "worst error", worst["what"]),
         Number(memory(max(row["measured_bytes"] for row in found)), "largest measured peak", "allocated")), (),
-        (Section("Predicted and measured", (chart("memory", title, rows, numbers),)),))
+        (Section("Predicted and measured", (studies.chart("memory", title, rows, numbers),)),))
 
 
 # ------------------------------------------------------------------------------------------------ whole runs
@@ -215,13 +205,14 @@ def prepare(study: Study) -> Findings:
     growing = tuple(f"With rows of {one['kind']}, memory grew from {memory(one['resident_bytes_of_fewer'])} to "
                     f"{memory(one['resident_bytes'])} with the number of rows." for one in found
                     if one["resident_bytes"] > FLAT * one["resident_bytes_of_fewer"])
-    rows = [Row(one["kind"], (), (*interval_point(one["ratio"], "blue", "from the file on"),
-                                  *interval_point(one["ratio_to_map_alone"], "grey", "less the peer's loading of the file",
-                                                  "ring")), f"{one['ratio']['median']:.2f}") for one in found]
+    rows = [Row(one["kind"], (), (*studies.interval_point(one["ratio"], "blue", "from the file on"), *studies.interval_point(
+        one["ratio_to_map_alone"], "grey", "less the peer's loading of the file", "ring")), f"{one['ratio']['median']:.2f}")
+        for one in found]
     tone = "good" if min(one["ratio"]["low"] for one in found) > 1 else "bad"
     return Findings(verdict, tone, numbers, growing, (
-        Section("Against datasets.map", (chart("prepare", verdict, rows, table("prepare", found)), table("each side", found))),
-        Section("Memory", (table("prepared memory", found),))))
+        Section("Against datasets.map", (
+            studies.chart("prepare", verdict, rows, studies.table("prepare", found)), studies.table("each side", found))),
+        Section("Memory", (studies.table("prepared memory", found),))))
 
 
 def start(study: Study) -> Findings:
@@ -234,12 +225,12 @@ def start(study: Study) -> Findings:
     numbers = tuple(Number(duration(found["median"]), f"to the first step, {kind}",
                            f"{duration(found['low'])} to {duration(found['high'])}") for kind, found in seconds.items())
     medians: Mapping[str, Mapping[str, float]] = findings["medians"]
-    rows = [Row(kind, _between(medians.get(kind, {})), interval_point(seconds[kind], "ink", "first step done"),
+    rows = [Row(kind, _between(medians.get(kind, {})), studies.interval_point(seconds[kind], "ink", "first step done"),
                 duration(seconds[kind]["median"])) for kind in dict.fromkeys((*medians, *seconds))]
     runs = [(kind, run) for kind, some in (*findings["runs"].items(), ("peer", findings.get("peer_runs") or []))
             for run in some]
     return Findings(verdict, "open", numbers, (), (
-        Section("Where the time goes", (chart("start", verdict, rows, _stamps(list(medians.items()))),)),
+        Section("Where the time goes", (studies.chart("start", verdict, rows, _stamps(list(medians.items()))),)),
         Section("Every run", (_stamps(runs, "Seconds after the command"),))))
 
 
@@ -259,7 +250,7 @@ def _stamps(found: Sequence[tuple[str, Mapping[str, float]]], title: str = "") -
 
 
 def diagnosis(study: Study) -> Findings:
-    cases, found = study["findings"]["cases"], compared(study)
+    cases, found = study["findings"]["cases"], studies.compared(study)
     named = [case for case in cases if case.get("named") == case["planted"]]
     held = [case for case in cases if case["holds"]]
     verdict = (f"diagnose named the planted cause first in {len(named)} of {len(cases)} crippled recipes, and in {len(held)} "
@@ -271,8 +262,8 @@ def diagnosis(study: Study) -> Findings:
                  if ratios else []))
     return Findings(verdict, "good" if len(held) == len(cases) else "bad", numbers, tuple(_case_cautions(cases)), (
         Section("Predicted and measured", (_gains(cases),)),
-        Section("The cases", (table("cases", cases), table("answers", cases))),
-        behind(study, found, f"Speed of the {len(found)} cures that act on steps")))
+        Section("The cases", (studies.table("cases", cases), studies.table("answers", cases))),
+        studies.behind(study, found, f"Speed of the {len(found)} cures that act on steps")))
 
 
 def _case_cautions(cases: Sequence[Case]) -> list[str]:
@@ -294,6 +285,7 @@ def _gains(cases: Sequence[Case]) -> Figure | Missing:
         low, high = case.get("interval") or (None, None)
         colour, tone, says = ("green", "good", "holds") if case["holds"] else ("red", "bad", "less than half")
         rows.append(Row(case["name"], (Segment(1.0, case["predicted"], "blue", "predicted", thin=True),),
-                        interval_point({"median": case["measured"], "low": low, "high": high}, colour, "measured"), says, tone))
+                        studies.interval_point({"median": case["measured"], "low": low, "high": high}, colour, "measured"),
+                        says, tone))
     title = f"{sum(case['holds'] for case in shown)} of {len(shown)} cures give at least half of what was predicted"
-    return chart("gains", title, rows, table("gains", shown))
+    return studies.chart("gains", title, rows, studies.table("gains", shown))
