@@ -187,13 +187,14 @@ def throughput(history: History) -> Figure | Missing:
     low, middle, high = spread(found)
     over = max(5, round(len(speeds) * ROLLING_SHARE)) | 1
     warm = timeline.warm_ups(history)
+    rolling = timeline.smoothed(speeds, over, statistics.median)
     happened = [(kind.kind, colour, tuple(float(one.after_step) for one in history.of(kind))) for kind, colour in MARKED]
     happened.append(("continued", "green", tuple(float(step) for step in history.sessions[1:])))
     marks: tuple[chart.Mark, ...] = (
         chart.Band("10 to 90% of the steps", low, high, "blue"),
         *(chart.Span("warm-up", xs[places[0]] - 0.5, xs[places[-1]] + 0.5) for places in warm),
         Series("each step", tuple(zip(xs, speeds, strict=True)), "blue", "faint"),
-        Series(f"median of {over} steps", tuple(zip(xs, timeline.smoothed(speeds, over, statistics.median), strict=True)), "blue"),
+        Series(f"median of {over} steps", tuple(zip(xs, rolling, strict=True)), "blue"),
         chart.Level(f"median {count(middle)}", middle),
         *(Moments(kind, at, colour) for kind, colour, at in happened if at))
     plot = Plot(Axis("step"), Axis("real tokens per second", low=0.0), marks)
