@@ -69,7 +69,12 @@ def publish(folder: Path, build: Callable[[Path], dict[str, Any]]) -> None:
     """
     try:
         with _building(folder) as building:
-            _write_meta(building, build(building))
+            meta = build(building)
+            files = sorted(path for path in building.rglob("*") if path.is_file())
+            sizes = {path.relative_to(building).as_posix(): path.stat().st_size for path in files}
+            (building / META).write_text(json.dumps({**meta, "files": sizes}, indent=2) + "\n", encoding="utf-8")
+            for path in (*building.rglob("*"), building):
+                sync(path)
             _replace(folder, building)
     except OSError as error:
         raise WrongUse(f"the token cache {folder.parent} cannot be written: {error.strerror or error}; "
@@ -103,14 +108,6 @@ def new_folder(folder: Path) -> Iterator[Path]:
     except OSError as error:
         raise RunFailed(f"{folder} cannot be written: {error.strerror or error}; free space there, or name another folder "
                         "with --output") from error
-
-
-def _write_meta(folder: Path, meta: dict[str, Any]) -> None:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
-    (folder / META).write_text(json.dumps({**meta, "files": sizes}, indent=2) + "\n", encoding="utf-8")
-    for path in [*files, folder / META, *(path for path in folder.rglob("*") if path.is_dir()), folder]:
-        sync(path)
 
 
 def _replace(folder: Path, building: Path) -> None:

@@ -64,6 +64,11 @@ def open_store(source: str, *, tokenizer: str, vocabulary: int | None, text_fiel
     Raises WrongUse if the source, the tokenizer or the split cannot be used, or `cache` cannot be written.
     """
     tokenizers.check_tokenizer(tokenizer, vocabulary)
+    if tokenizer == "bpe":
+        of_tokenizer: list[Any] = ["bpe", vocabulary or tokenizers.BPE_VOCABULARY]
+    else:
+        of_tokenizer = [tokenizer] if tokenizer in tokenizers.KINDS else \
+            ["folder", tokenizers.digest_files(tokenizers.tokenizer_files(Path(tokenizer).expanduser()))]
     documents = read_documents(source, cache=cache, text_field=text_field, max_chars=max_chars)
     digest = digest_documents(documents)
     seeded = validation_split == "seeded" and validation_share > 0
@@ -72,7 +77,7 @@ def open_store(source: str, *, tokenizer: str, vocabulary: int | None, text_fiel
         "documents": digest,
         "text_field": text_field,
         "max_chars": max_chars,
-        "tokenizer": _tokenizer_key(tokenizer, vocabulary),
+        "tokenizer": of_tokenizer,
         "validation": [validation_share, validation_split, seed if seeded else None],
     })
     if not is_whole(folder):
@@ -88,14 +93,6 @@ def open_store(source: str, *, tokenizer: str, vocabulary: int | None, text_fiel
         tokenizer=tokenizers.load_tokenizer(folder / "tokenizer"), source=source,
         **{name: meta[name] for name in ("digest", "documents", "characters", "text_bytes", "validation_bytes",
                                          "validation_text_gzip_bytes", "length_quantiles")})
-
-
-def _tokenizer_key(tokenizer: str, vocabulary: int | None) -> list[Any]:
-    if tokenizer == "bpe":
-        return ["bpe", vocabulary or tokenizers.BPE_VOCABULARY]
-    if tokenizer in tokenizers.KINDS:
-        return [tokenizer]
-    return ["folder", tokenizers.digest_files(tokenizers.tokenizer_files(Path(tokenizer).expanduser()))]
 
 
 def _build(folder: Path, documents: Sequence[Document], digest: str, split: Split,

@@ -1,4 +1,4 @@
-"""What this device reaches: its GEMM peak by dtype and its copy bandwidth, measured once and kept in a cache.
+"""Measured peaks of this device: GEMM speed by dtype and copy bandwidth, measured once and kept in a cache.
 
 Shares of a step are quoted against these, not against the datasheet: cards of one name differ by power and cooling,
 and a virtual machine reaches only what its host leaves it. A peak is the best of all repeats, because interference
@@ -39,7 +39,7 @@ class Peaks:
 
 
 def measurable_dtypes(device: str, compute_capability: tuple[int, int] | None) -> tuple[str, ...]:
-    """The dtypes whose GEMM peak means something on this device.
+    """Return the dtypes whose GEMM peak means something on this device.
 
     An NVIDIA GPU below capability 8.0 has neither tf32 nor bf16 units: torch would emulate them.
     """
@@ -51,14 +51,14 @@ def measurable_dtypes(device: str, compute_capability: tuple[int, int] | None) -
 
 def measure_peaks(device: str, dtypes: tuple[str, ...] = ("fp32", "bf16"), *, gemm_budget_s: float = GEMM_BUDGET_S,
                   copy_bytes: int = COPY_BYTES) -> Peaks:
-    """The GEMM peak of each of `dtypes` and the copy bandwidths of `device`; about a second per dtype."""
+    """Measure the GEMM peak of each of `dtypes` and the copy bandwidths of `device`; about a second per dtype."""
     flops_per_s = {dtype: gemm_flops_per_s(device, dtype, budget_s=gemm_budget_s) for dtype in dtypes}
     link = host_link_bytes_per_s(device) if device == "cuda" else None
     return Peaks(flops_per_s, copy_bytes_per_s(device, copy_bytes), link)
 
 
 def gemm_flops_per_s(device: str, dtype: str, *, budget_s: float = GEMM_BUDGET_S) -> float:
-    """The best FLOP/s of square products x @ w.T, from small to large until `budget_s` would be passed.
+    """Measure the best FLOP/s of square products x @ w.T, from small to large until `budget_s` would be passed.
 
     A size is tried only if one product of it, at the best rate so far, fits twice in what is left of the budget
     (twice: the warm-up counts too). So a slow machine stays within about the budget and never meets the large sizes.
@@ -81,7 +81,7 @@ def gemm_flops_per_s(device: str, dtype: str, *, budget_s: float = GEMM_BUDGET_S
 
 
 def copy_bytes_per_s(device: str, buffer_bytes: int = COPY_BYTES) -> float:
-    """Bytes read plus bytes written per second by a copy between two buffers of `buffer_bytes`."""
+    """Measure bytes read plus bytes written per second by a copy between two buffers of `buffer_bytes`."""
     import torch
 
     source = torch.ones(buffer_bytes // 4, device=device)          # float32
@@ -91,7 +91,7 @@ def copy_bytes_per_s(device: str, buffer_bytes: int = COPY_BYTES) -> float:
 
 
 def host_link_bytes_per_s(device: str, buffer_bytes: int = LINK_BYTES) -> float:
-    """Bytes per second between a GPU and its host's pinned memory, the slower way. A datasheet does not know the slot."""
+    """Measure bytes per second between a GPU and its host's pinned memory, the slower way; no datasheet knows the slot."""
     import torch
 
     there = torch.ones(buffer_bytes, dtype=torch.uint8, device=device)
@@ -101,7 +101,7 @@ def host_link_bytes_per_s(device: str, buffer_bytes: int = LINK_BYTES) -> float:
 
 
 def _best_s(work: Callable[[], object], device: str, until: float) -> float:
-    """The fastest of at most REPEATS runs of `work` after one warm-up, at least one, ending about at `until`."""
+    """Return the fastest of at most REPEATS runs of `work` after one warm-up, at least one, ending about at `until`."""
     _timed_s(work, device)
     seconds = [_timed_s(work, device)]
     while len(seconds) < REPEATS and time.perf_counter() + seconds[-1] < until:
@@ -128,7 +128,7 @@ def _wait(device: str) -> None:
 
 @contextlib.contextmanager
 def _fp32_precision(precision: str) -> Iterator[None]:
-    """fp32 products in full ("highest") or in tf32 ("high"), whatever the process has set; put back afterwards."""
+    """Compute fp32 products in full ("highest") or in tf32 ("high"), whatever the process has set; put back afterwards."""
     import torch
 
     before = torch.get_float32_matmul_precision()
@@ -143,18 +143,17 @@ def _fp32_precision(precision: str) -> Iterator[None]:
 
 
 def cache_file(cache: Path, fingerprint: str) -> Path:
-    """Where the peaks of the machine with this fingerprint are kept."""
+    """Return where the peaks of the machine with this fingerprint are kept."""
     return cache / "hardware" / f"{fingerprint}.json"
 
 
 def kept_peaks(file: Path, dtypes: tuple[str, ...]) -> Peaks | None:
-    """The peaks in `file`, or None where it is absent, unreadable, or lacks a figure for one of `dtypes`."""
+    """Return the peaks in `file`; None where it is absent, unreadable, or lacks a figure for one of `dtypes`."""
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
         flops_per_s = {dtype: float(kept["peak_flops_per_s"][dtype]) for dtype in dtypes}
         bandwidth = float(kept["bandwidth_bytes_per_s"])
-        link = kept.get("host_link_bytes_per_s")
-        link = None if link is None else float(link)
+        link = None if kept.get("host_link_bytes_per_s") is None else float(kept["host_link_bytes_per_s"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     figures = [*flops_per_s.values(), bandwidth, *([] if link is None else [link])]

@@ -41,7 +41,12 @@ def read_software(hardware: Hardware | None = None) -> Software:
     Where `hardware` is known, torch need not be loaded for its GPU.
     """
     versions, missing = {"powertrain": version_of("powertrain"), "python": platform.python_version()}, {}
-    capability = _gpu_capability() if hardware is None else hardware.compute_capability
+    if hardware is None:
+        import torch
+
+        capability = torch.cuda.get_device_capability(0) if torch.cuda.is_available() else None
+    else:
+        capability = hardware.compute_capability
     for part in PARTS:
         reason = _why_not(part, capability)
         if reason is None:
@@ -57,27 +62,18 @@ def read_software(hardware: Hardware | None = None) -> Software:
 
 
 def _why_not(part: Part, gpu: Capability | None) -> str | None:
-    """Why `part` cannot be used here; None if it can. The machine comes first: installing would not help."""
+    """Return why `part` cannot be used here; None if it can. The machine comes first: installing would not help."""
     installed = importlib.util.find_spec(part.module) is not None
     if part.capability is not None and gpu is None:
         return "needs a CUDA GPU; torch sees none here" + ("" if not installed else " (it is installed)")
     if part.capability is not None and gpu is not None and gpu < part.capability:
-        return f"needs compute capability {_dotted(part.capability)} or more; this GPU has {_dotted(gpu)}"
+        needs, has = ("{}.{}".format(*capability) for capability in (part.capability, gpu))
+        return f"needs compute capability {needs} or more; this GPU has {has}"
     return None if installed else f"not installed (pip install {part.distribution})"
 
 
-def _gpu_capability() -> Capability | None:
-    import torch
-
-    return torch.cuda.get_device_capability(0) if torch.cuda.is_available() else None
-
-
-def _dotted(capability: Capability) -> str:
-    return f"{capability[0]}.{capability[1]}"
-
-
 def version_of(distribution: str) -> str:
-    """As its metadata says; what is importable without metadata (a source folder) has an unknown one."""
+    """Return the version in the package's metadata; a package without metadata (a source folder) has an unknown one."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -85,7 +81,7 @@ def version_of(distribution: str) -> str:
 
 
 def _compile_tools() -> list[tuple[str, str | None, str]]:
-    """What torch.compile needs on a CPU to build its kernels: (part, where it was found or None, the reason if not)."""
+    """Return the parts that torch.compile needs on a CPU: name, where it was found or None, and the reason if not."""
     compiler = cpp_compiler()
     include = Path(sysconfig.get_path("include"))
     return [

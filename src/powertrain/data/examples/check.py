@@ -26,6 +26,11 @@ def check_examples(store: ExampleStore, *, train_batch_size: int, seed: int) -> 
     """Return all counts and findings. Raises WrongUse if there is no example to train on."""
     refuse_no_training(store)
     lengths, trained = store.training.lengths, store.training.trained
+    sources = store.source_lengths[store.training.indices]
+    grids = [lengths - sources, sources] if store.kind == "pair" else [lengths]
+    orders = {"as drawn, padded": epoch_order(seed, 0, len(lengths)),
+              "grouped by length, padded": np.argsort(lengths, kind="stable")}
+    shares = {name: padding_share([grid[order] for grid in grids], train_batch_size) for name, order in orders.items()}
     duplicates = _duplicates(store)
     shared = _shared_prompts(store)
     return ExampleCheck(
@@ -39,7 +44,7 @@ def check_examples(store: ExampleStore, *, train_batch_size: int, seed: int) -> 
         validation_examples=int(store.in_validation.sum()), max_length=store.max_length,
         length_quantiles=length_quantiles(lengths, CHECKED),
         histogram=histogram(lengths), train_batch_size=train_batch_size,
-        padding_shares=_padding_shares(store, train_batch_size, seed),
+        padding_shares={**shares, "packed end to end": 0.0},
         epoch_tokens=int(lengths.sum()), epoch_trained_tokens=int(trained.sum()))
 
 
@@ -68,17 +73,8 @@ def padding_share(grids: list[Lengths], batch: int) -> float:
     return 1 - real / max(1, padded)
 
 
-def _padding_shares(store: ExampleStore, batch: int, seed: int) -> dict[str, float]:
-    lengths, sources = store.training.lengths, store.source_lengths[store.training.indices]
-    grids = [lengths - sources, sources] if store.kind == "pair" else [lengths]
-    orders = {"as drawn, padded": epoch_order(seed, 0, len(lengths)),
-              "grouped by length, padded": np.argsort(lengths, kind="stable")}
-    shares = {name: padding_share([grid[order] for grid in grids], batch) for name, order in orders.items()}
-    return {**shares, "packed end to end": 0.0}
-
-
 def _duplicates(store: ExampleStore) -> npt.NDArray[np.int64]:
-    """(duplicates, 2): the first example of a row, and of a later row that is equal to it."""
+    """Return (duplicates, 2): the first example of a row, and of a later row that is equal to it."""
     _, firsts = np.unique(store.rows(), return_index=True)   # a long text gives several examples
     digests = store.column("digest")[firsts]
     _, earliest, group = np.unique(digests, return_index=True, return_inverse=True)
@@ -88,7 +84,7 @@ def _duplicates(store: ExampleStore) -> npt.NDArray[np.int64]:
 
 
 def _shared_prompts(store: ExampleStore) -> npt.NDArray[np.int64]:
-    """(prompts, 2): an example that trains and one that validates with the same prompt."""
+    """Return (prompts, 2): an example that trains and one that validates with the same prompt."""
     held = np.flatnonzero(store.in_validation)
     learned = np.flatnonzero(~store.in_validation)
     prompts = store.column("prompt")

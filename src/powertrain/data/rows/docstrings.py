@@ -1,4 +1,4 @@
-"""The named set `docstrings`: functions of Python's standard library and what their authors say they do.
+"""The named set `docstrings`: functions of Python's standard library and their authors' descriptions.
 
 Made from the interpreter's own sources, so it needs no download and differs between Python versions. The prompt is a function
 without its docstring, the completion the docstring's first paragraph. Short ones only: a small model learns what it can see.
@@ -34,19 +34,16 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def docstring_rows(cache: Path) -> Iterator[Row]:
-    """The rows {"prompt": code, "completion": docstring}, by file and line; made once, then read from `cache`."""
+    """Return the rows {"prompt": code, "completion": docstring}, by file and line; made once, then read from `cache`."""
     library = Path(sysconfig.get_paths()["stdlib"])
     made_from = [FORMAT, sys.version, str(library), LONGEST_SOURCE_LINES, LONGEST_DOCSTRING_LINES, FEWEST_WORDS]
     folder = cache / "corpora" / f"docstrings-{key_of(made_from)[:16]}"
     if not is_whole(folder):
         publish(folder, lambda building: _build(building, library))
-    return _stored_rows(folder / ROWS_FILE)
-
-
-def _stored_rows(path: Path) -> Iterator[Row]:
-    for row in json_lines(path):
-        assert isinstance(row, Row)          # this module has written them
-        yield Row({name: row.fields[name] for name in ("prompt", "completion")}, f"docstrings {row.fields['origin']}")
+    # this module has written the file, so no row is rejected
+    rows = (row for row in json_lines(folder / ROWS_FILE) if isinstance(row, Row))
+    return (Row({name: row.fields[name] for name in ("prompt", "completion")}, f"docstrings {row.fields['origin']}")
+            for row in rows)
 
 
 def _build(folder: Path, library: Path) -> dict[str, Any]:
@@ -63,7 +60,7 @@ def _build(folder: Path, library: Path) -> dict[str, Any]:
 
 
 def documented_functions(document: Document) -> Iterator[tuple[int, str, str]]:
-    """(line, source without the docstring, the docstring's first paragraph) of the functions that are fit to learn from."""
+    """Yield line, source without the docstring, and the docstring's first paragraph of each function that fits the limits."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")      # of the library's own code, such as an invalid escape
         try:
@@ -71,19 +68,16 @@ def documented_functions(document: Document) -> Iterator[tuple[int, str, str]]:
         except (SyntaxError, ValueError):    # the library's own templates and broken examples are no Python
             return
         lines = re.split(r"\r\n|\r|\n", document.text)     # not splitlines(): to the parser a form feed ends no line
-        for function in sorted(_functions(tree), key=lambda function: function.lineno):
+        functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        for function in sorted(functions, key=lambda function: function.lineno):
             said = _first_paragraph(function)
             source = _without_docstring(function, lines) if said else None
             if said and source:
                 yield function.lineno, source, said
 
 
-def _functions(tree: ast.AST) -> Iterator[Function]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-
-
 def _first_paragraph(function: Function) -> str | None:
-    """None if there is no docstring, or its first paragraph is long, no sentence, or an example."""
+    """Return the text; None if there is no docstring, or its first paragraph is long, no sentence, or an example."""
     docstring = ast.get_docstring(function, clean=False)
     if docstring is None or "\0" in docstring:
         return None
@@ -94,7 +88,7 @@ def _first_paragraph(function: Function) -> str | None:
 
 
 def _without_docstring(function: Function, lines: list[str]) -> str | None:
-    """The function's source, decorators first, dedented; None if it is long, or says nothing without its docstring."""
+    """Return the function's source, decorators first, dedented; None if it is long, or says nothing without its docstring."""
     docstring, *body = function.body
     first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
     assert function.end_lineno               # the parser sets it
@@ -109,7 +103,7 @@ def _without_docstring(function: Function, lines: list[str]) -> str | None:
 
 
 def _same_code(source: str, function: Function, body: list[ast.stmt]) -> bool:
-    """Whether the text is the function still: a docstring may share a line with code, and dedenting may change a string."""
+    """Return whether the text is still the function: a docstring may share a line with code, dedenting may change a string."""
     try:
         (parsed,) = ast.parse(source).body
     except (SyntaxError, ValueError):

@@ -37,7 +37,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def named_files(source: str) -> list[Path]:
-    """The files that `source` names, sorted. Raises WrongUse if there is none."""
+    """Return the files that `source` names, sorted. Raises WrongUse if there is none."""
     path = Path(source).expanduser()
     if path.is_dir():
         return text_files(path)
@@ -55,7 +55,7 @@ def named_files(source: str) -> list[Path]:
 
 
 def similar(path: Path) -> str:
-    """The end of a message that there is no such path: what may have been meant, or where to look."""
+    """Return the end of a message that there is no such path: a path that may have been meant, or where to look."""
     try:
         neighbours = os.listdir(path.parent)
     except OSError:
@@ -70,7 +70,7 @@ def similar(path: Path) -> str:
 
 
 def text_files(folder: Path) -> list[Path]:
-    """The text files in `folder`, recursively, sorted by relative path; links to folders are not followed."""
+    """Return the text files in `folder`, recursively, sorted by relative path; links to folders are not followed."""
     files = [path for path in visible_files(folder) if looks_like_text(path)]
     if not files:
         raise WrongUse(f"data.source={folder} has no text files: all are hidden, empty or binary; "
@@ -107,7 +107,7 @@ WORDS = {"train": TRAIN, "training": TRAIN, "valid": "validation", "validation":
 
 
 def choose_split(where: str, names: Sequence[str], wanted: str | None) -> str:
-    """The one of `names` that `wanted` means: train if it is None, or the only one there is. Raises WrongUse if none is."""
+    """Return the one of `names` that `wanted` means: train if it is None, or the only one there is. Raises WrongUse."""
     if wanted is None and len(names) == 1:
         return names[0]
     meant = wanted or TRAIN
@@ -121,7 +121,7 @@ def choose_split(where: str, names: Sequence[str], wanted: str | None) -> str:
 
 
 def named_split(path: PurePath) -> str | None:
-    """The part that a file's own name says it holds, else the nearest folder's: "data/train-00000-of-00002.parquet"."""
+    """Return the part that a file's own name says it holds, else the nearest folder's: "data/train-00000-of-00002.parquet"."""
     for part in reversed(path.parts):
         for word in re.split(r"[^a-z]+", part.lower()):
             if word in WORDS:
@@ -139,7 +139,7 @@ METADATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "sta
 
 
 def data_suffix(path: Path) -> str | None:
-    """The suffix that makes a file rows, such as ".jsonl" or ".csv.gz"; None for a text."""
+    """Return the suffix that makes a file rows, such as ".jsonl" or ".csv.gz"; None for a text."""
     name = path.name.lower()
     inner = name.removesuffix(PACKED)
     packed = PACKED if inner != name else ""
@@ -148,7 +148,7 @@ def data_suffix(path: Path) -> str | None:
 
 
 def folder_files(folder: Path, split: str | None) -> list[Path]:
-    """The files to read, in order. Raises WrongUse if there is none, or it is not clear which."""
+    """Return the files to read, in order. Raises WrongUse if there is none, or it is not clear which."""
     if (folder / "dataset_dict.json").is_file():
         parts = read_json(folder / "dataset_dict.json", SAVE_AGAIN).get("splits")
         if not isinstance(parts, list) or not parts:
@@ -160,7 +160,7 @@ def folder_files(folder: Path, split: str | None) -> list[Path]:
 
 
 def _saved_files(folder: Path) -> list[Path]:
-    """The Arrow files of one part that `datasets` saved."""
+    """Return the Arrow files of one part that `datasets` saved."""
     listed = read_json(folder / "state.json", SAVE_AGAIN).get("_data_files")
     names = [str(entry.get("filename")) for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
     missing = [name for name in names if not (folder / name).is_file()]
@@ -181,15 +181,15 @@ def _found_files(folder: Path, split: str | None) -> list[Path]:
     kinds = sorted({str(data_suffix(path)) for path in rows})
     cure = f"name the ones you mean with a glob, such as '{folder}/**/*{kinds[0]}'"
     if texts:
-        raise WrongUse(f"{folder} mixes {_counted(len(rows), 'file')} of rows ({', '.join(kinds)}) and "
-                       f"{_counted(len(texts), 'text')} (such as {texts[0].name}); {cure}")
+        raise WrongUse(f"{folder} mixes {len(rows)} file{'s' * (len(rows) > 1)} of rows ({', '.join(kinds)}) and "
+                       f"{len(texts)} text{'s' * (len(texts) > 1)} (such as {texts[0].name}); {cure}")
     if len(kinds) > 1:
         raise WrongUse(f"{folder} holds rows as {' and '.join(kinds)}, which may be the same rows twice; {cure}")
     return _of_split(folder, rows, split)
 
 
 def _of_split(folder: Path, files: Sequence[Path], split: str | None) -> list[Path]:
-    """The files of one part. A file that names no part counts as training data."""
+    """Return the files of one part. A file that names no part counts as training data."""
     parts: dict[str, list[Path]] = {}
     for path in files:
         parts.setdefault(named_split(path.relative_to(folder)) or TRAIN, []).append(path)
@@ -198,7 +198,3 @@ def _of_split(folder: Path, files: Sequence[Path], split: str | None) -> list[Pa
         if named:
             return named
     return parts[choose_split(str(folder), list(parts), split)]
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -59,7 +59,12 @@ def find_schema(rows: Sequence[Row], *, name: str | None, columns: Mapping[str, 
         raise WrongUse("there is no row to look at; give a source with rows")
     _check_columns(rows, columns)
     if name is not None:
-        known = _by_name(name)
+        plain = name.strip().lower().replace("/", "_").replace("-", "_").replace(" ", "_")
+        named = BY_NAME.get(ALSO_CALLED.get(plain, plain))
+        if named is None:
+            raise WrongUse(f"data.format={name} is not known; it is one of {', '.join(BY_NAME)}"
+                           f"{did_you_mean(plain, [*BY_NAME, *ALSO_CALLED])}")
+        known = named
         taken = _taken(rows, known, columns)
         _check_taken(rows, known, taken, columns)
     else:
@@ -84,14 +89,6 @@ def _fault(row: Row, schema: Schema) -> BadRow | None:
 
 
 # ------------------------------------------------------------------------------------------------ which format
-
-
-def _by_name(name: str) -> Format:
-    plain = name.strip().lower().replace("/", "_").replace("-", "_").replace(" ", "_")
-    if known := BY_NAME.get(ALSO_CALLED.get(plain, plain)):
-        return known
-    raise WrongUse(f"data.format={name} is not known; it is one of {', '.join(BY_NAME)}"
-                   f"{did_you_mean(plain, [*BY_NAME, *ALSO_CALLED])}")
 
 
 def _check_columns(rows: Sequence[Row], columns: Mapping[str, str]) -> None:

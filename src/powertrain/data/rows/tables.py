@@ -30,7 +30,9 @@ def csv_rows(path: Path) -> Iterator[Row | Rejected]:
     with readable(path), opened(path) as file:
         lines = _csv_lines(path, file)
         first = next(lines, "")
-        reader = csv.reader(itertools.chain([first] if first else [], lines), delimiter=_delimiter(path, first), strict=True)
+        delimiters = "\t" if ".tsv" in (suffix.lower() for suffix in path.suffixes) else DELIMITERS
+        delimiter = next((delimiter for delimiter in delimiters if delimiter in first), delimiters[0])
+        reader = csv.reader(itertools.chain([first] if first else [], lines), delimiter=delimiter, strict=True)
         header: list[str] | None = None
         while True:
             origin = f"{path}:{reader.line_num + 1}"
@@ -39,7 +41,10 @@ def csv_rows(path: Path) -> Iterator[Row | Rejected]:
             except StopIteration:
                 return
             except csv.Error as error:
-                reason = f"{error}; {_csv_cure(str(error))}"
+                unclosed = "end of data" in str(error) or "field limit" in str(error)
+                cure = "a quote that opens here is never closed: close it, or double it" if unclosed else \
+                    "a quote inside a quoted field is written twice"
+                reason = f"{error}; {cure}"
                 if header is None:
                     raise WrongUse(f"{origin}: the header cannot be read: {reason}") from error
                 yield Rejected(origin, reason)
@@ -56,18 +61,6 @@ def _csv_lines(path: Path, file: IO[bytes]) -> Iterator[str]:
             raise WrongUse(f"{path}:{number}: more than {LONGEST_LINE_BYTES >> 20} MiB in one line; is it CSV?")
         # bytes that are not UTF-8 become surrogates here, so that only the row that holds them is rejected
         yield line.decode("utf-8", "surrogateescape")
-
-
-def _delimiter(path: Path, header: str) -> str:
-    if ".tsv" in (suffix.lower() for suffix in path.suffixes):
-        return "\t"
-    return next((delimiter for delimiter in DELIMITERS if delimiter in header), DELIMITERS[0])
-
-
-def _csv_cure(reason: str) -> str:
-    if "end of data" in reason or "field limit" in reason:
-        return "a quote that opens here is never closed: close it, or double it"
-    return "a quote inside a quoted field is written twice"
 
 
 def _header(values: list[str], origin: str) -> list[str]:
