@@ -24,15 +24,17 @@ COMPILER_BYTES = 1 << 30                     # of a process that compiles ahead,
 def usable_cores() -> tuple[int, str]:
     """Return the physical cores that this process may keep busy, and what limits them: for kernels."""
     counted = {"psutil, physical cores": psutil.cpu_count(logical=False) or psutil.cpu_count() or 1}
-    if hasattr(os, "sched_getaffinity"):
-        counted["CPU affinity of this process"] = physical_cores(os.sched_getaffinity(0))
-    return _least(counted)
+    return _least({**counted, "CPU affinity of this process": physical_cores(_allowed_cpus())})
 
 
 def usable_cpus() -> int:
     """Return the logical CPUs that this process may keep busy: for processes, of which a core runs two better than one."""
-    able = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
-    return _least({"CPU affinity of this process": able})[0]
+    return _least({"CPU affinity of this process": len(_allowed_cpus())})[0]
+
+
+def _allowed_cpus() -> list[int]:
+    """Return the logical CPUs that this process may run on: all of them where the system has no affinity."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(psutil.cpu_count() or 1))
 
 
 def _least(counted: dict[str, int]) -> tuple[int, str]:
@@ -139,9 +141,8 @@ VARIABLES = ("OMP_", "MKL_", "KMP_", "GOMP_", "CUDA_", "NVIDIA_")
 
 def what_libraries_see() -> tuple[object, ...]:
     """Return what decides which device and how many threads a library such as torch chooses by itself."""
-    affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     variables = sorted((name, value) for name, value in os.environ.items() if name.startswith(VARIABLES))
-    return os.cpu_count(), affinity, variables, [path.exists() for path in GPU_DEVICES]
+    return os.cpu_count(), _allowed_cpus(), variables, [path.exists() for path in GPU_DEVICES]
 
 
 # ------------------------------------------------------------------------------------------------ compilers

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from powertrain.models.kernels.attention import OverEnds, kernel_over_ends
 from powertrain.models.kernels.losses import Terms, loss_of_all_rows
@@ -114,17 +114,37 @@ class GraphRecorder:
         return graph.replay
 
 
-@dataclass
 class Recording:
-    """One recorded pass: what it reads, where it writes."""
+    """One recorded pass, with its own copy of the batch that it reads and the buffers of the gradients that it adds to."""
 
-    replay: Callable[[], object]
-    batch: Batch                             # its own copy
-    units: Tensor                            # () fp32, of the step
-    means: Sums                              # loss and metrics, () fp32 each
-    parameters: list[nn.Parameter]           # those that get a gradient
-    gradients: list[Tensor]                  # one for each, fp32
-    places: tuple[int, ...]                  # where the weights lay
+    def __init__(self, setup: Setup, batch: Batch, shape: PassShape, scaler: torch.amp.GradScaler, recorder: GraphRecorder):
+        """Record the pass; leave the gradients as they were."""
+        tokens, targets, positions, ends, rows = (tensor.clone() for tensor in _tensors(batch))
+        self.batch = replace(batch, tokens=tokens, targets=targets, positions=positions, layout=Layout(ends, rows))
+        self.units = torch.ones((), device=setup.device)     # fp32, of the step
+        self.means, self.places = zero_means(setup), _places(setup)
+        trained = [parameter for parameter in setup.model.parameters() if parameter.requires_grad]
+
+        def work() -> None:
+            found = {name: value / self.units for name, value in static_sums(setup, self.batch, shape).items()}
+            scaler.scale(found["loss"]).backward()  # type: ignore[no-untyped-call]
+            for name, value in found.items():
+                self.means[name].copy_(value.detach())
+
+        before = [parameter.grad for parameter in trained]
+        for parameter in trained:
+            parameter.grad = None
+        recorder.warm_up(work)
+        # a weight that gets no gradient must not have a buffer: the optimizer would let it decay
+        self.parameters = [parameter for parameter in trained if parameter.grad is not None]
+        self.gradients = [torch.zeros_like(parameter) for parameter in self.parameters]
+        for parameter, buffer in zip(self.parameters, self.gradients, strict=True):
+            parameter.grad = buffer          # recorded is the adding to these
+        for _ in range(WARM_UPS - 1):
+            recorder.warm_up(work)
+        self.replay = recorder.record(work)
+        for parameter, gradient in zip(trained, before, strict=True):
+            parameter.grad = gradient
 
     def attach(self) -> None:
         """Make the recording's buffers the gradients, with what eager passes of this step have added so far."""
@@ -164,42 +184,12 @@ class ReplayedPass:
             return self.eager(setup, batch, units, scaler, lap)
         if self._recording is None or self._recording.places != _places(setup):
             self._recording = None           # its memory goes back before more is taken
-            self._recording = record(setup, batch, self.shape, scaler, self.make_recorder())
+            self._recording = Recording(setup, batch, self.shape, scaler, self.make_recorder())
             self.counts["recorded"] += 1
         means = self._recording.run(batch, units)
         self.counts["replayed"] += 1
         lap("backward")                      # and forward: the device does not say where one ends
         return means
-
-
-def record(setup: Setup, batch: Batch, shape: PassShape, scaler: torch.amp.GradScaler, recorder: GraphRecorder) -> Recording:
-    """Record the pass; leave the gradients as they were."""
-    tokens, targets, positions, ends, rows = (tensor.clone() for tensor in _tensors(batch))
-    own = replace(batch, tokens=tokens, targets=targets, positions=positions, layout=Layout(ends, rows))
-    trained = [parameter for parameter in setup.model.parameters() if parameter.requires_grad]
-    units, means = torch.ones((), device=setup.device), zero_means(setup)
-
-    def work() -> None:
-        found = {name: value / units for name, value in static_sums(setup, own, shape).items()}
-        scaler.scale(found["loss"]).backward()  # type: ignore[no-untyped-call]
-        for name, value in found.items():
-            means[name].copy_(value.detach())
-
-    before = [parameter.grad for parameter in trained]
-    for parameter in trained:
-        parameter.grad = None
-    recorder.warm_up(work)
-    # a weight that gets no gradient must not have a buffer: the optimizer would let it decay
-    with_gradient = [parameter for parameter in trained if parameter.grad is not None]
-    gradients = [torch.zeros_like(parameter) for parameter in with_gradient]
-    for parameter, buffer in zip(with_gradient, gradients, strict=True):
-        parameter.grad = buffer              # recorded is the adding to these
-    for _ in range(WARM_UPS - 1):
-        recorder.warm_up(work)
-    replay = recorder.record(work)
-    for parameter, gradient in zip(trained, before, strict=True):
-        parameter.grad = gradient
-    return Recording(replay, own, units, means, with_gradient, gradients, _places(setup))
 
 
 def _tensors(batch: Batch) -> tuple[Tensor, ...]:
