@@ -112,7 +112,8 @@ class Case:
             scale_base(changed.model, SCALED[self.held], partial(changed.try_out, 1), otherwise=DTYPES[self.dtype])
         if self.flat:
             changed = FlatParameters().apply(changed)
-            changed.runtime.enter()
+            for enter_setting in changed.runtime:
+                enter_setting()
         if self.by_hand:
             changed = FusedBlocks().apply(changed)
         if self.saved:

@@ -120,7 +120,8 @@ class TestContract:
     def test_confirm_is_content_when_it_is_on(self, technique: type[Technique], cases: Mapping[str, Any]) -> None:
         case, step = here(technique, cases)
         changed = step.technique.apply(case.make_setup())
-        changed.runtime.enter()
+        for enter_setting in changed.runtime:
+            enter_setting()
         step.technique.confirm(changed)
 
     def test_a_no_op_in_its_place_is_caught(self, technique: type[Technique], cases: Mapping[str, Any],

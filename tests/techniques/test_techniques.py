@@ -99,7 +99,8 @@ def test_tf32_is_confirmed_only_while_fp32_products_are_left(setup: Setup) -> No
         changed = Tf32().apply(setup)
         with pytest.raises(NotApplied):
             Tf32().confirm(changed)
-        changed.runtime.enter()
+        for enter_setting in changed.runtime:
+            enter_setting()
         Tf32().confirm(changed)
         with pytest.raises(NotApplied, match="no fp32 products"):
             Tf32().confirm(Bf16().apply(changed))

@@ -48,7 +48,8 @@ def with_adapters(setup: Setup) -> Setup:
 
 def flat(setup: Setup) -> Setup:
     changed = FlatParameters().apply(setup)
-    changed.runtime.enter()
+    for enter_setting in changed.runtime:
+        enter_setting()
     return changed
 
 

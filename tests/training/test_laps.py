@@ -8,10 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from powertrain.training.laps import PARTS, Laps
 from powertrain.training.loop import new_state, train
 from powertrain.training.schedule import Schedule
-from powertrain.training.setup import Setup
+from powertrain.training.setup import PARTS, Laps, Setup
 
 
 def test_a_lap_belongs_to_the_part_that_it_ends() -> None:

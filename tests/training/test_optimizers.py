@@ -214,7 +214,8 @@ def test_flat_buffers_and_fused_kernels_change_no_step(make_setup: MakeSetup, na
         pytest.skip(f"{name} has no fused kernel: test_what_an_optimizer_cannot_do_is_refused")
     plain = setup_with(make_setup, name)
     changed = FlatParameters().apply(setup_with(make_setup, name, fused=fused))
-    changed.runtime.enter()
+    for enter_setting in changed.runtime:
+        enter_setting()
     expected, found = (go_on(setup, new_state(setup, DECAY), 4) for setup in (plain, changed))
     # the sign of a gradient that is nothing but rounding may differ, and lion takes a whole step for it
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-3 if name == "lion" else 1e-5, atol=1e-7)

@@ -33,7 +33,7 @@ class Window:
     trained_tokens: int
     real_tokens: int                         # not padding
     padding_tokens: int
-    parts: Mapping[str, float]               # seconds by part (training/laps.py), summed over the window
+    parts: Mapping[str, float]               # seconds by part (training/setup.py), summed over the window
 
     @property
     def tokens_per_s(self) -> float:

@@ -50,10 +50,10 @@ class Allocator(Technique):
                                Effect((0.94, 1.03), 0, basis=f"study: {STUDY}"))
 
     def apply(self, setup: Setup) -> Setup:
-        return replace(setup, runtime=setup.runtime.also(_SETTINGS[self.kind]))
+        return replace(setup, runtime=(*setup.runtime, _SETTINGS[self.kind]))
 
     def confirm(self, setup: Setup) -> None:
-        if _SETTINGS[self.kind] not in setup.runtime.settings:
+        if _SETTINGS[self.kind] not in setup.runtime:
             raise NotApplied(f"allocator: the run does not set {self.kind!r}")
         if self.kind == "glibc" and _maps_large_blocks():
             raise NotApplied("allocator: a large block is still mapped afresh each time; is another malloc preloaded?")

@@ -214,7 +214,7 @@ class InEightBits(Technique):
 
         dtype, try_out = getattr(frozen, self.stored.upper()), partial(setup.try_out, frozen.TRIED_TOKENS)
         scale = partial(frozen.scale_base, setup.model, dtype, try_out, otherwise=setup.precision.compute_dtype)
-        return replace(setup, runtime=setup.runtime.also(scale))
+        return replace(setup, runtime=(*setup.runtime, scale))
 
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, base_dtype=self.stored)

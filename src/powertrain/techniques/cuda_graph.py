@@ -110,7 +110,7 @@ def _taken_by(setup: Setup, run_pass: object, batch: Batch) -> tuple[float, torc
     """Return the loss and all gradients after two runs of the pass, which have to add up. Leaves no gradient behind."""
     import torch
 
-    from powertrain.training.laps import no_lap
+    from powertrain.training.setup import no_lap
 
     assert callable(run_pass)
     scaler = torch.amp.GradScaler(setup.device.type, enabled=False)

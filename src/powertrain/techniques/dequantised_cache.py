@@ -55,8 +55,8 @@ class DequantisedCache(Technique):
     def apply(self, setup: Setup) -> Setup:
         from powertrain.models.kernels.quantised import keep_whole
 
-        return replace(setup, runtime=setup.runtime.also(
-            partial(keep_whole, setup.model, self.blocks, setup.precision.compute_dtype)))
+        keep = partial(keep_whole, setup.model, self.blocks, setup.precision.compute_dtype)
+        return replace(setup, runtime=(*setup.runtime, keep))
 
     def confirm(self, setup: Setup) -> None:
         from powertrain.models.kernels.quantised import whole_blocks

@@ -53,7 +53,7 @@ class FlatParameters(Technique):
             raise WrongUse(f"flat_parameters needs an optimizer that works element by element, and {setup.optimizer.row.name} "
                            "does not; use techniques.flat_parameters=off", cure=("techniques.flat_parameters=off",))
         return replace(setup, optimizer=replace(setup.optimizer, flat=True),
-                       runtime=setup.runtime.also(partial(_flatten, setup.model)))
+                       runtime=(*setup.runtime, partial(_flatten, setup.model)))
 
     def confirm(self, setup: Setup) -> None:
         """Every trained weight lies in the buffer that the optimizer updates."""

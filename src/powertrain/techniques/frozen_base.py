@@ -69,7 +69,7 @@ class FrozenBase(Technique):
             numbers={"weights": weights})
 
     def apply(self, setup: Setup) -> Setup:
-        return replace(setup, runtime=setup.runtime.also(partial(_convert, setup.model, self._torch_dtype())))
+        return replace(setup, runtime=(*setup.runtime, partial(_convert, setup.model, self._torch_dtype())))
 
     def confirm(self, setup: Setup) -> None:
         wanted = self._torch_dtype()

@@ -42,7 +42,7 @@ class Tf32(Technique):
                         Effect((0.3, 0.95), 0, basis="guess: not measured yet", guessed=True))
 
     def apply(self, setup: Setup) -> Setup:
-        return replace(setup, runtime=setup.runtime.also(_allow))
+        return replace(setup, runtime=(*setup.runtime, _allow))
 
     def confirm(self, setup: Setup) -> None:
         import torch

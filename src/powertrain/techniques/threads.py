@@ -60,13 +60,13 @@ class Threads(Technique):
     def apply(self, setup: Setup) -> Setup:
         import torch
 
-        return replace(setup, runtime=setup.runtime.also(partial(torch.set_num_threads, self.threads)))
+        return replace(setup, runtime=(*setup.runtime, partial(torch.set_num_threads, self.threads)))
 
     def confirm(self, setup: Setup) -> None:
         import torch
 
         found = torch.get_num_threads()
-        wanted = [setting for setting in setup.runtime.settings
+        wanted = [setting for setting in setup.runtime
                   if getattr(setting, "func", None) is torch.set_num_threads]
         if found != self.threads or not wanted:
             raise NotApplied(f"threads: torch uses {found}, and the run sets {len(wanted)} thread counts")

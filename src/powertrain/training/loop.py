@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from powertrain.records import NotApplied
-from powertrain.training.laps import Lap, Laps, no_lap
 from powertrain.training.memory import passes, step_ledger
 from powertrain.training.objective import Sums
 from powertrain.training.schedule import Schedule
-from powertrain.training.setup import MicroBatches, Setup, changed_fields, load_when_needed
+from powertrain.training.setup import Lap, Laps, MicroBatches, Setup, changed_fields, load_when_needed, no_lap
 from powertrain.training.updates import RunOptimizer
 
 if TYPE_CHECKING:
@@ -38,7 +37,8 @@ def apply_plan(setup: Setup, plan: Plan) -> Setup:
             raise AssertionError(f"{step.technique.name} changed {sorted(moved - step.technique.touches)}, "
                                  "which it does not list in `touches`")
         setup = changed
-    setup.runtime.enter()
+    for enter_setting in setup.runtime:
+        enter_setting()
     for step in plan.steps:                  # after all: a later technique may have undone an earlier one
         try:
             step.technique.confirm(setup)

@@ -26,10 +26,9 @@ from powertrain.models.kernels.attention import OverEnds, kernel_over_ends
 from powertrain.models.kernels.losses import Terms, loss_of_all_rows
 from powertrain.models.model import Model
 from powertrain.records import IGNORE, Batch, Layout
-from powertrain.training.laps import Lap
 from powertrain.training.loop import zero_means
 from powertrain.training.objective import Sums
-from powertrain.training.setup import RunPass, Setup, run_eagerly
+from powertrain.training.setup import Lap, RunPass, Setup, run_eagerly
 
 WARM_UPS = 3                 # torch's advice for what libraries set up at their first calls
 ROOM = 1.2                   # over what the passes looked at need of documents, of their length, and of rows

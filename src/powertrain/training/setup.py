@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -20,12 +21,13 @@ from powertrain.models.kernels.attention import Attention, math_attention
 from powertrain.models.kernels.losses import Loss, token_loss
 from powertrain.models.model import Model, RunBlock
 from powertrain.records import Batch
-from powertrain.training.laps import Lap
 from powertrain.training.objective import Kernels, Objective, Sums
 from powertrain.training.objectives import NEXT_TOKEN
 from powertrain.training.optimizers import Optimizer
 from powertrain.training.ranks import ALONE, Ranks
 
+PARTS = ("data", "copy", "forward", "backward", "optimizer")
+Lap = Callable[[str], None]                  # the time since the last lap belongs to this part
 MicroBatches = list[Batch]                   # one optimizer step's batch, split
 Prepare = Callable[[int], MicroBatches]      # optimizer step (from 0) -> its batch, on the host
 Arrange = Callable[[Sequence[Example], int], list[list[Example]]]    # (a step's examples, micro_batch) -> its passes
@@ -45,18 +47,38 @@ class Precision:
         return torch.autocast(device.type, dtype=self.compute_dtype)
 
 
-@dataclass(frozen=True)
-class Runtime:
-    """Settings of the whole process, entered once: a run is one process."""
+class Laps:
+    """The stopwatch of one step: data, copy, forward, backward, optimizer. The parts of a step sum to its time.
 
-    settings: tuple[Callable[[], None], ...] = ()
+    On a CPU a lap is the host's time. A GPU works behind the host, so there a lap is the time between two events on the
+    device's own stream: `data` is what the device waited for, not what the host took. Nothing in here makes the host wait;
+    whoever reads the laps of a GPU does so after it has waited for the step.
+    """
 
-    def also(self, setting: Callable[[], None]) -> Runtime:
-        return Runtime((*self.settings, setting))
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._marks: list[tuple[str, Any]] = [("", self._now())]
 
-    def enter(self) -> None:
-        for setting in self.settings:
-            setting()
+    def lap(self, part: str) -> None:
+        self._marks.append((part, self._now()))
+
+    def parts(self) -> Mapping[str, float]:
+        """Return the seconds of each part. Raises RuntimeError on a GPU that has not come to the last lap yet."""
+        found = dict.fromkeys(PARTS, 0.0)
+        for (_, before), (part, after) in zip(self._marks, self._marks[1:], strict=False):
+            found[part] += before.elapsed_time(after) / 1e3 if self._device.type == "cuda" else after - before
+        return found
+
+    def _now(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+def no_lap(part: str) -> None:
+    """Measure nothing."""
 
 
 def as_collated(batch: Batch) -> Batch:
@@ -92,7 +114,7 @@ class Setup:
     precision: Precision
     optimizer: Optimizer
     objective: Objective = NEXT_TOKEN
-    runtime: Runtime = Runtime()
+    runtime: tuple[Callable[[], None], ...] = ()         # settings of the whole process, entered once: a run is one process
     lay_out: Callable[[Batch], Batch] = as_collated      # adds what `run_pass` wants to know of a batch, on the host
     run_pass: RunPass = run_eagerly
     ranks: Ranks = ALONE                     # this process's part of the run
