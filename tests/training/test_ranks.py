@@ -89,8 +89,9 @@ def _process(rank: int, port: int, folder: str) -> None:
 def _summed(ranks: Ranks, rank: int) -> dict[str, Any]:
     tensors = [torch.full((3, 1), 1.0 + rank), torch.full((2,), 10 + rank), torch.full((5,), 0.5)]
     ranks.sum(tensors)
-    return {"tensors": tensors, "total": ranks.total(rank, 7), "mean": ranks.total(0.25 * rank), "any": ranks.any(rank == 1),
-            "none": ranks.any(False), "agreed": ranks.agree({"step": 10 * rank}), "writer": ranks.is_writer,
+    return {"tensors": tensors, "total": ranks.total(rank, 7), "mean": ranks.total(0.25 * rank),
+            "first": ranks.first("x" if rank == 1 else None), "none": ranks.first(None),
+            "agreed": ranks.agree({"step": 10 * rank}), "writer": ranks.is_writer,
             "kind": type(ranks).__name__}
 
 
@@ -132,7 +133,7 @@ def test_the_passes_of_a_step_are_shared_out_whole(processes: list[dict[str, Any
 def test_tensors_numbers_and_decisions_are_those_of_all_processes(processes: list[dict[str, Any]]) -> None:
     for rank, found in enumerate(one["sums"] for one in processes):
         assert [tensor.tolist() for tensor in found["tensors"]] == [[[3.0]] * 3, [21, 21], [1.0] * 5]
-        assert (found["total"], found["mean"], found["any"], found["none"]) == ((1, 14), (0.25,), True, False)
+        assert (found["total"], found["mean"], found["first"], found["none"]) == ((1, 14), (0.25,), "x", None)
         assert found["agreed"] == {"step": 0}
         assert found["writer"] is (rank == 0)
         assert found["kind"] == "GroupRanks"
@@ -142,7 +143,7 @@ def test_a_run_of_one_process_exchanges_nothing(make_setup: MakeSetup) -> None:
     assert joined() is ALONE is make_setup().ranks
     loss = torch.tensor(2.0)
     ALONE.sum_step(make_setup().model.parameters(), [loss])
-    assert (float(loss), ALONE.total(3, 4), ALONE.agree("x"), ALONE.any(False)) == (2.0, (3, 4), "x", False)
+    assert (float(loss), ALONE.total(3, 4), ALONE.agree("x"), ALONE.first(None)) == (2.0, (3, 4), "x", None)
     assert ALONE.is_writer
     assert ALONE.share([1, 2, 3], [5, 9, 1]) == [1, 2, 3]
 

@@ -54,10 +54,6 @@ class Ranks:
         """Return the sum of each number over all processes."""
         return numbers
 
-    def any(self, flag: bool) -> bool:
-        """Return on every process whether `flag` is true on at least one."""
-        return self.total(int(flag))[0] > 0
-
     def agree(self, value: T) -> T:
         """Return the writer's value on every process."""
         return value
@@ -102,7 +98,7 @@ class GroupRanks(Ranks):
         return values[0]
 
     def first(self, value: T | None) -> T | None:
-        if not self.any(value is not None):
+        if not self.total(int(value is not None))[0]:
             return None
         values: list[T | None] = [None] * self.world
         torch.distributed.all_gather_object(values, value, group=self.hosts)
