@@ -9,7 +9,7 @@ import torch
 import torch._dynamo
 from torch import Tensor
 
-from powertrain.diagnosis.compile_watch import Compilation, CompileWatch, most_compilations, still_to_come_s, told_apart
+from powertrain.diagnosis.probe import Compilation, CompileWatch, most_compilations, still_to_come_s, told_apart
 
 LIMIT = torch._dynamo.config.recompile_limit
 FORWARD, BACKWARD = Compilation("forward", 2.0), Compilation("backward", 1.0)
