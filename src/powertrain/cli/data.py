@@ -55,8 +55,9 @@ def show(words: Words = None, index: Annotated[int, typer.Option(min=0, help="Nu
             "targets": example.targets.tolist(), "source": None if example.source is None else example.source.tolist(),
             "segments": None if example.segments is None else example.segments.tolist()})
         return
+    how = "in colour" if output.console().is_terminal else "in [[ ]]"
     output.print_rows([("Example", f"{index:,} of {examples:,}, {store.origins(index)}, {side}"),
-                       ("Tokens", f"{tokens:,}, and {trained:,} targets (shown {_how_shown()})")])
+                       ("Tokens", f"{tokens:,}, and {trained:,} targets (shown {how})")])
     _print_pieces(pieces)
 
 
@@ -112,10 +113,6 @@ def _looked_at(words: Sequence[str]) -> tuple[Recipe, ExampleStore, str | None]:
     looking = recipe.model_copy(update={"data": data.model_copy(update={"long_examples": "cut"})})
     store = open_recipe_examples(looking, cache_folder(), say)
     return recipe, store, undecided(store.parts, store.sources, store.max_length)
-
-
-def _how_shown() -> str:
-    return "in colour" if output.console().is_terminal else "in [[ ]]"
 
 
 def _print_pieces(pieces: Sequence[Piece]) -> None:

@@ -79,17 +79,12 @@ def phase(finding: Finding) -> str:
 
 
 def plain(audit: Audit) -> dict[str, Any]:
-    """Return an audit as JSON."""
-    return {"subject": audit.subject, "kind": audit.kind, "environment": dict(audit.environment),
-            "findings": [_plain(finding) for finding in audit.findings], "undetermined": list(audit.undetermined),
-            "detail": dict(audit.detail)}
-
-
-def _plain(finding: Finding) -> dict[str, Any]:
-    """Return a finding as JSON, each piece of evidence with its file and line."""
-    evidence = [{"what": item.what, "file": item.place.file if item.place else None,
-                 "line": item.place.line if item.place else None} for item in finding.evidence]
-    return {**to_plain(finding), "evidence": evidence}
+    """Return an audit as JSON, each piece of evidence with its file and line."""
+    found: dict[str, Any] = to_plain(audit)
+    for finding in found["findings"]:
+        finding["evidence"] = [{"what": item["what"], **(item["place"] or {"file": None, "line": None})}
+                               for item in finding["evidence"]]
+    return found
 
 
 # ------------------------------------------------------------------------------------------------ Markdown

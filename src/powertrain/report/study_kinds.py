@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from powertrain.records.timeline import quantile
@@ -225,18 +224,16 @@ def start(study: Study) -> Findings:
     numbers = tuple(Number(duration(found["median"]), f"to the first step, {kind}",
                            f"{duration(found['low'])} to {duration(found['high'])}") for kind, found in seconds.items())
     medians: Mapping[str, Mapping[str, float]] = findings["medians"]
-    rows = [Row(kind, _between(medians.get(kind, {})), studies.interval_point(seconds[kind], "ink", "first step done"),
-                duration(seconds[kind]["median"])) for kind in dict.fromkeys((*medians, *seconds))]
+    stages = {kind: {name: end - before for (name, end), before in zip(stamps.items(), (0.0, *stamps.values()), strict=False)}
+              for kind, stamps in medians.items()}
+    rows = [Row(kind, stacked(stages.get(kind, {}), 1.0, STAGE_COLOURS),
+                studies.interval_point(seconds[kind], "ink", "first step done"), duration(seconds[kind]["median"]))
+            for kind in dict.fromkeys((*medians, *seconds))]
     runs = [(kind, run) for kind, some in (*findings["runs"].items(), ("peer", findings.get("peer_runs") or []))
             for run in some]
     return Findings(verdict, "open", numbers, (), (
         Section("Where the time goes", (studies.chart("start", verdict, rows, _stamps(list(medians.items()))),)),
         Section("Every run", (_stamps(runs, "Seconds after the command"),))))
-
-
-def _between(stamps: Mapping[str, float]) -> tuple[Segment, ...]:
-    return tuple(Segment(before, end, STAGE_COLOURS[number % len(STAGE_COLOURS)], name)
-                 for number, (name, (before, end)) in enumerate(zip(stamps, pairwise((0.0, *stamps.values())), strict=True)))
 
 
 def _stamps(found: Sequence[tuple[str, Mapping[str, float]]], title: str = "") -> Table:
