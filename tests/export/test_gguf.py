@@ -145,7 +145,7 @@ def test_scaled_positions_are_settings(family: str, scaling: RotaryScaling, expe
 
 
 def test_llama3_positions_are_a_tensor_of_factors(tokenizer: ExampleTokenizer, tmp_path: Path) -> None:
-    from powertrain.models.rotary import inverse_frequencies
+    from powertrain.models.decoder import inverse_frequencies
 
     model = scaled(make_base("llama"), LLAMA3)
     factors = tensors(export(model, tokenizer, tmp_path / "out", dtype="float32"))["rope_freqs.weight"]

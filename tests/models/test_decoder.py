@@ -17,10 +17,9 @@ from powertrain.models.adapters.attached import add_adapters
 from powertrain.models.adapters.files import save_model
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import FAMILIES
-from powertrain.models.decoder import Decoder, Norm, decay_groups, run_plainly
+from powertrain.models.decoder import Decoder, Norm, decay_groups, rotary_tables, run_plainly
 from powertrain.models.huggingface.folder import load_folder
 from powertrain.models.kernels.attention import Attention, bmm_attention, math_attention, ragged_attention, sdpa_attention
-from powertrain.models.rotary import rotary_tables
 from powertrain.records import Batch, WrongUse
 
 MakeModel, MakeBatch = Callable[..., Decoder], Callable[..., Batch]

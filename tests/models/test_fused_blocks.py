@@ -208,7 +208,7 @@ def test_less_is_kept_than_autograd_keeps() -> None:
     plain = sum(kept.values())
     call = ByHand(model).blocks[0]
     x = torch.randn(sum(LENGTHS), model.config.width)
-    _, saved = fused.Call(call, None, LENGTHS, bmm_attention, torch.float32, True).forward(x, record=True)
+    _, saved = fused.Call(call, (None, None), LENGTHS, bmm_attention, torch.float32, True).forward(x, record=True)
     c, tokens = model.config, sum(LENGTHS)
     elements = 2 * c.width + (2 * c.heads + 2 * c.kv_heads) * c.head_width + 2 * c.mlp_width + 2
     assert storages(saved) == 4 * tokens * elements

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from powertrain.models.config import ModelConfig, RotaryScaling, make_config
-from powertrain.models.decoder import Decoder
+from powertrain.models.decoder import Decoder, inverse_frequencies, rotary_tables
 from powertrain.models.huggingface.families import from_hf_config, to_hf_config
 from powertrain.models.huggingface.folder import load_folder, save_folder
-from powertrain.models.rotary import inverse_frequencies, rotary_tables
 from powertrain.records import Batch, WrongUse
 
 MakeModel, MakeBatch = Callable[..., Decoder], Callable[..., Batch]

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from powertrain.models.config import ModelConfig, RotaryScaling
-from powertrain.models.decoder import Decoder
+from powertrain.models.decoder import Decoder, inverse_frequencies
 from powertrain.models.huggingface.families import map_weights
-from powertrain.models.rotary import inverse_frequencies
 from powertrain.records import WrongUse
 
 Metadata = dict[str, Any]

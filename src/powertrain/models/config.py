@@ -27,7 +27,7 @@ SCALINGS = ("linear", "llama3", "yarn", "longrope")
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """How rotary positions are stretched beyond the context that a model was first trained on; see rotary.py."""
+    """How rotary positions are stretched beyond the context that a model was first trained on; see decoder.py."""
 
     kind: str                                # one of SCALINGS
     factor: float                            # by how much

@@ -139,10 +139,11 @@ def from_hf_config(given: Mapping[str, Any], dropout: float = 0.0) -> ModelConfi
     if "attention_bias" in fields:
         read["output_bias"] = read.setdefault("qkv_bias", row.qkv_bias)
     base, share, scaling = read_rotary(hf, row.rotary_share)
-    first, end, other_ends = read_special_tokens(hf)
+    begins, ends = token_ids(hf, "bos_token_id"), token_ids(hf, "eos_token_id")
     return ModelConfig(**defaults | read | {
         "family": family, "dropout": dropout, "activation": read_activation(hf), "rotary_base": base, "rotary_share": share,
-        "rotary_scaling": scaling, "begin_of_text": first, "end_of_text": end, "other_ends": other_ends})
+        "rotary_scaling": scaling, "begin_of_text": begins[0] if begins and begins[:1] != ends[:1] else None,
+        "end_of_text": ends[0] if ends else None, "other_ends": tuple(ends[1:])})
 
 
 def refuse_unsupported(hf: Mapping[str, Any]) -> None:
@@ -170,12 +171,6 @@ def read_activation(hf: Mapping[str, Any]) -> str:
         raise WrongUse(f"config.json has the activation {name!r}, and the decoder has {', '.join(OUR_ACTIVATIONS)}; "
                        f"{THROUGH}")
     return OUR_ACTIVATIONS[name]
-
-
-def read_special_tokens(hf: Mapping[str, Any]) -> tuple[int | None, int | None, tuple[int, ...]]:
-    """The ids that begin and end a text, and further ones that end it, as far as they lie in the vocabulary."""
-    first, ends = token_ids(hf, "bos_token_id")[:1], token_ids(hf, "eos_token_id")
-    return None if not first or first == ends[:1] else first[0], ends[0] if ends else None, tuple(ends[1:])
 
 
 def token_ids(hf: Mapping[str, Any], name: str) -> list[int]:

@@ -106,7 +106,7 @@ def find_model(path: str, *, revision: str | None = None) -> Path:
     cached = find_cached(path, revision)
     if cached is None or missing_files(cached):
         return fetch(path, revision, cached)
-    if has_tokenizer(cached):
+    if is_adapter(cached) or any((cached / name).exists() for name in TOKENIZERS):       # an adapter's base has one
         return cached
     try:
         return fetch(path, revision, cached)
@@ -144,11 +144,6 @@ def missing_files(folder: Path) -> list[str]:
 
 def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).exists() and not (folder / CONFIG).exists()
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """Whether there is one, or an adapter, whose base has it."""
-    return is_adapter(folder) or any((folder / name).exists() for name in TOKENIZERS)
 
 
 def fetch(repository: str, revision: str | None, cached: Path | None) -> Path:

@@ -74,8 +74,6 @@ def _described(config: Json) -> str:
     return f"{config.get('model_type')!r}" + (f" ({names[0]})" if names else "")
 
 
-
-
 # ------------------------------------------------------------------------------------------------ providers
 
 

@@ -65,11 +65,9 @@ def loss_of_all_rows(loss: Loss) -> Loss:
 
 def chunked_loss(model: Model, hidden: Tensor, targets: Tensor, rows: int, places: Tensor | None,
                  terms: Terms | None = None) -> Tensor:
-    """Return the summed cross-entropy in nats, () fp32, `rows` rows at a time.
+    """Return the summed cross-entropy in nats as `Loss` does, `rows` rows at a time.
 
     `places` (N,) of the targets that train; None = every row goes to the head, so that no shape depends on the targets.
-    With `terms` the result is (3,): the loss with its terms, cross-entropy, and the sum of squared normalisers. Only the
-    first of the three has a gradient.
     """
     assert isinstance(model, Decoder)                # no other model has a head of its own
     dtype, weight = compute_dtype(hidden), model.head_weight     # (V, width), in the dtype that it is stored in

@@ -101,7 +101,9 @@ class QuantisedLinear(FrozenLinear):
         self.parts = [Packed.of(part, kind, double) for part in torch.split(linear.weight, rows)]
 
     def forward(self, x: Tensor) -> Tensor:
-        if not (x.requires_grad and is_computed_again()):
+        # a forward pass inside of a backward one, as a checkpoint makes it
+        is_computed_again = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+        if not (x.requires_grad and is_computed_again):
             return super().forward(x)
         made = self.matrix(compute_dtype(x))
         self.again = made
@@ -168,11 +170,6 @@ def quantise_base(model: Decoder, *, type: str, double: bool) -> None:
 
 def is_quantised(model: nn.Module) -> bool:
     return any(isinstance(module, QuantisedLinear) for module in model.modules())
-
-
-def is_computed_again() -> bool:
-    """Whether this is a forward pass inside of a backward one, as a checkpoint makes it."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def keep_whole(model: nn.Module, blocks: int, dtype: torch.dtype) -> None:

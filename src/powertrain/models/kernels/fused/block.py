@@ -76,10 +76,6 @@ class Weights:
         """Whether all its weights are trained, and not only adapters."""
         return self.block.attention_norm.weight.requires_grad
 
-    def adapts(self, name: str) -> bool:
-        """Whether a linear has adapters."""
-        return isinstance(getattr(self.block, name), AdaptedLinear)
-
     def gradients(self, entered: parts.EnteredBack | None, left: parts.LeftBack) -> tuple[Tensor | None, ...]:
         """Of `trained`, in fp32. Without `entered` nothing before attention is trained."""
         block, entered = self.block, entered or parts.EnteredBack()
@@ -190,7 +186,7 @@ class HandWritten:
     saving: Saving | None = None             # what is not simply kept for the backward pass, and how it comes back
 
     def __call__(self, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...], attention: Attention) -> Tensor:
-        call = Call(self, rotary, lengths, attention, compute_dtype(x), self.weights.block.training)
+        call = Call(self, rotary or (None, None), lengths, attention, compute_dtype(x), self.weights.block.training)
         trained = self.weights.trained
         if torch.is_grad_enabled() and (trained or x.requires_grad):
             out: Tensor = _Block.apply(x, call, *trained)  # type: ignore[no-untyped-call]
@@ -203,15 +199,11 @@ class Call:
     """One block on one batch."""
 
     block: HandWritten
-    rotary: Rotary | None
+    tables: tuple[Tensor | None, Tensor | None]              # of rotary positions
     lengths: tuple[int, ...]
     attention: Attention
     dtype: torch.dtype                       # of the products
     is_training: bool
-
-    @property
-    def tables(self) -> tuple[Tensor | None, Tensor | None]:
-        return self.rotary if self.rotary is not None else (None, None)
 
     def forward(self, x: Tensor, *, record: bool = False) -> tuple[Tensor, Saved]:
         """The next block's residual; with `record` the kernel's own graph is kept for `backward`."""
@@ -243,7 +235,7 @@ class Call:
         left = functions.leave_back(dx, saved.mixed.detach().flatten(1), saved.left, saved.seeds,
                                     weights.leave(copies, self.dtype), wanted._replace(input=True))  # one kind of call
         del saved.left
-        if not (wanted.input or wanted.weights or weights.adapts("qkv")):
+        if not (wanted.input or wanted.weights or isinstance(weights.block.qkv, AdaptedLinear)):
             return None, *weights.gradients(None, left)
         if saving is not None:
             saving.bring_entered(saved, *self.tables, weights.enter(copies, self.dtype))

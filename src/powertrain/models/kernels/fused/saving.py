@@ -160,7 +160,9 @@ class PinnedHost:
         """Begins to copy a contiguous row of numbers; see `PlainHost`."""
         self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(self._stream):
-            pinned = self._buffer(tensor)
+            free = self._free[tensor.numel(), tensor.dtype]
+            # the copy out of a buffer that comes back is older on the same stream than the one into it
+            pinned = free.pop() if free else torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
             pinned.copy_(tensor, non_blocking=True)
             moved = self._stream.record_event()
         tensor.record_stream(self._stream)   # its memory is about to be given back, and this copy still reads it
@@ -188,13 +190,6 @@ class PinnedHost:
             with torch.cuda.stream(self._stream):
                 stay.back = stay.pinned.to(stay.device, non_blocking=True)
                 stay.moved = self._stream.record_event()
-
-    def _buffer(self, tensor: Tensor) -> Tensor:
-        """One that a tensor of this size has come back from, or a new one."""
-        free = self._free[tensor.numel(), tensor.dtype]
-        if not free:
-            return torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
-        return free.pop()                    # the copy out of it is older on the same stream than the one into it
 
 
 Host = PlainHost | PinnedHost
