@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from powertrain import planner
-from powertrain.cost.estimate import estimate, kind_of_work, workload_work
-from powertrain.cost.roofline import ideal_step_s, size_class
+from powertrain.cost.estimate import estimate, ideal_step_s, kind_of_work, size_class, workload_work
 from powertrain.evidence.stats import interval
 from powertrain.records import to_plain
 from powertrain.run.learned import LEFT_OUT

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from powertrain.cost.roofline import (
+from powertrain.cost.estimate import (
     BANDWIDTH,
     COMPUTE,
     TABLE,

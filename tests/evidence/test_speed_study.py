@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from powertrain import planner
-from powertrain.cost.roofline import TABLE
+from powertrain.cost.estimate import TABLE
 from powertrain.evidence.studies import load
 from powertrain.recipe import Recipe
 from powertrain.records import Facts

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from powertrain import planner
-from powertrain.cost.estimate import kind_of_work, workload_work
-from powertrain.cost.roofline import ideal_step_s
+from powertrain.cost.estimate import ideal_step_s, kind_of_work, workload_work
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Plan
 from powertrain.records.event_log import read_events

@@ -15,8 +15,7 @@ from statistics import mean, median
 from typing import Any
 
 from powertrain import planner
-from powertrain.cost.estimate import workload_work
-from powertrain.cost.roofline import MOVED_SHARE
+from powertrain.cost.estimate import MOVED_SHARE, workload_work
 from powertrain.diagnosis.wording import filled, sentences
 from powertrain.records import Facts, Plan, UnknownFact
 from powertrain.records.findings import Cure

@@ -32,7 +32,7 @@ IGNORE = -100  # target of a slot that trains nothing (the convention of torch a
 
 @dataclass(frozen=True)
 class Reached:
-    """What finished runs of one kind of work reached of the ideal step's speed (cost/roofline.py): 10 %, median, 90 %."""
+    """What finished runs of one kind of work reached of the ideal step's speed (cost/estimate.py): 10 %, median, 90 %."""
 
     low: float
     median: float

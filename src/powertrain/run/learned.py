@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from powertrain import planner
-from powertrain.cost.estimate import kind_of_work, workload_work
-from powertrain.cost.roofline import ideal_step_s, step_floor
+from powertrain.cost.estimate import ideal_step_s, kind_of_work, step_floor, workload_work
 from powertrain.facts.software import version_of
 from powertrain.planner import Tuned
 from powertrain.recipe import Recipe

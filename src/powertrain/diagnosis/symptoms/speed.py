@@ -169,7 +169,7 @@ def _smaller(run: RunRecord) -> str:
     return f"techniques.micro_batch.examples={examples // 2}" if examples > 1 else "techniques.activation_checkpointing=on"
 
 
-@rule("formula: cost/roofline.py", gives_way_to=("slow_down", "slow_steps", "out_of_memory"))
+@rule("formula: cost/estimate.py", gives_way_to=("slow_down", "slow_steps", "out_of_memory"))
 def unlike_prediction(run: RunRecord) -> Iterator[Finding]:
     """The time of a step against the plan's prediction."""
     estimate, step_s = run.estimate, run.step_s
