@@ -82,7 +82,7 @@ def test_the_fullest_pass_is_padded_to_the_longest_example_or_filled_up():
     packed = dataclasses.replace(RAGGED, packed_tokens=1000, fill_multiple=256)
     assert packed.fullest_pass_tokens == 1024
     assert dataclasses.replace(packed, packed_tokens=64).fullest_pass_tokens == 256      # a longer example has its own pass
-    assert WORKLOAD.fullest_pass_tokens == WORKLOAD.micro_batch_tokens
+    assert WORKLOAD.fullest_pass_tokens == WORKLOAD.micro_batch * WORKLOAD.block
 
 
 def test_rows_of_padding_never_reach_the_head_of_a_chunked_loss():

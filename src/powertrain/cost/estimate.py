@@ -40,7 +40,7 @@ BRIDGED_SHARE = 0.5                          # guess: modules of other libraries
 
 
 def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: int) -> Estimate:
-    """The expectation for `steps` optimizer steps of `workload`.
+    """Return the expectation for `steps` optimizer steps of `workload`.
 
     Raises UnknownFact if `hardware` has no measured peak for the workload's dtype, or no measured bandwidth, and for a
     model whose shape is not known well enough.
@@ -53,6 +53,8 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
         (low_wait_s, high_wait_s), copies = _waits(model, workload, hardware, expect)
         low_s, high_s = low_s + low_wait_s, high_s + high_wait_s
     of_decoder = "" if model.provider == "native" else ", as our decoder of the same shape would take"
+    coarse = f", products in {workload.base_dtype} at that of {workload.dtype}: they may be faster" \
+        if workload.base_dtype in EIGHT_BIT else ""
     return Estimate(
         step_s=(low_s, high_s), floor_s=floor_s, bound_by=bound_by,
         flops_per_step=work.flops, flops_per_token=work.flops_per_token,
@@ -60,21 +62,14 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
         memory_bytes=peak_memory(model, workload), padding_share=workload.padding_share,
         largest_pass=largest_pass(model, workload, hardware.free_memory_bytes),
         bytes_per_step=work.gemm_bytes + work.optimizer_bytes,
-        basis=f"floor: formula, at measured peaks{_coarse(workload)}; step: {expect.basis}{copies}; "
+        basis=f"floor: formula, at measured peaks{coarse}; step: {expect.basis}{copies}; "
               f"memory: formula{of_decoder}",
         step_basis=expect.basis,
     )
 
 
-def _coarse(workload: Workload) -> str:
-    """What the floor does not know."""
-    if workload.base_dtype not in EIGHT_BIT:
-        return ""
-    return f", products in {workload.base_dtype} at that of {workload.dtype}: they may be faster"
-
-
 def _waits(model: ModelFacts, workload: Workload, hardware: Hardware, expect: Efficiency) -> tuple[tuple[float, float], str]:
-    """Seconds that a step waits for copies to the host, low and high, and what that rests on.
+    """Return the seconds that a step waits for copies to the host, low and high, and the basis of the two.
 
     Beside a computation that reaches less of the peak a copy hides longer: each end of the interval has the wait of its share.
     """
@@ -88,7 +83,7 @@ def _waits(model: ModelFacts, workload: Workload, hardware: Hardware, expect: Ef
 
 
 def expected_efficiency(model: ModelFacts, workload: Workload, hardware: Hardware) -> Efficiency:
-    """The share of the ideal step that this work is expected to reach here."""
+    """Return the share of the ideal step that this work is expected to reach here."""
     kind = kind_of_work(model, workload)
     found = efficiency(hardware, workload.dtype, size_class(workload.pass_slots, model.width), kind)
     if model.provider == "native" or kind in hardware.speeds:
@@ -97,7 +92,7 @@ def expected_efficiency(model: ModelFacts, workload: Workload, hardware: Hardwar
 
 
 def kind_of_work(model: ModelFacts, workload: Workload) -> str:
-    """What runs have in common that reach about the same share of the ideal step."""
+    """Return the kind of work: runs of one kind reach about the same share of the ideal step."""
     trained = model.method if model.adapter_parameters else "full"
     passes = "packed" if workload.packed_tokens is not None else "padded" if workload.lengths else "blocks"
     size = f"width {_rounded(model.width, 2)}+, {_rounded(workload.pass_slots, 4)}+ tokens a pass"
@@ -109,16 +104,20 @@ def kind_of_work(model: ModelFacts, workload: Workload) -> str:
 
 
 def _rounded(value: int, base: int) -> int:
-    """The largest power of `base` up to `value`."""
+    """Return the largest power of `base` up to `value`."""
     return int(base ** math.floor(math.log(max(1, value), base) + 1e-9))
 
 
 def workload_work(model: ModelFacts, workload: Workload) -> Work:
-    """The work of one optimizer step of `workload`: what its tokens need, and on top what is computed for padding.
+    """Return the work of one optimizer step of `workload`: what its tokens need, and on top what is computed for padding.
 
     Raises UnknownFact for a model of another library whose shape is not known, or whose halves read different tokens.
     """
-    _check_shape(model)
+    if model.provider != "native" and model.task == "seq2seq":
+        raise UnknownFact(f"the two halves of {model.family} read different tokens, and how many each reads is not known")
+    if model.provider != "native" and not min(model.width, model.heads, model.head_width, model.mlp_width,
+                                              model.matmul_parameters):
+        raise UnknownFact(f"the shape of {model.family} is not known well enough to count what {model.provider} does in a step")
     model = as_held(as_decoder(model), workload.base_dtype)
     real, slots = _real_lengths(workload), _slot_lengths(workload)
     reaching = workload.head_share * (1.0 if workload.loss_chunk_rows is None else 1 - workload.padding_share)
@@ -129,20 +128,15 @@ def workload_work(model: ModelFacts, workload: Workload) -> Work:
     again = recompute_flops(model, sum(map(sum, slots)), workload.saved, workload.saved_blocks)
     work = dataclasses.replace(work, tokens=workload.tokens, flops=needed, padding_flops=max(0.0, work.flops - needed),
                                recompute_flops=work.recompute_flops + again)
-    return _compiled(work) if workload.compiled or workload.fused_blocks else work
-
-
-def _check_shape(model: ModelFacts) -> None:
-    if model.provider == "native":
-        return
-    if model.task == "seq2seq":
-        raise UnknownFact(f"the two halves of {model.family} read different tokens, and how many each reads is not known")
-    if not min(model.width, model.heads, model.head_width, model.mlp_width, model.matmul_parameters):
-        raise UnknownFact(f"the shape of {model.family} is not known well enough to count what {model.provider} does in a step")
+    if not (workload.compiled or workload.fused_blocks):
+        return work
+    # the same mathematics with the operators between products fused, so that about a third of their bytes move
+    return dataclasses.replace(work, elementwise_bytes=work.elementwise_bytes * FUSED_SHARE,
+                               operators=round(work.operators * FUSED_SHARE))
 
 
 def _real_lengths(workload: Workload) -> list[int]:
-    """Tokens of each example of a step: all of one length, or spread as their quantiles say."""
+    """Return the tokens of each example of a step: all of one length, or spread as their quantiles say."""
     if not workload.lengths:
         return [workload.block] * workload.examples
     drawn = [length_at(workload.lengths, (place + 0.5) / workload.examples) for place in range(workload.examples)]
@@ -151,27 +145,16 @@ def _real_lengths(workload: Workload) -> list[int]:
 
 
 def _slot_lengths(workload: Workload) -> list[list[int]]:
-    """For each pass of a step the slots of its documents: with what pads them, or what fills the pass up."""
+    """Return the slots of the documents in each pass of a step, with padding, or with the fill of a packed pass."""
     if workload.packed_tokens is not None:
-        return _packed_lengths(workload)
+        passes = -(-workload.tokens // workload.packed_tokens)
+        documents = _real_lengths(workload)
+        filled = round(workload.tokens * workload.padding_share / (1 - workload.padding_share) / passes)
+        dealt = [documents[first::passes] for first in range(passes)]
+        return [part + ([filled] if filled else []) for part in dealt if part]
     padded = round(workload.block / (1 - workload.padding_share))
     full, rest = divmod(workload.examples, workload.micro_batch)
     return [[padded] * size for size in [workload.micro_batch] * full + ([rest] if rest else [])]
-
-
-def _packed_lengths(workload: Workload) -> list[list[int]]:
-    assert workload.packed_tokens is not None
-    passes = -(-workload.tokens // workload.packed_tokens)
-    documents = _real_lengths(workload)
-    filled = round(workload.tokens * workload.padding_share / (1 - workload.padding_share) / passes)
-    dealt = [documents[first::passes] for first in range(passes)]
-    return [part + ([filled] if filled else []) for part in dealt if part]
-
-
-def _compiled(work: Work) -> Work:
-    """The same mathematics with the operators between products fused, so that about a third of their bytes move."""
-    return dataclasses.replace(work, elementwise_bytes=work.elementwise_bytes * FUSED_SHARE,
-                               operators=round(work.operators * FUSED_SHARE))
 
 
 # ------------------------------------------------------------------------------------------------ seconds of a step
@@ -187,7 +170,7 @@ class Efficiency:
 
 
 def efficiency(hardware: Hardware, dtype: str, size: str, kind: str = "") -> Efficiency:
-    """What to expect of this machine, with its basis: its own runs of the same kind of work, else the table."""
+    """Return what to expect of this machine, with its basis: its own runs of the same kind of work, else the table."""
     seen = hardware.speeds.get(kind)
     if seen is not None:
         low, high = min(seen.low, seen.median * (1 - NARROWEST)), max(seen.high, seen.median * (1 + NARROWEST))
@@ -212,7 +195,7 @@ def size_class(pass_tokens: int, width: int) -> str:
 
 
 def step_floor(work: Work, hardware: Hardware) -> tuple[float, str]:
-    """Seconds one step takes if nothing but the slower of compute and memory limits it, and which of the two that is.
+    """Return the seconds of one step if nothing but the slower of compute and memory limits it, and which of the two that is.
 
     Compute: the model's FLOPs at the measured GEMM peak. Memory: the operands of the matrix products and the
     optimizer's state, at the copy bandwidth; what fusion can avoid is not counted. A model small enough to stay in a
@@ -226,7 +209,7 @@ def step_floor(work: Work, hardware: Hardware) -> tuple[float, str]:
 
 
 def ideal_step_s(work: Work, hardware: Hardware) -> float:
-    """Seconds one step of eager PyTorch takes if each of its parts runs at the measured peaks. Never below the floor.
+    """Return the seconds of one step of eager PyTorch if each of its parts runs at the measured peaks. Never below the floor.
 
     Products, recomputed and padded ones too; bytes between products; operator calls, which a GPU's host starts while
     the device works. Raises UnknownFact as step_floor does.
@@ -241,7 +224,7 @@ def ideal_step_s(work: Work, hardware: Hardware) -> float:
 
 
 def expected_step_s(work: Work, hardware: Hardware, expect: Efficiency) -> tuple[float, float]:
-    """Seconds one step is expected to take in eager PyTorch, low and high. Never below the floor.
+    """Return the seconds that one step is expected to take in eager PyTorch, low and high. Never below the floor.
 
     Raises UnknownFact as step_floor does.
     """
@@ -265,13 +248,15 @@ WORTH_IT = 2                                 # times its own cost that compiling
 
 @dataclass(frozen=True)
 class Bargain:
+    """Whether compiling saves more time than it takes."""
+
     pays: bool
     shown: str                               # one clause with the numbers
 
 
 def bargain(facts: Facts, gain: tuple[float, float], compile_s: float, *, train_time_s: float | None, max_steps: int | None,
             epochs: float) -> Bargain:
-    """`gain`: the step's time with compiling over that without, at best and at worst; half way between is expected."""
+    """Return whether compiling pays. `gain`: the step's time with it over that without, low and high; it expects the middle."""
     length = _length(facts, train_time_s, max_steps, epochs)
     if length is None:
         return Bargain(False, "the speed of this machine is not measured, so the gain from compiling is unknown")
@@ -284,7 +269,7 @@ def bargain(facts: Facts, gain: tuple[float, float], compile_s: float, *, train_
 
 
 def _length(facts: Facts, train_time_s: float | None, max_steps: int | None, epochs: float) -> tuple[int, float] | None:
-    """(optimizer steps, seconds of one without compiling); None where this machine's speed is not measured."""
+    """Return (optimizer steps, seconds of one without compiling); None if this machine's speed is not measured."""
     data, peaks = facts.data, facts.hardware.peak_flops_per_s
     fastest = max(peaks, key=lambda dtype: peaks[dtype], default="fp32")
     micro_batch = max(1, min(data.train_batch_size, PASS_TOKENS // data.block))

@@ -18,34 +18,26 @@ WORTH_IT = 1.2               # measured bf16 over fp32 below which conversions e
 
 
 def bf16_unit(hardware: Hardware) -> str | None:
-    """What multiplies bf16 here in hardware, or None."""
-    if hardware.device == "cpu":
-        return _cpu_unit(hardware, CPU_UNITS)
-    return _tensor_cores(hardware, BF16_SINCE)
+    """Return what multiplies bf16 here in hardware, or None."""
+    return _unit(hardware, CPU_UNITS, BF16_SINCE)
 
 
 def int8_unit(hardware: Hardware) -> str | None:
-    """What multiplies int8 here in hardware, or None."""
-    if hardware.device == "cpu":
-        return _cpu_unit(hardware, INT8_CPU_UNITS)
-    return _tensor_cores(hardware, INT8_SINCE)
+    """Return what multiplies int8 here in hardware, or None."""
+    return _unit(hardware, INT8_CPU_UNITS, INT8_SINCE)
 
 
 def fp8_unit(hardware: Hardware) -> str | None:
-    """What multiplies fp8 here in hardware, or None."""
-    return _tensor_cores(hardware, FP8_SINCE)
+    """Return what multiplies fp8 here in hardware, or None."""
+    return _unit(hardware, (), FP8_SINCE)
 
 
-def _cpu_unit(hardware: Hardware, units: Sequence[str]) -> str | None:
-    """The best of `units` that there is, and where that is not the first, an x86's matrix unit, what is missed."""
-    found = next((unit for unit in units if unit in hardware.instructions), None)
-    if found is None:
-        return None
-    missed = f", but not the faster {units[0]}" if found.startswith("avx") else ""
-    return f"the CPU has {found}{missed}"
-
-
-def _tensor_cores(hardware: Hardware, since: tuple[int, int]) -> str | None:
+def _unit(hardware: Hardware, cpu_units: Sequence[str], since: tuple[int, int]) -> str | None:
+    """Return a GPU's tensor cores, or the best of a CPU's units, with the faster matrix unit that an x86 lacks."""
+    if hardware.device == "cpu":
+        found = next((unit for unit in cpu_units if unit in hardware.instructions), None)
+        missed = f", but not the faster {cpu_units[0]}" if found is not None and found.startswith("avx") else ""
+        return None if found is None else f"the CPU has {found}{missed}"
     capability = hardware.compute_capability
     if hardware.device != "cuda" or capability is None or capability < since:
         return None
@@ -53,7 +45,7 @@ def _tensor_cores(hardware: Hardware, since: tuple[int, int]) -> str | None:
 
 
 def bf16_gain(hardware: Hardware) -> float | None:
-    """How many times faster bf16 products were measured than fp32 ones; None where one was not measured."""
+    """Return how many times faster bf16 products were measured than fp32 ones; None if one was not measured."""
     peaks = hardware.peak_flops_per_s
     return peaks["bf16"] / peaks["fp32"] if "bf16" in peaks and "fp32" in peaks else None
 
@@ -64,11 +56,10 @@ def bf16_pays(hardware: Hardware) -> bool:
 
 
 def fp16_pays(hardware: Hardware) -> bool:
-    """Whether this is a GPU whose tensor cores know fp16 and no bf16."""
+    """Return whether this is a GPU whose tensor cores know fp16 and no bf16."""
     capability = hardware.compute_capability
     return hardware.device == "cuda" and capability is not None and FP16_SINCE <= capability < BF16_SINCE
 
 
 def has_tf32(hardware: Hardware) -> bool:
-    capability = hardware.compute_capability
-    return hardware.device == "cuda" and capability is not None and capability >= TF32_SINCE
+    return _unit(hardware, (), TF32_SINCE) is not None

@@ -16,7 +16,7 @@ DRAWS = 256                                  # points at which the distribution 
 
 
 def length_at(quantiles: Mapping[str, int], share: float) -> float:
-    """Tokens that a `share` of the documents do not exceed, on straight lines between the known quantiles."""
+    """Return the tokens that a `share` of the documents do not exceed, on straight lines between the known quantiles."""
     known = sorted((QUANTILES[name], tokens) for name, tokens in quantiles.items() if name in QUANTILES)
     if not known:
         raise ValueError("no quantile of the lengths is known")
@@ -27,18 +27,18 @@ def length_at(quantiles: Mapping[str, int], share: float) -> float:
 
 
 def mean_length(quantiles: Mapping[str, int]) -> float:
-    """The mean of the lengths on those straight lines."""
+    """Return the mean of the lengths on those straight lines."""
     return sum(length_at(quantiles, (draw + 0.5) / DRAWS) for draw in range(DRAWS)) / DRAWS
 
 
 def longest_of(quantiles: Mapping[str, int], documents: int) -> float:
-    """The expected length of the longest of `documents` that are drawn at random."""
+    """Return the expected length of the longest of `documents` drawn at random."""
     # the largest of n uniform draws is u with probability n u^(n-1) du: its n-th power is uniform
     return sum(length_at(quantiles, ((draw + 0.5) / DRAWS) ** (1 / documents)) for draw in range(DRAWS)) / DRAWS
 
 
 def padding_share(quantiles: Mapping[str, int], documents: int, *, grouped_from: int | None = None) -> float:
-    """The share of slots that padding takes (0..1) where each pass has `documents`, all as long as its longest.
+    """Return the share of slots that padding takes (0..1) if each pass has `documents`, all as long as its longest.
 
     With `grouped_from`, a step of so many documents is sorted by length before it is cut into passes: the k-th shortest
     of n is then about as long as the quantile k / (n + 1).
@@ -55,7 +55,7 @@ def padding_share(quantiles: Mapping[str, int], documents: int, *, grouped_from:
 
 
 def fill_share(tokens: int, pass_tokens: int, multiple: int) -> float:
-    """The share of slots (0..1) that fills passes up to a `multiple`, where a step's `tokens` are dealt to packed passes.
+    """Return the share of slots (0..1) that fills packed passes up to a `multiple`, of a step with so many `tokens`.
 
     What is missing to the next multiple is as likely to be any number from 0 to `multiple` - 1.
     """
@@ -71,7 +71,7 @@ CUBLAS_WORKSPACE = (2 * 4096 + 8 * 16) << 10     # ":4096:2:16:8", its default o
 
 @dataclass(frozen=True)
 class Workload:
-    """Starts plain; each technique of a plan returns it changed (`Technique.reckon`)."""
+    """One optimizer step. The planner starts with a plain one, and each technique of a plan changes it (`Technique.reckon`)."""
 
     examples: int                            # per optimizer step
     block: int                               # tokens of an example; their mean where they differ
@@ -114,13 +114,8 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Of a step, without padding."""
+        """Tokens of a step, without padding."""
         return self.examples * self.block
-
-    @property
-    def micro_batch_tokens(self) -> int:
-        """Of a pass, without padding."""
-        return self.micro_batch * self.block
 
     @property
     def micro_batches(self) -> int:
@@ -137,22 +132,26 @@ class Workload:
 
     @property
     def pass_slots(self) -> int:
-        """Of a pass as it usually comes, padding included."""
-        tokens = self.micro_batch_tokens if self.packed_tokens is None else min(self.packed_tokens, self.tokens)
+        """Slots of a usual pass, padding included."""
+        tokens = self.micro_batch * self.block if self.packed_tokens is None else min(self.packed_tokens, self.tokens)
         return round(min(tokens, self.tokens) / (1 - self.padding_share))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest example."""
+        return max(self.lengths.get("max", 0), self.block)
 
     @property
     def fullest_pass_tokens(self) -> int:
         """Slots of the largest pass that can come: padded to the longest example, or packed and filled up."""
-        longest = max(self.lengths.get("max", 0), self.block)
         if self.packed_tokens is None:
-            return min(self.micro_batch, self.examples) * longest
-        most = max(longest, min(self.packed_tokens, self.examples * longest))
+            return min(self.micro_batch, self.examples) * self.longest
+        most = max(self.longest, min(self.packed_tokens, self.examples * self.longest))
         return -(-most // self.fill_multiple) * self.fill_multiple
 
     @property
     def attention_kernel(self) -> str:
-        """The kernel, or where none is named one that saves scores, or not."""
+        """The kernel; if none is named, one that saves scores or one that does not."""
         return self.kernel or ("math" if self.attention_saves_scores else "sdpa")
 
     @property
@@ -160,9 +159,8 @@ class Workload:
         """The lengths of the documents in each pass: as given, or as many of the fullest as the step has passes."""
         if self.documents:
             return self.documents
-        longest = max(self.lengths.get("max", 0), self.block)
-        whole, rest = divmod(self.fullest_pass_tokens, longest)
-        return ((longest,) * whole + ((rest,) if rest else ()),) * self.micro_batches
+        whole, rest = divmod(self.fullest_pass_tokens, self.longest)
+        return ((self.longest,) * whole + ((rest,) if rest else ()),) * self.micro_batches
 
     @property
     def update_tensors(self) -> int:
@@ -171,7 +169,7 @@ class Workload:
 
 
 def library_workspace_bytes(hardware: Hardware) -> int:
-    """What cuBLAS works in, which torch takes from its own allocator once for each stream."""
+    """Return the workspace of cuBLAS, which torch takes from its own allocator once for each stream."""
     if hardware.device != "cuda":
         return 0
     return HOPPER_WORKSPACE if (hardware.compute_capability or (0, 0)) >= HOPPER else CUBLAS_WORKSPACE

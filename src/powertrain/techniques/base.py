@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from powertrain.cost.estimate import Bargain, bargain
+from powertrain.cost.estimate import COMPILER_PARTS, Bargain, bargain
 from powertrain.cost.fitting import longest_example, planned_room_bytes, total_bytes
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, Facts, ModelFacts, NotApplied, Proposal, Refusal, Why
@@ -170,6 +170,17 @@ class Technique:
         if isinstance(answer, Proposal):
             return cls.settings_of(answer), None
         return () if answer.possible is None else (cls.settings_of(answer),)
+
+    @classmethod
+    def if_compiling_pays(cls, run: PlannedRun, claim: Effect, compile_s: float, *, settings: Self | None = None,
+                          also: str = "") -> Proposal | Refusal:
+        """Return yes if code can be compiled here, and saves more time than the compiling takes. `also`: a further fact."""
+        if (missing := cls.without_parts(run, COMPILER_PARTS[run.hardware.device])) is not None:
+            return missing
+        found, numbers = run.bargain(claim.step_time, compile_s), {"compile_s": compile_s}
+        if not found.pays:
+            return cls.refuse(Why.WOULD_NOT_PAY, found.shown, cls(), numbers=numbers)
+        return (settings or cls()).on(found.shown + also, claim, numbers)
 
     @classmethod
     def settings_of(cls, answer: Proposal | Refusal) -> Self:

@@ -32,8 +32,7 @@ class Bf16(Technique):
 
     @classmethod
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
-        hardware = run.hardware
-        reason, gain = bf16_unit(hardware), bf16_gain(hardware)
+        hardware, reason, gain = run.hardware, bf16_unit(run.hardware), bf16_gain(run.hardware)
         if reason is None:
             return cls.refuse(Why.HARDWARE_LACKS, _why_not(hardware), cls() if hardware.device == "cpu" else None)
         if gain is None:

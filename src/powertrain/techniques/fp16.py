@@ -33,15 +33,15 @@ class Fp16(Technique):
 
     @classmethod
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
-        hardware = run.hardware
-        if hardware.device != "cuda" or hardware.compute_capability is None:
-            return cls.refuse(Why.HARDWARE_LACKS, f"{hardware.name} has no fp16 matrix units; NVIDIA GPUs of compute "
+        capability = run.hardware.compute_capability
+        if run.hardware.device != "cuda" or capability is None:
+            return cls.refuse(Why.HARDWARE_LACKS, f"{run.hardware.name} has no fp16 matrix units; NVIDIA GPUs of compute "
                                                   "capability 7.x have them")
-        found = "{}.{}".format(*hardware.compute_capability)
-        if hardware.compute_capability >= BF16_SINCE:
+        found = "{}.{}".format(*capability)
+        if capability >= BF16_SINCE:
             return cls.refuse(Why.NOT_NEEDED, f"this GPU (compute capability {found}) has bf16 at the same speed, without loss "
                                               "scaling", cls())
-        if hardware.compute_capability < FP16_SINCE:
+        if capability < FP16_SINCE:
             return cls.refuse(Why.HARDWARE_LACKS, f"this GPU (compute capability {found}) has no tensor cores; fp16 is faster "
                                                   "from 7.0 on")
         return cls().on(f"the tensor cores of this GPU (compute capability {found}) multiply fp16 and not bf16",

@@ -87,16 +87,11 @@ class FusedBlocks(Technique):
             return refusal
         if device not in COMPILER_PARTS:
             return cls.refuse(Why.HARDWARE_LACKS, f"this is not tested on {device!r}")
-        if (missing := cls.without_parts(run, COMPILER_PARTS[device])) is not None:
-            return missing
         gain, basis = (DROPPING_GAIN, f"study: {DROPPING_STUDY}") if drops else (GAIN[device], BASIS[device])
-        found = run.bargain(gain, COMPILE_S[device])
-        if not found.pays:
-            return cls.refuse(Why.WOULD_NOT_PAY, found.shown, cls(), numbers={"compile_s": COMPILE_S[device]})
         ahead = device == "cpu"
-        return cls(ahead=ahead).on(f"{found.shown}; later runs load the compiled code" if ahead else found.shown,
-                                   Effect(gain, 0, basis=basis, guessed=device == "cuda" and not drops),
-                                   numbers={"compile_s": COMPILE_S[device]})
+        claim = Effect(gain, 0, basis=basis, guessed=device == "cuda" and not drops)
+        return cls.if_compiling_pays(run, claim, COMPILE_S[device], settings=cls(ahead=ahead),
+                                     also="; later runs load the compiled code" if ahead else "")
 
     @classmethod
     def _without_triton(cls, run: PlannedRun) -> Refusal | None:

@@ -74,16 +74,10 @@ class TorchCompile(Technique):
                               "almost every pass would need a new compilation")
         if device not in COMPILER_PARTS:
             return cls.refuse(Why.HARDWARE_LACKS, f"torch.compile is not tested on {device!r}")
-        if (missing := cls.without_parts(run, COMPILER_PARTS[device])) is not None:
-            return missing
-        if device == "cpu" and run.model.dropout:
+        if device == "cpu" and run.model.dropout and cls.without_parts(run, COMPILER_PARTS[device]) is None:
             return cls.refuse(Why.WOULD_NOT_PAY, "with dropout, compiled blocks were slower on a CPU (study: "
                                                  f"{DROPOUT_STUDY})", cls())
-        found = run.bargain(GAIN[device], COMPILE_S[device])
-        if not found.pays:
-            return cls.refuse(Why.WOULD_NOT_PAY, found.shown, cls(), numbers={"compile_s": COMPILE_S[device]})
-        return cls().on(found.shown, Effect(GAIN[device], 0, basis=BASIS[device], guessed=device == "cuda"),
-                        numbers={"compile_s": COMPILE_S[device]})
+        return cls.if_compiling_pays(run, Effect(GAIN[device], 0, basis=BASIS[device], guessed=device == "cuda"), COMPILE_S[device])
 
     def apply(self, setup: Setup) -> Setup:
         import torch
