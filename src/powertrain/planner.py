@@ -76,11 +76,11 @@ def with_pins(recipe: Recipe, pins: Mapping[str, Any]) -> Recipe:
 
 def ask_anew(name: str, facts: Facts, recipe: Recipe) -> Proposal | Refusal:
     """Return the technique's own answer, without the recipe's pin of it and after what is decided before it."""
-    recipe, decided = _before(name, facts, recipe)
-    answer = _ask(BY_NAME[name], PlannedRun.of(facts, recipe, decided))
+    run = _before(name, facts, recipe)
+    answer = _ask(BY_NAME[name], run)
     if BY_NAME[name].asked_first and isinstance(answer, Refusal) and answer.possible is not None:
         try:
-            _plan_of(facts, with_pins(recipe, {name: "on"}))
+            _plan_of(facts, with_pins(run.recipe, {name: "on"}))
         except PinRefused as error:          # of a need that only the finished plan shows
             return error.refusal if error.technique == name else dataclasses.replace(
                 answer, because=error.refusal.because, possible=None, why=Why.CONFLICT, rival=error.technique, cure=())
@@ -91,15 +91,14 @@ def variants_of(name: str, facts: Facts, recipe: Recipe) -> Sequence[Technique |
     """Return the settings of a technique that are worth measuring here; None stands for the run without it."""
     if isinstance(answer := ask_anew(name, facts, recipe), Refusal) and answer.possible is None and BY_NAME[name].asked_first:
         return ()
-    recipe, decided = _before(name, facts, recipe)
-    return BY_NAME[name].variants(PlannedRun.of(facts, recipe, decided))
+    return BY_NAME[name].variants(_before(name, facts, recipe))
 
 
-def _before(name: str, facts: Facts, recipe: Recipe) -> tuple[Recipe, Workload]:
-    """Return the recipe without the pin of technique `name`, and what is decided when it is asked."""
+def _before(name: str, facts: Facts, recipe: Recipe) -> PlannedRun:
+    """Return the run as technique `name` is asked about it, without the recipe's pin of it."""
     pins = {other: pin for other, pin in recipe.techniques.items() if other != name}
     recipe = recipe.model_copy(update={"techniques": pins})
-    return recipe, _workload(facts, _ask_all(facts, recipe, until=name)[0])
+    return PlannedRun.of(facts, recipe, _workload(facts, _ask_all(facts, recipe, until=name)[0]))
 
 
 # ------------------------------------------------------------------------------------------------ asking

@@ -9,25 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from powertrain.cost import operators as ops
 from powertrain.cost import weights
 from powertrain.cost.kernels import KERNELS, Shape
-from powertrain.cost.operators import (
-    add,
-    cast_weight,
-    convert,
-    dropout,
-    join,
-    layer_norm,
-    linear,
-    multiply,
-    operator,
-    rms_norm,
-    rotate,
-    scaled_linear,
-    split,
-    unary,
-    view,
-)
 from powertrain.cost.replay import COPIES, Block, Gradients, Leaf, Saved, Tape, Value
 from powertrain.cost.weights import Adapter, Linear
 from powertrain.cost.workload import Workload
@@ -93,11 +77,11 @@ class Part:
 
     def norm(self, name: str, x: Value, width: int, *, rms: bool) -> Value:
         """Normalise in fp32, and return the type of x."""
-        wide = convert(self.tape, x, FP32)
+        wide = ops.convert(self.tape, x, FP32)
         weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
-        out = rms_norm(self.tape, wide, weight, width) if rms else layer_norm(self.tape, wide, weight, bias, width)
+        out = ops.rms_norm(self.tape, wide, weight, width) if rms else ops.layer_norm(self.tape, wide, weight, bias, width)
         del wide
-        return convert(self.tape, out, x.item)
+        return ops.convert(self.tape, out, x.item)
 
     def adapters_of(self, linear: str) -> list[str]:
         """Return the names of the weights of a linear's adapters in this block."""
@@ -110,7 +94,7 @@ class Part:
         if not (own := self.adapters_of(part.name)):
             return self._frozen_linear(part, x)
         tape = self.tape
-        x = convert(tape, x, self.facts.item if self.facts.is_autocast else x.item)
+        x = ops.convert(tape, x, self.facts.item if self.facts.is_autocast else x.item)
         names = [name.split(".")[2] for name in own if name.endswith(".A")]
         changes = [self._change(part, adapter, name, x) for name, adapter in zip(names, part.adapters, strict=True)]
         y = self._frozen_linear(part, x)
@@ -118,28 +102,28 @@ class Part:
         rest = part.outputs - sum(adapter.outputs for adapter in part.adapters)
         pieces = []
         for adapter, (added, factor) in zip(part.adapters, changes, strict=True):
-            pieces.append(self._changed(part, view(tape, y, rows * adapter.outputs), added, factor))
+            pieces.append(self._changed(part, ops.view(tape, y, rows * adapter.outputs), added, factor))
             if rest:
-                pieces.append(view(tape, y, rows * rest))
+                pieces.append(ops.view(tape, y, rows * rest))
                 rest = 0
-        return join(tape, pieces)
+        return ops.join(tape, pieces)
 
     def _trained_linear(self, part: Linear, x: Value) -> Value:
         weight, bias = self.weights[f"{part.name}.weight"], self.weights.get(f"{part.name}.bias")
         if self.facts.is_autocast:
-            weight = cast_weight(self.tape, weight, self.facts.item)
-            x = convert(self.tape, x, self.facts.item)
-            bias = None if bias is None else cast_weight(self.tape, bias, self.facts.item)
-        return linear(self.tape, x, weight, bias, part.inputs)
+            weight = ops.cast_weight(self.tape, weight, self.facts.item)
+            x = ops.convert(self.tape, x, self.facts.item)
+            bias = None if bias is None else ops.cast_weight(self.tape, bias, self.facts.item)
+        return ops.linear(self.tape, x, weight, bias, part.inputs)
 
     def _frozen_linear(self, part: Linear, x: Value) -> Value:
         """Make the weight in the type of the product on every use; it is saved only if it is stored in that type."""
         tape, model = self.tape, self.facts.model
         item = self.facts.item if self.facts.is_autocast else x.item
         if weights.is_scaled(model, part.name, self.facts.workload.device):
-            return scaled_linear(tape, x, (part.outputs, part.inputs), model.frozen_dtype, item)
+            return ops.scaled_linear(tape, x, (part.outputs, part.inputs), model.frozen_dtype, item)
         if model.frozen_dtype in EIGHT_BIT or weights.matrix_bytes(model) == item:
-            return linear(tape, convert(tape, x, item), Value(None, part.weights, item), None, part.inputs)
+            return ops.linear(tape, ops.convert(tape, x, item), Value(None, part.weights, item), None, part.inputs)
         rows, given, inputs = x.count // part.inputs, x.item, x.count
 
         def back(saved: Saved, gradients: Gradients) -> Gradients:
@@ -186,18 +170,21 @@ class Part:
         tape, share, prefix = self.tape, self.facts.model.adapter_dropout, f"{part.name}.adapters.{name}"
         magnitude = self.weights.get(f"{prefix}.magnitude")
         factor = None if magnitude is None else self._factor(part, adapter, magnitude)
-        dropped = dropout(tape, x, share)
-        inner = linear(tape, dropped, convert(tape, self.weights[f"{prefix}.A"], x.item), None, adapter.inputs)
+        dropped = ops.dropout(tape, x, share)
+        inner = ops.linear(tape, dropped, ops.convert(tape, self.weights[f"{prefix}.A"], x.item), None, adapter.inputs)
         if (log_sigma := self.weights.get(f"{prefix}.log_sigma")) is not None:
-            inner = convert(tape, _phi(tape, convert(tape, inner, FP32), self.weights[f"{prefix}.a"], log_sigma), x.item)
-        up = linear(tape, unary(tape, inner), convert(tape, self.weights[f"{prefix}.B"], x.item), None, adapter.rank)
+            wide = _phi(tape, ops.convert(tape, inner, FP32), self.weights[f"{prefix}.a"], log_sigma)
+            inner = ops.convert(tape, wide, x.item)
+            del wide
+        b = self.weights[f"{prefix}.B"]
+        up = ops.linear(tape, ops.unary(tape, inner), ops.convert(tape, b, x.item), None, adapter.rank)
         if factor is None:
             return up, None
-        added = multiply(tape, factor, up)
+        added = ops.multiply(tape, factor, up)
         if not share:
             return added, factor
         product = self._frozen_linear(Linear(part.name, part.inputs, adapter.outputs), dropped)
-        return add(tape, added, multiply(tape, unary(tape, factor), product)), None
+        return ops.add(tape, added, ops.multiply(tape, ops.unary(tape, factor), product)), None
 
     def _factor(self, part: Linear, adapter: Adapter, magnitude: Value) -> Value:
         """Return DoRA's magnitudes over the lengths of the rows of W + BA, which have no backward pass."""
@@ -210,17 +197,17 @@ class Part:
         del scaled
         lengths = tape.new(adapter.outputs * FP32)
         del merged, matrix
-        return operator(tape, (magnitude,), magnitude.count, FP32, saves=(lengths,))
+        return ops.operator(tape, (magnitude,), magnitude.count, FP32, saves=(lengths,))
 
     def _changed(self, part: Linear, y: Value, added: Value, factor: Value | None) -> Value:
         """Return an adapter's rows of the output, in the type of the frozen product."""
         tape, product = self.tape, y
         if factor is None:
-            return convert(tape, add(tape, y, added), y.item)
+            return ops.convert(tape, ops.add(tape, y, added), y.item)
         if self.facts.has(f"blocks.0.{part.name}.bias"):
-            product = add(tape, y, Value(None, factor.count, int(weights.other_bytes(self.facts.model))))
-        turned = multiply(tape, unary(tape, factor), product)
-        return convert(tape, add(tape, add(tape, y, turned), added), y.item)
+            product = ops.add(tape, y, Value(None, factor.count, int(weights.other_bytes(self.facts.model))))
+        turned = ops.multiply(tape, ops.unary(tape, factor), product)
+        return ops.convert(tape, ops.add(tape, ops.add(tape, y, turned), added), y.item)
 
     # -------------------------------------------------------------------------------------------- the decoder
 
@@ -230,42 +217,42 @@ class Part:
         parts = {part.name: part for part in weights.linears(model)}
         mixed = self._attend(parts, self.norm("attention_norm", x, model.width, rms=rms), tables, shape)
         if model.parallel_residual:
-            both = add(tape, x, mixed)
-            return add(tape, both, self._transform(parts, self.norm("mlp_norm", x, model.width, rms=rms)))
-        x = add(tape, x, mixed)
-        return add(tape, x, self._transform(parts, self.norm("mlp_norm", x, model.width, rms=rms)))
+            both = ops.add(tape, x, mixed)
+            return ops.add(tape, both, self._transform(parts, self.norm("mlp_norm", x, model.width, rms=rms)))
+        x = ops.add(tape, x, mixed)
+        return ops.add(tape, x, self._transform(parts, self.norm("mlp_norm", x, model.width, rms=rms)))
 
     def _attend(self, parts: dict[str, Linear], x: Value, tables: Tables | None, shape: Shape) -> Value:
         tape, model = self.tape, self.facts.model
         heads = self.project(parts["qkv"], x)
         sizes = [shape.tokens * count * model.head_width for count in (model.heads, model.kv_heads, model.kv_heads)]
-        q, k, v = split(tape, heads, sizes)
+        q, k, v = ops.split(tape, heads, sizes)
         if self.facts.has("blocks.0.q_norm.weight"):
             q, k = (self.norm(name, value, model.head_width, rms=True) for name, value in (("q_norm", q), ("k_norm", k)))
         if tables is not None:
-            q, k = (rotate(tape, value, tables, heads, model.head_width)
+            q, k = (ops.rotate(tape, value, tables, heads, model.head_width)
                     for value, heads in ((q, model.heads), (k, model.kv_heads)))
         mixed = KERNELS[self.facts.workload.attention_kernel](tape, q, k, v, shape)
-        return dropout(tape, self.project(parts["attention_out"], mixed), model.dropout)
+        return ops.dropout(tape, self.project(parts["attention_out"], mixed), model.dropout)
 
     def _transform(self, parts: dict[str, Linear], x: Value) -> Value:
         tape, model = self.tape, self.facts.model
         inner = self.project(parts["mlp_in"], x)
         if model.gated_mlp:
-            gate, up = split(tape, inner, (inner.count // 2,) * 2)
-            inner = multiply(tape, unary(tape, gate, saves_input=True), up)
+            gate, up = ops.split(tape, inner, (inner.count // 2,) * 2)
+            inner = ops.multiply(tape, ops.unary(tape, gate, saves_input=True), up)
         else:
-            inner = unary(tape, inner, saves_input=True)
-        return dropout(tape, self.project(parts["mlp_out"], inner), model.dropout)
+            inner = ops.unary(tape, inner, saves_input=True)
+        return ops.dropout(tape, self.project(parts["mlp_out"], inner), model.dropout)
 
     def embed(self, tokens: int) -> Value:
         """Return the first residual (T, width) fp32."""
         tape, width = self.tape, self.facts.model.width
         table, positions = self.weights["embedding.weight"], self.weights.get("position_embedding.weight")
-        x = convert(tape, operator(tape, (table,), tokens * width, table.item), FP32)
+        x = ops.convert(tape, ops.operator(tape, (table,), tokens * width, table.item), FP32)
         if positions is not None:
-            x = add(tape, x, operator(tape, (positions,), tokens * width, positions.item))
-        return dropout(tape, x, self.facts.model.dropout)
+            x = ops.add(tape, x, ops.operator(tape, (positions,), tokens * width, positions.item))
+        return ops.dropout(tape, x, self.facts.model.dropout)
 
     def rotary_tables(self, tokens: int) -> Tables | None:
         """Return the cosines and sines of the positions; None if the model has learned positions."""
@@ -288,11 +275,11 @@ class Part:
 
 def _phi(tape: Tape, inner: Value, a: Value, log_sigma: Value) -> Value:
     """Return LS-LoRA's a0 + a1 x + a2 sin(pi x) + a3 cos(pi x) of x = tanh(inner / sigma)."""
-    sigma = unary(tape, log_sigma, saves_result=True)
-    x = unary(tape, multiply(tape, inner, sigma), saves_result=True)
-    coefficients = split(tape, a, (1, 1, 1, 1))
-    out = add(tape, coefficients[0], multiply(tape, coefficients[1], x))
+    sigma = ops.unary(tape, log_sigma, saves_result=True)
+    x = ops.unary(tape, ops.multiply(tape, inner, sigma), saves_result=True)
+    coefficients = ops.split(tape, a, (1, 1, 1, 1))
+    out = ops.add(tape, coefficients[0], ops.multiply(tape, coefficients[1], x))
     for coefficient in coefficients[2:]:
-        wave = unary(tape, unary(tape, x), saves_input=True)
-        out = add(tape, out, multiply(tape, coefficient, wave))
+        wave = ops.unary(tape, ops.unary(tape, x), saves_input=True)
+        out = ops.add(tape, out, ops.multiply(tape, coefficient, wave))
     return out

@@ -31,20 +31,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from powertrain.cost.weights import (
-    CLIP_PASSES,
-    Adapter,
-    Linear,
-    backward_of,
-    has_frozen_base,
-    linears,
-    lowest_layer,
-    matrix_bytes,
-    other_bytes,
-    trained_tensors,
-    update_bytes,
-    update_flops,
-)
+from powertrain.cost import weights
+from powertrain.cost.weights import Adapter, Linear, has_frozen_base, linears
 from powertrain.records import ADAMW, ModelFacts, OptimizerFacts
 from powertrain.shapes import DTYPE_BYTES, EIGHT_BIT, FOUR_BIT, FP32
 
@@ -103,8 +91,8 @@ def step_work(model: ModelFacts, micro_batches: Sequence[Sequence[int]], dtype: 
         recompute_flops=recomputed_flops(model, lengths, checkpoint_every, dtype=dtype, passes=passes,
                                          keeps_attention=checkpoint_keeps_attention),
         gemm_bytes=moved.gemm_bytes(), elementwise_bytes=moved.elementwise_bytes(),
-        optimizer_bytes=FP32 * CLIP_PASSES * model.trainable + update_bytes(model, optimizer), operators=moved.operators(),
-        dropout_elements=_dropout_elements(model, lengths), update_flops=update_flops(model, optimizer),
+        optimizer_bytes=FP32 * weights.CLIP_PASSES * model.trainable + weights.update_bytes(model, optimizer),
+        operators=moved.operators(), dropout_elements=_dropout_elements(model, lengths), update_flops=weights.update_flops(model, optimizer),
     )
 
 
@@ -143,7 +131,7 @@ def training_flops(model: ModelFacts, lengths: Sequence[int], head_share: float 
     attention = BACKWARD_SHARE * _attention_flops_per_token(model, lengths)
     has_second_input = has_dora(model) and model.adapter_dropout
     for layer in range(model.layers):
-        backward = backward_of(model, layer)
+        backward = weights.backward_of(model, layer)
         per_token += attention if backward.attention else 0.0
         for linear in linears(model):
             needed = linear.name in backward.needed
@@ -169,7 +157,7 @@ def recomputed_flops(model: ModelFacts, lengths: Sequence[int], every: int, *, d
 def recompute_flops(model: ModelFacts, tokens: int, saved: Mapping[str, str], blocks: int) -> float:
     """Return the FLOPs of the products that fused blocks do not keep (models/kernels/fused/saving.py) and compute again."""
     names = {PRODUCTS[kind] for kind, action in saved.items() if action == "recompute"}
-    blocks = min(blocks, model.layers - lowest_layer(model))
+    blocks = min(blocks, model.layers - weights.lowest_layer(model))
     return 2.0 * blocks * tokens * sum(linear.weights for linear in linears(model) if linear.name in names)
 
 
@@ -249,11 +237,11 @@ def recomputed_of(model: ModelFacts, every: int, dtype: str) -> tuple[Recomputed
         with_magnitude = adapted and has_dora(model, f"{LAST}.")
         needs_product = with_magnitude and not model.adapter_dropout
         left_out = frozenset() if model.dropout or needs_product else frozenset({LAST})
-        made_wide = has_frozen_base(model) and matrix_bytes(model) != DTYPE_BYTES[dtype]
+        made_wide = has_frozen_base(model) and weights.matrix_bytes(model) != DTYPE_BYTES[dtype]
         last_has_adapters = adapted and any(linear.name == LAST and linear.adapters for linear in linears(model))
         found.append(Recomputed(layer, adapted, left_out,
                                 bool(left_out) and made_wide and last_has_adapters and not with_magnitude))
-    return tuple(block for block in found if block.layer >= lowest_layer(model))
+    return tuple(block for block in found if block.layer >= weights.lowest_layer(model))
 
 
 # ------------------------------------------------------------------------------------------------ bytes and calls
@@ -303,7 +291,7 @@ class Traffic:
         """Yield each linear of each block, how often a pass computes its product, and how often those of its adapters."""
         again = {block.layer: block for block in self.recomputed}
         for layer in range(self.model.layers):
-            backward = backward_of(self.model, layer)
+            backward = weights.backward_of(self.model, layer)
             for linear in linears(self.model):
                 second = layer in again and linear.name not in again[layer].left_out
                 rounds = 1 + second + (linear.name in backward.needed) + (not has_frozen_base(self.model))
@@ -333,7 +321,7 @@ class Traffic:
 
     def _share_with_backward(self) -> float:
         """Return the share of the blocks that have a backward pass."""
-        return 1 - lowest_layer(self.model) / self.model.layers
+        return 1 - weights.lowest_layer(self.model) / self.model.layers
 
     # -------------------------------------------------------------------------------------------- conversions
 
@@ -349,7 +337,7 @@ class Traffic:
             again = len(self.recomputed) / model.layers
             both_ways = FP32 + item if item != FP32 else 0
             return both_ways * (model.matmul_parameters * (2 + again) + model.head_parameters * 2)
-        stored, head = matrix_bytes(model), other_bytes(model)
+        stored, head = weights.matrix_bytes(model), weights.other_bytes(model)
         total = float(model.head_parameters * (head + item)) if head != item else 0.0
         dora = {linear.name for linear in linears(model) if has_dora(model, f"{linear.name}.")}
         for linear, rounds, adapter_rounds in self._rounds():
@@ -367,11 +355,11 @@ class Traffic:
     def operators(self) -> int:
         """Return how many operator calls eager PyTorch makes, for every weight tensor that the optimizer updates too."""
         model = self.model
-        weights = trained_tensors(model) if has_frozen_base(model) else model.layers * len(model.shapes)     # about
-        casts = CAST_OPERATORS if matrix_bytes(model) != self.item else 0
+        tensors = weights.trained_tensors(model) if has_frozen_base(model) else model.layers * len(model.shapes)     # about
+        casts = CAST_OPERATORS if weights.matrix_bytes(model) != self.item else 0
         share = BACKWARD_SHARE * self._share_with_backward()
         rounds = 1 + len(self.recomputed) / model.layers + share
         adapters = len(model.adapted_layers) * ADAPTER_OPERATORS * len(_adapters(model))
         head = HEAD_OPERATORS * (1 + BACKWARD_SHARE)
         passes = self.passes * round((model.layers * (FORWARD_OPERATORS + casts) + adapters) * rounds + head)
-        return passes + OPTIMIZER_OPERATORS * weights
+        return passes + OPTIMIZER_OPERATORS * tensors
