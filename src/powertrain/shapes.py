@@ -24,19 +24,14 @@ class BlockSizes(Protocol):
 
     @property
     def width(self) -> int: ...
-
     @property
     def heads(self) -> int: ...
-
     @property
     def kv_heads(self) -> int: ...
-
     @property
     def head_width(self) -> int: ...
-
     @property
     def mlp_width(self) -> int: ...
-
     @property
     def gated_mlp(self) -> bool: ...
 
@@ -105,7 +100,7 @@ class Chunk:
 
 @lru_cache(maxsize=256)
 def plan_chunks(lengths: tuple[int, ...], heads: int, window: int | None, element_bytes: int) -> tuple[Chunk, ...]:
-    """The documents in chunks of similar length, each with as many documents as keep a tile's scores in the cache."""
+    """Return the documents in chunks of similar length; a chunk has as many as keep a tile's scores in the cache."""
     starts = tuple(itertools.accumulate(lengths, initial=0))
     ragged = len(set(lengths)) > 1
     step = FILL_TO[element_bytes] if ragged else 1
@@ -123,7 +118,7 @@ def plan_chunks(lengths: tuple[int, ...], heads: int, window: int | None, elemen
 
 
 def plan_tiles(length: int, rows: int, window: int | None) -> Iterator[Tile]:
-    """The tiles of one document, from its first row to its last."""
+    """Yield the tiles of one document, from its first row to its last."""
     for first in range(0, length, rows):
         last = min(first + rows, length)
         start = 0 if window is None else max(0, first - window + 1)

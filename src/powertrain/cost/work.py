@@ -92,7 +92,8 @@ def step_work(model: ModelFacts, micro_batches: Sequence[Sequence[int]], dtype: 
                                          keeps_attention=checkpoint_keeps_attention),
         gemm_bytes=moved.gemm_bytes(), elementwise_bytes=moved.elementwise_bytes(),
         optimizer_bytes=FP32 * weights.CLIP_PASSES * model.trainable + weights.update_bytes(model, optimizer),
-        operators=moved.operators(), dropout_elements=_dropout_elements(model, lengths), update_flops=weights.update_flops(model, optimizer),
+        operators=moved.operators(), dropout_elements=_dropout_elements(model, lengths),
+        update_flops=weights.update_flops(model, optimizer),
     )
 
 

@@ -12,7 +12,7 @@ from powertrain.records import Effect, ModelFacts, NotApplied, Proposal, Refusal
 from powertrain.techniques.base import Exactness, PlannedRun, Technique, find_runner
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
     from torch.utils.checkpoint import CheckpointPolicy
 
     from powertrain.cost.workload import Workload
@@ -38,7 +38,8 @@ class CheckpointedBlocks:
         import torch
         from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
-        if index % self.every or not torch.is_grad_enabled() or not _has_gradient(block, x):
+        has_gradient = x.requires_grad or any(parameter.requires_grad for parameter in block.parameters())
+        if index % self.every or not torch.is_grad_enabled() or not has_gradient:
             return self.inner(block, index, x, rotary, lengths, attention)
         # attention that is kept draws no dropout mask a second time, and all draws after it would be others
         keep = self.keep_attention and not (block.training and block.config.dropout)
@@ -103,10 +104,6 @@ class ActivationCheckpointing(Technique):
 
     def reckon(self, workload: Workload) -> Workload:
         return replace(workload, checkpoint_every=self.every, checkpoint_keeps_attention=self.keep_attention)
-
-
-def _has_gradient(block: nn.Module, x: Tensor) -> bool:
-    return x.requires_grad or any(parameter.requires_grad for parameter in block.parameters())
 
 
 def _keep_attention(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:

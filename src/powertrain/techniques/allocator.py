@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique
+from powertrain.techniques.base import Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
     from powertrain.training.setup import Setup
@@ -35,7 +35,6 @@ class Allocator(Technique):
     choices: ClassVar = {"kind": ("glibc", "cuda")}
     exactness = Exactness.BITWISE
     touches = frozenset({"runtime"})
-    acts_on = EVERYTHING
     source = "glibc manual, mallopt; PyTorch notes on CUDA memory management (expandable_segments)"
 
     @classmethod

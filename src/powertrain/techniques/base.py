@@ -267,6 +267,12 @@ class OptimizerForm(Technique):
         return replace(workload, optimizer=row.facts_on(workload.device))
 
 
+def run_one_pass(setup: Setup) -> None:
+    """Run the first micro-batch forward and backward, and leave no gradient behind."""
+    setup.batch_loss(setup.prepare(0)[0].to(setup.device)).backward()  # type: ignore[no-untyped-call]
+    setup.model.zero_grad(set_to_none=True)
+
+
 def confirm_products(setup: Setup, name: str, dtype: torch.dtype) -> None:
     """Raise NotApplied unless products are computed in `dtype` and trained weights are fp32."""
     import torch

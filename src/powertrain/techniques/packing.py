@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from powertrain.cost.fitting import fitting_tokens, longest_example, wanted_tokens
 from powertrain.cost.workload import padding_share
 from powertrain.data.order import pack
-from powertrain.records import Batch, Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
+from powertrain.records import Batch, Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ class Packing(Technique):
         filled = ", all filled up to this size because a CUDA graph has one shape" if 1 < multiple == tokens else \
             f", filled up to multiples of {multiple} so that sizes repeat (study: {CPU_STUDY})" if multiple > 1 else ""
         passes = -(-step_tokens // tokens)
-        return cls(tokens, _crossover(model), multiple).on(
+        # a token costs 2 (P + H) FLOPs in products and, in a document of l tokens, 2 L l d in attention, in each forward pass
+        crossover = (model.matmul_parameters + model.head_parameters) / (model.layers * model.heads * model.head_width)
+        return cls(tokens, max(1, round(crossover)), multiple).on(
             f"a padded batch of {data.train_batch_size} would be {share:.0%} padding (examples have {data.block} tokens on "
             f"average, {longest_example(data)} at most); about {step_tokens:,} tokens a step go in {passes} "
             f"pass{'es' * (passes != 1)} of up to {tokens:,} tokens{filled}",
@@ -132,9 +134,3 @@ def _constant_tokens(step_tokens: int, most: int, longest: int) -> int:
     expected = ROOMY * step_tokens
     passes = math.ceil(expected / most)
     return min(most, max(longest, 64 * math.ceil(expected / passes / 64)))
-
-
-def _crossover(model: ModelFacts) -> int:
-    """Per token a forward pass costs 2 (P + H) FLOPs in products and, in a document of l tokens, 2 L l d in attention."""
-    products = model.matmul_parameters + model.head_parameters
-    return max(1, round(products / (model.layers * model.heads * model.head_width)))

@@ -10,7 +10,7 @@ from powertrain.cost.fitting import Link, added_s, hidden_bytes, lightest_that_f
 from powertrain.cost.work import recompute_flops, training_flops
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique
+from powertrain.techniques.base import Exactness, PlannedRun, Technique, run_one_pass
 
 if TYPE_CHECKING:
     from powertrain.models.kernels.fused.block import HandWritten
@@ -109,9 +109,7 @@ class SavedActivations(Technique):
         if not light or light[0].saving.actions != self.actions:
             raise NotApplied(f"saved_activations: blocks are run by {setup.run_block!r}, which keep all that they need")
         before = light[0].saving.count.put_away
-        loss = setup.batch_loss(setup.prepare(0)[0].to(setup.device))
-        loss.backward()  # type: ignore[no-untyped-call]
-        setup.model.zero_grad(set_to_none=True)
+        run_one_pass(setup)
         put_away, kinds = light[0].saving.count.put_away - before, len(self.actions)
         if put_away < len(light) * kinds:
             raise NotApplied(f"saved_activations: {put_away} tensors of {len(light)} blocks were put away, and it should be "

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique
+from powertrain.techniques.base import Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
@@ -32,7 +32,6 @@ class Threads(Technique):
     does = "uses one thread for each physical core"
     exactness = Exactness.ROUNDING
     touches = frozenset({"runtime"})
-    acts_on = EVERYTHING
     source = "PyTorch performance tuning guide, CPU: torch.set_num_threads = physical cores"
 
     @classmethod

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from powertrain.cost.estimate import COMPILER_PARTS
 from powertrain.cost.fitting import longest_example
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique, find_runner
+from powertrain.techniques.base import Exactness, PlannedRun, Technique, find_runner, run_one_pass
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +77,8 @@ class TorchCompile(Technique):
         if device == "cpu" and run.model.dropout and cls.without_parts(run, COMPILER_PARTS[device]) is None:
             return cls.refuse(Why.WOULD_NOT_PAY, "with dropout, compiled blocks were slower on a CPU (study: "
                                                  f"{DROPOUT_STUDY})", cls())
-        return cls.if_compiling_pays(run, Effect(GAIN[device], 0, basis=BASIS[device], guessed=device == "cuda"), COMPILE_S[device])
+        claim = Effect(GAIN[device], 0, basis=BASIS[device], guessed=device == "cuda")
+        return cls.if_compiling_pays(run, claim, COMPILE_S[device])
 
     def apply(self, setup: Setup) -> Setup:
         import torch
@@ -100,7 +101,6 @@ class TorchCompile(Technique):
         with warnings.catch_warnings():
             # the caches that it sees are of pure functions of the documents' lengths, which are fixed here
             warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
-            setup.batch_loss(setup.prepare(0)[0].to(setup.device)).backward()  # type: ignore[no-untyped-call]
-        setup.model.zero_grad(set_to_none=True)
+            run_one_pass(setup)
         if not is_compiled(found.compiled):
             raise NotApplied("torch_compile: no graph was compiled; torch fell back to running eagerly")
