@@ -190,7 +190,7 @@ def _table() -> Mapping[tuple[str, str, str], Any]:
 
 
 def size_class(pass_tokens: int, width: int) -> str:
-    """"large" where products fill the device, "small" where they do not."""
+    """Return "large" if products fill the device, else "small"."""
     return "large" if pass_tokens >= LARGE_TOKENS and width >= LARGE_WIDTH else "small"
 
 

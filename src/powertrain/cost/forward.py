@@ -1,4 +1,4 @@
-"""The forward pass of models/decoder.py with sizes in place of tensors: embedding, blocks, adapters; step.py has the loss.
+"""The forward pass of models/decoder.py with sizes in place of tensors: embedding, blocks, adapters; memory.py has the loss.
 
 It follows the decoder line by line and holds the same tensors in variables, so that the same tensors are alive at the same
 time. Read the two files beside each other. See replay.py and operators.py for what a line does.
@@ -24,7 +24,7 @@ Weights = dict[str, Value]                   # by name; trained ones with a plac
 
 @dataclass(frozen=True)
 class StepFacts:
-    """The model and the workload, and what the replay asks of them again and again."""
+    """The model and the workload of a replayed step."""
 
     model: ModelFacts
     workload: Workload

@@ -21,7 +21,7 @@ LAST_TILES = 3                               # that are replayed: keys only grow
 
 @dataclass(frozen=True)
 class Shape:
-    """What a kernel is called with besides q, k and v."""
+    """The arguments of a kernel besides q, k and v."""
 
     heads: int
     kv_heads: int

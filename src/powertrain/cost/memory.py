@@ -104,7 +104,7 @@ def _passes(workload: Workload) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Kind:
-    """What makes two blocks equal to the replay."""
+    """The properties by which blocks differ in the replay."""
 
     is_adapted: bool
     is_checkpointed: bool

@@ -1,4 +1,4 @@
-"""Which types a machine multiplies fast: units of CPUs, tensor cores of GPUs, and since when GPUs have them."""
+"""The types that a machine multiplies fast: by units of CPUs, or by tensor cores of GPUs."""
 
 from __future__ import annotations
 

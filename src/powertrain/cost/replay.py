@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 
 class Memory:
-    """An allocator that hands out nothing but numbers. Blocks are rounded up to multiples of `rounding` bytes."""
+    """An allocator that only counts. Blocks are rounded up to multiples of `rounding` bytes."""
 
     def __init__(self, standing: Mapping[str, int], rounding: int = 1) -> None:
         self.held, self.rounding = dict(standing), rounding
@@ -204,7 +204,7 @@ class Tape:
         Block(self.memory, nbytes, self.component)
 
     def node(self, inputs: tuple[Value, ...], saved: Saved, back: Back) -> Node | None:
-        """None where no input needs a gradient. `saved` has None for weights. Call it before the result is made."""
+        """Record an operator before its result is made; None if no input needs a gradient. `saved` has None for weights."""
         if all(value.node is None for value in inputs):
             return None
         self.order += 1

@@ -37,7 +37,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Linear:
-    """One linear of a block, projections of one input fused, and what its adapters are where the block has some."""
+    """One linear of a block, with projections of one input fused, and its adapters in a block that has some."""
 
     name: str
     inputs: int
