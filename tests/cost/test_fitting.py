@@ -1,4 +1,4 @@
-"""What fits the memory, and what would make it fit."""
+"""What fits the memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from powertrain.cost.fitting import Change, largest_micro_batch, largest_pass, total_bytes, ways_to_save, with_passes_of
+from powertrain.cost.fitting import largest_micro_batch, largest_pass, total_bytes, with_passes_of
 from powertrain.cost.workload import Workload
 from powertrain.facts.model import model_facts
 from powertrain.models.config import make_config
@@ -39,19 +39,3 @@ def test_packed_passes_are_fitted_by_their_tokens() -> None:
     fitted = with_passes_of(packed, examples)
     assert fitted.packed_tokens == 128 * examples < 8192
     assert total_bytes(MODEL, fitted) <= memory_bytes
-
-
-def test_savings_are_what_peak_memory_says_with_the_change_largest_first() -> None:
-    needed = total_bytes(MODEL, STEP)
-    changes = {"small passes": dataclasses.replace(STEP, micro_batch=4),
-               "recomputing": dataclasses.replace(STEP, checkpoint_every=1),
-               "nothing": STEP, "the reverse": dataclasses.replace(STEP, attention_saves_scores=True)}
-    limit = needed // 2
-    found = ways_to_save(MODEL, STEP, limit, [Change(name, MODEL, workload) for name, workload in changes.items()])
-    assert {saving.words for saving in found} == {"small passes", "recomputing"}
-    assert [saving.bytes for saving in found] == sorted((saving.bytes for saving in found), reverse=True)
-    for saving in found:
-        left = total_bytes(MODEL, changes[saving.words])
-        assert saving.bytes == needed - left
-        assert saving.enough == (left <= limit)
-    assert found[0].enough

@@ -47,6 +47,7 @@ def test_each_saving_is_what_planning_with_its_words_saves(text: Path, cache: Pa
     savings = savings_of(prepared)
     assert {"data.block=128", "model.layers=2"} <= {saving.words for saving in savings}
     assert any(saving.words.startswith("techniques.micro_batch.examples=") for saving in savings)
+    assert [saving.bytes for saving in savings] == sorted((saving.bytes for saving in savings), reverse=True)
     for saving in savings:
         kept = [word for word in WHOLE if not saving.words.startswith(word.partition("=")[0])]
         again = prepared_with(text, cache, 900 * MiB, *kept, saving.words)
