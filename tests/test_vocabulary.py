@@ -7,15 +7,14 @@ from collections import Counter
 from powertrain.audit.config_values import READERS
 from powertrain.audit.configs import FORMATS
 from powertrain.planner import BY_NAME
-from powertrain.recipe.conversions import CONVERSIONS
-from powertrain.recipe.groups import GROUPS
-from powertrain.recipe.resolve import known_keys
-from powertrain.recipe.vocabulary import NOT_IN_RECIPES, find, rows
+from powertrain.recipe.conversions import CONVERSIONS, GROUPS
+from powertrain.recipe.schema import known_keys
+from powertrain.recipe.vocabulary import NOT_IN_RECIPES, find, rows, values
 
 
 def test_what_a_row_leads_to_exists() -> None:
     for row in rows():
-        places = {"converted": CONVERSIONS, "together": GROUPS, "renamed": known_keys(),
+        places = {"converted": {**CONVERSIONS, **values()}, "together": GROUPS, "renamed": known_keys(),
                   "same": [*known_keys(), "data", "model"]}
         if row.fate == "planned" or row.here.startswith("techniques."):
             assert not row.here or row.here.split(".")[1] in BY_NAME, row
@@ -38,7 +37,8 @@ def test_nobody_s_key_has_two_rows() -> None:
 
 def test_every_reader_and_conversion_is_used() -> None:
     assert set(READERS) == {row.audit for row in rows() if row.audit.endswith("()")}
-    assert set(CONVERSIONS) == {row.here for row in rows() if row.fate == "converted"}
+    assert {*CONVERSIONS, *values()} == {row.here for row in rows() if row.fate == "converted"} | {
+        row.key for row in rows() if row.here in ("method", "grouping") and row.fate == "together"}
     assert set(GROUPS) == {row.here for row in rows() if row.fate == "together"}
 
 

@@ -13,8 +13,8 @@ from powertrain import planner
 from powertrain.claims import experiments
 from powertrain.claims import session as claim_sessions
 from powertrain.claims.claim import METRICS, catalogue, read_catalogue, why_not
-from powertrain.claims.experiments import Bench, Bound, Outcome, arms_of, carry_out, reading
-from powertrain.claims.probes import PROBES, Measured, OutOfTime
+from powertrain.claims.experiments import Bound, Outcome, arms_of, carry_out, reading
+from powertrain.claims.probes import PROBES, Context, Measured, OutOfTime
 from powertrain.claims.session import ClaimSession, by_experiment
 from powertrain.claims.verdicts import judge
 from powertrain.cli import claiming
@@ -273,7 +273,7 @@ class Arena:
 def carried_out(optimizer_s, **changes):
     claim, outcome = two_arms()
     experiment = dataclasses.replace(outcome.experiment, technique="fused_adamw")
-    bench = Bench(Arena(optimizer_s), Path(), Path(), deadline=0.0)
+    bench = Context(Path(), 0.0, Arena(optimizer_s), Path())
     return carry_out(experiment, [dataclasses.replace(claim, **changes)], bench)
 
 
@@ -296,7 +296,7 @@ def test_an_experiment_that_runs_out_of_time_has_no_outcome(monkeypatch, tmp_pat
     monkeypatch.setattr(experiments, "PROBES", {"late": measure})
     claim, outcome = two_arms()
     experiment = dataclasses.replace(outcome.experiment, kind="probe", probe="late")
-    assert carry_out(experiment, [claim], Bench(Arena(0.1), tmp_path, tmp_path, deadline=0.0)) is None
+    assert carry_out(experiment, [claim], Context(tmp_path, 0.0, Arena(0.1), tmp_path)) is None
 
 
 def test_arithmetic_is_decided_by_the_same_rules():
@@ -372,7 +372,7 @@ def small(place, source, monkeypatch):
             'experiment: a-pair, needs: [two_gpus], prior: p}\n'
     monkeypatch.setattr("powertrain.claims.claim.catalogue", lambda: read_catalogue(text))
     pace = Pace(window_s=0.001, pairs=5, most_pairs=5, warm_up_s=0.0)
-    monkeypatch.setattr("powertrain.claims.experiments.Bench", lambda *given: Bench(*given, pace=pace))
+    monkeypatch.setattr("powertrain.claims.probes.Context", lambda *given: Context(*given, pace=pace))
     return place
 
 

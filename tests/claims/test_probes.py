@@ -23,11 +23,12 @@ from powertrain.claims.probes.memory import SHAPES, known_facts
 from powertrain.claims.probes.probe import FEWEST, Arms, apart, by_turns, exactly, medians, open_training, ratio
 from powertrain.claims.probes.runs import first_at, smoothed
 from powertrain.data.tokenizers import ByteTokenizer
+from powertrain.evidence.worker import CannotRun
 from powertrain.models.adapters.files import save_model
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
 from powertrain.models.kernels.attention import math_attention
-from powertrain.records import RunFailed, WrongUse, to_plain
+from powertrain.records import WrongUse, to_plain
 
 FAR = float("inf")
 
@@ -213,7 +214,7 @@ def _wrong() -> None:
 
 
 def test_a_process_that_dies_is_said() -> None:
-    with pytest.raises(RunFailed, match="ended with code 3"):
+    with pytest.raises(CannotRun, match="ended with code 3"):
         apart(os._exit, 3)
 
 

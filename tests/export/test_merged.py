@@ -59,7 +59,7 @@ def test_adapter_and_merged_model_give_equal_logits_in_peft_and_transformers(
     base = saved_base(family)
     adapter = saved_adapter(base, with_adapter(make_base(family), **asked))
     opened = open_model(str(adapter))
-    assert (opened.kind, opened.base) == ("adapter", str(base))
+    assert (opened.found.adapter, opened.found.base) == (adapter, str(base))
     expected = theirs(base, adapter)
     torch.testing.assert_close(ours(opened.model), expected, rtol=0, atol=1e-4)
     assert (theirs(base) - expected).abs().max() > 0.1                     # or the adapter did nothing

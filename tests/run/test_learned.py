@@ -19,10 +19,9 @@ from powertrain.models.decoder import Decoder
 from powertrain.recipe import resolve
 from powertrain.run.prepare import prepare
 from powertrain.run.session import start_run
-from powertrain.use.answers import ask_all
+from powertrain.use.generation import write_sample
 from powertrain.use.opening import open_model
-from powertrain.use.questions import held_out_questions
-from powertrain.use.sampling import write_sample
+from powertrain.use.questions import ask_all, held_out_questions
 from powertrain.use.scoring import held_out_examples
 
 ENOUGH = 0.9                 # of the held-out answers; guessing is right half the time at most

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,16 +16,7 @@ from powertrain.models.config import RotaryScaling, make_config
 from powertrain.models.decoder import Decoder
 from powertrain.models.kernels.attention import math_attention
 from powertrain.records import Batch, RunFailed, WrongUse
-from powertrain.use.generation import (
-    DecoderFeed,
-    Sampling,
-    TextStream,
-    attend_after,
-    choose,
-    generate,
-    generate_ids,
-    open_feed,
-)
+from powertrain.use.generation import DecoderFeed, Sampling, attend_after, choose, generate, generate_ids, open_feed, stream
 
 CONTEXT = 16
 
@@ -113,17 +105,20 @@ def test_text_ends_at_end_of_text() -> None:
 
 
 def test_a_character_split_over_tokens_comes_whole() -> None:
-    stream = TextStream(Bytes(), [])
-    pieces = [stream.add(byte) for byte in "aé€😀b".encode()]
-    assert pieces == ["a", "", "é", "", "", "€", "", "", "", "😀", "b"]
-    assert stream.rest() == ""
+    fed: list[int] = []
+
+    def drawn() -> Iterator[int]:
+        for byte in "aé€😀b".encode():
+            fed.append(byte)
+            yield byte
+
+    assert [(piece, len(fed)) for piece in stream(Bytes(), [], drawn())] == [
+        ("a", 1), ("é", 3), ("€", 6), ("😀", 10), ("b", 11)]
 
 
 def test_bytes_that_are_no_character_come_in_the_end() -> None:
-    stream = TextStream(Bytes(), [])
-    assert [stream.add(byte) for byte in (0xE2, 0x82)] == ["", ""]
-    assert stream.rest() == "\ufffd"
-    assert "".join(stream.add(0xFF) for _ in range(9)) != ""       # never held back for ever
+    assert list(stream(Bytes(), [], iter((0xE2, 0x82)))) == ["\ufffd"]
+    assert next(stream(Bytes(), [], itertools.repeat(0xFF))) != ""       # never held back for ever
 
 
 def test_a_piece_keeps_the_space_that_depends_on_the_token_before() -> None:
@@ -136,8 +131,7 @@ def test_a_piece_keeps_the_space_that_depends_on_the_token_before() -> None:
         def decode(self, ids: Sequence[int]) -> str:
             return " ".join(str(token) for token in ids)
 
-    stream = TextStream(Words(), [7])
-    assert [stream.add(token) for token in (1, 22, 3)] == [" 1", " 22", " 3"]
+    assert list(stream(Words(), [7], iter((1, 22, 3)))) == [" 1", " 22", " 3"]
 
 
 def test_top_k_and_top_p_cut_the_tail() -> None:
@@ -152,17 +146,6 @@ def test_top_k_and_top_p_cut_the_tail() -> None:
     assert {pick(top_p=0.7) for _ in range(300)} == {0, 2}
     assert {pick(top_p=1e-9) for _ in range(300)} == {0}
     assert {pick(temperature=1e-3) for _ in range(50)} == {0}
-
-
-def test_a_precision_context_is_used_for_each_forward_pass() -> None:
-    seen = []
-
-    def precision() -> Any:
-        seen.append(1)
-        return torch.autocast("cpu", dtype=torch.bfloat16)
-
-    assert len(list(generate_ids(DecoderFeed(make_model("llama", kv_heads=2), precision), [1], Sampling(7)))) == 7
-    assert len(seen) == 7
 
 
 @pytest.mark.parametrize(("asked", "message"), [

@@ -31,7 +31,8 @@ def edit(file: Path, **changes: object) -> None:
 def test_a_folder_is_a_model_with_its_template_and_its_ends(base_folder: Path) -> None:
     edit(base_folder / "generation_config.json", eos_token_id=[0, 7])
     opened = open_model(str(base_folder))
-    assert (opened.kind, opened.base, opened.task, opened.choice.provider) == ("model", "", "causal", "native")
+    assert (opened.found.base, opened.task, opened.choice.provider) == ("", "causal", "native")
+    assert (opened.found.run, opened.found.adapter) == (None, None)
     assert isinstance(opened.model, Decoder)
     assert not opened.model.training
     assert opened.context == 96
@@ -49,7 +50,7 @@ def test_an_adapter_opens_on_the_base_that_it_names(adapter_folder: Callable[...
                                                     with_tokenizer: bool) -> None:
     folder = adapter_folder(with_tokenizer=with_tokenizer)
     opened = open_model(str(folder))
-    assert (opened.kind, opened.base) == ("adapter", str(base_folder))
+    assert (opened.found.adapter, opened.found.base) == (folder, str(base_folder))
     assert has_adapters(opened.model)
     assert opened.found.tokenizer_folder == (folder if with_tokenizer else base_folder)
     assert opened.has_template
@@ -60,7 +61,7 @@ def test_a_base_that_moved_is_named_anew(adapter_folder: Callable[..., Path], ba
     base_folder.rename(tmp_path / "elsewhere")
     with pytest.raises(WrongUse, match=r"belongs on .*base, which is not there any more .*--base PATH"):
         open_model(str(folder))
-    assert open_model(str(folder), base=str(tmp_path / "elsewhere")).base == str(tmp_path / "elsewhere")
+    assert open_model(str(folder), base=str(tmp_path / "elsewhere")).found.base == str(tmp_path / "elsewhere")
     with pytest.raises(WrongUse, match=r"--base .*nowhere was given"):
         open_model(str(folder), base=str(tmp_path / "nowhere"))
 

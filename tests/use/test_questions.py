@@ -16,10 +16,9 @@ from powertrain.data.examples.store import open_examples
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.decoder import Decoder
 from powertrain.records import WrongUse
-from powertrain.use.answers import ask_all, choose_metric, point
 from powertrain.use.generation import DecoderFeed, Sampling, generate_ids
 from powertrain.use.opening import OpenedModel, open_model
-from powertrain.use.questions import Question, Questions, held_out_questions, questions_in
+from powertrain.use.questions import Question, Questions, ask_all, choose_metric, held_out_questions, point, questions_in
 
 SUMS = [{"question": f"what is the sum of {i} and one ?", "answer": f"it is\n#### {i + 1}"} for i in range(8)]
 
@@ -85,8 +84,8 @@ def test_text_has_no_questions(opened: OpenedModel, tmp_path: Path, cache: Path)
 ])
 def test_the_references_call_for_a_metric(references: list[str], kind: str, task: str, metric: str) -> None:
     questions = Questions([Question("q", (reference,)) for reference in references], "", kind)
-    assert choose_metric("auto", questions, task)[0].name == metric
-    assert choose_metric("exact", questions, task)[0].name == "exact"
+    assert choose_metric("auto", questions, task)[0] == metric
+    assert choose_metric("exact", questions, task)[0] == "exact"
 
 
 def test_a_decoder_is_asked_greedily_up_to_the_end_of_its_turn(opened: OpenedModel, tmp_path: Path, cache: Path) -> None:

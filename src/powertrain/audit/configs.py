@@ -18,7 +18,7 @@ from powertrain.audit.config_values import READERS, Told, switched
 from powertrain.audit.literal_files import Marked, read_assigned, read_marked, shown
 from powertrain.audit.subject import Framework, Setting, Subject
 from powertrain.recipe import spellings
-from powertrain.recipe.resolve import known_keys
+from powertrain.recipe.schema import known_keys
 from powertrain.recipe.vocabulary import find, keys_of
 from powertrain.records import WrongUse
 from powertrain.records.findings import Place

@@ -13,7 +13,8 @@ from typing import Any
 from powertrain import planner
 from powertrain.audit.subject import Subject
 from powertrain.recipe import Recipe
-from powertrain.recipe.conversions import OPTIMIZERS
+from powertrain.recipe.conversions import optimizer_word
+from powertrain.recipe.vocabulary import values
 from powertrain.records import Facts, Plan, WrongUse
 
 Pin = Any                                    # "on", "off", or settings
@@ -92,8 +93,10 @@ def _precision(subject: Subject, facts: Facts) -> dict[str, Pin]:
 
 
 def _optimizer(subject: Subject, facts: Facts) -> dict[str, Pin]:
-    name = str(subject.value("optimizer.name") or subject.in_force("training.optim") or "").lower().rpartition(".")[2]
-    pins = {key.removeprefix("techniques."): "on" for key, value in OPTIMIZERS.get(name, {}).items() if value == "on"}
+    name = optimizer_word(subject.value("optimizer.name") or subject.in_force("training.optim") or "")
+    found = values()["optimizer"].get(name)
+    ours = found.ours or {} if found else {}
+    pins = {key.removeprefix("techniques."): "on" for key, value in ours.items() if value == "on"}
     return pins or ({"fused_adamw": "on"} if subject.value("optimizer.fused") is True else {})
 
 

@@ -6,21 +6,19 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from powertrain import planner
 from powertrain.claims.claim import Claim, Experiment
 from powertrain.claims.probes import PROBES, Context, Measured, OutOfTime
 from powertrain.claims.probes.probe import exactly
-from powertrain.evidence.clock import Arena, CannotRun, Pace, Probe
+from powertrain.evidence.clock import CannotRun, Probe
 from powertrain.evidence.parity import compare_losses
 from powertrain.evidence.profile import bound
 from powertrain.evidence.stats import MARGIN, interval
 from powertrain.records import RunFailed, WrongUse
 from powertrain.records.evidence import Arm, ArmRun, Comparison, Interval, Parity, Window
 
-PACE = Pace(window_s=0.5, pairs=6, most_pairs=12, warm_up_s=5.0)
 UNTIMED = frozenset({"peak_memory", "loss"})     # metrics for which no window is timed
 PROBED_STEPS = 4
 
@@ -50,25 +48,13 @@ class Outcome:
     detail: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Bench:
-    """The means with which experiments are carried out."""
-
-    arena: Arena
-    cache: Path
-    scratch: Path                            # the caller makes this folder and removes it
-    deadline: float                          # by time.monotonic()
-    margin: float = MARGIN
-    pace: Pace = PACE
-
-
 def arms_of(experiment: Experiment) -> tuple[Arm, Arm]:
     a, b = (Arm(f"{experiment.name}: {' '.join(words) or 'as planned'}", (*experiment.words, *words))
             for words in (experiment.a, experiment.b))
     return a, b
 
 
-def carry_out(experiment: Experiment, claims: Sequence[Claim], bench: Bench) -> Outcome | None:
+def carry_out(experiment: Experiment, claims: Sequence[Claim], bench: Context) -> Outcome | None:
     """Return the result for the `claims` that the experiment decides; None where the time ran out."""
     began = time.monotonic()
     try:
@@ -83,15 +69,15 @@ def carry_out(experiment: Experiment, claims: Sequence[Claim], bench: Bench) -> 
     return replace(found, seconds=time.monotonic() - began)
 
 
-def _measured(experiment: Experiment, bench: Bench) -> Measured:
+def _measured(experiment: Experiment, bench: Context) -> Measured:
     if experiment.probe not in PROBES:
         raise WrongUse(f"there is no probe {experiment.probe!r} (known: {', '.join(PROBES)})")
-    folder = bench.scratch / experiment.name
+    folder = bench.folder / experiment.name
     folder.mkdir(parents=True)
-    return PROBES[experiment.probe](Context(bench.cache, bench.deadline, bench.arena, folder), **experiment.settings)
+    return PROBES[experiment.probe](replace(bench, folder=folder), **experiment.settings)
 
 
-def _of_arms(experiment: Experiment, claims: Sequence[Claim], bench: Bench) -> Outcome:
+def _of_arms(experiment: Experiment, claims: Sequence[Claim], bench: Context) -> Outcome:
     a, b = arms_of(experiment)
     metrics = {claim.metric or "speed" for claim in claims}
     found = Outcome(experiment, (a, b), bound=_bound(experiment, bench) if metrics == {"speed"} else None)
@@ -110,7 +96,7 @@ def _of_arms(experiment: Experiment, claims: Sequence[Claim], bench: Bench) -> O
     return replace(found, detail={"losses": [list(_probe(arm, bench).losses) for arm in (a, b)]} if "loss" in metrics else {})
 
 
-def _bound(experiment: Experiment, bench: Bench) -> Bound | None:
+def _bound(experiment: Experiment, bench: Context) -> Bound | None:
     """Return Amdahl's bound from profiles of both arms and the classes of work that the technique acts on."""
     technique = planner.BY_NAME[experiment.technique] if experiment.technique else None
     acts_on: frozenset[str] = getattr(technique, "acts_on", frozenset())
@@ -120,14 +106,14 @@ def _bound(experiment: Experiment, bench: Bench) -> Bound | None:
     return Bound(bound(a, b, acts_on), tuple(sorted(acts_on)))
 
 
-def _probe(arm: Arm, bench: Bench) -> Probe:
+def _probe(arm: Arm, bench: Context) -> Probe:
     found = bench.arena.probe(arm, steps=PROBED_STEPS)
     if found.error is not None:
         raise CannotRun(f"{arm.name}: {found.error}")
     return found
 
 
-def _parity(experiment: Experiment, a: Arm, b: Arm, bench: Bench) -> Parity:
+def _parity(experiment: Experiment, a: Arm, b: Arm, bench: Context) -> Parity:
     """Return the parity of both arms in fp32, where rounding hides no difference.
 
     The arms' own precision is used where the precision differs between them, or where a plan does not run in fp32.

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.claims.claim import Catalogue, Claim, Experiment, why_not
-from powertrain.claims.experiments import UNTIMED, Bench, Outcome, arms_of, carry_out
+from powertrain.claims.experiments import UNTIMED, Outcome, arms_of, carry_out
+from powertrain.claims.probes import Context
 from powertrain.claims.verdicts import ClaimRow, judge
 from powertrain.evidence import studies
 from powertrain.evidence.clock import CannotRun
@@ -31,7 +32,7 @@ class ClaimSession:
     """The results of `powertrain claims run` so far."""
 
     catalogue: Catalogue
-    bench: Bench
+    bench: Context
     say: Callable[[str], None]
     keep: Callable[[ClaimSession], None]          # called after each experiment, so that an interrupted study has all results
     rows: list[ClaimRow] = field(default_factory=list)

@@ -71,7 +71,7 @@ def run(ids: Annotated[list[str] | None, typer.Argument(metavar="[ID ...]", help
         budget: Budget = "1h", study: StudyName = None, as_json: Json = False) -> None:
     """Measure claims on this machine, each with its own experiment."""
     from powertrain.claims import claim as claims
-    from powertrain.claims import experiments
+    from powertrain.claims import probes
     from powertrain.claims import session as sessions
     from powertrain.evidence import studies
     from powertrain.evidence.clock import Arena
@@ -93,7 +93,7 @@ def run(ids: Annotated[list[str] | None, typer.Argument(metavar="[ID ...]", help
     with ExitStack() as open_things:
         scratch = Path(open_things.enter_context(tempfile.TemporaryDirectory(prefix="powertrain-claims-")))
         arena = open_things.enter_context(Arena(cache_folder()))
-        session = sessions.ClaimSession(known, experiments.Bench(arena, cache_folder(), scratch, deadline), say, keep)
+        session = sessions.ClaimSession(known, probes.Context(cache_folder(), deadline, arena, scratch), say, keep)
         try:
             session.decide(chosen, hardware, software)
         except KeyboardInterrupt:

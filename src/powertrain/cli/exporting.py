@@ -80,6 +80,7 @@ def _merged(path: str, folder: Path, dtype: str | None, base: str | None,
     from powertrain.export.merged import export_merged, export_merged_bridge
     from powertrain.models.bridge.model import BridgedModel
     from powertrain.models.decoder import Decoder
+    from powertrain.models.huggingface.providers import AUTO_CLASSES
     from powertrain.use.opening import open_model
 
     opened = open_model(path, base=base, provider=provider, say=say)
@@ -93,7 +94,8 @@ def _merged(path: str, folder: Path, dtype: str | None, base: str | None,
         found = export_merged(opened.model, folder, opened.tokenizer, examples, dtype=chosen, base_dtype=stored)
     written = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     rows = [("Weights", f"{found.dtype}, {memory(written)}"), *_agreement_rows(found.agreement, found.effect),
-            ("Opens", f'transformers.{opened.auto_class}.from_pretrained("{folder}")'), ("", f"powertrain chat {folder}")]
+            ("Opens", f'transformers.{AUTO_CLASSES[opened.task]}.from_pretrained("{folder}")'),
+            ("", f"powertrain chat {folder}")]
     return rows, to_plain(found) | {"folder": str(folder)}
 
 
@@ -112,7 +114,8 @@ def _gguf(path: str, folder: Path, dtype: str | None, base: str | None,
     chosen = dtype or ("float16" if stored == "float32" else stored)
     kept = "float32" if chosen == "q8_0" else chosen         # q8_0 rounds the merged weights: they are merged unrounded
     plain, agreement, effect = merge_checked(opened.model, examples, dtype=kept, base_dtype=stored)
-    found = export_gguf(plain, folder, opened.tokenizer, name=folder.resolve().name, dtype=chosen, stops=opened.ends,
+    stops = opened.turn_stops if opened.has_template else opened.stops
+    found = export_gguf(plain, folder, opened.tokenizer, name=folder.resolve().name, dtype=chosen, stops=stops,
                         chat_template=opened.template.text if opened.has_template else None, text=examples[0].inputs.tolist())
     rows = [("File", f"{found.file}, {memory(found.file_bytes)}, {found.tensors} tensors, each read back and compared"),
             *_agreement_rows(agreement, effect), ("Checked", found.llama_cpp), *(("Note", note) for note in found.notes),
@@ -129,7 +132,7 @@ def _agreement_rows(agreement: Any, effect: float) -> list[Row]:
 
 def _real_examples(opened: OpenedModel) -> Sequence[Example]:
     """Return held-out examples of the run; without a run or its data, a built-in text."""
-    from powertrain.use.prompts import real_examples
+    from powertrain.use.scoring import real_examples
 
     examples, said = real_examples(opened, cache_folder(), say)
     say(f"comparing on {said}")

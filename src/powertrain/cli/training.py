@@ -57,7 +57,7 @@ def train(words: Words = None,
         return 0
     from powertrain.run.part import continued_run, new_run  # torch is loaded from here on
     from powertrain.run.session import exit_code, run
-    from powertrain.use.sampling import write_sample
+    from powertrain.use.generation import write_sample
 
     with Watcher(as_json=as_json, quiet=quiet) as watcher:
         watcher.introduce(prepared, stored=stored_recipe(folder) if folder else None)

@@ -14,10 +14,9 @@ from powertrain.cli.options import Base, Json, Model, Provider, Seed, System, Te
 from powertrain.records import WrongUse, to_plain
 
 if TYPE_CHECKING:
-    from powertrain.use.answers import Answers
     from powertrain.use.generation import Sampling
     from powertrain.use.opening import OpenedModel
-    from powertrain.use.questions import Questions
+    from powertrain.use.questions import Answers, Questions
 
 SHOWN_ANSWERS = 3
 SHOWN_CHARACTERS = 160
@@ -91,11 +90,10 @@ def evaluate(model: Model,
 
     For text the result includes bits per byte. --metric asks questions and scores the answers.
     """
-    from powertrain.use.metrics import METRICS
+    from powertrain.use.metrics import check_metric
     from powertrain.use.opening import open_model
 
-    if metric is not None and metric not in ("auto", *METRICS):
-        raise WrongUse(f"there is no metric {metric!r}; use auto, {', '.join(METRICS)}")
+    check_metric(metric)
     opened = open_model(model, base=base, provider=provider, say=say)
     if metric is None:
         _show_loss(opened, data, as_json=as_json)
@@ -117,7 +115,7 @@ def _show_loss(opened: OpenedModel, data: str | None, *, as_json: bool) -> None:
 
 
 def _show_answers(opened: OpenedModel, data: str | None, metric: str, *, limit: int, tokens: int, as_json: bool) -> None:
-    from powertrain.use.answers import ask_all
+    from powertrain.use.questions import ask_all
 
     questions = _questions(opened, data, limit)
     say(f"asking {len(questions.items):,} questions")

@@ -36,7 +36,7 @@ from powertrain.training.checkpoint import save_checkpoint
 from powertrain.training.evaluation import evaluate, spread
 from powertrain.training.loop import State, StepResult, new_state, train
 from powertrain.training.setup import Setup
-from powertrain.use.sampling import write_sample
+from powertrain.use.generation import write_sample
 
 STEPS = 20                   # that are watched, if there is time
 LEAST_STEPS = 3              # that are watched in any case

@@ -292,24 +292,16 @@ def _leave_with_parent(leave: Callable[[int], Any] = os._exit) -> None:
 # ------------------------------------------------------------------------------------------------ the parent's side
 
 
-class ArmProcess:
-    """An arm's process that is ready to take steps. Raises CannotRun whenever the process fails."""
+class ChildProcess:
+    """A process that runs `target(pipe, *arguments)` and answers through the pipe. Raises CannotRun where it ends instead."""
 
-    def __init__(self, order: Order):
-        self.arm, self._first = order.arm, Path(order.scratch, FIRST)
-        self.first_step_s = 0.0              # set by the caller that asks for the very first step
+    def __init__(self, name: str, target: Callable[..., None], *arguments: Any, arm: str = ""):
+        self.name, self.arm_name = name, arm
         context = process_context()
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, order), name=f"arm {order.arm.name}")
-        began = time.perf_counter()
+        self._process = context.Process(target=target, args=(theirs, *arguments), name=name)
         self._process.start()
         theirs.close()
-        try:
-            self.ready: Ready = self._answer()
-        except BaseException:
-            self.close()
-            raise
-        self.ready_s = time.perf_counter() - began
 
     @property
     def pid(self) -> int:
@@ -320,15 +312,15 @@ class ArmProcess:
             self._pipe.send((method, arguments))
         except OSError:
             raise self._gone() from None
-        return self._answer()
+        return self.answer()
 
-    def _answer(self) -> Any:
+    def answer(self) -> Any:
         try:
             answer = self._pipe.recv()
         except (EOFError, OSError):
             raise self._gone() from None
         if isinstance(answer, CannotRun):
-            answer.arm = self.arm.name
+            answer.arm = self.arm_name
             raise answer
         return answer
 
@@ -338,7 +330,7 @@ class ArmProcess:
         how = f"ended with code {code}" if code is None or code >= 0 else f"was ended by {signal.Signals(-code).name}"
         memory = code == -signal.SIGKILL
         why = ", as Linux does when the memory is used up" if memory else ""
-        return CannotRun(f"the process of the arm {self.arm.name!r} {how}{why}", arm=self.arm.name, out_of_memory=memory)
+        return CannotRun(f"the process of {self.name} {how}{why}", arm=self.arm_name, out_of_memory=memory)
 
     def close(self) -> None:
         """End the process at once."""
@@ -348,13 +340,32 @@ class ArmProcess:
             self._process.kill()
             self._process.join()
         self._process.close()
-        self._first.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class ArmProcess(ChildProcess):
+    """An arm's process that is ready to take steps. Raises CannotRun whenever the process fails."""
+
+    def __init__(self, order: Order):
+        self.arm, self._first = order.arm, Path(order.scratch, FIRST)
+        self.first_step_s = 0.0              # set by the caller that asks for the very first step
+        began = time.perf_counter()
+        super().__init__(f"the arm {order.arm.name!r}", serve, order, arm=order.arm.name)
+        try:
+            self.ready: Ready = self.answer()
+        except BaseException:
+            self.close()
+            raise
+        self.ready_s = time.perf_counter() - began
+
+    def close(self) -> None:
+        super().close()
+        self._first.unlink(missing_ok=True)
 
 
 def process_context() -> Any:

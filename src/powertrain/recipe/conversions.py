@@ -1,7 +1,8 @@
-"""Values of other trainers' keys as values of a recipe's, one function a conversion; vocabulary.md says which key needs which.
+"""Values of other trainers' keys as values of a recipe's. vocabulary.md says which key needs which conversion.
 
-A conversion takes a value and returns the recipe's keys, with a reason where there is more to say. It raises NotSupported
-where a recipe has no counterpart. `sole` conversions are of one key; those of groups.py are of several keys together.
+A conversion is a function here, or rows in the vocabulary's table of values. It takes the value of one key and returns the
+recipe's keys, with a reason where there is more to say. It raises NotSupported where a recipe has no counterpart. GROUPS are
+the conversions of several keys together.
 """
 
 from __future__ import annotations
@@ -9,36 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from powertrain.recipe.vocabulary import values
 from powertrain.records import WrongUse
 
 Renamed = dict[str, Any]                         # the recipe's dotted key -> value
 Answer = tuple[Renamed, str]                     # with a reason, or ""
 Conversion = Callable[[Any], Answer]
+Said = Mapping[str, Any]                         # the keys of one group that were set
 
-SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant", "constant_with_warmup": "constant",
-             "cosine_with_min_lr": "cosine"}
-_PLAIN, _FUSED = {"techniques.fused_adamw": "off"}, {"techniques.fused_adamw": "on"}
-_PAGED, _EIGHT_BITS = {"techniques.paged_adamw": "on"}, {"techniques.eight_bit_adamw": "on"}
-OPTIMIZERS: Mapping[str, Renamed] = {            # of several makers, by its name in lower case
-    "adamw": _PLAIN, "adamw_torch": _PLAIN, "adamw_hf": _PLAIN, "adamw_torch_fused": _FUSED, "adamw_apex_fused": _FUSED,
-    "paged_adamw": _PAGED, "paged_adamw_32bit": _PAGED, "pagedadamw": _PAGED, "pagedadamw32bit": _PAGED,
-    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "adamw8bit"), _EIGHT_BITS),
-    "paged_adamw_8bit": {"optimizer.name": "paged_adamw_8bit"}, "pagedadamw8bit": {"optimizer.name": "paged_adamw_8bit"},
-    "lion_32bit": {"optimizer.name": "lion"}, "lion": {"optimizer.name": "lion"}, "lion_8bit": {"optimizer.name": "lion_8bit"},
-    "sgd": {"optimizer.name": "sgd", "optimizer.momentum": 0.0}, "muon": {"optimizer.name": "muon"},
-    "adafactor": {"optimizer.name": "adafactor", "optimizer.least_rms": 1.0},
-}
-WHY_OPTIMIZERS = {
-    "adafactor": "with least_rms 1 the rate is not scaled by each weight's size, as in Hugging Face's Trainer",
-    "sgd": "Hugging Face's sgd has no momentum",
-}
 # names of the table of optimizers (training/optimizers.py), which other makers have too
 OUR_OPTIMIZERS = ("adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit", "lion", "lion_8bit", "sgd", "muon", "adafactor")
-TASKS = {
-    **dict.fromkeys(("text-generation", "causal_lm", "causal"), "causal"),
-    **dict.fromkeys(("seq_2_seq_lm", "seq2seq", "text2text-generation"), "seq2seq"),
-    **dict.fromkeys(("extractive-question-answering", "question-answering", "question_ans", "span"), "span"),
-}
 TEMPLATES = ("plain", "chatml", "raw")           # the chat templates that ship
 
 
@@ -50,34 +31,24 @@ class NotSupported(WrongUse):
         self.key, self.value, self.why = key, value, why
 
 
-def _optimizer(value: Any) -> Answer:
-    name = str(value).lower().rpartition(".")[2]
-    if name not in OPTIMIZERS:
-        raise NotSupported("optim", value, f"use one of {', '.join(OPTIMIZERS)}")
-    return dict(OPTIMIZERS[name]), WHY_OPTIMIZERS.get(name, "")
+def by_value(name: str, key: str, value: Any) -> Answer:
+    """Return what the rows `name` of the vocabulary's table of values say about this value of a key."""
+    table, word = values()[name], "none" if value in ("", []) else str(value).lower()
+    found = table.get(optimizer_word(value) if name == "optimizer" else word) or table["*"]
+    if found.ours is None:
+        raise NotSupported(key, value, found.why)
+    return {ours: value if meant == "=" else meant for ours, meant in found.ours.items()}, found.why
+
+
+def optimizer_word(value: Any) -> str:
+    """Return an optimizer's word in the table of values: "adamw" of torch.optim.AdamW."""
+    return str(value).lower().rpartition(".")[2]
 
 
 def _optimizer_name(value: Any) -> Answer:
     """The recipe's own key: only names that others alone have are converted."""
-    foreign = isinstance(value, str) and value in OPTIMIZERS and value not in OUR_OPTIMIZERS
-    return _optimizer(value) if foreign else ({"optimizer.name": value}, "")
-
-
-def _switched_optimizer(name: str) -> Conversion:
-    """Switches of their own for an optimizer: Hugging Face's `adafactor`, LLaMA-Factory's `use_muon`."""
-    return lambda value: (dict(OPTIMIZERS[name]), WHY_OPTIMIZERS.get(name, "")) if value is True else ({}, "it is off")
-
-
-def _mixed_precision(value: Any) -> Answer:
-    if value in ("no", "fp32", False, None):
-        return {"techniques.bf16": "off", "techniques.fp16": "off"}, ""
-    if value not in ("bf16", "fp16"):
-        raise NotSupported("mixed_precision", value, "use bf16, fp16 or no")
-    return {f"techniques.{value}": "on"}, ""
-
-
-def _no_checkpointing(value: Any) -> Answer:
-    return ({"techniques.activation_checkpointing": "off"}, "") if value is True else ({}, "the plan decides about it")
+    found = None if value in OUR_OPTIMIZERS else values()["optimizer"].get(str(value))
+    return (dict(found.ours), found.why) if found and found.ours else ({"optimizer.name": value}, "")
 
 
 def _warmup(value: Any) -> Answer:
@@ -89,12 +60,6 @@ def _warmup(value: Any) -> Answer:
 def _whole(value: Any) -> Any:
     """Return 500 for 500.0; anything else stays as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _schedule(value: Any) -> Answer:
-    if not isinstance(value, str) or value not in SCHEDULES:
-        raise NotSupported("lr_scheduler_type", value, "use 'cosine', 'linear' or 'constant'")
-    return {"lr_scheduler_type": SCHEDULES[value]}, ""
 
 
 def _schedule_options(value: Any) -> Answer:
@@ -109,11 +74,6 @@ def _betas(value: Any) -> Answer:
     if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(beta, (int, float)) for beta in value):
         return {"adam_beta1": float(value[0]), "adam_beta2": float(value[1])}, ""
     raise NotSupported("betas", value, "write adam_beta1 and adam_beta2, two numbers")
-
-
-def _max_steps(value: Any) -> Answer:
-    """Hugging Face writes -1 for a run whose length num_train_epochs decides."""
-    return {"max_steps": None if value == -1 else value}, ""
 
 
 def _steps(ours: str) -> Conversion:
@@ -143,10 +103,6 @@ def _targets(value: Any) -> Answer:
 def listed(value: str) -> list[str]:
     """Return the names of a list that is written with commas."""
     return [name.strip() for name in value.split(",") if name.strip()]
-
-
-def _all_linear(value: Any) -> Answer:
-    return {"lora.target_modules": "all-linear"} if value else {}, "" if value else "lora.target_modules names the layers"
 
 
 def _source(value: Any) -> Answer:
@@ -189,27 +145,6 @@ def _held_out(value: Any) -> Answer:
     return {"data.validation_share": value}, ""
 
 
-def _task(value: Any) -> Answer:
-    if value is None:
-        return {"model.task": None}, ""
-    word = str(value).lower()
-    if word in ("summarization", "summarisation"):
-        return {}, "the model's config.json tells what it computes"
-    if word not in TASKS:
-        raise NotSupported("task", value, "write model.task: causal, seq2seq or span")
-    return {"model.task": TASKS[word]}, ""
-
-
-def _provider(value: Any) -> Answer:
-    if str(value).lower() in ("huggingface", "hf"):
-        return {}, "a Hugging Face model trains in the native decoder if it has the architecture, and otherwise in transformers"
-    return {"model.provider": value}, ""
-
-
-def _unsloth(value: Any) -> Answer:
-    return ({"model.provider": "unsloth"}, "") if value else ({}, "the model's architecture decides who computes it")
-
-
 def _template(value: Any) -> Answer:
     if value in (None, "tokenizer_default"):
         return {}, "the tokenizer's own chat template is the default"
@@ -218,12 +153,6 @@ def _template(value: Any) -> Answer:
         return {"data.chat_template": value}, ""
     return {}, ("the tokenizer's own chat template is used; name another template's file with data.chat_template, and look at "
                 "the result with `powertrain data show`")
-
-
-def _long_examples(value: Any) -> Answer:
-    if value not in ("drop", "truncate"):
-        raise NotSupported("excess_length_strategy", value, "write data.long_examples: cut or drop")
-    return {"data.long_examples": {"drop": "drop", "truncate": "cut"}[value]}, ""
 
 
 def _roles(value: Any) -> Answer:
@@ -246,12 +175,138 @@ def _model(value: Any) -> Answer:
     return {"model.path" if isinstance(value, str) else "model": value}, ""
 
 
-CONVERSIONS: Mapping[str, Conversion] = {
+CONVERSIONS: Mapping[str, Conversion] = {        # besides those of the table of values
     "eval_epochs": _in_epochs("eval_steps"), "save_epochs": _in_epochs("save_steps"), "eval_steps": _steps("eval_steps"),
-    "save_steps": _steps("save_steps"), "logging_steps": _steps("logging_steps"), "max_steps": _max_steps, "warmup": _warmup,
-    "schedule": _schedule, "schedule_options": _schedule_options, "betas": _betas, "optimizer": _optimizer,
-    "optimizer name": _optimizer_name, "adafactor": _switched_optimizer("adafactor"), "muon": _switched_optimizer("muon"),
-    "mixed_precision": _mixed_precision, "no_checkpointing": _no_checkpointing, "model": _model, "provider": _provider,
-    "unsloth": _unsloth, "task": _task, "targets": _targets, "all_linear": _all_linear, "source": _source,
-    "held_out": _held_out, "template": _template, "long_examples": _long_examples, "roles": _roles, "plugins": _plugins,
+    "save_steps": _steps("save_steps"), "logging_steps": _steps("logging_steps"), "warmup": _warmup,
+    "schedule_options": _schedule_options, "betas": _betas, "optimizer name": _optimizer_name, "model": _model,
+    "targets": _targets, "source": _source, "held_out": _held_out, "template": _template,
+    "roles": _roles, "plugins": _plugins,
+}
+
+
+# ------------------------------------------------------------------------------------------------ groups
+# Keys that mean something only together: a micro-batch and its accumulation, an adapter and its 4 bits.
+#
+# Each function takes the keys of its group that were set, as they were spelled, and whether a pretrained model is trained. It
+# returns the recipe's keys and a note, and raises WrongUse for values that contradict each other or have no counterpart.
+
+def shown(values: Said) -> str:
+    return ", ".join(f"{key}: {value}" for key, value in values.items()) or "nothing (it is the default)"
+
+
+def _written(said: Said, renamed: Renamed) -> Answer:
+    return renamed, f"{shown(said)} is written {shown(renamed)} here"
+
+
+def _agreed(said: Said) -> Any:
+    """Return the one value that is set, or None. Raises WrongUse if there are several."""
+    values = [value for value in said.values() if value is not None]
+    if any(value != values[0] for value in values):
+        raise WrongUse(f"{shown(said)} are the same setting with different values; keep one of them", keys=tuple(said))
+    return values[0] if values else None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _batch(said: Said, tunes: bool) -> Answer:
+    """Micro-batch times accumulation steps is the batch; the planner decides how it is split."""
+    for key, value in said.items():
+        if value == "auto":
+            raise NotSupported(key, value, "it leaves the batch open; write train_batch_size, the examples of a step")
+    micro = _agreed({key: value for key, value in said.items() if key != "gradient_accumulation_steps"})
+    steps = said.get("gradient_accumulation_steps")
+    if set(said) == {"batch_size"}:
+        return {"train_batch_size": micro}, "batch_size is called train_batch_size here"
+    if micro is None:
+        raise WrongUse(f"gradient_accumulation_steps={steps} splits a batch, and no per_device_train_batch_size is set to "
+                       "multiply; write train_batch_size, the examples of an optimizer step", keys=tuple(said))
+    if not _is_count(micro) or not (steps is None or _is_count(steps)):
+        raise WrongUse(f"{shown(said)}: these must be whole numbers of 1 or more; write train_batch_size, the examples of an "
+                       "optimizer step", keys=tuple(said))
+    spelled = next(key for key in said if key != "gradient_accumulation_steps")
+    size = micro * (1 if steps is None else steps)
+    product = f"{spelled} = {micro}" if steps is None else f"{spelled} x gradient_accumulation_steps = {micro} x {steps}"
+    return {"train_batch_size": size}, f"{product} is train_batch_size: {size} here; the plan splits it"
+
+
+def _length(said: Said, tunes: bool) -> Answer:
+    """Tokens of an example of a pretrained model, or of a block of text to train on from scratch."""
+    ours, tokens = "data.max_length" if tunes else "data.block", _agreed(said)
+    if tokens is None:
+        return {}, f"{shown(said)} has no effect here: without a number, {ours} has its default"
+    return {ours: tokens}, f"{', '.join(said)} is called {ours} here"
+
+
+def _method(said: Said, tunes: bool) -> Answer:
+    """Adapters or full training, and whether the base has 4 bits."""
+    meanings = {key: by_value(key, key, value)[0] for key, value in said.items()}
+    kinds = {key: found["method"] for key, found in meanings.items() if "method" in found}
+    four_bits = {key: found["four_bits"] for key, found in meanings.items() if "four_bits" in found}
+    wanted = set(kinds.values())
+    if "full" in wanted and (len(wanted) > 1 or any(four_bits.values())):
+        reason = "4-bit weights cannot be trained in full" if len(wanted) == 1 else "these are different methods"
+        raise WrongUse(f"{shown(said)}: {reason}; write method: full, lora or qlora", keys=tuple(said))
+    if len(set(four_bits.values())) > 1 or ("qlora" in wanted and False in four_bits.values()):
+        raise WrongUse(f"{shown(said)}: these contradict each other about 4 bits; write method: lora or qlora",
+                       keys=tuple(said))
+    if any(four_bits.values()) or "qlora" in wanted:
+        return _written(said, {"method": "qlora"})
+    return _written(said, {"method": wanted.pop()} if wanted else {})
+
+
+def _masking(said: Said, tunes: bool) -> Answer:
+    """Whose words are learned."""
+    answers = {key: value is not (key in ("train_on_inputs", "train_on_prompt")) for key, value in said.items()
+               if value is not None}           # True: only the assistant's
+    either = ("completion_only_loss", "assistant_only_loss")     # TRL: for pairs, and for conversations
+    if any(answers.get(key) for key in either):
+        answers = {key: answer for key, answer in answers.items() if answer or key not in either}
+    if len(set(answers.values())) > 1:
+        raise WrongUse(f"{shown(said)}: these contradict each other about whose words are learned; write data.train_on: "
+                       "assistant or all", keys=tuple(said))
+    if not answers:
+        return _written(said, {})
+    return _written(said, {"data.train_on": "assistant" if any(answers.values()) else "all"})
+
+
+def _packing(said: Said, tunes: bool) -> Answer:
+    if not tunes:
+        return {}, f"{', '.join(said)} has no effect here: text is cut into full blocks, so there is nothing to pack"
+    if any(value is True for value in said.values()):
+        return _written(said, {"techniques.packing": "on"})
+    off = any(said.get(key) is False for key in ("packing", "sample_packing"))
+    return _written(said, {"techniques.packing": "off"} if off else {})
+
+
+def _grouping(said: Said, tunes: bool) -> Answer:
+    if not tunes:
+        return {}, f"{', '.join(said)} has no effect here: all blocks have the same length, so there is nothing to group"
+    pin = "techniques.length_grouping"
+    wanted = _agreed({key: by_value(key, key, value)[0].get(pin) for key, value in said.items()})
+    return _written(said, {pin: wanted} if wanted else {})
+
+
+def _interval(ours: str, per_epoch: str) -> Callable[[Said, bool], Answer]:
+    """Hugging Face's strategies and Axolotl's times per epoch, as steps or epochs."""
+    def convert(said: Said, tunes: bool) -> Answer:
+        wanted: list[int | str] = []
+        for key, value in said.items():
+            if key == per_epoch and isinstance(value, (int, float)):
+                wanted.append(f"{1 / value:.6g} epochs" if value else 0)
+            elif value in ("epoch", "no", False) and key != per_epoch:
+                wanted.append("1 epochs" if value == "epoch" else 0)
+            elif value is not None and (value != "steps" or key == per_epoch):
+                raise NotSupported(key, value, f"write {ours}: a number of steps, '2 epochs', or 0 for never")
+        if len(set(wanted)) > 1:
+            raise WrongUse(f"{shown(said)} contradict each other; write {ours}: a number of steps, '2 epochs', or 0 for never",
+                           keys=tuple(said))
+        return _written(said, {ours: wanted[0]} if wanted else {})
+    return convert
+
+
+GROUPS: Mapping[str, Callable[[Said, bool], Answer]] = {
+    "batch": _batch, "method": _method, "length": _length, "masking": _masking, "packing": _packing, "grouping": _grouping,
+    "evaluation": _interval("eval_steps", "evals_per_epoch"), "saving": _interval("save_steps", "saves_per_epoch"),
 }

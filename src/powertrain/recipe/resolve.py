@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from powertrain.recipe import spellings
-from powertrain.recipe.schema import METHOD_DEFAULTS, Recipe
+from powertrain.recipe.schema import METHOD_DEFAULTS, SECTIONS, Recipe, known_keys
 from powertrain.records import WrongUse, origins
+from powertrain.records.errors import did_you_mean
 from powertrain.records.origins import Origin
 
 DEFAULT = "default"
@@ -67,18 +67,15 @@ class Resolved:
     def to_yaml(self) -> str:
         """The recipe as YAML that reads back to itself, with each value's origin as a comment."""
         lines: list[str] = []
+        opened = ""
         for key, value in flat(self.recipe.model_dump()):
-            *sections, leaf = key.split(".")
-            if sections and (not lines or not self._shares_section(lines, sections[0])):
-                lines.append(f"{sections[0]}:")
-            text = f"{'  ' * len(sections)}{leaf}: {quoted(value)}"
+            section, _, leaf = key.rpartition(".")
+            if section and section != opened:
+                lines.append(f"{section}:")
+            opened = section
+            text = f"{'  ' if section else ''}{leaf}: {quoted(value)}"
             lines.append(f"{text:<44}  # {self.origin(key)}")
         return "\n".join(lines) + "\n"
-
-    @staticmethod
-    def _shares_section(lines: Sequence[str], section: str) -> bool:
-        opened = next((line for line in reversed(lines) if not line.startswith(" ")), "")
-        return opened == f"{section}:"
 
 
 def quoted(value: Any) -> str:
@@ -118,10 +115,9 @@ def find_recipe(name: str) -> tuple[str, Origin]:
     shipped = shipped_recipes()
     if name in shipped:
         return shipped[name], Origin("recipe", name)
-    near = difflib.get_close_matches(name, shipped, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"write {name}=VALUE to set this key" if name in known_keys() else \
-        f"the recipes that ship are {', '.join(shipped)}"
-    raise WrongUse(f"there is no recipe file {name!r}, and no recipe that ships has this name; {hint}")
+    hint = did_you_mean(name, shipped, otherwise=f"write {name}=VALUE to set this key" if name in known_keys() else
+                        f"the recipes that ship are {', '.join(shipped)}")
+    raise WrongUse(f"there is no recipe file {name!r}, and no recipe that ships has this name{hint}")
 
 
 def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
@@ -133,9 +129,12 @@ def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
     tunes = spellings.fine_tunes(words) or spellings.fine_tunes(written)
     from_file, file_notes = _translated(written, tunes, str(origin))
     spoken, word_notes = _translated(words, tunes, "command line")
-    if origin.kind == "recipe" and _other_data(from_file, spoken):
+    own_data = from_file.get("data.source", Recipe().data.source)
+    if origin.kind == "recipe" and spoken.get("data.source", own_data) != own_data:
         from_file.pop("sample.prompt", None)     # a shipped recipe's prompt is a piece of its own corpus
-    values = {**from_file, **_unpinned(spoken)}
+    values = {**from_file, **spoken}
+    if "techniques" in spoken and spoken["techniques"] is None:
+        values["techniques"] = {}
     _drop_rivals(values, spoken)
     _check_keys(values, {**dict.fromkeys(from_file, str(origin)), **dict.fromkeys(spoken, "command line")})
     of_method = _method_defaults(values)
@@ -213,10 +212,6 @@ def _translated(values: Mapping[str, Any], tunes: bool, origin: str) -> tuple[di
     return ours, [f"{origin}: {note}" for note in notes]
 
 
-def _unpinned(spoken: dict[str, Any]) -> dict[str, Any]:
-    return {key: {} if key == "techniques" and value is None else value for key, value in spoken.items()}
-
-
 def _drop_rivals(values: dict[str, Any], spoken: Mapping[str, Any]) -> None:
     """What the command line says replaces what the file said of the same thing by another key."""
     for one, other in (("max_steps", "train_time_s"), ("train_time_s", "max_steps"),
@@ -224,11 +219,6 @@ def _drop_rivals(values: dict[str, Any], spoken: Mapping[str, Any]) -> None:
                        ("warmup_ratio", "warmup_steps"), ("data.tokenizer", "data.vocabulary")):
         if spoken.get(one) is not None and other not in spoken:
             values.pop(other, None)
-
-
-def _other_data(from_file: Mapping[str, Any], spoken: Mapping[str, Any]) -> bool:
-    """Return whether the command line names other data than the recipe's file."""
-    return "data.source" in spoken and spoken["data.source"] != from_file.get("data.source", Recipe().data.source)
 
 
 def _set(nested: dict[str, Any], key: str, value: Any) -> None:
@@ -240,28 +230,17 @@ def _set(nested: dict[str, Any], key: str, value: Any) -> None:
     nested[leaf] = {**nested[leaf], **value} if isinstance(value, dict) and isinstance(nested.get(leaf), dict) else value
 
 
-def known_keys() -> list[str]:
-    """Every dotted key that a recipe may have; techniques are checked by the planner, which knows them."""
-    names: list[str] = []
-    for key, info in Recipe.model_fields.items():
-        kinds = [info.annotation, *get_args(info.annotation)]
-        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-        names += [f"{key}.{leaf}" for leaf in inner.model_fields] if inner else [key]
-    return names
-
-
 def _check_keys(values: Mapping[str, Any], places: Mapping[str, str]) -> None:
     known = known_keys()
-    sections = {key.partition(".")[0] for key in known if "." in key}
     for key, value in values.items():
-        if key in known or key.startswith(("techniques.", "optimizer.", "objective.")) or (key in sections and value == {}):
+        if key in known or key.startswith(("techniques.", "optimizer.", "objective.")) or (key in SECTIONS and value == {}):
             continue
-        if key in sections:
+        if key in SECTIONS:
             raise WrongUse(f"{places[key]}: {key} is a table, not a value; write {key}.KEY=VALUE, where KEY is one of "
-                           f"{', '.join(name.partition('.')[2] for name in known if name.startswith(f'{key}.'))}")
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5) or [
-            name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
-        hint = f"; did you mean {near[0]}?" if near else "; `powertrain plan` prints every key with its value"
+                           f"{', '.join(SECTIONS[key].model_fields)}")
+        same_leaf = next((name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]), None)
+        hint = did_you_mean(key, known, likeness=0.5, otherwise=f"did you mean {same_leaf}?" if same_leaf else
+                            "`powertrain plan` prints every key with its value")
         raise WrongUse(f"{places[key]}: there is no key {key!r}{hint}")
 
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
-from pydantic import BaseModel
-
-from powertrain.recipe.conversions import CONVERSIONS, NotSupported, Renamed
-from powertrain.recipe.groups import GROUPS, shown
-from powertrain.recipe.schema import LoraRecipe, Recipe
+from powertrain.recipe import vocabulary
+from powertrain.recipe.conversions import CONVERSIONS, GROUPS, NotSupported, Renamed, by_value, shown
+from powertrain.recipe.schema import SECTIONS, LoraRecipe, Recipe
 from powertrain.recipe.vocabulary import Fate, Row, find
 from powertrain.records import WrongUse
 
-SECTIONS = ("training", "train", "trainer", "logging")       # tables of other trainers' files whose keys stand at our top level
+FOREIGN_SECTIONS = ("training", "train", "trainer", "logging")      # tables whose keys stand at our top level
 OFF: tuple[Any, ...] = (None, False, 0, "", "no", "none", "off", [])
 
 
@@ -75,7 +73,8 @@ def translate_row(row: Row, value: Any, tunes: bool = True) -> Translated:
         ours, _ = GROUPS[row.here]({row.key: value}, tunes)
         return Translated(ours, "" if ours else "this is a recipe's default")
     if row.fate == "converted":
-        return Translated(*CONVERSIONS[row.here](value))
+        in_table = row.here in vocabulary.values()
+        return Translated(*(by_value(row.here, row.key, value) if in_table else CONVERSIONS[row.here](value)))
     if row.fate == "only":
         if value is not None and str(value) not in row.here.split(", "):
             raise NotSupported(row.key, value, f"{row.why}; leave it out")
@@ -87,28 +86,28 @@ def translate_row(row: Row, value: Any, tunes: bool = True) -> Translated:
         if any(value == off and isinstance(value, type(off)) for off in OFF):
             return Translated({}, "it is off")
         raise NotSupported(row.key, value, row.why)
-    return _pinned(row, value) if row.pin else Translated({}, row.why, row.fate)
+    return _pinned(row, value) if row.fate == "planned" and row.here else Translated({}, row.why, row.fate)
 
 
 def _pinned(row: Row, value: Any) -> Translated:
     """Return the pin of the technique that a key decides about."""
-    technique, _, setting = row.pin.removeprefix("techniques.").partition(".")
+    technique, _, setting = row.here.removeprefix("techniques.").partition(".")
     if value in ("auto", None):
         return Translated({}, f"the plan decides about techniques.{technique}")
     if setting:
-        return Translated({row.pin: int(value) if isinstance(value, str) and value.isdecimal() else value}, fate="renamed")
+        return Translated({row.here: int(value) if isinstance(value, str) and value.isdecimal() else value}, fate="renamed")
     if value in ("unsloth", "offload", "offload_disk"):      # checkpointing with offloaded inputs
         value = True
     if not isinstance(value, bool):
         raise NotSupported(row.key, value, f"write techniques.{technique}: on or off")
-    return Translated({row.pin: "on" if value else "off"})
+    return Translated({row.here: "on" if value else "off"})
 
 
 def _note(key: str, value: Any, found: Translated) -> str | None:
     if found.ours == {key: value}:
         return None
     if not found.ours:                           # a key may hold a token: its value is only said where it matters
-        said = f"{key}: {value}" if found.fate == "converted" or found.why.startswith(("it ", "the plan decides")) else key
+        said = f"{key}: {value}" if found.fate in ("converted", "planned") else key
         return f"{said} has no effect here: {found.why}"
     if found.fate == "renamed":
         return f"{key} is called {next(iter(found.ours))} here"
@@ -133,13 +132,14 @@ def _opened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         section, _, rest = key.partition(".")
         foreign = section == "lora" and rest not in LoraRecipe.model_fields and (
             rest in Recipe.model_fields or find(rest) is not None)
-        yield (rest if rest and (section in SECTIONS or foreign) else key), value
+        yield (rest if rest and (section in FOREIGN_SECTIONS or foreign) else key), value
 
 
 def is_known(key: str) -> bool:
     """Return whether a recipe takes this key, as another trainer spells it."""
     section, _, rest = key.partition(".")
-    return find(key) is not None or find(_plain(key)) is not None or (section in SECTIONS and bool(rest) and is_known(rest))
+    return find(key) is not None or find(_plain(key)) is not None or (
+        section in FOREIGN_SECTIONS and bool(rest) and is_known(rest))
 
 
 def _plain(key: str) -> str:
@@ -149,11 +149,7 @@ def _plain(key: str) -> str:
 def is_ours(key: str) -> bool:
     """Return whether the recipe itself has this key."""
     section, _, leaf = key.partition(".")
-    info = Recipe.model_fields.get(section)
-    if info is None or not leaf:
-        return info is not None
-    kinds = [info.annotation, *get_args(info.annotation)]
-    return any(isinstance(kind, type) and issubclass(kind, BaseModel) and leaf in kind.model_fields for kind in kinds)
+    return section in SECTIONS and leaf in SECTIONS[section].model_fields if leaf else section in Recipe.model_fields
 
 
 def _put(ours: Renamed, name: str, value: Any, spelled: str) -> None:

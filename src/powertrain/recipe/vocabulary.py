@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Literal, cast
+from typing import Any, Literal, cast
+
+import yaml
 
 Fate = Literal["same", "renamed", "converted", "only", "together", "planned", "ignored", "refused"]
 # spellings of files that are no recipes: an audit's names, our own keys under them, and what launches a training
@@ -23,23 +26,47 @@ class Row:
     by: frozenset[str]                       # the trainers that have it
     audit: str                               # its name in an audit, or a reader of its value: "adapter()"
     fate: Fate
-    here: str                                # the recipe's key, a conversion, a group, or what a pin names
+    here: str                                # the recipe's key, a conversion, a group, or of a planned row its pin
     why: str                                 # a whole sentence
 
-    @property
-    def pin(self) -> str:
-        """The technique, or one of its settings, by which a recipe decides this itself; "" where there is none."""
-        return self.here if self.fate == "planned" else ""
+
+@dataclass(frozen=True)
+class Meaning:
+    """What becomes of a value."""
+
+    ours: Mapping[str, Any] | None           # the recipe's keys; None: it has no counterpart
+    why: str
+
+
+@cache
+def _cells(columns: int) -> list[list[str]]:
+    """Return the cells of all rows of vocabulary.md's tables with so many columns."""
+    text = (resources.files("powertrain") / "recipe" / "vocabulary.md").read_text(encoding="utf-8")
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return [cells for cells in lines if len(cells) == columns and cells[0] not in ("key", "conversion", "---")]
 
 
 @cache
 def rows() -> tuple[Row, ...]:
-    """Return all rows of vocabulary.md."""
-    text = (resources.files("powertrain") / "recipe" / "vocabulary.md").read_text(encoding="utf-8")
-    tables = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-    reasons = {cells[0]: cells[1] for cells in tables if len(cells) == 2}
-    return tuple(Row(cells[0], frozenset(cells[1].split()), cells[2] or f"training.{cells[0]}", cast(Fate, cells[3]), cells[4],
-                     reasons.get(cells[5], cells[5])) for cells in tables if len(cells) == 6 and cells[0] not in ("key", "---"))
+    """Return the row of every key."""
+    reasons = dict(_cells(2))
+    return tuple(Row(key, frozenset(by.split()), audit or f"training.{key}", cast(Fate, fate), here, reasons.get(why, why))
+                 for key, by, audit, fate, here, why in _cells(6))
+
+
+@cache
+def values() -> Mapping[str, Mapping[str, Meaning]]:
+    """Return conversion -> value, in lower case -> its meaning; the value "*" stands for every other one.
+
+    Of several rows of one value the last counts.
+    """
+    found: dict[str, dict[str, Meaning]] = {}
+    reasons = dict(_cells(2))
+    for conversions, words, here, why in _cells(4):
+        meaning = Meaning(None if here == "refused" else yaml.safe_load(f"{{{here}}}"), reasons.get(why, why))
+        for conversion in conversions.split(", "):
+            found.setdefault(conversion, {}).update(dict.fromkeys(words.split(", "), meaning))
+    return found
 
 
 def find(key: str, trainer: str | None = None) -> Row | None:

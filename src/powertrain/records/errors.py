@@ -100,11 +100,12 @@ class UnknownFact(LookupError):
     """A fact that the arithmetic needs is not known for this machine."""
 
 
-def did_you_mean(word: str, known: Iterable[str], *, key: str = "", otherwise: str = "") -> str:
+def did_you_mean(word: str, known: Iterable[str], *, key: str = "", otherwise: str = "", likeness: float = 0.6) -> str:
     """Return the end of a message: "; did you mean NAME?" with the known name most like `word`, else `otherwise`.
 
-    With `key`, the name is shown as its value: "did you mean data.split=train?".
+    With `key`, the name is shown as its value: "did you mean data.split=train?". Names below `likeness` (0..1) are not
+    proposed.
     """
-    near = difflib.get_close_matches(word, list(known), n=1)
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
     cure = f"did you mean {f'{key}=' if key else ''}{near[0]}?" if near else otherwise
     return f"; {cure}" if cure else ""

@@ -37,7 +37,7 @@ from powertrain.training.ranks import ALONE, Ranks
 from powertrain.training.setup import Setup
 
 Listener = Callable[[events.Event], None]
-WriteSample = Callable[[Prepared, Setup, int], str]  # at most so many tokens after the recipe's prompt; see use/sampling.py
+WriteSample = Callable[[Prepared, Setup, int], str]  # at most so many tokens after the recipe's prompt; see use/generation.py
 
 WATCHED, WATCHED_RUN = 2, 20 # the step whose memory is watched, and steps of a run on a CPU from which that is worth its time
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from powertrain.recipe.settings import Setting, Table
+from powertrain.recipe.schema import Setting, Table
 from powertrain.records import Hardware, OptimizerFacts, Software, WrongUse
 
 if TYPE_CHECKING:

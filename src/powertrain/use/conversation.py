@@ -1,17 +1,17 @@
-"""A conversation with a model: what was said, and the exact prompt that asks for the next answer.
+"""A conversation with a model: its messages, and the exact prompt that asks for the next answer.
 
-A conversation that outgrows the context loses its oldest exchanges, never its system text; how many is told. Encoder-
-decoders answer each message by itself: they were trained on pairs.
+A conversation that is longer than the context loses its oldest exchanges, never its system text; the prompt says how many.
+Encoder-decoders answer each message by itself: they were trained on pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from powertrain.data.rows.row import BadRow, Message
 from powertrain.records import WrongUse
-from powertrain.use.generation import Feed, Sampling, TextTokens, generate_ids, open_feed, stream
+from powertrain.use.generation import Feed, Sampling, generate_ids, open_feed
 from powertrain.use.opening import OpenedModel
 
 ANSWER_SHARE = 4             # a quarter of the context at most is kept free for the answer
@@ -21,7 +21,7 @@ ANSWER_SHARE = 4             # a quarter of the context at most is kept free for
 class Prompt:
     text: str                                # exactly as the model reads it
     ids: list[int]
-    dropped: int                             # messages left out since the context is full
+    dropped: int                             # messages left out because the context is full
 
 
 @dataclass
@@ -40,20 +40,21 @@ class Conversation:
         self.messages.clear()
 
     def ask(self, words: str) -> tuple[Prompt, Iterator[str]]:
-        """The prompt of a user's message, and the pieces of the answer; what of it was taken is remembered at its end.
+        """Return the prompt of a user's message, and the pieces of the answer, which is remembered as far as it was read.
 
-        Raises WrongUse for a message that leaves no room for an answer, and a model that writes none.
+        Raises WrongUse for a message that leaves no room for an answer, and for a model that writes no text.
         """
         self.messages.append(Message("user", words))
         try:
             prompt = self._prompt()
-            feed, ids = self._fed(prompt.ids)
+            ids = prompt.ids
+            if self._feed is None or not self.remembers:     # else the last answer's feed has read most of this prompt
+                self._feed, ids = open_feed(self.opened.model, ids)
         except WrongUse:
             self.messages.pop()
             raise
-        drawn = generate_ids(feed, ids, self.sampling)
-        before = prompt.ids[-1:] if self.remembers else []
-        return prompt, self._remembered(stream(self._tokenizer, before, drawn, self._stops))
+        drawn = generate_ids(self._feed, ids, self.sampling)
+        return prompt, self._remembered(self.opened.answer_pieces(prompt.ids, drawn))
 
     def _remembered(self, pieces: Iterator[str]) -> Iterator[str]:
         answer: list[str] = []
@@ -70,7 +71,7 @@ class Conversation:
         context, dropped = self.opened.context, 0
         while True:
             text, ids = self._rendered(self.messages[dropped:])
-            if context is None or len(ids) + self._room(context) <= context:
+            if context is None or len(ids) + min(self.sampling.tokens, context // ANSWER_SHARE) <= context:
                 return Prompt(text, ids, dropped)
             if dropped + 2 >= len(self.messages):
                 if len(ids) < context:       # the last message alone: a shorter answer is better than none
@@ -79,26 +80,9 @@ class Conversation:
                                "shorten it")
             dropped += 2                     # a question and its answer
 
-    def _room(self, context: int) -> int:
-        return min(self.sampling.tokens, context // ANSWER_SHARE)
-
     def _rendered(self, messages: list[Message]) -> tuple[str, list[int]]:
         begun = [Message("system", self.system)] if self.system else []
         try:
             return self.opened.conversation_ids([*begun, *messages])
         except BadRow as error:
             raise WrongUse(str(error)) from error
-
-    def _fed(self, ids: list[int]) -> tuple[Feed, list[int]]:
-        """The feed of the last answer, which has read most of this prompt; an encoder reads anew."""
-        if self._feed is None or not self.remembers:
-            self._feed, ids = open_feed(self.opened.model, ids)
-        return self._feed, ids
-
-    @property
-    def _tokenizer(self) -> TextTokens:
-        return self.opened.chat_tokenizer if self.remembers else self.opened.tokenizer
-
-    @property
-    def _stops(self) -> Collection[int]:
-        return self.opened.turn_stops if self.remembers else self.opened.stops

@@ -1,18 +1,17 @@
 """Sampling text from a model, one token at a time, with a key/value cache.
 
-The cache is an attention kernel that remembers the keys and values of every layer, so the decoder has one path only; a
-model behind the bridge has its library's cache. The prompt is one forward pass; after it each token is one. A prompt
-that begins as the last one did, as each turn of a conversation does, is read from where it differs. When the context is
-full, its last half is fed again, as a prompt: the cost of a pass over half a context, once in half a context of tokens.
-Drawing uses a generator of its own, so that training's random numbers stay what they were.
+The cache is an attention kernel that keeps the keys and values of every layer, so the decoder has only one code path; a model
+behind the bridge uses its library's cache. The prompt is one forward pass, and each new token is one more. A prompt that begins
+like the last one, as each turn of a conversation does, is read from its first different token. When the context is full, its
+last half is fed again as a prompt, which costs a pass over half a context for each half context of new tokens. Drawing uses its
+own random generator, so training's random numbers do not change.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,16 +25,16 @@ from powertrain.models.huggingface.providers import decoder_start_in
 from powertrain.models.kernels.attention import sdpa_attention
 from powertrain.models.model import Model, evaluating
 from powertrain.records import IGNORE, Batch, RunFailed, WrongUse
+from powertrain.run.prepare import Prepared
+from powertrain.training.setup import Setup
 
-REPLACEMENT = "\ufffd"      # what decoding gives for the bytes of an unfinished character
+REPLACEMENT = "\ufffd"      # decoding returns this for the bytes of an unfinished character
 LONGEST_CHARACTER = 4       # bytes of UTF-8, so tokens at most
 FIRST_ROOM = 256            # tokens that the cache has room for at first; it doubles
 
-Precision = Callable[[], AbstractContextManager[Any]]        # makes the context of a forward pass, such as an autocast
-
 
 class TextTokens(Protocol):
-    """What generation needs of a tokenizer."""
+    """The part of a tokenizer that generation uses."""
 
     @property
     def end_of_text(self) -> int | None: ...
@@ -49,8 +48,8 @@ class TextTokens(Protocol):
 class Sampling:
     """How tokens are chosen, and how many at most. Raises WrongUse for a number out of its range.
 
-    A `temperature` of 0 takes the likeliest token. `top_k` keeps the k likeliest; `top_p` of those the fewest whose
-    probabilities reach p (nucleus sampling, Holtzman et al. 2020).
+    A `temperature` of 0 takes the likeliest token. `top_k` keeps the k likeliest tokens. `top_p` keeps of those the fewest
+    whose probabilities add up to p (nucleus sampling, Holtzman et al. 2020).
     """
 
     tokens: int
@@ -65,9 +64,9 @@ class Sampling:
         if self.temperature < 0:
             raise WrongUse(f"the temperature is {self.temperature}; use 0 for the likeliest token, or a number above it")
         if self.top_k is not None and self.top_k < 1:
-            raise WrongUse(f"top_k is {self.top_k}; it is how many of the likeliest tokens are drawn from, at least 1")
+            raise WrongUse(f"top_k is {self.top_k}; tokens are drawn from the top_k likeliest, so use 1 or more")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise WrongUse(f"top_p is {self.top_p}; it is the share of probability that is drawn from, above 0 and at most 1")
+            raise WrongUse(f"top_p is {self.top_p}; use a share of probability above 0 and at most 1")
 
 
 @dataclass
@@ -91,7 +90,7 @@ class CachedAttention:
         return attend_after(q, keys[:end], values[:end], window, scale)
 
     def _written(self, shelf: Tensor | None, piece: Tensor) -> Tensor:
-        """The shelf with the piece behind its tokens: the same one while it has room, else one twice as large."""
+        """Return the shelf with the piece written behind its tokens: the same tensor while it has room, else a larger one."""
         end = self.tokens + len(piece)
         if shelf is None or len(shelf) < end:
             larger = piece.new_empty(max(FIRST_ROOM, 2 * end), *piece.shape[1:])
@@ -103,7 +102,7 @@ class CachedAttention:
 
 
 def attend_to_all(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """One query (1, H, D) over all keys and values (T, K, D), softmax in fp32 -> (1, H, D)."""
+    """Compute attention of one query (1, H, D) over all keys and values (T, K, D), softmax in fp32 -> (1, H, D)."""
     kv_heads = k.shape[1]
     grouped = q.view(kv_heads, -1, q.shape[-1])                                    # (K, H / K, D)
     scores = grouped @ k.permute(1, 2, 0) * scale                                  # (K, H / K, T)
@@ -112,7 +111,7 @@ def attend_to_all(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def attend_after(q: Tensor, k: Tensor, v: Tensor, window: int | None, scale: float) -> Tensor:
-    """The last n queries (n, H, D) of a document of T keys and values (T, K, D), each over what is not after it."""
+    """Compute attention of a document's last n queries (n, H, D) over its keys and values (T, K, D); none sees later tokens."""
     places = torch.arange(len(k), device=q.device)
     own = places[len(k) - len(q):, None]                                           # (n, 1)
     seen = places <= own
@@ -124,25 +123,25 @@ def attend_after(q: Tensor, k: Tensor, v: Tensor, window: int | None, scale: flo
 
 
 class Feed:
-    """A model that is fed one document and tells the logits of what comes next. `ids` is what it was fed."""
+    """A model that is fed one document and returns the logits of the next token. `ids` are the tokens fed so far."""
 
-    goes_on = True                           # past its context, by reading the last half of it again
+    goes_on = True                           # beyond its context, by reading the last half of it again
 
-    def __init__(self, model: nn.Module, context: int, precision: Precision = nullcontext) -> None:
-        self.model, self.context, self.precision = model, context, precision
+    def __init__(self, model: nn.Module, context: int) -> None:
+        self.model, self.context = model, context
         self.device = next(model.parameters()).device
         self.ids: list[int] = []
 
     @torch.no_grad()
     def __call__(self, ids: Sequence[int]) -> Tensor:
-        """The logits (V,) fp32 after these further tokens."""
-        with self.precision(), evaluating(self.model):
+        """Feed these further tokens and return the logits (V,) fp32 after them."""
+        with evaluating(self.model):
             logits = self.read(list(ids))
         self.ids += ids
         return logits.float()
 
     def begin(self, ids: Sequence[int]) -> list[int]:
-        """Goes back to where what was fed differs from `ids`; what of them is still to be fed, at least the last."""
+        """Go back to the first token that differs from `ids`. Return those of `ids` still to be fed, at least the last."""
         common = 0
         while common < min(len(self.ids), len(ids) - 1) and self.ids[common] == ids[common]:
             common += 1
@@ -151,19 +150,19 @@ class Feed:
         return list(ids[kept:])
 
     def read(self, ids: list[int]) -> Tensor:
-        """The logits (V,) after `self.ids` and these."""
+        """Return the logits (V,) after `self.ids` and these."""
         raise NotImplementedError
 
     def rewind(self, tokens: int) -> int:
-        """Forgets all but the first `tokens`, or even more; how many are left."""
+        """Forget the tokens after the first `tokens`, or more of them. Return how many are kept."""
         raise NotImplementedError
 
 
 class DecoderFeed(Feed):
-    """Our decoder."""
+    """Powertrain's decoder."""
 
-    def __init__(self, model: Decoder, precision: Precision = nullcontext) -> None:
-        super().__init__(model, model.config.context, precision)
+    def __init__(self, model: Decoder) -> None:
+        super().__init__(model, model.config.context)
         self.decoder, self.cache = model, CachedAttention()
 
     def read(self, ids: list[int]) -> Tensor:
@@ -186,10 +185,10 @@ class DecoderFeed(Feed):
 
 
 class LibraryFeed(Feed):
-    """A model behind the bridge. `source` is what its encoder reads first; if it has one an answer ends with its context."""
+    """A model behind the bridge. An encoder reads `source` first; its answer ends where the context is full."""
 
-    def __init__(self, model: BridgedModel, precision: Precision = nullcontext, source: Sequence[int] | None = None) -> None:
-        super().__init__(model, sys.maxsize if model.context is None else model.context, precision)
+    def __init__(self, model: BridgedModel, source: Sequence[int] | None = None) -> None:
+        super().__init__(model, sys.maxsize if model.context is None else model.context)
         self.bridged, self.source, self.goes_on = model, source, source is None
         self.reader = self._begun()
 
@@ -206,29 +205,29 @@ class LibraryFeed(Feed):
         return 0
 
 
-def open_feed(model: Model, prompt: Sequence[int], precision: Precision = nullcontext) -> tuple[Feed, list[int]]:
-    """A feed for `model`, and what it is fed to answer `prompt`: that, or for an encoder-decoder its decoder's start.
+def open_feed(model: Model, prompt: Sequence[int]) -> tuple[Feed, list[int]]:
+    """Return a feed for `model`, and the ids to feed first: `prompt`, or the start token of an encoder-decoder's decoder.
 
     Raises WrongUse for a model that writes no text.
     """
     if isinstance(model, Decoder):
-        return DecoderFeed(model, precision), list(prompt)
+        return DecoderFeed(model), list(prompt)
     assert isinstance(model, BridgedModel), type(model)
     if model.task == "span":
         raise WrongUse("this model marks answers within a text and writes no text; measure it with `powertrain evaluate`")
     if model.task == "causal":
-        return LibraryFeed(model, precision), list(prompt)
+        return LibraryFeed(model), list(prompt)
     network = model.network
     start = decoder_start_in(network.config.to_dict(), network.generation_config.to_dict(), model.base)
-    return LibraryFeed(model, precision, source=prompt), [start]
+    return LibraryFeed(model, prompt), [start]
 
 
 def choose(logits: Tensor, sampling: Sampling, draws: torch.Generator) -> int:
-    """One token id from logits (V,): the likeliest if the temperature is 0, else drawn.
+    """Return one token id from logits (V,): the likeliest if the temperature is 0, else one that is drawn.
 
-    Raises RunFailed where the logits are no numbers.
+    Raises RunFailed where the logits are NaN.
     """
-    logits = logits.cpu()                # the generator's device: the same seed draws the same text on every device
+    logits = logits.cpu()                # the same seed draws the same text on every device
     if sampling.temperature == 0:
         likeliest = int(logits.argmax())
         _refuse_no_number(float(logits[likeliest]))      # which counts as the largest
@@ -245,67 +244,53 @@ def choose(logits: Tensor, sampling: Sampling, draws: torch.Generator) -> int:
 
 def _refuse_no_number(found: float) -> None:
     if math.isnan(found):
-        raise RunFailed("the model's scores are no numbers, so no token is likelier than another: its weights are broken, as "
-                        "by a learning_rate that is too high; use an earlier checkpoint of it")
-
-
-class TextStream:
-    """Token ids in, text out, as soon as it is whole: a character may be split over tokens.
-
-    Each piece is what the new ids add to the text of the ids before them, because an id's text may depend on those.
-    """
-
-    def __init__(self, tokenizer: TextTokens, before: Sequence[int]) -> None:
-        self.tokenizer, self.ids = tokenizer, list(before)
-        self.told = len(self.ids)         # ids whose text was given out
-        self.first = 0                    # where decoding starts: some ids before `told`
-
-    def add(self, token: int) -> str:
-        """The text that is now whole, often of this token only; "" while a character is unfinished."""
-        self.ids.append(token)
-        piece = self.rest()
-        unfinished = piece.endswith(REPLACEMENT) and len(self.ids) - self.told < LONGEST_CHARACTER
-        if not piece or unfinished:
-            return ""
-        self.first, self.told = self.told, len(self.ids)
-        return piece
-
-    def rest(self) -> str:
-        """The text not yet given out, unfinished characters and all."""
-        known = self.tokenizer.decode(self.ids[self.first:self.told]) if self.told > self.first else ""
-        return self.tokenizer.decode(self.ids[self.first:])[len(known):]
+        raise RunFailed("the model's logits are NaN, so no token can be chosen. Its weights are broken; a common reason is a "
+                        "learning_rate that is too high. Use an earlier checkpoint of the model")
 
 
 def generate(model: Model, tokenizer: TextTokens, prompt: str, *, tokens: int, temperature: float = 0.8,
-             top_k: int | None = None, top_p: float | None = None, seed: int = 0, stops: Collection[int] = (),
-             precision: Precision = nullcontext) -> Iterator[str]:
-    """Pieces of the text that follows `prompt`, as they are drawn, up to `tokens` tokens or the end of the text.
+             top_k: int | None = None, top_p: float | None = None, seed: int = 0,
+             stops: Collection[int] = ()) -> Iterator[str]:
+    """Yield pieces of the text that follows `prompt`, as they are drawn, up to `tokens` tokens or the end of the text.
 
     An empty prompt starts a document: after end_of_text if the tokenizer has one, else after token 0. The text ends at
     end_of_text and at each of `stops`. Raises WrongUse for numbers out of their range.
     """
     sampling = Sampling(tokens, temperature, top_k, top_p, seed)
     read = [int(token) for token in tokenizer.encode(prompt)]
-    feed, ids = open_feed(model, read or [0 if tokenizer.end_of_text is None else tokenizer.end_of_text], precision)
+    feed, ids = open_feed(model, read or [tokenizer.end_of_text or 0])
     return stream(tokenizer, read[-1:], generate_ids(feed, ids, sampling), stops)
 
 
 def stream(tokenizer: TextTokens, before: Sequence[int], drawn: Iterator[int], stops: Collection[int] = ()) -> Iterator[str]:
-    """The text of `drawn`, which follows the ids `before`, until end_of_text or one of `stops`."""
-    text = TextStream(tokenizer, before)
+    """Yield the text of the ids `drawn`, which follow the ids `before`, until end_of_text or one of `stops`.
+
+    A character may be split over tokens and is held back until it is whole. Each piece is the text that the new ids add to the
+    text of the earlier ids, because the text of an id may depend on them.
+    """
+    ids = list(before)
+    first, told = 0, len(ids)                # ids before `told` have returned their text; decoding starts at `first`
+
+    def rest() -> str:
+        known = tokenizer.decode(ids[first:told]) if told > first else ""
+        return tokenizer.decode(ids[first:])[len(known):]
+
     for token in drawn:
         if token == tokenizer.end_of_text or token in stops:
             break
-        if piece := text.add(token):
+        ids.append(token)
+        piece = rest()
+        if piece and not (piece.endswith(REPLACEMENT) and len(ids) - told < LONGEST_CHARACTER):
+            first, told = told, len(ids)
             yield piece
-    if rest := text.rest():
-        yield rest
+    if left := rest():
+        yield left
 
 
 def generate_ids(feed: Feed, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
-    """Ids that follow those of `prompt` (at least one). Only the last context of a prompt is read.
+    """Yield ids that follow those of `prompt` (at least one). Of a longer prompt only the last context is read.
 
-    The model evaluates while a token is computed, and is in the mode it was in whenever one is handed out.
+    The model is in evaluation mode while a token is computed, and back in its earlier mode whenever an id is yielded.
     """
     draws = torch.Generator().manual_seed(sampling.seed)
     fresh = feed.begin(list(prompt)[-feed.context:])
@@ -317,3 +302,11 @@ def generate_ids(feed: Feed, prompt: Sequence[int], sampling: Sampling) -> Itera
         token = choose(feed(fresh), sampling, draws)
         fresh = [token]
         yield token
+
+
+def write_sample(prepared: Prepared, setup: Setup, tokens: int) -> str:
+    """Return the text that a run's model writes after the recipe's prompt at an evaluation, of at most so many tokens."""
+    wanted, material = prepared.recipe.sample, prepared.material
+    with setup.precision.context(setup.device):
+        return "".join(generate(setup.model, material.tokenizer, material.as_prompt(wanted.prompt), tokens=tokens,
+                                temperature=wanted.temperature, top_k=wanted.top_k, seed=prepared.recipe.seed))

@@ -1,8 +1,8 @@
-"""Opening what was trained: a run, a model's folder or hub id, or an adapter on its base, with tokenizer and template."""
+"""Opening a trained model: a run, a model's folder or hub id, or an adapter on its base, with tokenizer and template."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,33 +22,30 @@ from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.decoder import Decoder
 from powertrain.models.huggingface.folder import load_folder
 from powertrain.models.huggingface.hub import ADAPTER_CONFIG, CONFIG, HUB_ID, TOKENIZERS, find_model, read_model_json
-from powertrain.models.huggingface.providers import AUTO_CLASSES, Choice, choose_provider
+from powertrain.models.huggingface.providers import Choice, choose_provider
 from powertrain.models.model import Model
 from powertrain.recipe import Recipe, resolve
 from powertrain.records import WrongUse
 from powertrain.run.folder import NEWEST, RunFolder, newest_run
 from powertrain.run.material import TextTokenizer
+from powertrain.use.generation import stream
 
 TASKS = {"CAUSAL_LM": "causal", "SEQ_2_SEQ_LM": "seq2seq", "QUESTION_ANS": "span"}       # PEFT's names
 
 
 @dataclass(frozen=True)
 class Found:
-    """Where the parts of what was named lie; nothing is loaded yet."""
+    """The files of a run, a model or an adapter; nothing is loaded yet."""
 
     path: Path                               # as named, or where the hub's files are
     run: Path | None                         # the run, if it is one
     folder: Path                             # config.json and the weights: of the base, if there is an adapter
     adapter: Path | None
-    base: str                                # what the adapter names as its base, or what was named instead
-
-    @property
-    def kind(self) -> str:
-        return "run" if self.run else "adapter" if self.adapter else "model"
+    base: str                                # the base that the adapter names, or that was named instead
 
     @property
     def tokenizer_folder(self) -> Path:
-        """An adapter that was trained here has its tokenizer and its template beside it; others use their base's."""
+        """The adapter's folder where it has its own tokenizer, as one that was trained here; else the base's."""
         has_own = self.adapter is not None and any((self.adapter / name).is_file() for name in TOKENIZERS)
         return self.adapter if has_own and self.adapter is not None else self.folder
 
@@ -61,17 +58,8 @@ class Found:
 class OpenedModel:
     found: Found
     model: Model                             # evaluating, in fp32 unless asked otherwise
-    choice: Choice                           # who computes it, and its task
+    choice: Choice                           # the decoder or library that computes it, and its task
     tokenizer: TextTokenizer
-
-    @property
-    def base(self) -> str:
-        return self.found.base
-
-    @property
-    def kind(self) -> str:
-        """"run", "adapter" or "model"."""
-        return self.found.kind
 
     @property
     def task(self) -> str:
@@ -79,7 +67,7 @@ class OpenedModel:
 
     @cached_property
     def context(self) -> int | None:
-        """Tokens that can be read and written together; None where positions have no end."""
+        """The most tokens of prompt and answer together; None where positions have no end."""
         if isinstance(self.model, Decoder):
             return self.model.config.context
         assert isinstance(self.model, BridgedModel), type(self.model)
@@ -95,7 +83,7 @@ class OpenedModel:
 
     @cached_property
     def chat_tokenizer(self) -> ExampleTokenizer:
-        """The tokenizer, for which the special tokens that a template writes are special."""
+        """The tokenizer that reads a template's special tokens as such."""
         if isinstance(self.tokenizer, ExampleTokenizer):
             return self.tokenizer
         return open_example_tokenizer(self.found.tokenizer_folder)
@@ -123,24 +111,14 @@ class OpenedModel:
         return self.stops if token is None else self.stops | {int(token)}
 
     @property
-    def ends(self) -> frozenset[int]:
-        """Tokens that end a text or, with a chat template, a turn."""
-        return self.turn_stops if self.has_template else self.stops
-
-    @property
     def stored_dtype(self) -> str:
-        """What the base's files hold, by torch's name, as config.json says it."""
+        """The dtype of the base's files by torch's name, from config.json."""
         config = read_model_json(self.found.folder / CONFIG)
         said = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
         return said if said in ("bfloat16", "float16") else "float32"
 
-    @property
-    def auto_class(self) -> str:
-        """The class of transformers that opens models for its task."""
-        return AUTO_CLASSES[self.task]
-
     def prompt_ids(self, text: str) -> list[int]:
-        """The tokens of a text to go on with, or of a source to answer, framed as the tokenizer frames it. May be empty."""
+        """Return the tokens of a text to continue or of a source to answer, in the tokenizer's frame. They may be none."""
         ids = [int(token) for token in self.tokenizer.encode(text)]
         if not isinstance(self.tokenizer, ExampleTokenizer):
             return ids
@@ -149,17 +127,23 @@ class OpenedModel:
         return [*before, *ids, *behind] if self.task == "seq2seq" else [*before, *ids]
 
     def conversation_ids(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
-        """The exact text that asks the assistant for its next turn, and its tokens."""
+        """Return the exact text that asks the assistant for its next turn, and its tokens."""
         text = self.template.render(messages, add_generation_prompt=True)
         return text, list(self.chat_tokenizer.library.encode(text, add_special_tokens=False).ids)
+
+    def answer_pieces(self, prompt: Sequence[int], drawn: Iterator[int]) -> Iterator[str]:
+        """Yield the text of the ids `drawn` after `prompt`, up to the end of the turn."""
+        if self.task == "causal":
+            return stream(self.chat_tokenizer, prompt[-1:], drawn, self.turn_stops)
+        return stream(self.tokenizer, [], drawn, self.stops)
 
 
 def open_model(path: str, *, base: str | None = None, provider: str | None = None, revision: str | None = None,
                dtype: torch.dtype | None = torch.float32, say: Callable[[str], None] = lambda _: None) -> OpenedModel:
-    """What `path` names, loaded on the device that is there; `base` is where an adapter's base is now.
+    """Load the model at `path` on the GPU if there is one; `base` is the present place of an adapter's base.
 
-    A QLoRA run opens on its base as that was published, not in 4 bits. `dtype` None keeps the weights as they are stored.
-    Raises WrongUse for what is not there, incomplete, or does not belong together.
+    A QLoRA run opens on its base as it was published, not in 4 bits. `dtype` None keeps the weights as they are stored.
+    Raises WrongUse for files that are missing, incomplete, or do not belong together.
     """
     if provider not in (None, "native", "transformers"):
         raise WrongUse(f"--provider {provider} does not open models; use native or transformers, or leave it out")
@@ -175,7 +159,7 @@ def open_model(path: str, *, base: str | None = None, provider: str | None = Non
 
 
 def find_parts(path: str, *, base: str | None = None, revision: str | None = None) -> Found:
-    """Raises WrongUse where a part is missing."""
+    """Return the files at `path`. Raises WrongUse where a part is missing."""
     named = newest_run(path.removeprefix(NEWEST)) if path.startswith(NEWEST) else Path(path).expanduser()
     if not named.exists() and (not HUB_ID.fullmatch(path) or named.parent.is_dir()):
         raise WrongUse(f"{path} does not exist; `powertrain runs list` shows the runs")
@@ -195,7 +179,7 @@ def find_parts(path: str, *, base: str | None = None, revision: str | None = Non
 
 
 def find_base_of(adapter: Path, given: str | None) -> tuple[str, Path]:
-    """The base's name and its folder. Raises WrongUse if it is not there."""
+    """Return the base's name and its folder. Raises WrongUse if there is no such folder."""
     config = read_model_json(adapter / ADAPTER_CONFIG)
     name = given or config.get("base_model_name_or_path")
     if not name:
@@ -214,20 +198,20 @@ def find_base_of(adapter: Path, given: str | None) -> tuple[str, Path]:
 
 
 def choose(found: Found, provider: str | None) -> Choice:
-    """Who computes it: as the run did, else our decoder where it can."""
+    """Choose what computes the model: the same as in the run, else Powertrain's decoder if it has the architecture."""
     recipe, config = found.recipe, read_model_json(found.folder / CONFIG)
     wanted = provider or (recipe.model.provider if recipe else None)
     task: str | None = recipe.model.task if recipe else None
     if found.adapter is not None:
         task = task or TASKS.get(str(read_model_json(found.adapter / ADAPTER_CONFIG).get("task_type")))
         wanted = wanted or ("transformers" if is_for_peft_only(found.adapter) else None)
-    if wanted == "unsloth":                  # which is for training; what it writes opens natively or in transformers
+    if wanted == "unsloth":                  # is for training only; its files open natively or in transformers
         wanted = None
     return choose_provider(config, wanted, task, read_software())
 
 
 def is_for_peft_only(adapter: Path) -> bool:
-    """Whether the adapter is of a kind that our decoder does not have, and peft may."""
+    """Return whether the adapter is of a kind that Powertrain's decoder does not have, and peft may."""
     try:
         read_adapter_config(adapter)
     except WrongUse:
@@ -250,7 +234,7 @@ def load_parts(found: Found, choice: Choice, dtype: torch.dtype | None) -> Model
 
 
 def open_tokenizer(folder: Path) -> TextTokenizer:
-    """Of a model trained here from scratch its own, else one that knows the special tokens of conversations."""
+    """Open the tokenizer of a model: its own if it was trained here, else one with the special tokens of conversations."""
     if marked_kind(folder) in KINDS or "eos_token" not in named_tokens(folder):
         return load_tokenizer(folder)
     return open_example_tokenizer(folder)

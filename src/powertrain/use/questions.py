@@ -1,26 +1,35 @@
-"""Questions with known answers: from any data, or from what a run held out, for each kind of model."""
+"""Questions with known answers, from any data or from a run's held-out examples, and the model's answers with their scores."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from powertrain.data.example import Example
+from powertrain.data.example import Example, collate
 from powertrain.data.examples.making import ROWS_LOOKED_AT
 from powertrain.data.examples.store import ExampleStore
 from powertrain.data.rows.reading import read_rows
 from powertrain.data.rows.row import BadRow, Conversation, Pair, Row, Sample, Span
 from powertrain.data.rows.schemas import Schema, find_schema
+from powertrain.models.bridge.model import BridgedModel, best_span
+from powertrain.models.decoder import Decoder
 from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, WrongUse
+from powertrain.use.generation import DecoderFeed, Feed, Sampling, generate_ids, open_feed
+from powertrain.use.metrics import ANSWER_MARK, Scores, check_metric, mean, score
 from powertrain.use.opening import OpenedModel
 
-WINDOW, STRIDE = 512, 128    # tokens of a window of a long context, and what two share: as BERT was trained
+WINDOW, STRIDE = 512, 128    # tokens of a window of a long context, and those that two windows share: as BERT was trained
+SHORT_WORDS = 6              # answers of at most so many words, in the median, are names and facts: F1 fits, ROUGE does not
+PROGRESS_S = 10.0            # between two messages about the progress
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,15 +37,15 @@ class Window:
     """A question with a part of its context, as a head for spans reads them."""
 
     example: Example
-    places: tuple[tuple[int, int], ...]      # of each token, its characters in the context; of examples of a run, no matter
+    places: tuple[tuple[int, int], ...]      # the characters of each token in the context; empty for examples of a run
     first: int                               # token of the context
     stop: int
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    shown: str                               # what was asked, to look at
-    references: tuple[str, ...]              # none: it has no answer, and "" is right
+    shown: str                               # the question as text, to look at
+    references: tuple[str, ...]              # right answers; empty: the question has no answer, and "" is right
     ids: tuple[int, ...] = ()                # the prompt, or what an encoder reads
     windows: tuple[Window, ...] = ()         # of a head for spans
     context: str = ""                        # that `places` are in; "" where the answer is decoded from its tokens
@@ -45,15 +54,15 @@ class Question:
 @dataclass(frozen=True, eq=False)
 class Questions:
     items: Sequence[Question]
-    said: str                                # what they were read as
-    format: str                              # its name
+    said: str                                # how the rows were read
+    format: str                              # the name of that schema
     skipped: int = 0                         # bad rows
 
 
 def questions_in(opened: OpenedModel, source: str, *, most: int, cache: Path) -> Questions:
-    """The first `most` questions of `source`, read as the run's own data were if there is a run.
+    """Return the first `most` questions of `source`, read like the run's own data if there is a run.
 
-    Raises WrongUse for data without answers, or that the model cannot be asked.
+    Raises WrongUse for data without answers, and for data that the model cannot be asked about.
     """
     data = (opened.found.recipe or Recipe()).data
     found = read_rows(source, cache=cache, split=data.split, text_field=data.text_field, most=max(most, ROWS_LOOKED_AT))
@@ -63,7 +72,7 @@ def questions_in(opened: OpenedModel, source: str, *, most: int, cache: Path) ->
     if schema.kind == "text":
         raise WrongUse(f"{source} is text without questions, so that no answer can be right or wrong; leave --metric out for "
                        "its loss, or give rows with answers")
-    # where the model writes one answer, all the right ones
+    # a row may have several right answers, also where the model writes one
     spans = _schema_of(looked_at, data.columns, "span") if opened.task != "span" else None
     items, skipped = [], 0
     for row in rows:
@@ -78,7 +87,7 @@ def questions_in(opened: OpenedModel, source: str, *, most: int, cache: Path) ->
 
 
 def held_out_questions(opened: OpenedModel, store: ExampleStore, *, most: int) -> Questions:
-    """The first `most` of what a run held out: each prompt exactly as it was trained, and the answer that it was trained on."""
+    """Return the first `most` held-out examples of a run as questions: the exact prompt, and the answer of the data."""
     if store.kind == "text":
         raise WrongUse("this run learned texts without questions, so that no answer can be right or wrong; leave --metric out "
                        "for its loss, or give rows with answers by --data FILE")
@@ -91,9 +100,10 @@ def held_out_questions(opened: OpenedModel, store: ExampleStore, *, most: int) -
 
 
 def schema_for(opened: OpenedModel, rows: Sequence[Row]) -> tuple[Schema, str]:
-    """How to read rows, as the run's own were if there is a run, and what was said; a decoder is asked what others point at.
+    """Return how to read rows, like the run's own data if there is a run, and a sentence about that.
 
-    Training wants such data to be named (data.format), since it would learn another task; measuring does not.
+    A decoder may be asked questions of span or seq2seq data. Training needs data.format for such data, because the model would
+    learn another task; measuring does not.
     """
     data = (opened.found.recipe or Recipe()).data
     try:
@@ -137,7 +147,7 @@ def _question(opened: OpenedModel, sample: Sample, references: tuple[str, ...] |
 
 
 def windows_of(opened: OpenedModel, sample: Span) -> list[Window]:
-    """The question with each part of its context, in the way that data/examples/encoding.py cuts examples."""
+    """Return the question with each part of its context, cut as in data/examples/encoding.py."""
     library = LibraryTokenizer.from_str(opened.chat_tokenizer.library.to_str())
     wanted = (opened.found.recipe or Recipe()).data.max_length or WINDOW
     length = min(opened.context or wanted, wanted)
@@ -160,7 +170,7 @@ def windows_of(opened: OpenedModel, sample: Span) -> list[Window]:
 
 
 def _turn_again(store: ExampleStore, example: Example) -> Question:
-    """The last trained turn: what is read before it, and what it says."""
+    """Return the last trained turn: the text before it as the question, and its own text as the answer."""
     trained = np.flatnonzero(example.targets != IGNORE)
     breaks = np.flatnonzero(np.diff(trained) > 1)
     first = int(trained[breaks[-1] + 1] if len(breaks) else trained[0])
@@ -186,6 +196,100 @@ def _span_again(store: ExampleStore, example: Example) -> Question:
 
 
 def _decoded(store: ExampleStore, ids: Any) -> str:
-    """Without special tokens: what ends the answer is no part of it."""
+    """Return the text without special tokens, because the end token is not part of the answer."""
     text: str = store.tokenizer.library.decode(np.asarray(ids).tolist(), skip_special_tokens=True)
     return text.strip()
+
+
+# ------------------------------------------------------------------------------------------------ answers
+
+
+@dataclass(frozen=True)
+class Answer:
+    question: str
+    references: tuple[str, ...]
+    answer: str
+    scores: Scores
+
+
+@dataclass(frozen=True)
+class Answers:
+    metric: str
+    because: str                             # why this metric
+    figures: Scores                          # means
+    answers: tuple[Answer, ...]
+    seconds: float
+
+
+def ask_all(opened: OpenedModel, questions: Questions, metric: str, *, tokens: int,
+            say: Callable[[str], None] = lambda _: None) -> Answers:
+    """Ask every question, greedily, with at most `tokens` tokens for an answer, and score the answers."""
+    chosen, because = choose_metric(metric, questions, opened.task)
+    began = said = time.perf_counter()
+    answers = []
+    for number, (question, text) in enumerate(zip(questions.items, _texts(opened, questions.items, tokens), strict=True), 1):
+        answers.append(Answer(question.shown, question.references, text, score(chosen, text, question.references)))
+        if time.perf_counter() - said > PROGRESS_S:
+            said = time.perf_counter()
+            say(f"{number:,} of {len(questions.items):,} questions answered")
+    figures = mean([answer.scores for answer in answers])
+    return Answers(chosen, because, figures, tuple(answers), time.perf_counter() - began)
+
+
+def choose_metric(name: str, questions: Questions, task: str) -> tuple[str, str]:
+    """Return the metric `name`, or for "auto" the one that fits the references, and why. Raises WrongUse for an unknown one."""
+    check_metric(name)
+    if name != "auto":
+        return name, "as asked"
+    references = [reference for question in questions.items for reference in question.references]
+    if task == "span":
+        return "f1", "the model points at answers in a context"
+    if references and sum(ANSWER_MARK in reference for reference in references) * 2 > len(references):
+        return "gsm8k", f"the answers end in {ANSWER_MARK} and a number"
+    if questions.format == "document_summary":
+        return "rouge", "the data are documents with summaries"
+    words = median(len(reference.split()) for reference in references) if references else 0
+    if words <= SHORT_WORDS:
+        return "f1", f"the answers are short: {words:g} words in the median"
+    return "rouge", f"the answers are texts: {words:g} words in the median"
+
+
+def _texts(opened: OpenedModel, questions: Sequence[Question], tokens: int) -> Iterator[str]:
+    if opened.task == "span":
+        with_none = any(not question.references for question in questions)
+        return (point(opened, question, with_none=with_none) for question in questions)
+    sampling = Sampling(tokens, temperature=0)
+    # with one feed a beginning that the prompts share is read once
+    shared = DecoderFeed(opened.model) if isinstance(opened.model, Decoder) else None
+    return (write(opened, question, sampling, shared) for question in questions)
+
+
+def write(opened: OpenedModel, question: Question, sampling: Sampling, shared: Feed | None) -> str:
+    """Return the model's answer, up to the end of its turn."""
+    feed, ids = (shared, list(question.ids)) if shared is not None else open_feed(opened.model, question.ids)
+    return "".join(opened.answer_pieces(ids, generate_ids(feed, ids, sampling))).strip()
+
+
+def point(opened: OpenedModel, question: Question, *, with_none: bool) -> str:
+    """Return the likeliest answer over all windows of the context; with `with_none` "" where no answer is likelier.
+
+    As in SQuAD 2, the first token stands for no answer, with its lowest score in all windows.
+    """
+    assert isinstance(opened.model, BridgedModel), type(opened.model)
+    best, none = ("", -torch.inf), torch.inf
+    device = next(opened.model.parameters()).device
+    for window in question.windows:
+        batch = collate([window.example]).to(device)
+        first, last, likelihood = best_span(opened.model, batch, (window.first, window.stop))
+        if with_none:
+            with torch.no_grad():
+                scores = opened.model.hidden(batch).float().log_softmax(-1)
+            none = min(none, float(scores[0, 0] + scores[1, 0]))
+        if likelihood > best[1]:
+            if question.context:
+                text = question.context[window.places[first][0]:window.places[last][1]]
+            else:
+                ids = window.example.inputs[first:last + 1].tolist()
+                text = opened.chat_tokenizer.library.decode(ids, skip_special_tokens=True)
+            best = text.strip(), likelihood
+    return "" if with_none and none > best[1] else best[0]

@@ -1,4 +1,4 @@
-"""The loss of a trained model: on a run's own held-out text or examples, on any text, on any examples."""
+"""The loss of a trained model on a run's held-out data or on any data, and real examples to compare two models on."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ import numpy as np
 import torch
 
 from powertrain.data.documents import read_documents
-from powertrain.data.example import Blocks, Example, collate, evaluation_blocks
+from powertrain.data.example import Example, collate, evaluation_blocks
 from powertrain.data.examples.making import ROWS_LOOKED_AT
 from powertrain.data.examples.store import ExampleStore, open_examples
 from powertrain.data.rows.reading import read_rows
-from powertrain.data.rows.row import Row
+from powertrain.data.rows.row import BadRow, Message, Row, Span
+from powertrain.models.decoder import Decoder
 from powertrain.models.huggingface.providers import decoder_start
 from powertrain.models.kernels.attention import sdpa_attention
 from powertrain.models.model import Model
 from powertrain.planner import from_json
 from powertrain.recipe import Recipe
-from powertrain.records import Plan, WrongUse
+from powertrain.records import IGNORE, Plan, WrongUse
 from powertrain.records.events import Evaluated
 from powertrain.records.json_files import read_json
 from powertrain.run.material import open_recipe_store
@@ -29,18 +30,29 @@ from powertrain.run.pretrained import DEFAULT_LENGTH, open_recipe_examples
 from powertrain.training.evaluation import evaluate
 from powertrain.training.loop import apply_plan
 from powertrain.training.optimizers import plain_adamw
-from powertrain.training.setup import Setup, plain_setup
+from powertrain.training.setup import plain_setup
 from powertrain.use.opening import OpenedModel
-from powertrain.use.questions import schema_for
+from powertrain.use.questions import schema_for, windows_of
 
 Say = Callable[[str], None]
 
 MICRO_BATCH_TOKENS = 4096
+MOST = 8                     # examples; enough to see a difference
+LONGEST = 256                # tokens of each
+TEXTS = (
+    "The old lighthouse keeper climbed the stairs every evening, and when the lamp was lit he wrote the day's weather into "
+    "a book: wind from the north-west, 17 knots, clear until midnight.",
+    "def mean(values):\n    \"\"\"The arithmetic mean of some numbers.\"\"\"\n    if not values:\n"
+    "        raise ValueError(\"nothing to average\")\n    return sum(values) / len(values)\n",
+    "A train leaves at 9:40 and arrives at 12:05. It travels 290 km. How fast is it on average? It takes 145 minutes, so it "
+    "travels 2 km a minute, which is 120 km/h.",
+)
+QUESTION, ANSWER = "How fast is the train on average?", "120 km/h"
 ROW_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 
 
 def score(opened: OpenedModel, cache: Path, say: Say) -> tuple[Evaluated, float | None]:
-    """A run's model on all that the run held out, in the run's precision; of text also gzip's bits per byte of it."""
+    """Return the loss of a run's model on all its held-out data, in the run's precision; for text also gzip's bits per byte."""
     recipe, run = run_recipe(opened)
     plan = from_json(read_json(run / "plan.json"))
     if recipe.method != "scratch":
@@ -50,13 +62,13 @@ def score(opened: OpenedModel, cache: Path, say: Say) -> tuple[Evaluated, float 
     texts = open_recipe_store(recipe, cache)
     if len(texts.validation) < 2:
         raise nothing_held_out(run, recipe)
-    setup = _setup(opened.model, evaluation_blocks(texts.validation, recipe.data.block), plan)
-    found = evaluate(setup, setup.examples, tokens_per_byte=len(texts.validation) / texts.validation_bytes)
+    blocks = evaluation_blocks(texts.validation, recipe.data.block)
+    found = _evaluate(opened.model, blocks, blocks.block, plan, len(texts.validation) / texts.validation_bytes)
     return found, 8 * texts.validation_text_gzip_bytes / texts.validation_bytes
 
 
 def score_source(opened: OpenedModel, source: str, cache: Path, say: Say) -> tuple[Evaluated, float | None]:
-    """Any data in fp32: rows of examples by the tokens that would be trained, everything else as text, end to end."""
+    """Return the loss on any data in fp32: of examples over their trained tokens, of everything else over text, end to end."""
     if is_examples(opened, source, cache):
         examples = examples_of(opened, source, cache, say).training
         return evaluate_examples(opened.model, examples, Plan((), ())), None
@@ -64,7 +76,7 @@ def score_source(opened: OpenedModel, source: str, cache: Path, say: Say) -> tup
 
 
 def score_text(opened: OpenedModel, source: str, cache: Path) -> tuple[Evaluated, float]:
-    """Any text, its documents end to end, in blocks of the model's context, in fp32; and gzip's bits per byte of it."""
+    """Return the loss on text, its documents end to end in blocks of the model's context, in fp32; and gzip's bits per byte."""
     if opened.task != "causal":
         raise WrongUse(f"{source} is text, which a {opened.task} model does not continue; give rows of "
                        f"{'sources and targets' if opened.task == 'seq2seq' else 'questions with their places in a context'}")
@@ -72,24 +84,22 @@ def score_text(opened: OpenedModel, source: str, cache: Path) -> tuple[Evaluated
     tokens = np.asarray(opened.tokenizer.encode(text))
     if len(tokens) < 2:
         raise WrongUse(f"{source} has {len(tokens)} tokens; at least 2 are needed to predict one from another")
-    setup = _setup(opened.model, evaluation_blocks(tokens, opened.context or DEFAULT_LENGTH), Plan((), ()))
-    size_bytes = len(text.encode())
-    found = evaluate(setup, setup.examples, tokens_per_byte=len(tokens) / size_bytes)
+    blocks, size_bytes = evaluation_blocks(tokens, opened.context or DEFAULT_LENGTH), len(text.encode())
+    found = _evaluate(opened.model, blocks, blocks.block, Plan((), ()), len(tokens) / size_bytes)
     return found, 8 * len(gzip.compress(text.encode(), 9, mtime=0)) / size_bytes
 
 
 def evaluate_examples(model: Model, examples: Sequence[Example], plan: Plan) -> Evaluated:
-    """The mean loss over the examples' targets."""
+    """Return the mean loss over the examples' targets."""
     longest = max(example.tokens for example in (examples[i] for i in range(len(examples))))
-    setup = _setup(model, examples, plan, micro_batch=max(1, MICRO_BATCH_TOKENS // longest))
-    return evaluate(setup, examples, tokens_per_byte=None)
+    return _evaluate(model, examples, longest, plan)
 
 
 # ------------------------------------------------------------------------------------------------ which examples
 
 
 def run_recipe(opened: OpenedModel) -> tuple[Recipe, Path]:
-    """The recipe and the folder of the run that was opened. Raises WrongUse if it is none."""
+    """Return the recipe and the folder of the run that was opened. Raises WrongUse if it is not a run."""
     recipe, run = opened.found.recipe, opened.found.run
     if recipe is None or run is None:
         raise WrongUse(f"{opened.found.path} is a model without a run, so it has no held-out text; name data with --data PATH")
@@ -97,7 +107,7 @@ def run_recipe(opened: OpenedModel) -> tuple[Recipe, Path]:
 
 
 def held_out_examples(opened: OpenedModel, recipe: Recipe, cache: Path, say: Say) -> ExampleStore:
-    """The examples of a run, of which `validation` was held out. Its base is where it was found now."""
+    """Return the examples of a run, of which `validation` was held out. The base is read from where it was found now."""
     model = recipe.model.model_copy(update={"path": str(opened.found.folder)})
     store = open_recipe_examples(recipe.model_copy(update={"model": model}), cache, say)
     if not len(store.validation):
@@ -111,7 +121,7 @@ def nothing_held_out(run: Path, recipe: Recipe) -> WrongUse:
 
 
 def is_examples(opened: OpenedModel, source: str, cache: Path) -> bool:
-    """Whether `source` is rows that mean something to the model, and not text."""
+    """Return whether `source` is rows of examples for the model, and not text."""
     recipe = opened.found.recipe
     if recipe is not None and recipe.method != "scratch":
         return True
@@ -122,7 +132,7 @@ def is_examples(opened: OpenedModel, source: str, cache: Path) -> bool:
 
 
 def examples_of(opened: OpenedModel, source: str, cache: Path, say: Say) -> ExampleStore:
-    """The examples in `source`, read as the run's own were if there is a run, all of them in `training`."""
+    """Return the examples in `source`, read like the run's own data if there is a run, all of them in `training`."""
     recipe, folder = opened.found.recipe or Recipe(), opened.found.tokenizer_folder
     data = recipe.data
     rows = [row for row in read_rows(source, cache=cache, split=data.split, most=ROWS_LOOKED_AT) if isinstance(row, Row)]
@@ -135,14 +145,58 @@ def examples_of(opened: OpenedModel, source: str, cache: Path, say: Say) -> Exam
         decoder_start=decoder_start(opened.found.folder) if opened.task == "seq2seq" else None)
 
 
-def _setup(model: Model, examples: Sequence[Example], plan: Plan, *, micro_batch: int | None = None) -> Setup:
-    """A setup to evaluate with: of the plan only what forward passes feel, so the run's figure comes out again."""
+def _evaluate(model: Model, examples: Sequence[Example], longest: int, plan: Plan,
+              tokens_per_byte: float | None = None) -> Evaluated:
+    """Return the loss on examples of at most `longest` tokens.
+
+    Only the parts of the plan that change a forward pass are applied, so that a run's own loss comes out the same.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if micro_batch is None:
-        assert isinstance(examples, Blocks)
-        micro_batch = max(1, MICRO_BATCH_TOKENS // examples.block)
-    setup = plain_setup(model.to(device), examples, collate, train_batch_size=micro_batch, seed=0,
+    setup = plain_setup(model.to(device), examples, collate, train_batch_size=max(1, MICRO_BATCH_TOKENS // longest), seed=0,
                         optimizer=plain_adamw(0.0, (0.9, 0.95), 1e-8))
-    setup = replace(setup, attention=sdpa_attention)
     forward = Plan(tuple(step for step in plan.steps if step.technique.touches & {"precision", "attention"}), ())
-    return apply_plan(setup, forward)
+    return evaluate(apply_plan(replace(setup, attention=sdpa_attention), forward), examples, tokens_per_byte=tokens_per_byte)
+
+
+# ------------------------------------------------------------------------------------------------ to compare two models
+
+
+def real_examples(opened: OpenedModel, cache: Path, say: Callable[[str], None]) -> tuple[Sequence[Example], str]:
+    """Return some examples and their source. A run whose data is gone is compared on the built-in text."""
+    recipe = opened.found.recipe
+    if recipe is not None:
+        try:
+            if recipe.method != "scratch":
+                store = held_out_examples(opened, recipe, cache, say)
+                return store.validation[:MOST], f"{min(MOST, len(store.validation))} examples that the run held out"
+            tokens = open_recipe_store(recipe, cache).validation
+            length = min(LONGEST, opened.context or LONGEST, max(1, len(tokens)))
+            pieces = [tokens[start:start + length] for start in range(0, len(tokens) - length + 1, length)][:MOST]
+            if pieces:
+                return [_read(piece.tolist()) for piece in pieces], "text that the run held out"
+        except WrongUse as error:
+            say(f"the run's own data cannot be used ({str(error).partition(';')[0]})")
+    return _built_in(opened), "a built-in text"
+
+
+def _built_in(opened: OpenedModel) -> list[Example]:
+    if opened.task == "seq2seq":
+        start = decoder_start(opened.found.folder)
+        return [Example(np.array([start, *opened.prompt_ids(ANSWER)], dtype=np.int64), np.full(1, IGNORE),
+                        source=np.array(opened.prompt_ids(text), dtype=np.int64)) for text in TEXTS]
+    if opened.task == "span":
+        sample = Span(QUESTION, TEXTS[-1], (), ())
+        return [window.example for window in windows_of(opened, sample)]
+    length = min(LONGEST, opened.context or LONGEST)
+    try:
+        found = [opened.prompt_ids(text) for text in TEXTS]
+        if opened.has_template:
+            found.append(opened.conversation_ids([Message("user", QUESTION)])[1])
+    except (WrongUse, BadRow):               # a char tokenizer knows the characters of its own text only
+        rows = opened.model.config.vocabulary if isinstance(opened.model, Decoder) else 1
+        found = [[token % rows for token in range(length)]]
+    return [_read(ids[:length]) for ids in found]
+
+
+def _read(ids: Sequence[int]) -> Example:
+    return Example(np.array(ids, dtype=np.int64), np.full(len(ids), IGNORE, dtype=np.int64))

@@ -197,16 +197,13 @@ GPU_WIDTH, GPU_LAYERS, GPU_HEADS, GPU_ROWS, GPU_TOKENS = 1024, 8, 16, 32, 512
 SHARD_WIDTH, SHARD_LAYERS, SHARD_ROWS = 512, 6, 256
 
 
-def data_parallel(context: Context, *, steps: int = 10, repeats: int = REPEATS) -> Measured:
+def data_parallel(context: Context, *, repeats: int = REPEATS) -> Measured:
     """Return how many times as fast torch.nn.DataParallel trains a small transformer on two GPUs as on one of them."""
     if torch.cuda.device_count() < 2:
         raise WrongUse(f"two GPUs are compared with one, and torch sees {torch.cuda.device_count()} here")
     device = torch.device("cuda:0")
-    arms = {}
-    for name, gpus in (("one GPU", [0]), ("DataParallel over two", [0, 1])):
-        step = _gpu_trainer(device, gpus)
-        probe.seconds_of(step, device, 3)
-        arms[name] = partial(probe.seconds_of, step, device, steps)
+    arms = {name: probe.timed(_gpu_trainer(device, gpus), device)
+            for name, gpus in (("one GPU", [0]), ("DataParallel over two", [0, 1]))}
     return probe.faster(probe.by_turns(arms, context.deadline, repeats), "step_s")
 
 
@@ -226,7 +223,7 @@ def _gpu_trainer(device: torch.device, gpus: list[int]) -> Callable[[], None]:
     return step
 
 
-def sharding(context: Context, *, steps: int = 10, repeats: int = REPEATS) -> Measured:
+def sharding(context: Context, *, repeats: int = REPEATS) -> Measured:
     """Return the speed of training with sharded optimizer states over plain data-parallel training, on one device.
 
     torch's ZeroRedundancyOptimizer shards the states, as DeepSpeed's ZeRO stage 1 does. With one process there is no other
@@ -237,13 +234,11 @@ def sharding(context: Context, *, steps: int = 10, repeats: int = REPEATS) -> Me
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo",
                                    init_method=f"file://{context.folder / 'group'}", rank=0, world_size=1)
     try:
-        arms, held = {}, {}
-        for name, sharded in (("data-parallel", False), ("data-parallel with sharded states", True)):
-            step, held[name] = _shard_trainer(device, sharded)
-            probe.seconds_of(step, device, 2)
-            arms[name] = partial(probe.seconds_of, step, device, steps)
-        rounds = probe.by_turns(arms, context.deadline, repeats)
-        held_bytes = {name: count() for name, count in held.items()}
+        trainers = {"data-parallel": _shard_trainer(device, False),
+                    "data-parallel with sharded states": _shard_trainer(device, True)}
+        rounds = probe.by_turns({name: probe.timed(step, device) for name, (step, _) in trainers.items()}, context.deadline,
+                                repeats)
+        held_bytes = {name: held() for name, (_, held) in trainers.items()}
     finally:
         distributed.destroy_process_group()
     plain, shards = held_bytes.values()

@@ -7,12 +7,11 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler
 
 from powertrain.claims.probes import probe
 from powertrain.claims.probes.probe import REPEATS, Context, Measured, Training
@@ -21,7 +20,7 @@ from powertrain.data.order import epoch_order
 from powertrain.evidence.stats import interval
 from powertrain.evidence.worker import wait_for
 from powertrain.records import Batch, WrongUse
-from powertrain.training.loop import backward, update
+from powertrain.training.loop import StepResult, backward, update
 from powertrain.training.memory import peak_memory_bytes
 from powertrain.training.setup import Arrange, MicroBatches, Setup
 
@@ -65,26 +64,21 @@ def loop_habit(context: Context, *, habit: str, a: float, b: float, words: Seque
     return probe.faster(rounds, "step_s", steps=steps)
 
 
-def _housekeeping(training: Training, steps: int, every: float) -> None:
+def _every(action: Callable[[Training, StepResult], object]) -> Habit:
+    """Return the habit of an action after every so many steps; 0 is never."""
+    def form(training: Training, steps: int, every: float) -> None:
+        for number, result in enumerate(training.steps(steps), 1):
+            if every and number % every == 0:
+                action(training, result)
+
+    return form
+
+
+def _collect(training: Training, _: StepResult) -> None:
     """Call gc.collect and torch's empty_cache, as trainers do that run short of memory."""
-    for number, _ in enumerate(training.steps(steps), 1):
-        if every and number % every == 0:
-            gc.collect()
-            if training.setup.device.type == "cuda":
-                torch.cuda.empty_cache()
-
-
-def _reading_losses(training: Training, steps: int, every: float) -> None:
-    """Read the loss, which waits for the device."""
-    for number, result in enumerate(training.steps(steps), 1):
-        if every and number % every == 0:
-            result.loss.item()
-
-
-def _clipping(training: Training, steps: int, max_grad_norm: float) -> None:
-    """Clip gradients; 0 does not. The norm is computed either way, because it is shown."""
-    for _ in training.steps(steps, max_grad_norm):
-        pass
+    gc.collect()
+    if training.setup.device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _dropping_gradients(training: Training, steps: int, on: float) -> None:
@@ -100,29 +94,29 @@ def _dropping_gradients(training: Training, steps: int, on: float) -> None:
 
 
 def _cudnn_benchmark(training: Training, steps: int, on: float) -> None:
-    """Let cuDNN search for convolution algorithms; a transformer has no convolution."""
     torch.backends.cudnn.benchmark = bool(on)
     training.advance(steps)
 
 
 def _tf32_products(training: Training, steps: int, on: float) -> None:
-    """Allow TF32 in fp32 products; mixed precision leaves no fp32 products."""
     torch.backends.cuda.matmul.fp32_precision = "tf32" if on else "ieee"
     training.advance(steps)
 
 
 def _offloading(training: Training, steps: int, on: float) -> None:
-    """Keep the activations in the host's memory until the backward pass."""
-    saved: contextlib.AbstractContextManager[Any] = torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()) \
-        if on else contextlib.nullcontext()
-    with saved:
+    with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()) if on else contextlib.nullcontext():
         training.advance(steps)
 
 
 HABITS: Mapping[str, Habit] = {
-    "housekeeping": _housekeeping, "reading_losses": _reading_losses, "clipping": _clipping,
-    "dropping_gradients": _dropping_gradients, "cudnn_benchmark": _cudnn_benchmark, "offloading": _offloading,
-    "tf32_products": _tf32_products}
+    "housekeeping": _every(_collect),
+    "reading_losses": _every(lambda _, result: result.loss.item()),      # waits for the device
+    "clipping": lambda training, steps, norm: training.advance(steps, norm),     # 0: never; the norm is computed either way
+    "dropping_gradients": _dropping_gradients,
+    "cudnn_benchmark": _cudnn_benchmark,     # searches for convolution algorithms; a transformer has no convolution
+    "offloading": _offloading,               # keeps the activations in the host's memory until the backward pass
+    "tf32_products": _tf32_products,         # of fp32 products, of which mixed precision leaves none
+}
 
 
 def _habit_name(habit: str, setting: float) -> str:
@@ -194,35 +188,17 @@ def _loader(setup: Setup, workers: int) -> Iterator[MicroBatches]:
     """Return an endless iterator of a step's batches, made by `workers` processes."""
     if workers == OURS:
         return setup.loader(setup.prepare, range(ENDLESS), setup.device)
-    items = Items(setup.examples)
+    items: Any = setup.examples              # read one at a time; a sequence is a map-style data set
     several: Mapping[str, Any] = {"persistent_workers": True, "prefetch_factor": AHEAD} if workers else {}
     return iter(DataLoader(items, setup.train_batch_size, sampler=RandomSampler(items, replacement=True, num_samples=ENDLESS),
-                           num_workers=workers, collate_fn=Stack(setup.arrange, setup.collate, setup.micro_batch), **several))
+                           num_workers=workers, collate_fn=partial(_stack, setup.arrange, setup.collate, setup.micro_batch),
+                           **several))
 
 
-@dataclass(frozen=True)
-class Items(Dataset[Example]):
-    """A data set that reads one example at a time."""
-
-    examples: Sequence[Example]
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index: int) -> Example:
-        return self.examples[index]
-
-
-@dataclass(frozen=True)
-class Stack:
-    """Arranges and collates a step's examples in the worker process."""
-
-    arrange: Arrange
-    collate: Callable[[Sequence[Example]], Batch]
-    micro_batch: int
-
-    def __call__(self, examples: Sequence[Example]) -> MicroBatches:
-        return [self.collate(part) for part in self.arrange(examples, self.micro_batch)]
+def _stack(arrange: Arrange, collate: Callable[[Sequence[Example]], Batch], micro_batch: int,
+           examples: Sequence[Example]) -> MicroBatches:
+    """Arrange and collate a step's examples, in the worker process."""
+    return [collate(part) for part in arrange(examples, micro_batch)]
 
 
 def _workers_name(workers: int) -> str:
@@ -341,7 +317,7 @@ def utilisation(context: Context, *, words: Sequence[str], steps: int = 10, repe
     median_s = probe.medians(rounds)["step"]
     return Measured(efficiency, "of the peak", "busy", "efficient",
                     {"busy": vars(interval(busy)), "efficiency": vars(efficiency), "steps_per_s": 1 / median_s,
-                     "examples_per_s": training.examples_per_step / median_s, "flops_per_step": estimate.flops_per_step,
+                     "examples_per_s": training.setup.train_batch_size / median_s, "flops_per_step": estimate.flops_per_step,
                      "peak_flops_per_s": estimate.peak_flops_per_s, "peak_gb": peak_memory_bytes(device) / 1e9})
 
 
@@ -359,10 +335,10 @@ def unlike_runs(context: Context, *, words: Sequence[str], a: Sequence[str], b: 
     trainings = [probe.open_training([*words, *arm], context.cache) for arm in (a, b)]
 
     def rate(training: Training) -> float:
-        done: list[int] = []
-        seconds = probe.seconds_of(lambda: done.extend(result.real_tokens if per == "tokens" else training.examples_per_step
-                                                 for result in training.steps(steps)), training.setup.device)
-        return sum(done) / seconds
+        examples = training.setup.train_batch_size
+        done: list[StepResult] = []
+        seconds = probe.seconds_of(lambda: done.extend(training.steps(steps)), training.setup.device)
+        return sum(result.real_tokens if per == "tokens" else examples for result in done) / seconds
 
     arms = {name: partial(rate, training) for name, training in zip(names, trainings, strict=True)}
     rounds = probe.by_turns(arms, context.deadline, repeats)
@@ -370,4 +346,4 @@ def unlike_runs(context: Context, *, words: Sequence[str], a: Sequence[str], b: 
     return Measured(probe.ratio(rounds, names[1], names[0]), "times as fast", *names, {
         f"{per}_per_s": probe.medians(rounds), "cut_share": other.cut_examples / other.examples if other.examples else 0.0,
         "tokens_lost_share": 1 - other.train_tokens / one.train_tokens,
-        "examples_per_step": {"a": trainings[0].examples_per_step, "b": trainings[1].examples_per_step}})
+        "examples_per_step": {name: training.setup.train_batch_size for name, training in zip("ab", trainings, strict=True)}})

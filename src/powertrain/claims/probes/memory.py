@@ -86,7 +86,6 @@ def memory_rule(context: Context, *, words: Sequence[str]) -> Measured:
 
     Detail: Powertrain's own prediction too.
     """
-    assert context.arena is not None
     prepared = prepare(resolve_words(words), context.cache, probe.quiet)
     model, data = prepared.facts.model, prepared.facts.data
     found = context.arena.probe(Arm("memory rule", tuple(words)))

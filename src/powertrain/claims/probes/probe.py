@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from functools import partial, wraps
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
-from powertrain.evidence.stats import interval
-from powertrain.evidence.worker import be_silent, process_context, wait_for
+from powertrain.evidence.clock import Arena, Pace
+from powertrain.evidence.stats import MARGIN, interval
+from powertrain.evidence.worker import ChildProcess, be_silent, wait_for
 from powertrain.recipe import resolve_words
 from powertrain.records import RunFailed, UserError, WrongUse
 from powertrain.records.evidence import Interval
@@ -24,13 +25,11 @@ from powertrain.training.loop import State, StepResult, new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
 
-if TYPE_CHECKING:
-    from powertrain.evidence.clock import Arena
-
 FEWEST = 5                                   # repeats that a median with an interval is made of
 REPEATS = 6                                  # A B, B A, A B, B A, A B, B A
 LONG_ENOUGH_S, MOST_TIMES = 0.1, 1000        # a short operation is repeated for this long, and at most this often
 WARM_UP = 4                                  # steps before anything is timed
+PACE = Pace(window_s=0.5, pairs=6, most_pairs=12, warm_up_s=5.0)     # of two arms of `train`
 
 T = TypeVar("T")
 Arms = Mapping[str, Callable[[], float]]     # name -> function that carries the arm out once and returns one value
@@ -39,10 +38,14 @@ Rounds = Mapping[str, Sequence[float]]       # name of an arm -> its values, one
 
 @dataclass(frozen=True)
 class Context:
+    """The means with which experiments are carried out."""
+
     cache: Path                              # token stores and the machine's peaks
     deadline: float                          # by time.monotonic(): begin no further repeat after it
-    arena: Arena | None                      # for arms of `train`; None in the process of a probe
-    folder: Path                             # to write into; the caller removes it
+    arena: Arena                             # for arms of `train`; None in the process of a probe
+    folder: Path                             # to write into; the caller makes and removes it
+    pace: Pace = PACE
+    margin: float = MARGIN
 
 
 @dataclass(frozen=True)
@@ -140,24 +143,11 @@ def one_of(name: str, value: str, known: Sequence[str]) -> str:
 def apart(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """Return the result of a module's `function` in a new process, with this one's folder and number of threads.
 
-    Raises what it raises of this program's errors, and RunFailed where the process failed or died.
+    Raises what it raises of this program's errors, RunFailed where it fails otherwise, and CannotRun where the process dies.
     """
-    context = process_context()
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(sender, os.getcwd(), torch.get_num_threads(), function, arguments, named))
-    process.start()
-    sender.close()
-    with receiver:
-        try:
-            error, value = receiver.recv()
-        except EOFError:
-            process.join()
-            raise RunFailed(f"the process of {function.__module__} ended with code {process.exitcode} and no answer; was it "
-                            "killed for its memory?") from None
-        except BaseException:
-            process.kill()
-            raise
-    process.join()
+    with ChildProcess(function.__module__, _answer, os.getcwd(), torch.get_num_threads(), function,
+                      arguments, named) as child:
+        error, value = child.answer()
     if error is not None:
         raise error
     return cast(T, value)
@@ -167,7 +157,7 @@ def in_own_process(probe: Callable[..., Measured]) -> Callable[..., Measured]:
     """Return the probe as one that is carried out in a new process."""
     @wraps(probe)
     def measure(context: Context, **settings: Any) -> Measured:
-        return apart(probe, replace(context, arena=None), **settings)
+        return apart(probe, replace(context, arena=None), **settings)  # type: ignore[arg-type]
 
     return measure
 
@@ -198,18 +188,14 @@ class Training:
         schedule = Schedule("constant", recipe.learning_rate, self.state.step + count)
         return train(self.setup, self.state, schedule, recipe.max_grad_norm if max_grad_norm is None else max_grad_norm)
 
-    def advance(self, count: int) -> None:
+    def advance(self, count: int, max_grad_norm: float | None = None) -> None:
         """Take `count` steps."""
-        for _ in self.steps(count):
+        for _ in self.steps(count, max_grad_norm):
             pass
 
     def step_s(self, count: int) -> float:
         """Return the seconds of one of the next `count` steps."""
         return seconds_of(lambda: self.advance(count), self.setup.device) / count
-
-    @property
-    def examples_per_step(self) -> int:
-        return self.setup.train_batch_size
 
 
 def open_training(words: Sequence[str], cache: Path, *, warm_up: int = WARM_UP) -> Training:

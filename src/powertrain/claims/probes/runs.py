@@ -22,8 +22,8 @@ from powertrain.records.events import End, Evaluated, Saved
 from powertrain.run.prepare import build_setup, prepare, schedule_of
 from powertrain.run.session import start_run
 from powertrain.training.evaluation import evaluate, spread
-from powertrain.training.loop import new_state, train
-from powertrain.use.sampling import write_sample
+from powertrain.training.loop import train
+from powertrain.use.generation import write_sample
 
 TENTH = 10
 SMOOTHED = 10                                # steps whose losses are averaged
@@ -37,7 +37,7 @@ def epochs(context: Context, *, words: Sequence[str], steps: int = 20, probe_ste
     as the epoch.
     """
     training = probe.open_training(words, context.cache)
-    examples = steps * training.examples_per_step
+    examples = steps * training.setup.train_batch_size
     held_out = spread(training.prepared.material.held_out, max(1, examples // TENTH))
 
     def epoch() -> None:
@@ -119,11 +119,11 @@ def smoothed(losses: Sequence[float]) -> list[float]:
 
 def _curve(words: Sequence[str], cache: Path, steps: int) -> tuple[Curve, float]:
     """Return the curve of a run of `steps` steps, and how often an epoch of its data reads a token."""
-    prepared = prepare(resolve_words([*words, f"max_steps={steps}"]), cache, probe.quiet)
-    setup, recipe = build_setup(prepared), prepared.recipe
-    state = new_state(setup, recipe.weight_decay)
-    losses = [result.loss for result in train(setup, state, schedule_of(recipe, steps), recipe.max_grad_norm)]
-    return ([float(loss) for loss in losses], prepared.steps_per_epoch), prepared.facts.data.redundancy
+    training = probe.open_training([*words, f"max_steps={steps}"], cache, warm_up=0)
+    prepared, schedule = training.prepared, schedule_of(training.prepared.recipe, steps)
+    results = train(training.setup, training.state, schedule, prepared.recipe.max_grad_norm)
+    losses = [float(loss) for loss in [result.loss for result in results]]       # read after the run, which then never waits
+    return (losses, prepared.steps_per_epoch), prepared.facts.data.redundancy
 
 
 # ------------------------------------------------------------------------------------------------ whole_runs
