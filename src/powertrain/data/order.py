@@ -22,7 +22,7 @@ SPLIT_STREAM = 2**64 - 1                     # the stream that draws the validat
 
 
 def seeded_order(seed: int, stream: int, count: int) -> npt.NDArray[np.int64]:
-    """A permutation of `count` numbers, the same on every machine: (count,) int64."""
+    """Return a permutation of `count` numbers, the same on every machine: (count,) int64."""
     key = np.array([seed, stream], dtype=np.uint64)
     # stable: two equal draws are possible, if unlikely, and must not depend on the sort's whim
     return np.argsort(np.random.Philox(key=key).random_raw(count), kind="stable").astype(np.int64, copy=False)
@@ -46,7 +46,7 @@ def draw_share(counts: Sequence[int], share: float, seed: int, most: int | None 
 
 @lru_cache(maxsize=2)  # a step may span two epochs, and the next step asks for the same ones
 def epoch_order(seed: int, epoch: int, examples: int) -> npt.NDArray[np.int64]:
-    """The order of `examples` in the 0-based `epoch`: (examples,) int64, read-only because it is shared."""
+    """Return the order of `examples` in the 0-based `epoch`: (examples,) int64, read-only because it is shared."""
     order = seeded_order(seed, epoch, examples)
     order.setflags(write=False)
     return order
@@ -58,7 +58,7 @@ def cursor(step: int, train_batch_size: int, examples: int) -> tuple[int, int]:
 
 
 def step_examples(seed: int, step: int, train_batch_size: int, examples: int) -> npt.NDArray[np.int64]:
-    """Indices of the examples of the 0-based optimizer step `step`: (train_batch_size,) int64.
+    """Return the indices of the examples of the 0-based optimizer step `step`: (train_batch_size,) int64.
 
     The epochs run end to end: a step may finish one and begin the next, and no example is left out or seen twice.
     """
@@ -77,7 +77,7 @@ def step_examples(seed: int, step: int, train_batch_size: int, examples: int) ->
 
 
 def pack(lengths: Sequence[int], budget: int, *, crossover: float) -> list[list[int]]:
-    """Indices of the documents of each pass: every document once, none split, as many tokens as `budget` at most.
+    """Return the indices of the documents of each pass: every document once, none split, as many tokens as `budget` at most.
 
     A document longer than the budget is a pass of its own. `crossover` is the length at which a document's attention
     costs as much as its matrix products, so that a document of l tokens costs l + l * l / crossover. Costliest pass
@@ -100,7 +100,7 @@ def _cost(length: int, crossover: float) -> float:
 
 
 def _best_fit(lengths: Sequence[int], documents: Sequence[int], budget: int) -> list[list[int]]:
-    """Each document, in this order, into the fullest pass that has room for it."""
+    """Put each document, in this order, into the fullest pass that has room for it."""
     passes: list[list[int]] = []
     rooms: list[tuple[int, int]] = []                    # (tokens left, pass), ascending
     for document in documents:
@@ -115,7 +115,7 @@ def _best_fit(lengths: Sequence[int], documents: Sequence[int], budget: int) -> 
 
 def _dealt(lengths: Sequence[int], documents: Sequence[int], budget: int, count: int,
            crossover: float) -> list[list[int]] | None:
-    """Each document, in this order, to the cheapest of `count` passes that has room for it; None where none has."""
+    """Deal each document, in this order, to the cheapest of `count` passes that has room for it; None where none has."""
     passes: list[list[int]] = [[] for _ in range(count)]
     left, costs = [budget] * count, [0.0] * count
     for document in documents:

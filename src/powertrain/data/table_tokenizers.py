@@ -31,13 +31,13 @@ def write_marker(folder: Path, kind: str) -> None:
 
 
 def marked_kind(folder: Path) -> str | None:
-    """The kind of tokenizer that was saved in `folder`, or None if it was not saved here."""
+    """Return the kind of tokenizer that was saved in `folder`, or None if it was not saved here."""
     path = folder / MARKER
     return str(read_json(path).get("kind")) if path.is_file() else None
 
 
 def save_library_tokenizer(tokenizer: LibraryTokenizer, folder: Path, kind: str, end_of_text: str | None) -> None:
-    """Writes what transformers.AutoTokenizer and load_tokenizer open."""
+    """Write a folder that transformers.AutoTokenizer and load_tokenizer open."""
     write_marker(folder, kind)
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -152,7 +152,7 @@ class ByteTokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
-        """The text; bytes that are not UTF-8, as a model may write them, become U+FFFD."""
+        """Return the text; bytes that are not UTF-8, as a model may write them, become U+FFFD."""
         parts = _between_ends(checked_ids(ids, self.vocabulary), self.end_of_text)
         return END_OF_TEXT.encode().join(part.astype(np.uint8).tobytes() for part in parts).decode(errors="replace")
 
@@ -190,7 +190,7 @@ def checked_ids(ids: Sequence[int] | npt.NDArray[Any], vocabulary: int) -> npt.N
 
 
 def _between_ends(ids: npt.NDArray[np.int64], end_of_text: int | None) -> Iterator[npt.NDArray[np.int64]]:
-    """The runs of ids before, between and after the ends of text."""
+    """Yield the runs of ids before, between and after the ends of text."""
     start = 0
     for end in np.flatnonzero(ids == end_of_text) if end_of_text is not None else ():
         yield ids[start:end]
@@ -199,7 +199,7 @@ def _between_ends(ids: npt.NDArray[np.int64], end_of_text: int | None) -> Iterat
 
 
 def _byte_characters() -> list[str]:
-    """The printable character that GPT-2's byte-level alphabet writes for each byte 0..255.
+    """Return the printable character that GPT-2's byte-level alphabet writes for each byte 0..255.
 
     Source: openai/gpt-2, src/encoder.py, bytes_to_unicode: printable Latin-1 stays, the rest moves to U+0100.
     """

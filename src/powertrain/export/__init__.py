@@ -1,1 +1,1 @@
-"""A trained model as files that others open: a PEFT adapter, a merged Hugging Face folder, a GGUF file; none unchecked."""
+"""A trained model as files for other programs: a PEFT adapter, a merged Hugging Face folder, a GGUF file; each is checked."""

@@ -176,7 +176,7 @@ def export_merged_bridge(model: BridgedModel, folder: Path, tokenizer: SavedToke
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far scores lie apart, over `rows` of them."""
+    """How far the scores of two models are apart."""
 
     rows: int
     difference: float                        # the largest of a row, as a share of the row's largest score

@@ -57,7 +57,7 @@ class Encoded:
 
 @dataclass
 class EncodedRow:
-    """What became of one row."""
+    """The result of one row: its examples, or why there are none."""
 
     examples: list[Encoded] = field(default_factory=list)
     refused: str = ""                        # why there are none: "bad", "untrained", "long"
@@ -73,7 +73,7 @@ class EncodedRow:
 @dataclass(frozen=True)
 class Limit:
     max_length: int                          # tokens that the model reads of an example
-    drop: bool                               # what is longer is left out instead of cut
+    drop: bool                               # leave longer examples out instead of cutting them
 
 
 def prompt_of(sample: Sample) -> str:
@@ -124,7 +124,7 @@ class ConversationEncoder:
         return rows
 
     def _placed(self, marked: Sequence[Marked]) -> list[tuple[Tokenised | str, list[Place]]]:
-        """Each text's tokens, and which of them are trained."""
+        """Return each text's tokens, and the ranges of them that are trained."""
         found = tokenise(self.tokenizer, [one.text for one in marked])
         places = [[] if isinstance(tokens, str) else places_of(tokens, one.trained)
                   for tokens, one in zip(found, marked, strict=True)]
@@ -147,7 +147,7 @@ class ConversationEncoder:
 
 
 def _prompt_end(found: Tokenised, token: int, character: int) -> tuple[str, Ids]:
-    """The end of a prompt from its last special token on, and the tokens that stand for it in the whole text.
+    """Return the end of a prompt from its last special token on, and the tokens that stand for it in the whole text.
 
     A text is cut at its special tokens before it is encoded, so that what is before them changes nothing.
     """
@@ -156,7 +156,7 @@ def _prompt_end(found: Tokenised, token: int, character: int) -> tuple[str, Ids]
 
 
 def cut_causal(row: EncodedRow, ids: Ids, trained: Sequence[Place], limit: Limit) -> None:
-    """Make `row` the example of `ids`, without what is behind its last trained token or beyond the limit."""
+    """Make `row` the example of `ids`, without the tokens behind its last trained token or beyond the limit."""
     row.tokens = len(ids)
     trained = _clipped(trained, 1, len(ids))  # nothing comes before the first token that could predict it
     if not trained:
@@ -213,7 +213,7 @@ class TextEncoder:
 
 @dataclass(frozen=True, eq=False)
 class PairEncoder:
-    """What the encoder reads and what the decoder writes, both framed as the tokenizer frames a text, the target ended."""
+    """Source and target, both with the special tokens that the tokenizer puts around a text; the target also has an end."""
 
     tokenizer: ExampleTokenizer
     limit: Limit

@@ -103,7 +103,7 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What makes examples of rows, whoever does it."""
+    """The settings that turn rows into examples, the same in every process."""
 
     schema: Schema
     tokenizer: ExampleTokenizer

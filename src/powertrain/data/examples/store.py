@@ -97,7 +97,7 @@ class ExampleStore:
     sources: tuple[str, ...]                 # of `parts`
     kind: str                                # "conversation", "pair", "span" or "text"
     schema: str                              # of the first source
-    said: tuple[str, ...]                    # what was found by looking, in sentences
+    said: tuple[str, ...]                    # sentences about formats, template and rows that are left out
     template: ChatTemplate | None
     tokenizer: ExampleTokenizer              # saved, it has the template that the examples were made with
     digest: str                              # sha256 of all the parts' keys
@@ -154,7 +154,7 @@ class ExampleStore:
         return part.example(within, self.decoder_start)
 
     def origins(self, index: int) -> str:
-        """Where example `index` comes from: file and line."""
+        """Return the file and line that example `index` comes from."""
         part, within = self.place(index)
         return part.origin(within)
 
@@ -164,11 +164,11 @@ class ExampleStore:
                                for number, part in enumerate(self.parts)])
 
     def as_prompt(self, words: str) -> str:
-        """A user's words as the model reads them: in the template, up to where the assistant begins."""
+        """Return a user's words as the model reads them: in the template, up to the beginning of the answer."""
         return words if self.template is None else self.template.render([Message("user", words)], add_generation_prompt=True)
 
     def place(self, index: int) -> tuple[Part, int]:
-        """The part that example `index` is in, and its number there."""
+        """Return the part that holds example `index`, and its number in the part."""
         if not 0 <= index < len(self.in_validation):
             raise IndexError(f"example {index} of {len(self.in_validation)}")
         for part in self.parts:
@@ -280,7 +280,7 @@ def _check_parts(parts: Sequence[Part], sources: Sequence[str], limit: Limit, wa
 
 
 def undecided(parts: Sequence[Part], sources: Sequence[str], max_length: int) -> str | None:
-    """What training asks for where a source has many examples that are too long, and nobody has said what becomes of them."""
+    """Return what the user must decide first: a source has many too long examples, and data.long_examples is not set."""
     for part, source in zip(parts, sources, strict=True):
         too_long, rows = part.counts.get("too_long", 0), part.counts["good"]
         if too_long > FEW_TOO_LONG * rows:

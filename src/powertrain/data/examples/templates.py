@@ -95,7 +95,7 @@ class ChatTemplate:
     special: tuple[str, ...] = ()            # tokens that may end a turn
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
-        """The conversation as the model reads it. Raises BadRow with the template's reason if it refuses."""
+        """Return the conversation as the model reads it. Raises BadRow with the template's reason if it refuses."""
         return self._rendered(messages, add_generation_prompt=add_generation_prompt)[0]
 
     def marked(self, messages: Sequence[Message], train_on: str) -> Marked:
@@ -110,7 +110,7 @@ class ChatTemplate:
         return self._by_prefixes(messages)
 
     def turn_end(self) -> str | None:
-        """The special token that this template writes behind a turn of the assistant, None if it writes none."""
+        """Return the special token that this template writes behind a turn of the assistant, None if it writes none."""
         answer = "zq"
         try:
             text = self.render([*QUESTION, Message("assistant", answer)])
@@ -205,7 +205,7 @@ class ChatTemplate:
         return Marked(text, [last], True)
 
     def _turn(self, text: str, messages: Sequence[Message], number: int) -> Place | None:
-        """Where the assistant's turn `number` stands in `text`, with what ends it; None if the rendering of the
+        """Return where the assistant's turn `number` stands in `text`, with what ends it; None if the rendering of the
         conversation up to there is not how `text` begins."""
         start = self._start(text, messages[:number], messages[number].content)
         stop = len(text)

@@ -36,13 +36,13 @@ class ExampleTokenizer(FolderTokenizer):
 
     end: str                                 # follows each turn or text
     named: Mapping[str, str]                 # "bos_token" -> "<s>", ..., as transformers hands them to a template
-    before: str | None                       # what it puts in front of a text: the beginning of a sequence
+    before: str | None                       # the token in front of each text: the beginning of a sequence
     template: str | None = None              # saved as chat_template.jinja; None: the folder's own, if it has one
     changed: bool = False                    # `library` is no longer what the files hold
 
     @property
     def folder(self) -> Path:
-        """Where the tokenizer was opened."""
+        """The folder that the tokenizer was opened from."""
         return self.files[0].parent
 
     @cached_property
@@ -58,7 +58,7 @@ class ExampleTokenizer(FolderTokenizer):
 
     @cached_property
     def words(self) -> Words | None:
-        """What encodes a text by its words; None for a tokenizer of another kind."""
+        """The encoder by words; None for a tokenizer of another kind."""
         return words_of(self.library)
 
     @cached_property
@@ -69,7 +69,7 @@ class ExampleTokenizer(FolderTokenizer):
         return before if first in before else () if first is None else (first,), behind
 
     def save(self, folder: Path) -> None:
-        """All files, with the end token and the template that the examples were made with."""
+        """Write all files, with the end token and the template that the examples were made with."""
         super().save(folder)
         if self.changed or not (folder / "tokenizer.json").is_file():
             self.library.save(str(folder / "tokenizer.json"))
@@ -85,7 +85,7 @@ class ExampleTokenizer(FolderTokenizer):
 
 
 def open_example_tokenizer(folder: Path, end_token: str | None = None, *, task: str = "causal") -> ExampleTokenizer:
-    """The tokenizer in `folder`. `end_token` replaces the end that it names; spans, which nobody writes, may end in sep.
+    """Return the tokenizer in `folder`. `end_token` replaces the end token of its settings; spans may end in sep_token.
 
     Raises WrongUse if there is no tokenizer, it names no end, or the end is not in its vocabulary.
     """

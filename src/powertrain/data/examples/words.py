@@ -51,7 +51,7 @@ class Pieces:
     special: list[int]                       # the words that are added tokens
 
     def first_from(self, character: int) -> int | None:
-        """The first token that starts at `character` or later; None where only the library's offsets tell.
+        """Return the first token that starts at `character` or later; None where only the library's offsets tell.
 
         Only they tell where no word begins there, or where the word begins with a space, which offsets may leave out.
         """
@@ -62,7 +62,7 @@ class Pieces:
         return int(self.tokens[word]) if begins else None
 
     def last_special(self, token: int) -> tuple[int, int] | None:
-        """Token and character of the last added token before `token`."""
+        """Return token and character of the last added token before `token`."""
         word = int(self.tokens.searchsorted(token))
         place = bisect_left(self.special, word)
         if place == 0:

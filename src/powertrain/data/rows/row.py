@@ -1,4 +1,4 @@
-"""Rows (a line of JSONL or CSV, a row of a table, a text file) before they have a meaning; and the samples that they mean."""
+"""Rows (a line of JSONL or CSV, a row of a table, a text file) before a format is known; and samples, which are rows read by their format."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Rejected:
 
 
 class BadRow(ValueError):
-    """A row that was read, and does not say what its format asks for. The message is the reason, without the origin."""
+    """A row that does not fit its format. The message is the reason, without the origin."""
 
 
 def fault(value: Any) -> str | None:
-    """Why a value cannot be trained on whatever it means: NUL, or half of a surrogate pair. None if nothing is wrong."""
+    """Return why a value cannot be trained on in any format: NUL, or half of a surrogate pair. None if it can."""
     if isinstance(value, str):
         return _text_fault(value)
     if isinstance(value, Mapping):
@@ -73,7 +73,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Pair:
-    """What an encoder reads and what a decoder is to write."""
+    """The text that an encoder reads, and the text that a decoder should write."""
 
     source: str
     target: str

@@ -27,7 +27,7 @@ KINDS: Mapping[Kind, str] = {"conversation": "conversations", "text": "plain tex
 
 @dataclass(frozen=True)
 class Schema:
-    """How to read the rows of one source."""
+    """The format, kind and columns by which the rows of one source are read."""
 
     name: str                                # of the format
     kind: Kind                               # of what `read` gives
