@@ -1,4 +1,4 @@
-"""Rows (a line of JSONL or CSV, a row of a table, a text file) before a format is known; and samples, which are rows read by their format."""
+"""Rows (of JSONL, CSV, a table or a text file) before a format is known; and samples, which are rows read by their format."""
 
 from __future__ import annotations
 
