@@ -11,7 +11,7 @@ from powertrain.cli import output
 from powertrain.cli.environment import cache_folder, say
 from powertrain.cli.options import Json, Words
 from powertrain.records import WrongUse, to_plain
-from powertrain.records.examples import Piece
+from powertrain.records.findings import Piece
 from powertrain.report.live import printable
 from powertrain.report.page import labelled
 from powertrain.report.rows import check_rows, marked, totals

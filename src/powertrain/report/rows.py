@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.records.evidence import Study
-from powertrain.records.examples import ExampleCheck, Piece, Problem
-from powertrain.records.findings import SEVERITIES
+from powertrain.records.findings import SEVERITIES, ExampleCheck, Piece, Problem
 from powertrain.report.figures import count, duration, interval, memory
 from powertrain.report.page import labelled, pins_in_words, said
 

@@ -30,7 +30,7 @@ from powertrain.run import folder as run_folder
 from powertrain.run.fits import refuse_what_does_not_fit, workload_of_step
 from powertrain.run.folder import RunFolder
 from powertrain.run.prepare import Prepared, build_setup, schedule_of, with_measured_length
-from powertrain.training.checkpoint import clear_leftovers, load_checkpoint, newest_checkpoint, set_aside
+from powertrain.training.checkpoint import clear_leftovers, load_checkpoint, newest_checkpoint
 from powertrain.training.loop import State, StepResult, new_state, train
 from powertrain.training.memory import MemoryLedger, peak_memory_bytes, step_ledger
 from powertrain.training.ranks import ALONE, Ranks
@@ -232,7 +232,8 @@ def continued_run(folder: RunFolder, prepared: Prepared, listener: Listener, wri
             _emit_notes(part, {})
             for name, why in rejected if ranks.is_writer else ():
                 part.emit(events.CheckpointRejected(step=part.state.step, name=name, why=why))
-                set_aside(folder.checkpoints / name)
+                # the continuation will write a checkpoint in its place
+                (folder.checkpoints / name).rename(folder.checkpoints / f"rejected-{name}-{time.time_ns()}")
             yield part
 
 

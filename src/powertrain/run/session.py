@@ -8,6 +8,7 @@ second try draws other masks than the first: the random numbers that the failed 
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import shutil
@@ -28,7 +29,7 @@ from powertrain.run.folder import RunFolder
 from powertrain.run.learned import keep_speed
 from powertrain.run.part import Listener, Part, WriteSample, new_run
 from powertrain.run.prepare import Prepared
-from powertrain.training.checkpoint import disk_is_full, keep_only, save_checkpoint
+from powertrain.training.checkpoint import keep_only, save_checkpoint
 from powertrain.training.evaluation import evaluate, spread
 from powertrain.training.loop import State
 from powertrain.training.memory import MemoryLedger, PassTooLarge, is_out_of_memory, said_by
@@ -222,7 +223,7 @@ def _save(part: Part) -> events.CheckpointFailed | None:
 
 def _refused(part: Part, error: OSError) -> events.CheckpointFailed:
     """Return what a disk refused and, where the disk is full, what is free and what a checkpoint needs."""
-    full = disk_is_full(error)
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return events.CheckpointFailed(step=part.state.step, why=error.strerror or str(error), folder=str(part.folder.checkpoints),
                                    last=part.state.step == part.prepared.total_steps,
                                    free_bytes=shutil.disk_usage(part.folder.path).free if full else None,

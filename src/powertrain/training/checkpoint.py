@@ -6,13 +6,11 @@ it. So a kill at any instant leaves the one before. Only safetensors and JSON: n
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,15 +141,6 @@ def clear_leftovers(folder: Path) -> None:
     """Remove the temporary folders of saves that were killed."""
     for path in folder.glob(".tmp-*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def set_aside(path: Path) -> None:
-    """Rename a checkpoint that does not verify: the continuation will write one in its place."""
-    path.rename(path.with_name(f"rejected-{path.name}-{time.time_ns()}"))
-
-
-def disk_is_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _published(folder: Path) -> dict[int, Path]:

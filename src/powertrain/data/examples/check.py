@@ -12,7 +12,7 @@ from powertrain.data.examples.store import ExampleStore, refuse_no_training
 from powertrain.data.order import epoch_order
 from powertrain.data.tokenizers import Tokenizer
 from powertrain.records import IGNORE
-from powertrain.records.examples import Bar, ExampleCheck, Piece, Problem
+from powertrain.records.findings import Bar, ExampleCheck, Piece, Problem
 from powertrain.shapes import length_quantiles
 
 BARS = 12                                    # of the histogram, at most

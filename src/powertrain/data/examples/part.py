@@ -35,7 +35,7 @@ from powertrain.data.rows.row import BadRow, Conversation, Rejected, Row, Sample
 from powertrain.data.rows.schemas import Schema
 from powertrain.data.tokenizers import token_dtype
 from powertrain.records import IGNORE
-from powertrain.records.examples import Problem
+from powertrain.records.findings import Problem
 
 # the *_end columns say where the example ends in the other files; it starts where the one before it ends
 RECORD = np.dtype([("end", "<i8"), ("trained_end", "<i8"), ("source_end", "<i8"), ("trained_tokens", "<i4"), ("row", "<i8"),

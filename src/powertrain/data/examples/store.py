@@ -28,7 +28,7 @@ from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_to
 from powertrain.data.order import SPLIT_STREAM, draw_share, seeded_order
 from powertrain.data.rows.row import Message
 from powertrain.records import WrongUse
-from powertrain.records.examples import Problem
+from powertrain.records.findings import Problem
 
 
 def held_out(prompts: npt.NDArray[np.uint64], share: float, seed: int) -> npt.NDArray[np.bool_]:
