@@ -13,9 +13,8 @@ import pytest
 from adapted_models import make_base
 from example_folders import chat_folder
 from powertrain.audit.configs import read_config
-from powertrain.audit.conversion import FATES, Conversion
+from powertrain.audit.conversion import FATES, Conversion, account_json, recipe_yaml
 from powertrain.audit.convert import convert
-from powertrain.audit.recipe_text import account_json, recipe_yaml
 from powertrain.audit.subject import Setting, Subject
 from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.models.huggingface.folder import save_folder

@@ -21,7 +21,7 @@ from torch.utils.data import dataloader
 from transformers import training_args
 from transformers.utils import quantization_config
 
-from powertrain.audit.defaults import DEFAULTS, Default
+from powertrain.audit.subject import DEFAULTS, Default
 
 # our vocabulary -> the name in the library's own signature, where it is another
 SPELLED = {"training.activation_checkpointing": "gradient_checkpointing"}

@@ -15,7 +15,8 @@ from powertrain.audit.rules import RULES
 from powertrain.audit.rules.base import wording
 
 AT_LEAST = 40
-KEYS = {"title", "why", "cure", "recipe", "expected", "breaking", "accuracy", "difficulty", "parts", "cases"}
+KEYS = {"title", "why", "cure", "recipe", "expected", "breaking", "accuracy", "difficulty", "parts", "cases", "rests_on",
+        "gives_way_to"}
 
 
 def test_every_rule_has_a_firing_case_and_a_near_miss() -> None:

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.audit.audit import audit
+from powertrain.audit.audit import audit, read_subject
 from powertrain.audit.configs import read_config
 from powertrain.audit.conversion import Accounted
 from powertrain.audit.convert import convert
+from powertrain.audit.literal_files import LARGEST_BYTES
 from powertrain.audit.patch import make_patch
-from powertrain.audit.reading import read_subject
-from powertrain.audit.reading_script import LARGEST_BYTES
 from powertrain.audit.rules import RULES
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.records import WrongUse
@@ -330,6 +329,13 @@ def test_a_key_without_a_value_does_no_harm(tmp_path: Path) -> None:
     path.write_text(everyday("axolotl.yml").replace("debug:", "debug: true"), encoding="utf-8")
     assert [finding.rule for finding in BY_NAME["unknown_keys"].find(read_config(path), Circumstances())] == ["unknown_keys"]
     assert list(BY_NAME["unknown_keys"].find(read_config(EVERYDAY / "axolotl.yml"), Circumstances())) == []
+
+
+def test_an_unknown_key_of_a_trainers_config_is_not_critical_for_a_script_may_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "arguments.yaml"
+    path.write_text("output_dir: out\nper_device_train_batch_size: 4\nnum_train_epochs: 1\nmy_own_key: 7\n", encoding="utf-8")
+    (finding,) = BY_NAME["unknown_keys"].find(read_config(path), Circumstances())
+    assert (finding.severity, "my_own_key" in finding.why) == ("moderate", True)
 
 
 def test_the_cure_has_the_spelling_of_the_file() -> None:

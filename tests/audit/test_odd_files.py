@@ -12,10 +12,9 @@ import config_examples
 import pytest
 import yaml
 
-from powertrain.audit.audit import audit
+from powertrain.audit.audit import audit, read_subject
+from powertrain.audit.conversion import account_json, account_rows, recipe_yaml
 from powertrain.audit.convert import convert
-from powertrain.audit.reading import read_subject
-from powertrain.audit.recipe_text import account_json, account_rows, recipe_yaml
 from powertrain.recipe import resolve
 from powertrain.recipe.vocabulary import rows
 from powertrain.records import WrongUse

@@ -12,9 +12,9 @@ import pytest
 from adapted_models import make_base
 from example_folders import chat_folder
 from powertrain.audit import verify as verifying
+from powertrain.audit.audit import read_subject
 from powertrain.audit.configs import read_config
 from powertrain.audit.convert import convert
-from powertrain.audit.reading import read_subject
 from powertrain.audit.rendering import differences, original_pins, render
 from powertrain.audit.subject import Subject
 from powertrain.audit.verify import ORIGINAL, OURS, refuse_what_is_missing

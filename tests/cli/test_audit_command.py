@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from powertrain.cli import auditing
 from powertrain.cli.auditing import Reports, audit_files
 from powertrain.records import WrongUse
 
@@ -155,3 +156,10 @@ def test_the_markdown_goes_from_environment_to_next_action(script: Path, tmp_pat
     places = [text.find(words) for words in order]
     assert -1 not in places, order[places.index(-1)]
     assert places == sorted(places)
+
+
+def test_a_script_that_trains_nothing_is_not_converted(tmp_path: Path) -> None:
+    path = tmp_path / "answer.py"
+    path.write_text("from transformers import pipeline\nprint(pipeline('text-generation')('Hello'))\n", encoding="utf-8")
+    with pytest.raises(WrongUse, match="trains nothing: it makes no Trainer"):
+        auditing.audit(path, to_recipe=True)

@@ -1,21 +1,54 @@
-"""One subject -> its audit: every rule asked, causes that another finding explains dropped, the worst first."""
+"""One file -> its subject -> its audit: every rule asked, causes that another finding explains dropped, the worst first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from powertrain.audit.configs import read_config
 from powertrain.audit.patch import make_patch
-from powertrain.audit.reading import read_subject
 from powertrain.audit.reading_script import read_script
 from powertrain.audit.rules import RULES
 from powertrain.audit.subject import Circumstances, Setting, Subject
 from powertrain.records import WrongUse
 from powertrain.records.findings import SEVERITIES, Audit, Finding, Rule, worst_first
 
+CONFIGS = (".yaml", ".yml", ".json")
 SHOWN_VERSIONS = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "flash-attn", "deepspeed")
+
+
+def read_subject(path: Path) -> Subject:
+    """The settings of one file. Raises WrongUse where it cannot be read."""
+    if path.is_dir():
+        raise WrongUse(f"{path} is a folder; name one of its files, or audit the folder to have each read by itself")
+    if not path.exists():
+        raise WrongUse(f"there is no {path}; give the path of a training script (.py) or a config (.yaml, .json)")
+    if not path.is_file():
+        raise WrongUse(f"{path} is no regular file, and is not opened; give the path of a script or config")
+    try:
+        return _read(path)
+    except RecursionError:
+        raise WrongUse(f"{path} nests brackets or operators too deep to be followed; is it a program's output?") from None
+
+
+def _read(path: Path) -> Subject:
+    if path.suffix == ".py":
+        subject = read_script(path)
+        with suppress(WrongUse):
+            return subject if subject.framework != "unknown" else read_config(path)      # a file that only sets values
+        return subject
+    if path.suffix not in CONFIGS:
+        cure = "; export it as a script (jupyter nbconvert --to script)" if path.suffix == ".ipynb" else ""
+        raise WrongUse(f"{path} is neither a script (.py) nor a config ({', '.join(CONFIGS)}){cure}")
+    return read_config(path)
+
+
+def files_in(path: Path) -> list[Path]:
+    """The file itself, or the scripts and configs of a folder."""
+    return [path] if not path.is_dir() else sorted(item for item in path.iterdir() if item.suffix in (".py", *CONFIGS))
 
 
 class _Asked(dict[str, Setting]):
@@ -48,7 +81,8 @@ def audit_subject(subject: Subject, where: Circumstances, rules: Sequence[Rule[A
     try:
         found, depends = _ask(subject, where, rules)
         kept = with_good_patches(subject, where, worst_first(found, rules))
-        return Audit(str(subject.path), kind(subject), environment(subject, where), kept, tuple(undetermined(subject, depends)),
+        kind = f"{'config' if subject.script is None else 'script'}: {subject.framework}"
+        return Audit(str(subject.path), kind, environment(subject, where), kept, tuple(undetermined(subject, depends)),
                      {"rules": len(rules), "settings": len(subject.settings),
                       "dropped": [one.rule for one in found if one.rule not in {other.rule for other in kept}]})
     except RecursionError:
@@ -61,7 +95,8 @@ def _ask(subject: Subject, where: Circumstances, rules: Sequence[Rule[Any]]) -> 
     depends: dict[str, list[str]] = {}
     for rule in rules:
         asked: set[str] = set()
-        findings = list(rule.find(_watched(subject, asked), where))
+        watched = replace(subject, settings=_Asked(subject.settings, asked), unread=_Asked(subject.unread, asked))
+        findings = list(rule.find(watched, where))
         found += findings
         for key in sorted(asked & set(subject.unread)) if not findings else ():
             depends.setdefault(key, []).append(rule.name)
@@ -88,14 +123,6 @@ def _is_better(subject: Subject, where: Circumstances, before: Sequence[Finding]
     severe = [[*(sum(finding.severity == severity for finding in findings) for severity in SEVERITIES[:-1]),
                sum(len(finding.evidence) for finding in findings if finding.severity != "good")] for findings in (before, left)]
     return bool(patch.applied) and severe[1] < severe[0]
-
-
-def _watched(subject: Subject, asked: set[str]) -> Subject:
-    return replace(subject, settings=_Asked(subject.settings, asked), unread=_Asked(subject.unread, asked))
-
-
-def kind(subject: Subject) -> str:
-    return f"{'config' if subject.script is None else 'script'}: {subject.framework}"
 
 
 def environment(subject: Subject, where: Circumstances) -> dict[str, str]:

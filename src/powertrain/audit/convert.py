@@ -14,9 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from powertrain.audit.conversion import NO_DATA, NO_MODEL, Accounted, Conversion, Missing, data_of
-from powertrain.audit.defaults import METHODS
 from powertrain.audit.literal_files import shown
-from powertrain.audit.subject import Setting, Subject
+from powertrain.audit.subject import METHODS, Setting, Subject
 from powertrain.recipe import Recipe
 from powertrain.recipe.conversions import NotSupported
 from powertrain.recipe.spellings import OFF, is_ours, translate_row
@@ -224,14 +223,6 @@ def _interval(subject: Subject, key: str, value: Any) -> Aside:
     return None if strategy in (None, "steps") else f"{shown(strategy)} decides when, and not steps"
 
 
-def _limit(subject: Subject, key: str, value: Any) -> Aside:
-    return None if _is_count(value) else "it sets no limit, and the newest checkpoints and the best one are kept"
-
-
-def _length_of_run(subject: Subject, key: str, value: Any) -> Aside:
-    return "num_train_epochs decides the length" if value in (-1, 0) else None
-
-
 def _learned(subject: Subject, key: str, value: Any) -> Aside:
     """TRL says for pairs and for conversations apart whose words are learned."""
     other = next(mask for mask in MASKS if mask != key)
@@ -260,8 +251,11 @@ def _floor(subject: Subject, key: str, value: Any) -> Aside:
 
 
 ASIDE: Mapping[str, Callable[[Subject, str, Any], Aside]] = {
-    "training.eval_steps": _interval, "training.save_steps": _interval, "training.save_total_limit": _limit,
-    "training.max_steps": _length_of_run, MASKS[0]: _learned, MASKS[1]: _learned, "tokenizer.path": _tokenizer,
+    "training.eval_steps": _interval, "training.save_steps": _interval,
+    "training.save_total_limit": lambda subject, key, value: None if _is_count(value) else
+    "it sets no limit, and the newest checkpoints and the best one are kept",
+    "training.max_steps": lambda subject, key, value: "num_train_epochs decides the length" if value in (-1, 0) else None,
+    MASKS[0]: _learned, MASKS[1]: _learned, "tokenizer.path": _tokenizer,
     "model.trust_remote_code": _remote_code, "training.min_lr": _floor,
     "model.provider": lambda subject, key, value: "the model's architecture decides who computes it; model.provider=unsloth "
                                                   "takes Unsloth where it is installed",

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import operator
 import posixpath
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from powertrain.audit.script import Script, Setting
-from powertrain.audit.values import ClassValue, FunctionValue, Made, Reference, Scope, Table, Unread, either, is_known, plain
-from powertrain.records.findings import Place
+from powertrain.audit.values import FunctionValue, Made, Reference, Scope, Table, Unread, attribute, either, is_known, plain
 
 OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "Div": operator.truediv, "FloorDiv": operator.floordiv,
@@ -265,32 +264,3 @@ def truth(value: Any) -> bool | None:
     if isinstance(value, Table):
         return True if value.entries else None if value.open else False
     return bool(value) if isinstance(value, (list, tuple)) or is_known(value) else True
-
-
-def attribute(owner: Any, name: str) -> Setting | None:
-    """An attribute of an instance or class, where it is known, with its place."""
-    if isinstance(owner, Made):
-        if name in owner.attributes:
-            found = owner.attributes[name]
-            return found if isinstance(found, Setting) else None
-        if owner.local is None:
-            return owner.named.get(name)
-        method = next((kind.methods[name] for kind in lineage(owner.local) if name in kind.methods), None)
-        found = attribute(owner.local, name)
-        if found is None and method is not None:         # bound to its instance
-            return Setting(FunctionValue(method.node, method.scope, owner), Place("", method.node.lineno), name)
-        return found
-    if isinstance(owner, ClassValue):
-        if name in owner.fields:
-            return owner.fields[name]
-        return next((found for base in owner.bases if (found := attribute(base, name)) is not None), None)
-    return None
-
-
-def lineage(kind: ClassValue) -> Iterator[ClassValue]:
-    """Yield a class of the script, and of its bases the first that is the script's own, and so on."""
-    base: ClassValue | None = kind
-    while base is not None:
-        yield base
-        base = next((each for each in base.bases if isinstance(each, ClassValue)), None)
-

@@ -11,12 +11,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 from powertrain.audit import known_calls
-from powertrain.audit.expressions import Arguments, Expressions, attribute, truth
-from powertrain.audit.script import FunctionNode, Script, Setting
-from powertrain.audit.values import ClassValue, FunctionValue, Made, Reference, Scope, Table, Unread, either
+from powertrain.audit.expressions import Arguments, Expressions, truth
+from powertrain.audit.script import FunctionNode, Script, Setting, argument
+from powertrain.audit.values import ClassValue, FunctionValue, Made, Reference, Scope, Table, Unread, attribute, either
 
 MOST_STATEMENTS = 20_000                     # a script's helpers may call each other without end
 DEEPEST_CALL = 25
@@ -194,7 +195,6 @@ class _Follower(Expressions):
                 scope.names.setdefault(name, other.get(name))
 
     def _loop(self, statement: ast.For | ast.While | ast.AsyncFor, scope: Scope) -> None:
-        spelled = "a loop"
         self.followed.doubts[statement] = (*self.doubts,)
         self.followed.before.setdefault(statement, []).append(Scope(dict(scope.names), scope.outer))
         if not isinstance(statement, ast.While):
@@ -202,12 +202,12 @@ class _Follower(Expressions):
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and not isinstance(
                     scope.names.get(node.id), (FunctionValue, ClassValue, Made)):
-                scope.names[node.id] = Unread(f"{node.id}, which {spelled} changes")
+                scope.names[node.id] = Unread(f"{node.id}, which a loop changes")
         before = dict(scope.names)
         if isinstance(statement, ast.While):
             self.value(statement.test, scope)
         self.block(statement.body, scope)
-        self._join(scope, before, before, spelled)
+        self._join(scope, before, before, "a loop")
         self.block(statement.orelse, scope)
 
     _for = _while = _asyncfor = _loop
@@ -269,25 +269,20 @@ class _Follower(Expressions):
             return self.enter(called, arguments)
         if isinstance(called, ClassValue):
             return self.instance(called, node, arguments)
-        name = called.name if isinstance(called, Reference) else f"{called.name}()" if isinstance(called, Made) else (
-            self._method_name(owner, node))
+        if isinstance(called, (Reference, Made)):
+            name = called.name if isinstance(called, Reference) else f"{called.name}()"
+        else:
+            method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            name = f"{owner.name}().{method}" if isinstance(owner, Made) else self.script.name(node.func) or f".{method}"
         made = Made(name, node, arguments.positional, arguments.named, owner=owner, open=arguments.open, doubts=(*self.doubts,))
         self.followed.calls.append(made)
-        self._run_what_is_launched(made)
+        launched = known_calls.launched(made)
+        if launched is not None:                         # `notebook_launcher(train, args=(…))`, `fire.Fire(train)`
+            self.enter(launched[0], Arguments(launched[1], {}))
         value = known_calls.result(made, self.script)
         if made.name.endswith(".parse_args_into_dataclasses") and isinstance(value, tuple):
             self.followed.calls += [item for item in value if isinstance(item, Made)]
         return value
-
-    def _method_name(self, owner: Any, node: ast.Call) -> str:
-        method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        return f"{owner.name}().{method}" if isinstance(owner, Made) else self.script.name(node.func) or f".{method}"
-
-    def _run_what_is_launched(self, made: Made) -> None:
-        """`notebook_launcher(train, args=(…))`, `mp.spawn(train, args=(…))`, `fire.Fire(train)`: the function is called."""
-        launched = known_calls.launched(made)
-        if launched is not None:
-            self.enter(launched[0], Arguments(launched[1], {}))
 
     def enter(self, function: FunctionValue, arguments: Arguments) -> Any:
         """What the script's own function returns for these arguments."""
@@ -303,12 +298,9 @@ class _Follower(Expressions):
         left = self.block(node.body, scope)
         returned = self.returns.pop()
         self.stack.pop()
-        if not returned:
-            return None
-        value = returned[0] if left or len(returned) > 1 else either(returned[0], None, "a condition")
-        for other in returned[1:]:
-            value = either(value, other, "a condition")
-        return value
+        if len(returned) == 1 and not left:
+            returned = [*returned, None]
+        return reduce(lambda one, other: either(one, other, "a condition"), returned) if returned else None
 
     def _parameters(self, function: FunctionValue, arguments: Arguments) -> dict[str, Any]:
         spec = function.node.args
@@ -323,7 +315,7 @@ class _Follower(Expressions):
         every = [*names, *(item.arg for item in spec.kwonlyargs)]
         given |= {name: entry.value for name, entry in arguments.named.items() if name in every}
         if not arguments.named and not values:
-            given |= known_calls.decorated(function.node, self, function.scope)
+            given |= self._options(function)
         if spec.vararg is not None:
             given[spec.vararg.arg] = list(values[len(names):])
         if spec.kwarg is not None:
@@ -332,6 +324,18 @@ class _Follower(Expressions):
         for name, value in given.items():
             self._remember(name, value)
         return {name: given.get(name, Unread(name)) for name in (*every, *given)}
+
+    def _options(self, function: FunctionValue) -> dict[str, Any]:
+        """Return the defaults that `@click.option("--batch-size", default=4)` gives to parameters."""
+        found: dict[str, Any] = {}
+        for item in getattr(function.node, "decorator_list", []):
+            if isinstance(item, ast.Call) and self.script.name(item) == "click.option":
+                default = argument(item, "default")
+                long = next((str(flag.value) for flag in item.args if isinstance(flag, ast.Constant)
+                             and str(flag.value).startswith("--")), "")
+                if long and default is not None:
+                    found[long.partition("/")[0].lstrip("-").replace("-", "_")] = self.value(default, function.scope)
+        return found
 
     def instance(self, kind: ClassValue, node: ast.AST, arguments: Arguments) -> Made:
         """An instance of the script's own class: fields with their defaults, then what was passed, then `__init__`."""

@@ -9,10 +9,9 @@ import ast
 from pathlib import Path
 from typing import Any
 
-from powertrain.audit.expressions import Expressions, attribute
 from powertrain.audit.literal_files import read_literal
 from powertrain.audit.script import WRAPPED, Script, Setting
-from powertrain.audit.values import ClassValue, FunctionValue, Made, Reference, Scope, Table, Unread, is_known
+from powertrain.audit.values import ClassValue, FunctionValue, Made, Reference, Table, Unread, attribute, is_known
 from powertrain.records.findings import Place
 
 CASTS = {"int": int, "float": float, "str": str}
@@ -140,19 +139,6 @@ def option_default(value: Any) -> Any:
         found = value.argument(0, "default")
         return Unread("an option that has to be given") if found is None or found is Ellipsis else found
     return value
-
-
-def decorated(node: ast.AST, expressions: Expressions, scope: Scope) -> dict[str, Any]:
-    """Defaults that `@click.option("--batch-size", default=4)` gives to parameters."""
-    found: dict[str, Any] = {}
-    for item in getattr(node, "decorator_list", []):
-        if isinstance(item, ast.Call) and expressions.script.name(item) == "click.option":
-            flags = [argument.value for argument in item.args if isinstance(argument, ast.Constant)]
-            default = next((keyword.value for keyword in item.keywords if keyword.arg == "default"), None)
-            long = next((str(flag) for flag in flags if str(flag).startswith("--")), "")
-            if long and default is not None:
-                found[long.partition("/")[0].lstrip("-").replace("-", "_")] = expressions.value(default, scope)
-    return found
 
 
 def all_fields(kind: ClassValue) -> dict[str, Setting]:

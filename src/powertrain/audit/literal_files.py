@@ -21,7 +21,7 @@ from powertrain.audit.values import Table
 from powertrain.records import WrongUse
 from powertrain.records.findings import Place
 
-LARGEST_BYTES = 1 << 20                      # a config is a page of text; aliases can make a larger one explode
+LARGEST_BYTES = 1 << 20                      # a config is a page of text, and of a script every value is followed
 MOST_NODES = 20_000                          # with all aliases opened
 _FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)$")
 # what documents and editors put into JSON: comments, tabs, a comma before a closing bracket; strings are left alone
@@ -45,16 +45,21 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
-def read_marked(path: Path) -> Marked:
-    """Return the table of a YAML or JSON file. Raises WrongUse if it cannot be read or holds something else."""
+def read_text(path: Path, what: str) -> str:
+    """Return the text of a script or config. Raises WrongUse if it is too large, is no text, or cannot be read."""
     try:
         if path.stat().st_size > LARGEST_BYTES:
-            raise WrongUse(f"{path} has {path.stat().st_size:,} bytes; a config has at most {LARGEST_BYTES:,}: is it data?")
-        text = path.read_text(encoding="utf-8-sig")
+            raise WrongUse(f"{path} has {path.stat().st_size:,} bytes; a {what} has at most {LARGEST_BYTES:,}: is it data?")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise WrongUse(f"{path} is not UTF-8 text (byte {error.start}); an audit reads scripts and configs") from None
     except OSError as error:
         raise WrongUse(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def read_marked(path: Path) -> Marked:
+    """Return the table of a YAML or JSON file. Raises WrongUse if it cannot be read or holds something else."""
+    text = read_text(path, "config")
     found = _read_yaml(_checked_json(text, path) if text.lstrip().startswith("{") else text, path)
     if not isinstance(found.value, dict):
         kind = "a list" if isinstance(found.value, list) else "a text" if isinstance(found.value, str) else \

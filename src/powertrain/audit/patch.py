@@ -13,6 +13,7 @@ import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from pathlib import Path
 
 import yaml
@@ -53,14 +54,13 @@ def make_patch(findings: Iterable[Finding]) -> Patch:
     taken: dict[str, list[_Change]] = {}
     applied, left_out = [], []
     for finding in findings:
-        edits = finding.cure.edits
-        if not edits:
+        if not finding.cure.edits:
             continue
-        for edit in edits:
+        wanted: dict[str, list[_Change]] = {}
+        for edit in finding.cure.edits:
             if edit.file not in before:
                 before[edit.file] = read(Path(edit.file))
-        wanted = {file: [_change(before[file], edit) for edit in edits if edit.file == file]
-                  for file in dict.fromkeys(edit.file for edit in edits)}
+            wanted.setdefault(edit.file, []).append(_change(before[edit.file], edit))
         problem = _problem(before, taken, wanted)
         if problem:
             left_out.append((finding, problem))
@@ -77,10 +77,10 @@ def write_copy(patch: Patch, destination: Path) -> list[Path]:
     written = []
     for file, text in patch.after.items():
         path = destination / Path(file).name if len(patch.after) > 1 or destination.is_dir() else destination
-        if path.exists() and path.resolve() == Path(file).resolve():
-            raise WrongUse(f"{path} is the audited file itself; give another path to write the patched copy to")
         if path.exists():
-            raise WrongUse(f"{path} is there already; take it away, or give another path to write the patched copy to")
+            what = "is the audited file itself; give" if path.resolve() == Path(file).resolve() else \
+                "is there already; take it away, or give"
+            raise WrongUse(f"{path} {what} another path to write the patched copy to")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8", newline="") as handle:
             handle.write(text)
@@ -107,30 +107,22 @@ def _change(text: str, edit: Edit) -> _Change:
     new = edit.text.replace("\n", "\r\n") if "\r\n" in text and "\r\n" not in edit.text else edit.text
     if old and not old.endswith("\n") and new.endswith("\n"):
         new = new.rstrip("\r\n")                         # the last line had no end, and keeps none
-    same = _shared(old, new)
-    tail = _shared(old[same:][::-1], new[same:][::-1])
+    same = len(commonprefix([old, new]))                 # noqa: RUF071 (characters are what is compared)
+    tail = len(commonprefix([old[same:][::-1], new[same:][::-1]]))       # noqa: RUF071
     return _Change(first + same, first + len(old) - tail, new[same:len(new) - tail])
-
-
-def _shared(a: str, b: str) -> int:
-    """How many characters two texts begin with alike."""
-    return next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
 
 
 def _problem(before: Mapping[str, str], taken: Mapping[str, Sequence[_Change]], wanted: Mapping[str, Sequence[_Change]]) -> str:
     """Why these changes cannot be made as well; "" if they can."""
     for file, changes in wanted.items():
         for change in changes:
-            if any(_overlap(change, other) for other in taken.get(file, ())):
+            others = [other for other in taken.get(file, ()) if other != change]
+            if any(change.first < other.last and other.first < change.last for other in others):
                 return "another fix changes the same place"
         text = _changed(before[file], _joined(taken.get(file, ()), changes))
         if parses(before[file], file) and not parses(text, file):
             return "with the other fixes the file would no longer parse"
     return ""
-
-
-def _overlap(a: _Change, b: _Change) -> bool:
-    return a != b and a.first < b.last and b.first < a.last
 
 
 def _joined(taken: Iterable[_Change], changes: Iterable[_Change]) -> list[_Change]:

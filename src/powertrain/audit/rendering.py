@@ -34,17 +34,21 @@ class Rendering:
 
 def render(subject: Subject, facts: Facts, recipe: Recipe, total_steps: int) -> Rendering:
     """Return the plan that does what the subject does. Raises WrongUse if not even the plan without any pin works."""
+    # nothing that only makes it faster; 4-bit weights, and moments of 8 bits, are what is trained and stay
+    off = {name: "off" for name, technique in planner.BY_NAME.items() if technique.exactness.name != "LOSSY"}
+
+    def planned(pins: Mapping[str, Pin]) -> Plan:
+        return planner.make_plan(facts, recipe.model_copy(update={"techniques": {**off, **pins}}), total_steps)
+
     pins: dict[str, Pin] = {}
     left_out: list[str] = []
     for name, pin in original_pins(subject, facts).items():
         try:
-            planner.make_plan(facts, _with(recipe, {**_all_off(), **pins, name: pin}), total_steps)
+            planned({**pins, name: pin})
+            pins[name] = pin
         except WrongUse as error:
             left_out.append(f"{name}: {error}")
-            continue
-        pins[name] = pin
-    plan = planner.make_plan(facts, _with(recipe, {**_all_off(), **pins}), total_steps)
-    return Rendering(plan, pins, tuple(left_out))
+    return Rendering(planned(pins), pins, tuple(left_out))
 
 
 def original_pins(subject: Subject, facts: Facts) -> dict[str, Pin]:
@@ -67,15 +71,6 @@ def differences(subject: Subject) -> list[str]:
         "offloading activations: the arm keeps them on the device": subject.on("training.activation_offloading"),
     }
     return [text for text, holds in found.items() if holds]
-
-
-def _with(recipe: Recipe, pins: Mapping[str, Pin]) -> Recipe:
-    return recipe.model_copy(update={"techniques": dict(pins)})
-
-
-def _all_off() -> dict[str, Pin]:
-    """Nothing that only makes it faster; 4-bit weights, and moments of 8 bits, are what is trained and stay."""
-    return {name: "off" for name, technique in planner.BY_NAME.items() if technique.exactness.name != "LOSSY"}
 
 
 def _precision(subject: Subject, facts: Facts) -> dict[str, Pin]:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -125,14 +126,19 @@ class Script:
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
         """The syntax that a training run reaches, without docstrings: the only code that is evidence."""
-        texts = {id(node.value) for node in ast.walk(self.tree) if isinstance(node, ast.Expr) and isinstance(node.value,
-                                                                                                             ast.Constant)}
-        return tuple(node for node in ast.walk(self.tree) if id(node) not in texts and self.is_reached(node))
+        texts = {node.value for node in ast.walk(self.tree)
+                 if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+        return tuple(node for node in ast.walk(self.tree) if node not in texts and self.is_reached(node))
 
     def is_reached(self, node: ast.AST) -> bool:
         """Whether a node belongs to the module itself or to a function that a training run may call."""
         function = node if isinstance(node, FunctionNode) else self.function(node)
         return self._reachable is None or function is None or function in self._reachable
+
+    @property
+    def trains(self) -> bool:
+        """Whether the script makes a Trainer or its arguments, or calls backward()."""
+        return self._reachable is not None
 
     @cached_property
     def _reachable(self) -> frozenset[FunctionNode] | None:
@@ -226,37 +232,24 @@ class Script:
 
     def statement(self, node: ast.AST) -> ast.stmt:
         """The statement that a node belongs to."""
-        for around in (node, *self.ancestors(node)):
-            if isinstance(around, ast.stmt):
-                return around
-        raise AssertionError("every expression of a module belongs to a statement")
+        return next(around for around in (node, *self.ancestors(node)) if isinstance(around, ast.stmt))
 
     def function(self, node: ast.AST) -> FunctionNode | None:
         return next((around for around in self.ancestors(node) if isinstance(around, FunctionNode)), None)
 
-    def loops(self, node: ast.AST) -> list[Loop]:
-        """The loops around a node within its function, the innermost first."""
-        found: list[Loop] = []
-        inner = node
-        for around in self.ancestors(node):
-            if isinstance(around, FunctionNode):
-                break
-            # what a loop iterates over is evaluated once, before it
-            if isinstance(around, Loop) and not (isinstance(around, ast.For) and inner is around.iter):
-                found.append(around)
-            inner = around
-        return found
+    def _around(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """Yield what a node stands in within its function, the innermost first, each with the part of it that has the node."""
+        chain = [node, *takewhile(lambda around: not isinstance(around, FunctionNode), self.ancestors(node))]
+        yield from zip(chain[1:], chain, strict=False)
 
-    def conditions(self, node: ast.AST, within: ast.AST | None = None) -> list[ast.If]:
-        """The `if`s around a node up to `within`, the innermost first; a node in an if's own test does not count."""
-        found, inner = [], node
-        for around in self.ancestors(node):
-            if around is within or isinstance(around, FunctionNode):
-                break
-            if isinstance(around, ast.If) and inner is not around.test:
-                found.append(around)
-            inner = around
-        return found
+    def loops(self, node: ast.AST) -> list[Loop]:
+        """The loops around a node, without one that iterates over it: that is evaluated once, before the loop."""
+        return [around for around, inner in self._around(node) if isinstance(around, Loop)
+                and not (isinstance(around, ast.For) and inner is around.iter)]
+
+    def conditions(self, node: ast.AST) -> list[ast.If]:
+        """The `if`s around a node; a node in an if's own test does not count."""
+        return [around for around, inner in self._around(node) if isinstance(around, ast.If) and inner is not around.test]
 
     # -------------------------------------------------------------------------------------------- functions and loops
 
@@ -300,11 +293,8 @@ class Script:
     @cached_property
     def training_loops(self) -> tuple[Loop, ...]:
         """The loops over batches: each the innermost around a `backward()`, or around a call of a function that has one."""
-        return tuple(node for node in ast.walk(self.tree) if isinstance(node, Loop) and self._takes_steps(node))
-
-    def _takes_steps(self, loop: Loop) -> bool:
-        """Whether a backward pass is reached from this loop without a further loop between."""
-        return any(is_backward(node) for node in self._reached_without_loops(loop, 0))
+        return tuple(node for node in ast.walk(self.tree) if isinstance(node, Loop)
+                     and any(is_backward(inner) for inner in self._reached_without_loops(node, 0)))
 
     def _reached_without_loops(self, top: ast.AST, depth: int) -> Iterator[ast.AST]:
         for child in ast.iter_child_nodes(top):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from powertrain.audit.script import DEEPEST_HELPER, DEFINITIONS, Loop, Script, is_backward, is_called, last_name
+from powertrain.audit.script import DEEPEST_HELPER, DEFINITIONS, FunctionNode, Loop, Script, is_backward, is_called, last_name
 
 # of calls that make one, the ends of their dotted names
 OPTIMIZERS = ("optim.AdamW", "optim.Adam", "optim.SGD", "optim.Adagrad", "optim.RMSprop", "optim.NAdam", "optim.RAdam",
@@ -23,16 +23,22 @@ STEP_HOOKS = ("on_step_end", "on_step_begin", "on_substep_end", "on_log", "train
               "on_before_optimizer_step")     # of transformers' callbacks and Trainer, and of Lightning: called at every step
 
 
-@dataclass(frozen=True, eq=False)
-class StepCall:
+@dataclass(frozen=True)
+class _Around:
+    """What a call of a step stands in."""
+
+    conditions: tuple[ast.If, ...] = ()      # all under which it happens, those of the functions between included
+    inner_loop: bool = False                 # in a further loop within the step, such as an evaluation
+    micro: bool = False                      # in a loop over the micro-batches of the step
+    context: tuple[ast.With, ...] = ()       # `with` blocks around it
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StepCall(_Around):
     """A call that a step reaches."""
 
     node: ast.Call
-    conditions: tuple[ast.If, ...]           # all under which it happens, those of the functions between included
     order: int                               # among the calls of the step, as they happen
-    inner_loop: bool                         # in a further loop within the step, such as an evaluation
-    micro: bool                              # in a loop over the micro-batches of the step
-    context: tuple[ast.With, ...]            # `with` blocks around it
 
     @property
     def every_step(self) -> bool:
@@ -70,33 +76,37 @@ class Step:
     """One step of a training loop, or of a hook that a trainer calls at every step."""
 
     script: Script
-    node: Loop | ast.FunctionDef | ast.AsyncFunctionDef
+    node: Loop | FunctionNode
 
     @cached_property
     def calls(self) -> tuple[StepCall, ...]:
-        return tuple(_Walk(self.script).walk(self.node.body))
+        walk = _Walk(self.script)
+        return tuple(call for statement in self.node.body for call in walk.visit(statement, _Around()))
 
     def named(self, *names: str) -> list[StepCall]:
         return [call for call in self.calls if is_called(self.script.name(call.node.func), names)]
 
+    def _methods(self, *names: str) -> list[StepCall]:
+        return [call for call in self.calls if call.method in names]
+
     @property
     def backward(self) -> list[StepCall]:
-        return [call for call in self.calls if call.method == "backward"]
+        return self._methods("backward")
 
     @property
     def optimizer_steps(self) -> list[StepCall]:
         """`optimizer.step()` and `scaler.step(optimizer)`."""
-        return [call for call in self.calls if call.method == "step" and call.owner is not None and (
+        return [call for call in self._methods("step") if call.owner is not None and (
             self._is(call.owner, OPTIMIZERS, "opt") or self.is_scaler(call.owner))]
 
     @property
     def scheduler_steps(self) -> list[StepCall]:
-        return [call for call in self.calls if call.method == "step" and call.owner is not None
+        return [call for call in self._methods("step") if call.owner is not None
                 and self._is(call.owner, SCHEDULERS, "sched") and not self._is(call.owner, OPTIMIZERS, "opt")]
 
     @property
     def zeroing(self) -> list[StepCall]:
-        return [call for call in self.calls if call.method == "zero_grad"]
+        return self._methods("zero_grad")
 
     @property
     def clipping(self) -> list[StepCall]:
@@ -105,7 +115,7 @@ class Step:
 
     @property
     def unscaling(self) -> list[StepCall]:
-        return [call for call in self.calls if call.method in ("unscale_", "unscale_gradients")]
+        return self._methods("unscale_", "unscale_gradients")
 
     def is_scaler(self, node: ast.AST) -> bool:
         return self._is(node, ("GradScaler",), "scaler")
@@ -137,25 +147,13 @@ class Step:
                    for block in call.context for item in block.items)
 
 
-@dataclass(frozen=True)
-class _Around:
-    """What a call of a step stands in."""
-
-    conditions: tuple[ast.If, ...] = ()
-    inner_loop: bool = False
-    micro: bool = False
-    context: tuple[ast.With, ...] = ()
-
-
+@dataclass
 class _Walk:
     """Walks statements in the order in which they happen, into the script's functions."""
 
-    def __init__(self, script: Script) -> None:
-        self.script, self.order, self.entered = script, 0, []  # type: ignore[var-annotated]
-
-    def walk(self, body: list[ast.stmt]) -> Iterator[StepCall]:
-        for statement in body:
-            yield from self.visit(statement, _Around())
+    script: Script
+    order: int = 0
+    entered: list[FunctionNode] = field(default_factory=list)
 
     def visit(self, node: ast.AST, around: _Around) -> Iterator[StepCall]:
         if isinstance(node, DEFINITIONS):
@@ -174,7 +172,7 @@ class _Walk:
             yield from self.visit(child, around)
         if isinstance(node, ast.Call):
             self.order += 1
-            yield StepCall(node, around.conditions, self.order, around.inner_loop, around.micro, around.context)
+            yield StepCall(node=node, order=self.order, **vars(around))
             function = self.script.called(node)
             if function is not None and function not in self.entered and len(self.entered) < DEEPEST_HELPER:
                 self.entered.append(function)
@@ -204,8 +202,7 @@ def training_steps(script: Script) -> list[Step]:
 
 def step_code(script: Script) -> list[Step]:
     """The steps of its loops, and the hooks that a trainer calls at every step."""
-    hooks = [node for node in script.nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-             and node.name in STEP_HOOKS]
+    hooks = [node for node in script.nodes if isinstance(node, FunctionNode) and node.name in STEP_HOOKS]
     return [*training_steps(script), *(Step(script, hook) for hook in hooks)]
 
 

@@ -23,16 +23,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from powertrain.audit.defaults import METHODS, OWN_DEFAULTS, default_of
+import yaml
+
 from powertrain.audit.script import Script, Setting
 from powertrain.records import DataFacts, Facts, Hardware, ModelFacts, Software
 from powertrain.records.findings import Evidence, Place
 
-__all__ = ["TRAINERS", "Circumstances", "Framework", "Setting", "Subject", "dtype_named"]
+__all__ = ["METHODS", "TRAINERS", "Circumstances", "Framework", "Setting", "Subject", "dtype_named"]
 
+# trainers of pretrained models, and how they train them where the config does not say
+METHODS: Mapping[str, str] = {"transformers": "full", "trl": "full", "axolotl": "full", "llama-factory": "lora",
+                              "modelforge": "lora", "lora-trainer": "lora", "torchtune": "full"}
 Framework = Literal["trl", "transformers", "accelerate", "pytorch", "powertrain", "axolotl", "llama-factory", "modelforge",
                     "lora-trainer", "character-transformer", "torchtune", "nanogpt", "deepspeed", "unknown"]
 TRAINERS = ("trl", "transformers")           # frameworks whose arguments are those of transformers' Trainer
@@ -42,6 +47,39 @@ OFF = (None, False, 0, "", "no", "none", "off", "false", "False")
 DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "half": "fp16",
           "fp32": "fp32", "float32": "fp32", "float": "fp32", "no": "fp32"}
 COMPILING = ("training.torch_compile", "training.torch_compile_mode", "training.torch_compile_backend")
+
+
+@dataclass(frozen=True)
+class Default:
+    value: Any
+    source: str                              # "transformers 5.23, training_args.py:812"
+
+
+_FILE: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(
+    (resources.files("powertrain") / "audit" / "defaults.yaml").read_text(encoding="utf-8"))
+OWN_DEFAULTS: Mapping[str, Mapping[str, Any]] = _FILE["trainers"]        # of trainers that are not the libraries' own
+
+
+def _libraries(*beginnings: str) -> dict[str, Default]:
+    """Return the defaults of the libraries whose source begins so; of two, the later one's."""
+    return {key: Default(value, f"{source}:{line}") for begins in beginnings for source, rows in _FILE["libraries"].items()
+            if source.startswith(begins) for key, (value, line) in rows.items()}
+
+
+_ALWAYS = ("peft", "transformers 5.23, utils/quantization", "torch")
+_LIBRARIES = _libraries(*_ALWAYS)
+DEFAULTS: Mapping[str, Mapping[str, Default]] = {
+    "transformers": _libraries(*_ALWAYS, "transformers 5.23, training_args"),
+    "trl": _libraries(*_ALWAYS, "transformers 5.23, training_args", "TRL"), "accelerate": _libraries(*_ALWAYS, "Accelerate")}
+
+
+def default_of(framework: str, key: str) -> Any:
+    """Return the library's value for a key that is not set; None if it has none, or none is known.
+
+    The libraries' own defaults hold for every framework, a trainer's only for its own arguments.
+    """
+    found = DEFAULTS.get(framework, _LIBRARIES).get(key)
+    return None if found is None else found.value
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@ functions and classes, and `Unread`, which says why nothing is known. Unread is 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from powertrain.audit.script import Setting
+from powertrain.records.findings import Place
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,3 +142,31 @@ def either(a: Any, b: Any, spelled: str) -> Any:
         return a
     said = [repr(plain(value)) if is_known(value) else value.because if isinstance(value, Unread) else None for value in (a, b)]
     return Unread(f"{said[0]} or {said[1]}, depending on {spelled}" if None not in said else f"depends on {spelled}")
+
+
+def attribute(owner: Any, name: str) -> Setting | None:
+    """An attribute of an instance or class, where it is known, with its place."""
+    if isinstance(owner, Made):
+        if name in owner.attributes:
+            found = owner.attributes[name]
+            return found if isinstance(found, Setting) else None
+        if owner.local is None:
+            return owner.named.get(name)
+        method = next((kind.methods[name] for kind in lineage(owner.local) if name in kind.methods), None)
+        found = attribute(owner.local, name)
+        if found is None and method is not None:         # bound to its instance
+            return Setting(FunctionValue(method.node, method.scope, owner), Place("", method.node.lineno), name)
+        return found
+    if isinstance(owner, ClassValue):
+        if name in owner.fields:
+            return owner.fields[name]
+        return next((found for base in owner.bases if (found := attribute(base, name)) is not None), None)
+    return None
+
+
+def lineage(kind: ClassValue) -> Iterator[ClassValue]:
+    """Yield a class of the script, and of its bases the first that is the script's own, and so on."""
+    base: ClassValue | None = kind
+    while base is not None:
+        yield base
+        base = next((each for each in base.bases if isinstance(each, ClassValue)), None)

@@ -1,28 +1,50 @@
-"""A converted recipe with its plan, measured beside a plain arm that computes its steps as the original does (rendering.py).
+"""A subject whose data and model lie on this machine: the facts of both, and its recipe measured beside the original.
 
-Both arms have the same model, data, batch and seed. Whether they learn the same is looked at before how fast they are.
+Nothing is fetched and nothing of the subject is run. It is read as the recipe that it is equivalent to. `verify` measures that
+recipe with its plan beside a plain arm that computes its steps as the original does (rendering.py): same model, data, batch
+and seed. Whether both arms learn the same is looked at before how fast they are.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from powertrain.audit.conversion import Conversion
-from powertrain.audit.recipe_text import recipe_yaml
+from powertrain.audit.conversion import Conversion, recipe_yaml
+from powertrain.audit.convert import convert
 from powertrain.audit.rendering import Rendering, differences, render
+from powertrain.audit.subject import Subject
 from powertrain.evidence.clock import Arena, CannotRun
 from powertrain.evidence.notebook import Notebook, key_of
 from powertrain.recipe import resolve
-from powertrain.records import Plan, RunFailed, WrongUse
+from powertrain.records import Facts, Plan, RunFailed, UserError, WrongUse
 from powertrain.records.evidence import Comparison, Parity
 from powertrain.run.prepare import Prepared, prepare
 
 Say = Callable[[str], None]
 ORIGINAL, OURS = "as the file has it", "the recipe with its plan"
+
+
+def facts_beside(subject: Subject, cache: Path, say: Callable[[str], None]) -> Facts | str:
+    """Its facts here, or in one sentence why there are none."""
+    try:
+        conversion = convert(subject)
+        if conversion.missing:
+            return conversion.missing[0]
+        sources = conversion.values.get("data.source")
+        for name in (*(sources if isinstance(sources, list) else [sources]), conversion.values.get("model.path")):
+            if name is not None and not Path(str(name)).expanduser().exists():
+                return f"{name} is not on this machine"
+        with tempfile.TemporaryDirectory(prefix="powertrain-") as folder:
+            recipe = Path(folder) / f"{subject.path.stem}.yaml"
+            recipe.write_text(recipe_yaml(conversion), encoding="utf-8")
+            return prepare(resolve(str(recipe)), cache, say).facts
+    except UserError as error:
+        return str(error)
 
 
 @dataclass(frozen=True)

@@ -110,15 +110,14 @@ def audit_files(path: Path, reports: Reports, *, apply: bool, destination: Path 
 
 def _audits(path: Path, where: Where) -> tuple[list[Audit], list[Path]]:
     """Return an audit of the file, or of each training script and config of a folder, and the other files of the folder."""
-    from powertrain.audit.audit import audit_subject
-    from powertrain.audit.reading import files_in, read_subject
+    from powertrain.audit.audit import audit_subject, files_in, read_subject
 
     if not path.is_dir():
         subject = read_subject(path)
         found = audit_subject(subject, where(subject))
         if not found.findings and not _trains(subject):
-            raise WrongUse(f"{path} trains nothing: it has no trainer's arguments, no loop with a backward pass and no setting "
-                           "that is known")
+            raise WrongUse(f"{path} trains nothing: it makes no Trainer or TrainingArguments, no loop calls backward(), and it "
+                           "sets no key of a known trainer")
         return [found], []
     audits, skipped = [], []
     for file in files_in(path):
@@ -147,7 +146,7 @@ def _circumstances(elsewhere: bool) -> Where:
 
     if elsewhere:
         return lambda subject: Circumstances()
-    from powertrain.audit.beside import facts_beside
+    from powertrain.audit.verify import facts_beside
     from powertrain.facts.hardware import read_hardware
     from powertrain.facts.software import read_software
 
@@ -234,11 +233,9 @@ def _say_patched(found: Audit, patch: Patch, written: Path, *, aside: bool) -> N
 def _convert(path: Path, out: Path | None, *, as_json: bool) -> None:
     """Write the equivalent recipe to stdout or to `out`, with the account of every key."""
     from powertrain.audit.configs import why_recognised
-    from powertrain.audit.convert import convert
-    from powertrain.audit.reading import read_subject
-    from powertrain.audit.recipe_text import account_json, recipe_yaml
+    from powertrain.audit.conversion import account_json, recipe_yaml
 
-    conversion = convert(read_subject(path))
+    conversion = _converted(path)
     text = recipe_yaml(conversion, why_recognised(path) if path.suffix != ".py" else "a training script")
     if out is not None:
         if out.exists():
@@ -254,13 +251,22 @@ def _convert(path: Path, out: Path | None, *, as_json: bool) -> None:
         screen.print_rows(_summary(conversion, out))
 
 
+def _converted(path: Path) -> Conversion:
+    """Return the equivalent recipe. Raises WrongUse for a script that trains nothing."""
+    from powertrain.audit.audit import read_subject
+    from powertrain.audit.convert import convert
+
+    subject = read_subject(path)
+    if subject.script is not None and not subject.script.trains:
+        raise WrongUse(f"{path} trains nothing: it makes no Trainer and calls no backward(); convert the script that trains")
+    return convert(subject)
+
+
 def _verify(path: Path, *, budget: str, as_json: bool) -> None:
     """Measure the recipe with its plan against the original's settings."""
-    from powertrain.audit.convert import convert
-    from powertrain.audit.reading import read_subject
     from powertrain.audit.verify import verify
 
-    conversion = convert(read_subject(path))
+    conversion = _converted(path)
     with tempfile.TemporaryDirectory(prefix="powertrain-") as folder:
         found = verify(conversion, Path(folder), cache_folder(), budget_s(budget), say)
     if as_json:
@@ -289,7 +295,7 @@ def verified_rows(found: Verified) -> list[tuple[str, str]]:
 
 
 def _summary(conversion: Conversion, out: Path) -> list[tuple[str, str]]:
-    from powertrain.audit.recipe_text import TITLES, account_rows
+    from powertrain.audit.conversion import TITLES, account_rows
 
     counts = {fate: sum(row[0] == fate for row in account_rows(conversion)) for fate in ("translated", "default", *TITLES)}
     rows = [("Recipe", f"{out}: train it with `powertrain train {out}`"),

@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-from powertrain.audit.rules import (
-                 adapters,
-                 checkpoints,
-                 data,
-                 distributed,
-                 good,
-                 kernels,
-                 labels,
-                 loader,
-                 loop,
-                 memory,
-                 names,
-                 optimizer,
-                 precision,
-                 schedule,
-)
+from powertrain.audit.rules import data, good, labels, loop, memory, model, names, optimizer, precision, processes
 from powertrain.records.findings import rules_of
 
-RULES = rules_of(names, labels, optimizer, schedule, precision, memory, data, loader, loop, adapters, kernels, distributed,
-                 checkpoints, good)
+RULES = rules_of(names, labels, optimizer, precision, memory, data, loop, model, processes, good)
 
 __all__ = ["RULES"]

@@ -1,8 +1,9 @@
 """How an audit rule says what it found: with facts, which become sentences here, by the wording in findings.yaml.
 
 A rule is a function that yields `found(...)`: how severe it is, what was seen, and the facts that its sentences need. Its
-entry in findings.yaml has `why` and `cure`, and may have:
+entry in findings.yaml has `why`, `cure` and `rests_on` (the document, fact or technique behind the rule), and may have:
 
+    gives_way_to names of rules: where one of them finds something, it explains this finding too
     recipe       words of a Powertrain recipe for the same cure
     expected     unmeasured, starts, unchanged, or what the cure changes (`says`) and on what that rests (`basis`)
     breaking, accuracy, difficulty   what the cure may cost
@@ -54,38 +55,35 @@ def found(severity: Severity, *seen: Setting | Evidence | None, edits: tuple[Edi
     return Found(severity, seen, edits, expected, case, facts)
 
 
-def rule(rests_on: str, *, gives_way_to: tuple[str, ...] = ()) -> Callable[[Callable[..., Findings]], Rule[Any]]:
-    """Return a decorator that makes a rule of a function of a subject and its circumstances."""
-    def made(ask: Callable[..., Findings]) -> Rule[Any]:
-        @wraps(ask)
-        def asked(subject: Subject, where: Circumstances) -> Iterator[Finding]:
-            for one in ask(subject, where):
-                yield worded(ask.__name__, one)
-
-        return findings.rule(rests_on, gives_way_to=gives_way_to)(asked)
-
-    return made
-
-
-def code_rule(rests_on: str, *, gives_way_to: tuple[str, ...] = ()) -> Callable[[Callable[..., Findings]], Rule[Any]]:
-    """Return a decorator for a rule that asks only scripts, not configs; the function is given the script first."""
-    def made(ask: Callable[[Script, Subject, Circumstances], Findings]) -> Rule[Any]:
-        @wraps(ask)
-        def of_script(subject: Subject, where: Circumstances) -> Findings:
-            if subject.script is not None:
-                yield from ask(subject.script, subject, where)
-
-        return rule(rests_on, gives_way_to=gives_way_to)(of_script)
-
-    return made
+class _Yaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):      # type: ignore[misc]
+    """PyYAML's loader of plain values, the compiled one where it is installed."""
 
 
 @cache
 def wording() -> Mapping[str, Mapping[str, Any]]:
     """Return findings.yaml: the name of a rule -> what its findings say."""
     text = (resources.files("powertrain") / "audit" / "findings.yaml").read_text(encoding="utf-8")
-    said: Mapping[str, Mapping[str, Any]] = yaml.safe_load(text)
+    said: Mapping[str, Mapping[str, Any]] = yaml.load(text, _Yaml)
     return said
+
+
+def rule(ask: Callable[[Subject, Circumstances], Findings]) -> Rule[Any]:
+    """Make a rule of a function of a subject and its circumstances."""
+    @wraps(ask)
+    def asked(subject: Subject, where: Circumstances) -> Iterator[Finding]:
+        return (worded(ask.__name__, one) for one in ask(subject, where))
+
+    said = wording()[ask.__name__]
+    return Rule(ask.__name__, said["rests_on"], asked, frozenset(said.get("gives_way_to", "").split()))
+
+
+def code_rule(ask: Callable[[Script, Subject, Circumstances], Findings]) -> Rule[Any]:
+    """Make a rule of a function that asks only scripts, not configs, and is given the script first."""
+    @wraps(ask)
+    def of_script(subject: Subject, where: Circumstances) -> Findings:
+        return ask(subject.script, subject, where) if subject.script is not None else iter(())
+
+    return rule(of_script)
 
 
 def worded(name: str, one: Found) -> Finding:

@@ -1,4 +1,4 @@
-"""Rules on examples and batches: padding, packing, cut examples, and the arithmetic of a step."""
+"""Rules on examples and batches: padding, packing, cut examples, the arithmetic of a step, and their loaders."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from powertrain.audit.edits import added, removed, set_to
+from powertrain.audit.edits import added, removed, set_to, with_argument, with_line
 from powertrain.audit.reckoning import at_most
 from powertrain.audit.rules.base import Findings, code_rule, found, rule
-from powertrain.audit.script import Script
+from powertrain.audit.script import Loop, Script, argument
 from powertrain.audit.subject import Circumstances, Setting, Subject
 from powertrain.cost.workload import length_at, padding_share
 from powertrain.records import DataFacts
-from powertrain.records.findings import Evidence, Place
+from powertrain.records.findings import UNMEASURED, Evidence, Place
 from powertrain.shapes import QUANTILES
 
 PACKING, STRATEGY, GROUPING = "training.packing", "training.packing_strategy", "training.train_sampling_strategy"
@@ -33,10 +33,21 @@ APART = ("position_ids", "cu_seqlens", "cu_seq_lens", "seq_lens", "document_mask
 PROMPTED = ("instruction", "question", "messages", "prompt", "apply_chat_template")
 DRAWING = ("__getitem__", "collate", "collate_fn", "collate_batch", "__iter__", "data_collator")
 METHODS = ("encode", "encode_plus", "batch_encode_plus", "__call__", "tokenize")
+WORKERS = ("training.dataloader_num_workers", "loader.num_workers")
+LASTING = {WORKERS[0]: "training.dataloader_persistent_workers", WORKERS[1]: "loader.persistent_workers"}
+PREFETCH = {WORKERS[0]: "training.dataloader_prefetch_factor", WORKERS[1]: "loader.prefetch_factor"}
+PINNING = ("training.dataloader_pin_memory", "loader.pin_memory")
+TOKENIZERS, THREADS = "environment.TOKENIZERS_PARALLELISM", ("environment.OMP_NUM_THREADS", "environment.MKL_NUM_THREADS")
+STREAMING = "data.streaming"
+ORDERED_OTHERWISE = ("sampler", "batch_sampler")
+DRAWS = ("IterableDataset", "shuffle", "streaming", "randint", "randperm", "random")
+SAMPLERS = ("torch.utils.data.distributed.DistributedSampler", "torch.utils.data.DistributedSampler")
 
 
-@rule("technique: packing; features: F11 (packed with positions that restart, examples do not see each other)",
-      gives_way_to=("padding_to_max_length",))
+# ------------------------------------------------------------------------------------------------ loaders and threads
+
+
+@rule
 def packing_off(subject: Subject, where: Circumstances) -> Findings:
     """Short examples are padded to the longest of their batch, although the trainer can pack."""
     if subject.framework not in CAN_PACK or subject.is_unread(PACKING) or subject.is_on(PACKING):
@@ -53,7 +64,7 @@ def packing_off(subject: Subject, where: Circumstances) -> Findings:
                 expected=at_most(share, "the share of padding") if share else None)
 
 
-@rule("technique: packing; features: F11 (naive concatenation leaks across examples)")
+@rule
 def packing_leaks(subject: Subject, where: Circumstances) -> Findings:
     """Examples are packed in a way in which tokens attend to other examples."""
     if not subject.is_on(PACKING) or any(subject.is_unread(key) for key in (STRATEGY, NEAT, ATTENTION)):
@@ -68,7 +79,7 @@ def packing_leaks(subject: Subject, where: Circumstances) -> Findings:
         yield found("moderate", packed, Evidence("no attention is set that keeps packed examples apart"), case="axolotl")
 
 
-@rule("documentation: SFTTrainer (TRL 1.16)")
+@rule
 def padding_free_unbounded(subject: Subject, where: Circumstances) -> Findings:
     """padding_free is on without packing, so nothing enforces max_length."""
     if subject.framework == "trl" and subject.on("training.padding_free") and not subject.is_on(PACKING) \
@@ -77,7 +88,7 @@ def padding_free_unbounded(subject: Subject, where: Circumstances) -> Findings:
                     edits=set_to(subject, PACKING, True))
 
 
-@rule("technique: packing; features: F10 (a collator pads to the longest of the batch unless it is told otherwise)")
+@rule
 def padding_to_max_length(subject: Subject, where: Circumstances) -> Findings:
     """Every example is padded to the longest length that is allowed."""
     if subject.value(PADDING) != "max_length" or subject.on(PACKING):
@@ -101,7 +112,7 @@ def _sees_a_batch(subject: Subject) -> bool:
     return any(node.lineno <= line <= (node.end_lineno or line) for name, node in script.functions.items() if name in collating)
 
 
-@rule("technique: length_grouping; features: X1")
+@rule
 def length_grouping_without_effect(subject: Subject, where: Circumstances) -> Findings:
     """Examples are grouped by length where that saves no padding."""
     if subject.value(GROUPING) != "group_by_length":
@@ -117,7 +128,7 @@ def length_grouping_without_effect(subject: Subject, where: Circumstances) -> Fi
                     reason=reason)
 
 
-@rule("documentation: SFTConfig (max_length is 1024 where it is not set); features: section 5, weakness 9")
+@rule
 def max_length_cuts(subject: Subject, where: Circumstances) -> Findings:
     """max_length cuts the ends of examples off."""
     limit, data = subject.number(LONGEST), where.data
@@ -134,7 +145,7 @@ def _cut_share(data: DataFacts, limit: float) -> float:
     return sum(length_at(data.length_quantiles, (point + 0.5) / POINTS) > limit for point in range(POINTS)) / POINTS
 
 
-@rule("features: F12 (3 x 3 does not keep 8), X7")
+@rule
 def batch_arithmetic(subject: Subject, where: Circumstances) -> Findings:
     """The effective batch is another than the comment beside it says."""
     batch = subject.examples_per_step
@@ -156,17 +167,13 @@ def _said(subject: Subject, setting: Setting) -> Iterator[tuple[int, Evidence]]:
 
 
 def _text(subject: Subject, setting: Setting) -> str:
-    if not setting.place.line:
-        return ""
     if subject.script is not None:
         return subject.script.text
-    try:
-        return Path(setting.place.file).read_text(encoding="utf-8")
-    except OSError:
-        return ""
+    file = Path(setting.place.file)
+    return file.read_text(encoding="utf-8") if setting.place.line and file.is_file() else ""
 
 
-@rule("fact: an epoch has at most as many examples as the data")
+@rule
 def batch_beyond_data(subject: Subject, where: Circumstances) -> Findings:
     """A step takes more examples than there are."""
     batch, data = subject.examples_per_step, where.data
@@ -176,15 +183,14 @@ def batch_beyond_data(subject: Subject, where: Circumstances) -> Findings:
                     examples=data.examples, fewer=max(1, data.examples // 10), dropped=dropped, kept=not dropped)
 
 
-@rule("features: F13 (it has nothing to do with speed)")
+@rule
 def columns_kept(subject: Subject, where: Circumstances) -> Findings:
     """remove_unused_columns is off, which saves no time."""
     if subject.value(KEPT) is False:
         yield found("low", subject.settings[KEPT], edits=removed(subject, KEPT))
 
 
-@code_rule("technique: packing; features: F11 (naive concatenation leaks across examples, trl #1230)",
-           gives_way_to=("packing_leaks",))
+@code_rule
 def documents_concatenated(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Documents are joined and cut into blocks, and nothing keeps them apart."""
     for function in script.functions.values() if not script.says(*APART) else ():
@@ -197,10 +203,10 @@ def documents_concatenated(script: Script, subject: Subject, where: Circumstance
 
 def _joins(script: Script, node: ast.AST) -> bool:
     """Whether a node is `sum(lists, [])` or `chain(*lists)`."""
-    name = script.name(node.func) if isinstance(node, ast.Call) else ""
-    if not isinstance(node, ast.Call) or name == "sum":
-        return isinstance(node, ast.Call) and len(node.args) == 2 and isinstance(node.args[1], ast.List)
-    return name in ("itertools.chain", "itertools.chain.from_iterable") and bool(node.args)
+    if not isinstance(node, ast.Call) or not node.args:
+        return False
+    sums = script.name(node) == "sum" and len(node.args) == 2 and isinstance(node.args[1], ast.List)
+    return sums or script.name(node) in ("itertools.chain", "itertools.chain.from_iterable")
 
 
 def _cuts(node: ast.AST) -> bool:
@@ -208,13 +214,12 @@ def _cuts(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range" and len(node.args) == 3
 
 
-@code_rule("technique: the token store (examples are tokenised once); features: 2.2 (pre-tokenised data)")
+@code_rule
 def tokenised_each_epoch(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Text is tokenised again whenever it is drawn."""
     for name in DRAWING if not script.says("IterableDataset") else ():
-        function = script.functions.get(name)
-        call = next((node for node in ast.walk(function) if isinstance(node, ast.Call) and _tokenises(node)),
-                    None) if function is not None else None
+        inner = ast.walk(script.functions[name]) if name in script.functions else ()
+        call = next((node for node in inner if isinstance(node, ast.Call) and _tokenises(node)), None)
         if call is not None and script.is_reached(call):
             yield found("low", script.evidence(call), name=name)
             return
@@ -224,3 +229,136 @@ def _tokenises(node: ast.Call) -> bool:
     words = ast.unparse(node.func).split(".")
     named = words[-1] if words[-1] not in METHODS else words[-2] if len(words) > 1 else ""
     return named in ("tokenizer", "tok", "enc") and words[-1] not in ("pad", "decode")
+
+
+@rule
+def loader_needs_workers(subject: Subject, where: Circumstances) -> Findings:
+    """The loader shall prefetch or keep its workers, but it has no workers."""
+    for workers in WORKERS:
+        asked = [key for key in (PREFETCH[workers], LASTING[workers]) if subject.on(key)]
+        if asked and subject.number(workers) == 0:
+            yield found("critical", subject.seen(workers), *(subject.settings[key] for key in asked),
+                        edits=tuple(edit for key in asked for edit in removed(subject, key)),
+                        names=" and ".join(key.partition(".")[2] for key in asked))
+
+
+@rule
+def workers_beyond_cores(subject: Subject, where: Circumstances) -> Findings:
+    """The loader has more worker processes than there are cores."""
+    for key in WORKERS if where.hardware is not None else ():
+        assert where.hardware is not None
+        cores, on_cpu = where.hardware.cores, where.hardware.device == "cpu"
+        workers = int(subject.number(key) or 0) * subject.processes
+        if key in subject.settings and workers > cores:
+            yield found("moderate", subject.settings[key], case="cpu" if on_cpu else "", workers=workers, cores=cores,
+                        edits=set_to(subject, key, 0 if on_cpu else cores // subject.processes))
+
+
+@rule
+def workers_for_ready_data(subject: Subject, where: Circumstances) -> Findings:
+    """Worker processes only hand over rows that are ready."""
+    key = WORKERS[0]
+    if subject.framework == "trl" and key in subject.settings and (subject.number(key) or 0) >= 1 \
+            and not subject.is_on(STREAMING):
+        yield found("low", subject.settings[key], edits=set_to(subject, key, 0))
+
+
+@rule
+def workers_start_each_epoch(subject: Subject, where: Circumstances) -> Findings:
+    """The loader starts its workers again for every epoch."""
+    epochs = subject.number("training.num_train_epochs")
+    for workers, lasting in LASTING.items():
+        if workers in subject.settings and (subject.number(workers) or 0) >= 1 and not subject.is_unread(lasting) \
+                and not subject.on(lasting) and (epochs or 1) > 1 and (subject.number("training.max_steps") or -1) < 0:
+            yield found("low", subject.settings[workers], subject.settings.get("training.num_train_epochs"),
+                        edits=set_to(subject, lasting, True), epochs=epochs,
+                        written=f"{lasting.partition('.')[2]}{'=True' if subject.script else ': true'}")
+
+
+@rule
+def streaming_without_workers(subject: Subject, where: Circumstances) -> Findings:
+    """The training process itself reads and tokenises streamed data."""
+    if subject.is_on(STREAMING) and subject.number(WORKERS[0]) == 0:
+        yield found("moderate", subject.settings[STREAMING], subject.seen(WORKERS[0]), edits=set_to(subject, WORKERS[0], 2))
+
+
+@rule
+def pinned_memory(subject: Subject, where: Circumstances) -> Findings:
+    """Memory is pinned without a GPU, or not pinned with one."""
+    for key in PINNING if where.hardware is not None else ():
+        device = where.hardware.device if where.hardware else ""
+        if subject.value(key) is True and device != "cuda":
+            yield found("low", subject.settings[key], edits=removed(subject, key), case="for nothing", device=device)
+        elif subject.value(key) is False and device == "cuda":
+            yield found("low", subject.settings[key], edits=set_to(subject, key, True))
+
+
+@rule
+def tokenizers_parallelism(subject: Subject, where: Circumstances) -> Findings:
+    """TOKENIZERS_PARALLELISM is forced on in a run with loader workers."""
+    forced = str(subject.value(TOKENIZERS)).lower() in ("true", "1", "on", "yes")
+    workers = next((subject.settings[key] for key in WORKERS if key in subject.settings and subject.number(key)), None)
+    if forced and workers is not None:
+        yield found("low", subject.settings[TOKENIZERS], workers)
+
+
+@rule
+def threads_fixed(subject: Subject, where: Circumstances) -> Findings:
+    """The number of threads is fixed, and is not that of this machine."""
+    hardware = where.hardware
+    for key in THREADS if hardware is not None else ():
+        asked = str(subject.value(key))
+        if hardware is None or not asked.isdigit():
+            continue
+        threads, fair, on_cpu = int(asked), max(1, hardware.cores // subject.processes), hardware.device == "cpu"
+        if threads > fair or (threads < fair and on_cpu):
+            yield found("moderate" if on_cpu else "low", subject.settings[key], case="many" if threads > fair else "",
+                        expected=None if threads > fair and on_cpu else UNMEASURED, threads=threads, fair=fair,
+                        name=key.partition(".")[2])
+        return
+
+
+@code_rule
+def loader_not_shuffled(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """Training examples come in the order of the file in every epoch."""
+    calls = [call for loop in script.training_loops for call in _loaders(script, loop)]
+    if len(calls) != 1 or _draws(script):
+        return
+    call = calls[0]
+    if len(call.args) > 2 or any(item.arg is None or item.arg in ORDERED_OTHERWISE for item in call.keywords):
+        return
+    shuffle = argument(call, "shuffle")
+    if shuffle is None or (isinstance(shuffle, ast.Constant) and not shuffle.value):
+        yield found("moderate", script.evidence(call), edits=with_argument(script, call, "shuffle", "True"))
+
+
+def _draws(script: Script) -> bool:
+    """Whether something besides the loader's own argument may put the examples into a random order."""
+    names = {str(getattr(node, "id", getattr(node, "attr", ""))) for node in script.nodes}
+    names |= {"streaming" for node in script.nodes if isinstance(node, ast.keyword) and node.arg == "streaming"}
+    return any(word in name for name in names for word in DRAWS)
+
+
+def _loaders(script: Script, loop: Loop) -> list[ast.Call]:
+    """Return the DataLoaders that a training loop goes over."""
+    over = ast.walk(loop.iter) if not isinstance(loop, ast.While) else ()
+    return [value for name in {item.id for item in over if isinstance(item, ast.Name)}
+            for value in script.assigned(ast.Name(name)) if isinstance(value, ast.Call)
+            and script.name(value.func) == "torch.utils.data.DataLoader"]
+
+
+@code_rule
+def sampler_without_epoch(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """A DistributedSampler draws the same order in every epoch."""
+    call = next(script.calls(*SAMPLERS), None)
+    shuffle = argument(call, "shuffle") if call is not None else None
+    if call is None or script.has_call(".set_epoch") or not script.training_loops or (
+            isinstance(shuffle, ast.Constant) and not shuffle.value):
+        return
+    statement = script.statement(call)
+    name = script.words(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
+    epochs = next((loop for loop in script.loops(script.training_loops[0]) if isinstance(loop, ast.For)
+                   and isinstance(loop.target, ast.Name)), None)
+    edits = with_line(script, epochs.body[0], f"{name}.set_epoch({script.words(epochs.target)})") if (
+        name and epochs is not None and script.function(epochs) is script.function(call)) else ()
+    yield found("moderate", script.evidence(call), edits=edits)

@@ -12,8 +12,7 @@ from powertrain.cost.precision import bf16_unit, fp16_pays
 FEWEST = 4                   # examples a step; the gradient of fewer is mostly noise
 
 
-@rule("features: X7 (utilisation comes from the pass; accumulation only adds passes)",
-      gives_way_to=("batch_arithmetic", "batch_beyond_data", "micro_batch_small"))
+@rule
 def good_batch(subject: Subject, where: Circumstances) -> Findings:
     """A step has several examples."""
     batch, times = subject.examples_per_step, subject.accumulation
@@ -23,7 +22,7 @@ def good_batch(subject: Subject, where: Circumstances) -> Findings:
                     batch=batch, each=subject.examples_per_pass, times=times, ranks=ranks if ranks > 1 else None)
 
 
-@rule("technique: activation_checkpointing")
+@rule
 def good_checkpointing(subject: Subject, where: Circumstances) -> Findings:
     """Activations are recomputed because they do not fit."""
     space = room(subject, where)
@@ -31,7 +30,7 @@ def good_checkpointing(subject: Subject, where: Circumstances) -> Findings:
         yield found("good", subject.seen(CHECKPOINTING), needed_gib=space[0] / GIB, free_gib=space[1] / GIB)
 
 
-@rule("technique: four_bit_base; features: X10")
+@rule
 def good_four_bit(subject: Subject, where: Circumstances) -> Findings:
     """Weights are 4-bit because bf16 does not fit."""
     space = room(subject, where, four_bits=False)
@@ -39,15 +38,14 @@ def good_four_bit(subject: Subject, where: Circumstances) -> Findings:
         yield found("good", subject.seen("quantisation.load_in_4bit"), needed_gib=space[0] / GIB, free_gib=space[1] / GIB)
 
 
-@rule("technique: packing; features: F11", gives_way_to=("packing_leaks",))
+@rule
 def good_packing(subject: Subject, where: Circumstances) -> Findings:
     """Examples are packed and do not see each other."""
     if "training.packing" in subject.settings and subject.is_on("training.packing"):
         yield found("good", subject.settings["training.packing"])
 
 
-@rule("technique: bf16, fp16", gives_way_to=("bf16_without_hardware", "both_half_precisions", "fp16_on_bf16_hardware",
-                                             "fp16_weights_unscaled"))
+@rule
 def good_precision(subject: Subject, where: Circumstances) -> Findings:
     """The run computes in the type that the hardware is made for."""
     dtype, hardware = subject.products_dtype, where.hardware

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import chain
 
 from powertrain.audit.edits import Edits, removed, with_text
 from powertrain.audit.reading_calls import WITHOUT_PADDING
@@ -84,7 +85,7 @@ def ends_before_the_last(node: ast.AST) -> bool:
 # ------------------------------------------------------------------------------------------------ the next token
 
 
-@code_rule("documentation: transformers/loss/loss_utils.py, ForCausalLMLoss (shifts the labels); features: 4.4 and 5.2")
+@code_rule
 def labels_shifted_twice(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The data shifts the labels by one token, and the model shifts them again."""
     shifted = next((node for node in script.nodes if _shifts_labels(script, node)), None)
@@ -130,7 +131,7 @@ def _unshifted(script: Script, shifted: ast.AST) -> Edits:
     return edits
 
 
-@code_rule("documentation: transformers, ...ForCausalLM (logits at a position predict the next token)")
+@code_rule
 def labels_not_shifted(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The script's own loss compares logits with the tokens that the model has just read."""
     for call in script.nodes:
@@ -149,7 +150,7 @@ def labels_not_shifted(script: Script, subject: Subject, where: Circumstances) -
 # ------------------------------------------------------------------------------------------------ padding and the end
 
 
-@code_rule("features: F29; documentation: transformers #23530 (the collator takes every pad token out of the labels)")
+@code_rule
 def pad_is_end(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The end-of-text token is the padding token, and the loss ignores the padding token."""
     masks = _masking(script) if subject.value(PAD) == "eos_token" else None
@@ -174,13 +175,10 @@ def _has_ends(script: Script, padded: int) -> bool:
 
 def _masking(script: Script) -> ast.AST | None:
     """Return what keeps padding out of the loss by its token: a collator, TRL while it used that, or the script itself."""
-    for call in script.calls(*COLLATORS):
-        if isinstance(given := argument(call, "mlm", 1), ast.Constant) and given.value is False:
-            return call
-    for call in script.calls("trl.SFTTrainer"):
-        if any(keyword.arg in OLD_TRAINER for keyword in call.keywords):
-            return call
-    return next((node for node in script.nodes if _ignores_padding(script, node)), None)
+    collators = [call for call in script.calls(*COLLATORS) if getattr(argument(call, "mlm", 1), "value", None) is False]
+    trainers = [call for call in script.calls("trl.SFTTrainer") if any(item.arg in OLD_TRAINER for item in call.keywords)]
+    own = (node for node in script.nodes if _ignores_padding(script, node))
+    return next(chain(collators, trainers, own), None)
 
 
 def _ignores_padding(script: Script, node: ast.AST) -> bool:
@@ -197,7 +195,7 @@ def _ignores_padding(script: Script, node: ast.AST) -> bool:
     return compares and _is_minus_100(put)
 
 
-@code_rule("documentation: torch.nn.CrossEntropyLoss (ignore_index is -100: every other label counts); features: F10")
+@code_rule
 def padding_trained(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The labels are a copy of padded tokens, so the loss counts padding like text."""
     padding = subject.settings.get(PADDING)
@@ -220,7 +218,7 @@ def _gives(script: Script, node: ast.AST) -> bool:
     return bool(tokens) and named.get("labels", "").removesuffix(".clone()") == tokens
 
 
-@code_rule("documentation: transformers, PreTrainedTokenizerBase.pad (raises where there is no padding token)")
+@code_rule
 def pad_token_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The script pads with a tokenizer that has no padding token."""
     padding, path = subject.settings.get(PADDING), subject.settings.get("tokenizer.path")
@@ -233,7 +231,7 @@ def pad_token_missing(script: Script, subject: Subject, where: Circumstances) ->
 # ------------------------------------------------------------------------------------------------ which tokens count
 
 
-@code_rule("documentation: DataCollatorForLanguageModeling (mlm is True where it is not set; raises without a mask token)")
+@code_rule
 def masked_collator(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A collator for masked language modelling serves a model that predicts the next token."""
     for call in script.calls(*COLLATORS) if script.variables(*CAUSAL) and not script.says("MaskedLM", "mask_token") else ():
@@ -244,15 +242,15 @@ def masked_collator(script: Script, subject: Subject, where: Circumstances) -> F
             return
 
 
-@code_rule("documentation: transformers, Trainer.compute_loss (raises \"The model did not return a loss\")")
+@code_rule
 def labels_missing(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A Trainer gets examples without labels, and no collator that makes them."""
-    trainer = script.sections.get("trainer")
+    trainer, pads = script.sections.get("trainer"), "DataCollatorWithPadding"
     if trainer is None or subject.framework != "transformers" or any(item.arg is None for item in trainer.keywords):
         return
     model, collator = argument(trainer, "model", 0), argument(trainer, "data_collator", 2)
-    makes_none = collator is None or script.is_made_by(collator, "DataCollatorWithPadding") or (
-        isinstance(collator, ast.Call) and script.name(collator).endswith("DataCollatorWithPadding"))
+    makes_none = collator is None or script.is_made_by(collator, pads) or (
+        isinstance(collator, ast.Call) and script.name(collator).endswith(pads))
     tokenised = any(isinstance(node, ast.Call) and script.is_made_by(node.func, "Tokenizer.from_pretrained")
                     for node in script.nodes)
     if model is not None and script.is_made_by(model, *CAUSAL) and makes_none and tokenised and not script.says(
@@ -260,7 +258,7 @@ def labels_missing(script: Script, subject: Subject, where: Circumstances) -> Fi
         yield found("critical", script.evidence(trainer))
 
 
-@rule("features: 2.2 and 5.2 (completion-only loss); documentation: TRL SFTConfig.completion_only_loss")
+@rule
 def prompts_trained(subject: Subject, where: Circumstances) -> Findings:
     """The labels are a copy of prompt and answer, so the loss counts prompts like answers."""
     script = subject.script
@@ -296,7 +294,7 @@ def _joins(node: ast.AST) -> bool:
     return bool(names & PROMPTS) and bool(names & ANSWERS)
 
 
-@rule("technique: chunked_cross_entropy; documentation: SFTTrainer (TRL 1.16: an extra forward pass in each step)")
+@rule
 def label_smoothing_cost(subject: Subject, where: Circumstances) -> Findings:
     """Label smoothing in SFTTrainer costs another forward pass."""
     if subject.framework == "trl" and subject.number(SMOOTHING):

@@ -25,7 +25,7 @@ def _taken_out(script: Script, *statements: ast.stmt) -> Edits:
     return without(script, *statements) if all(isinstance(statement, ast.Expr) for statement in statements) else ()
 
 
-@code_rule("features: F16 (`.item()` waits for the device); documentation: torch.Tensor.item")
+@code_rule
 def item_each_step(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop waits for the device at every step, to read a number."""
     alone = where.hardware is not None and where.hardware.device == "cpu"
@@ -49,7 +49,7 @@ def _kept_on_device(script: Script, node: ast.Call) -> Edits:
     return ()
 
 
-@code_rule("documentation: torch.cuda.synchronize (waits for all kernels in all streams)")
+@code_rule
 def synchronised_each_step(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop synchronises the device at every step, as for a measurement."""
     for step in step_code(script):
@@ -58,8 +58,7 @@ def synchronised_each_step(script: Script, subject: Subject, where: Circumstance
             yield found("moderate", *map(script.evidence, waits), edits=_taken_out(script, *map(script.statement, waits)))
 
 
-@code_rule("features: X3 (empty_cache gives PyTorch no memory that it did not have); documentation: torch.cuda.empty_cache",
-           gives_way_to=("cache_emptied",))
+@code_rule
 def cache_emptied_in_loop(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop empties the allocator's cache or collects garbage."""
     calls = [call for step in step_code(script) for call in step.named(*EMPTYING)]
@@ -76,7 +75,7 @@ def _counts_steps(script: Script, node: ast.AST) -> bool:
                for condition in script.conditions(node))
 
 
-@code_rule("documentation: torch.autograd.detect_anomaly (\"should be enabled only for debugging\")")
+@code_rule
 def anomaly_detection_on(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Autograd's search for the origin of NaN is on."""
     for call in script.calls(*ANOMALIES):
@@ -87,14 +86,14 @@ def anomaly_detection_on(script: Script, subject: Subject, where: Circumstances)
             return
 
 
-@rule("documentation: TrainingArguments.full_determinism (\"negatively impacts performance, use only for debugging\")")
+@rule
 def determinism_forced(subject: Subject, where: Circumstances) -> Findings:
     """All kernels are the deterministic, slower ones."""
     if subject.value(DETERMINISM) is True:
         yield found("low", subject.settings[DETERMINISM], edits=set_to(subject, DETERMINISM, False))
 
 
-@code_rule("features: F15; documentation: torch.backends.cudnn.benchmark (\"multiple convolution algorithms\")")
+@code_rule
 def cudnn_benchmark(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """cuDNN searches for the fastest convolution in a model without convolutions."""
     if subject.value(BENCHMARK) is not True or script.says("Conv", "conv"):
@@ -109,7 +108,7 @@ def cudnn_benchmark(script: Script, subject: Subject, where: Circumstances) -> F
 # ------------------------------------------------------------------------------------------------ evaluation
 
 
-@code_rule("documentation: torch.inference_mode; fact: without it every activation is kept until the loss is dropped")
+@code_rule
 def evaluation_keeps_gradients(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The evaluation stores activations that only a backward pass needs."""
     for call in script.calls(".eval") if not script.has_call("torch.set_grad_enabled") else ():
@@ -128,13 +127,10 @@ def evaluation_keeps_gradients(script: Script, subject: Subject, where: Circumst
 def _evaluation_after(script: Script, call: ast.Call) -> Loop | None:
     """Return the loop without a backward pass, and with a call of the model, that follows `eval()` in its function."""
     owner = script.words(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-    for node in ast.walk(script.function(call) or script.tree):
-        if isinstance(node, Loop) and node.lineno > call.lineno:
-            inner = list(ast.walk(node))
-            if any(isinstance(item, ast.Call) and script.words(item.func) == owner for item in inner) and not any(
-                    isinstance(item, ast.Attribute) and item.attr == "backward" for item in inner):
-                return node
-    return None
+    loops = [node for node in ast.walk(script.function(call) or script.tree) if isinstance(node, Loop)]
+    return next((loop for loop in loops if loop.lineno > call.lineno
+                 and any(isinstance(item, ast.Call) and script.words(item.func) == owner for item in ast.walk(loop))
+                 and not any(isinstance(item, ast.Attribute) and item.attr == "backward" for item in ast.walk(loop))), None)
 
 
 def _is_without_gradients(script: Script, loop: Loop) -> bool:
@@ -146,7 +142,7 @@ def _is_without_gradients(script: Script, loop: Loop) -> bool:
     return any(script.name(item) in WITHOUT_GRADIENTS for item in used)
 
 
-@code_rule("documentation: torch.nn.Module.eval (holds until train() is called)")
+@code_rule
 def evaluation_mode_left_on(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop calls model.eval() and never model.train(), so dropout stays off."""
     for step in training_steps(script):
@@ -175,7 +171,7 @@ def _switches(script: Script, loop: Loop, name: str) -> list[ast.Call]:
             and len(node.args) <= (name == "train") and not node.keywords]
 
 
-@code_rule("features: 1.3 (the indentation bug of document 003)")
+@code_rule
 def outside_the_epoch_loop(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Evaluation or checkpoints use the epoch's number but stand after the loop over epochs."""
     for loop in _epoch_loops(script):

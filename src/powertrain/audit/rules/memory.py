@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from powertrain.audit.edits import added, removed, set_to, with_text
 from powertrain.audit.reckoning import GIB, as_trained, at_most, reckonable, recomputed_share, room
 from powertrain.audit.rules.base import Findings, code_rule, found, rule
-from powertrain.audit.script import Script
+from powertrain.audit.script import Script, is_backward
 from powertrain.audit.steps import training_steps
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.cost.fitting import largest_micro_batch, own_bytes, planned_room_bytes
@@ -30,7 +29,7 @@ OFFLOADS = ("deepspeed.zero_optimization.offload_optimizer.device", "deepspeed.z
 PLAIN = ("NO", "MULTI_GPU", "MULTI_CPU")     # accelerate's distributed types that shard nothing
 
 
-@rule("technique: activation_checkpointing; features: X4")
+@rule
 def checkpointing_needless(subject: Subject, where: Circumstances) -> Findings:
     """Activation checkpointing is on, although memory would hold all activations."""
     facts, space = reckonable(where), room(subject, where)
@@ -44,7 +43,7 @@ def checkpointing_needless(subject: Subject, where: Circumstances) -> Findings:
                     expected=at_most(recomputed_share(facts), "the products that are computed a second time"))
 
 
-@rule("documentation: torch.utils.checkpoint (use_reentrant=False is recommended)", gives_way_to=("checkpointing_needless",))
+@rule
 def checkpointing_reentrant(subject: Subject, where: Circumstances) -> Findings:
     """Activation checkpointing is reentrant, which torch advises against."""
     if subject.framework not in TRAINERS or subject.is_unread(KWARGS) or not subject.is_on(CHECKPOINTING):
@@ -57,7 +56,7 @@ def checkpointing_reentrant(subject: Subject, where: Circumstances) -> Findings:
         yield found("low", subject.settings[CHECKPOINTING], case="unset", version=version[0])
 
 
-@rule("features: F13 (it is no matter of loading either); documentation: TrainingArguments.use_cache")
+@rule
 def cache_while_training(subject: Subject, where: Circumstances) -> Findings:
     """The key/value cache is on while training."""
     key = next((key for key in ("training.use_cache", "model.use_cache") if subject.value(key) is True), None)
@@ -65,7 +64,7 @@ def cache_while_training(subject: Subject, where: Circumstances) -> Findings:
         yield found("low", subject.settings[key], edits=set_to(subject, key, False))
 
 
-@rule("technique: allocator; features: X3 (it gives torch no memory that it did not have)")
+@rule
 def cache_emptied(subject: Subject, where: Circumstances) -> Findings:
     """The trainer empties the allocator's cache every few steps."""
     if subject.value(EMPTYING):
@@ -74,11 +73,13 @@ def cache_emptied(subject: Subject, where: Circumstances) -> Findings:
                     case="" if on_gpu else "no GPU")
 
 
-@code_rule("features: F14 (a leak is a tensor that is kept); documentation: torch FAQ, \"my model reports out of memory\"")
+@code_rule
 def losses_kept_with_graph(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Losses are kept together with the graph that computed them."""
     for step in training_steps(script):
-        names = set(_backward_of(step.node))
+        parts = [part for call in ast.walk(step.node) if isinstance(call, ast.Call) and is_backward(call)
+                 for part in (call.func, *call.args)]
+        names = {name.id for part in parts for name in ast.walk(part) if isinstance(name, ast.Name)}
         for node in ast.walk(step.node):
             kept = _kept(node)
             # a sum that is itself differentiated has to keep its graph
@@ -87,14 +88,6 @@ def losses_kept_with_graph(script: Script, subject: Subject, where: Circumstance
                 yield found("moderate", script.evidence(node), name=kept.id,
                             edits=with_text(script, kept, f"{kept.id}.detach()"))
                 return
-
-
-def _backward_of(loop: ast.AST) -> Iterator[str]:
-    """Yield the variables that `.backward()` is called on, also in `scaler.scale(loss).backward()`."""
-    for node in ast.walk(loop):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
-            for item in (node.func.value, *node.args):
-                yield from (name.id for name in ast.walk(item) if isinstance(name, ast.Name))
 
 
 def _kept(node: ast.AST) -> ast.expr | None:
@@ -106,14 +99,14 @@ def _kept(node: ast.AST) -> ast.expr | None:
     return None
 
 
-@rule("documentation: TrainingArguments.auto_find_batch_size; features: X7, F28")
+@rule
 def batch_found_by_failing(subject: Subject, where: Circumstances) -> Findings:
     """The trainer chooses the batch by running out of memory."""
     if subject.value(FINDING_BATCH) is True:
         yield found("low", subject.settings[FINDING_BATCH], edits=removed(subject, FINDING_BATCH))
 
 
-@rule("features: F1 (no trainer has such an argument; accelerator_config has one that offloads nothing)")
+@rule
 def offload_that_is_none(subject: Subject, where: Circumstances) -> Findings:
     """The run asks for gradient accumulation with CPU offload, which no trainer has."""
     everything = {**subject.settings, **subject.unread, **subject.unknown}
@@ -124,7 +117,7 @@ def offload_that_is_none(subject: Subject, where: Circumstances) -> Findings:
         yield found("critical" if raises else "moderate", asked, case="raises" if raises else "", key=OFFLOAD)
 
 
-@rule("technique: micro_batch; features: X7 (accumulation runs the same small passes; it is the pass that fills a device)")
+@rule
 def micro_batch_small(subject: Subject, where: Circumstances) -> Findings:
     """A step consists of many small passes, where memory would hold larger ones."""
     each, times, facts = subject.examples_per_pass, subject.accumulation, reckonable(where)
@@ -146,7 +139,7 @@ def _larger(subject: Subject, facts: Facts, each: int, times: int) -> int | None
                default=None)
 
 
-@rule("documentation: DeepSpeed (ZeRO divides states between processes); claims: 000-19")
+@rule
 def sharding_one_device(subject: Subject, where: Circumstances) -> Findings:
     """ZeRO or FSDP has one device only, or offloads what would fit."""
     asked = subject.first_set(key for key in SHARDING if subject.on(key) and subject.value(key) not in PLAIN)

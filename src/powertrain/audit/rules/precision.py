@@ -22,8 +22,7 @@ def asked_for(subject: Subject, key: str) -> Evidence:
     return subject.seen(MIXED if MIXED in subject.settings else key)
 
 
-@rule("technique: bf16; features: F18 (torch says that bf16 is supported where it is emulated)",
-      gives_way_to=("both_half_precisions",))
+@rule
 def bf16_without_hardware(subject: Subject, where: Circumstances) -> Findings:
     """The run asks for bf16 on hardware that has no bf16 units."""
     hardware = where.hardware
@@ -37,7 +36,7 @@ def bf16_without_hardware(subject: Subject, where: Circumstances) -> Findings:
         yield found("critical", asked, case="use_cpu", name=hardware.name)
 
 
-@rule("documentation: TrainingArguments._validate_args (transformers 5.23)")
+@rule
 def both_half_precisions(subject: Subject, where: Circumstances) -> Findings:
     """fp16 and bf16 are both on."""
     if subject.on(FP16) and subject.on(BF16):
@@ -48,8 +47,7 @@ def both_half_precisions(subject: Subject, where: Circumstances) -> Findings:
             yield found("critical", *both, edits=set_to(subject, FP16, False))
 
 
-@rule("technique: bf16; features: X6 (equal tensor-core peaks; bf16 needs no loss scaling)",
-      gives_way_to=("both_half_precisions", "fp16_weights_unscaled"))
+@rule
 def fp16_on_bf16_hardware(subject: Subject, where: Circumstances) -> Findings:
     """The run computes in fp16, with loss scaling, on hardware that has bf16."""
     unit = bf16_unit(where.hardware) if where.hardware is not None and subject.products_dtype == "fp16" else None
@@ -59,14 +57,14 @@ def fp16_on_bf16_hardware(subject: Subject, where: Circumstances) -> Findings:
                     edits=both if BF16 in subject.settings else renamed(subject, FP16, "bf16"))
 
 
-@rule("fact: torch.amp.GradScaler raises \"Attempting to unscale FP16 gradients\"")
+@rule
 def fp16_weights_unscaled(subject: Subject, where: Circumstances) -> Findings:
     """All weights are fp16 and trained under a gradient scaler, which refuses fp16 gradients."""
     if (subject.weights_dtype, subject.products_dtype) == ("fp16", "fp16") and subject.method == "full":
         yield found("critical", subject.settings["model.dtype"], subject.settings.get(FP16))
 
 
-@code_rule("documentation: torch.amp (gradients of fp16 below 6e-8 are zero; GradScaler prevents it)")
+@code_rule
 def fp16_without_scaler(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The training loop computes in fp16 without loss scaling."""
     if subject.value(FP16) is not True or subject.framework != "pytorch" or script.says("caler"):
@@ -83,8 +81,7 @@ def _computes_under_autocast(script: Script, step: Step) -> bool:
         isinstance(script.statement(call), ast.Assign) for call in script.calls(".autocast", "autocast"))
 
 
-@rule("technique: fp16; features: F22; documentation: CUDA's table of arithmetic throughputs",
-      gives_way_to=("both_half_precisions",))
+@rule
 def fp16_without_tensor_cores(subject: Subject, where: Circumstances) -> Findings:
     """The run computes in fp16 on a GPU whose fp16 is slower than its fp32."""
     hardware = where.hardware
@@ -95,7 +92,7 @@ def fp16_without_tensor_cores(subject: Subject, where: Circumstances) -> Finding
                     capability=capability, since=FP16_SINCE)
 
 
-@rule("technique: bf16, fp16")
+@rule
 def fp32_on_half_hardware(subject: Subject, where: Circumstances) -> Findings:
     """The run computes in fp32 on hardware with bf16 or fp16 units."""
     hardware = where.hardware
@@ -115,8 +112,7 @@ def fp32_on_half_hardware(subject: Subject, where: Circumstances) -> Findings:
                 unit=bf16_unit(hardware) if type_ == "bf16" else f"{hardware.name} has fp16 tensor cores")
 
 
-@rule("fact: bf16 has 8 bits of mantissa, so a weight changes by 2^-9 of itself or not at all",
-      gives_way_to=("fp16_weights_unscaled",))
+@rule
 def half_weights_trained(subject: Subject, where: Circumstances) -> Findings:
     """All weights are trained in bf16 or fp16, which rounds small updates away."""
     dtype = subject.weights_dtype
@@ -126,7 +122,7 @@ def half_weights_trained(subject: Subject, where: Circumstances) -> Findings:
                     weight=rate * 512 if rate else None)
 
 
-@rule("technique: tf32; features: F3 (it changes fp32 matrix products only)")
+@rule
 def tf32_without_effect(subject: Subject, where: Circumstances) -> Findings:
     """TF32 is on, but nothing is computed in fp32 or the hardware has no TF32."""
     if not subject.on(TF32):
@@ -139,7 +135,7 @@ def tf32_without_effect(subject: Subject, where: Circumstances) -> Findings:
         yield found("low", subject.settings[TF32], edits=edits, type=dtype)
 
 
-@code_rule("documentation: torch.amp examples, \"gradient clipping\" (unscale_ before clipping)")
+@code_rule
 def clip_before_unscale(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Gradients are clipped while the GradScaler's factor is still in them."""
     for step in training_steps(script):
@@ -152,7 +148,7 @@ def clip_before_unscale(script: Script, subject: Subject, where: Circumstances) 
                         edits=with_line(script, script.statement(clip.node), unscale))
 
 
-@code_rule("documentation: torch.amp.GradScaler (scale, step, update belong together)")
+@code_rule
 def scaler_half_used(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A GradScaler lacks one of its parts: scaling, step, update or autocast."""
     steps = training_steps(script)

@@ -1,13 +1,13 @@
-"""Rules on runs of several processes or devices."""
+"""Rules on several processes and devices, and on the checkpoints that they write."""
 
 from __future__ import annotations
 
 import ast
 
-from powertrain.audit.edits import set_to, with_import, with_text
+from powertrain.audit.edits import set_to, with_argument, with_import, with_text
 from powertrain.audit.rules.base import Findings, code_rule, found, rule
-from powertrain.audit.script import Script, argument
-from powertrain.audit.steps import training_steps
+from powertrain.audit.script import Loop, Script, argument
+from powertrain.audit.steps import outermost, training_steps
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.records.findings import Severity
 
@@ -16,10 +16,16 @@ PARALLEL = ("torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.dist
 HELD_BACK = (".no_sync", ".accumulate", ".set_requires_gradient_sync")
 UNUSED = "training.ddp_find_unused_parameters"
 RANKED = ("rank", "main_process", "master", "process_index", "is_world_process_zero")
+WHOLE = (".save_state", ".save_checkpoint", "torch.distributed.checkpoint.save")     # these save everything, or more
+PARTS = {"the schedule": ("sched",), "the scaler": ("scaler",), "the place in the run": ("epoch", "step", "iter")}
+LIMIT = "training.save_total_limit"
+SAFE_SINCE = (2, 6)          # torch: weights_only became the default
 
 
-@code_rule("documentation: torch.nn.DataParallel (\"recommended to use DistributedDataParallel, even on one node\"); "
-           "features: F2")
+# ------------------------------------------------------------------------------------------------ checkpoints
+
+
+@code_rule
 def data_parallel(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """DataParallel copies the model to every GPU at every step."""
     call, alone = next(script.calls("torch.nn.DataParallel"), None), where.has_one_device
@@ -27,7 +33,7 @@ def data_parallel(script: Script, subject: Subject, where: Circumstances) -> Fin
         yield found("low" if alone else "moderate", script.evidence(call), alone=alone)
 
 
-@rule("documentation: transformers big_modeling (layers run one device after the other); features: 1.2 (the split it caused)")
+@rule
 def device_map_auto(subject: Subject, where: Circumstances) -> Findings:
     """device_map splits the model over all GPUs, of which one works at a time."""
     setting, script = subject.settings.get("model.device_map"), subject.script
@@ -49,7 +55,7 @@ def _trains(subject: Subject) -> bool:
         script is not None and (script.training_loops or script.has_call(".train")))
 
 
-@code_rule("documentation: torch.nn.parallel.DistributedDataParallel.no_sync")
+@code_rule
 def micro_batches_synchronised(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Processes exchange gradients at every micro-batch of an accumulation."""
     if script.has_call(*HELD_BACK) or script.says("require_backward_grad_sync", "accumulate("):
@@ -62,7 +68,7 @@ def micro_batches_synchronised(script: Script, subject: Subject, where: Circumst
                     script.evidence(step.backward[0].node), every=script.words(step.accumulation.every))
 
 
-@rule("documentation: torch.nn.parallel.DistributedDataParallel (find_unused_parameters)")
+@rule
 def unused_parameters_searched(subject: Subject, where: Circumstances) -> Findings:
     """DDP searches for unused parameters in every step."""
     if subject.value(UNUSED) is True:
@@ -70,7 +76,7 @@ def unused_parameters_searched(subject: Subject, where: Circumstances) -> Findin
         yield found("low" if alone else "moderate", subject.settings[UNUSED], edits=set_to(subject, UNUSED, False), alone=alone)
 
 
-@code_rule("documentation: torch tutorial \"getting started with DistributedDataParallel\", save and load checkpoints")
+@code_rule
 def saved_by_every_process(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Every process writes the same checkpoint."""
     if not script.has_call("torch.distributed.init_process_group"):
@@ -83,4 +89,69 @@ def saved_by_every_process(script: Script, subject: Subject, where: Circumstance
             text += script.words(function)               # `if rank != 0: return` counts too
         if not any(word in text for word in RANKED):
             yield found("moderate", script.evidence(call))
+            return
+
+
+@code_rule
+def checkpoint_cannot_resume(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """Checkpoints lack the optimizer, the schedule or the place in the run."""
+    if not script.training_loops or script.has_call(*WHOLE) or script.says("save_checkpoint", "save_state"):
+        return
+    saves = [call for loop in script.training_loops for call in _saves(script, outermost(script, loop))]
+    saved = " ".join(_contents(script, call) for call in saves).lower()
+    if saves and "optim" not in saved:
+        yield found("moderate", *(script.evidence(call) for call in saves[:3]), case="weights")
+        return
+    used = " ".join(name.lower() for name in script.kinds)
+    missing = [what for what, words in PARTS.items() if not any(word in saved for word in words)
+               and (what == "the place in the run" or any(word in used for word in words))]
+    if saves and missing:
+        yield found("low", *(script.evidence(call) for call in saves[:2]), missing=", ".join(missing))
+
+
+def _saves(script: Script, loop: Loop) -> list[ast.Call]:
+    return [node for node in script.reached_from(loop.body) if isinstance(node, ast.Call)
+            and (script.name(node.func) in ("torch.save", "safetensors.torch.save_file") or _saves_a_model(script, node))]
+
+
+def _saves_a_model(script: Script, call: ast.Call) -> bool:
+    """Whether a call is `model.save_pretrained(folder)`, and not a tokenizer's."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "save_pretrained":
+        return False
+    return not any(word in script.words(call.func.value).lower() for word in ("tok", "processor", "config"))
+
+
+def _contents(script: Script, call: ast.Call) -> str:
+    """Return the words of what is saved, of a variable those of what it was given."""
+    first = call.args[0] if call.args else call
+    return " ".join(script.words(node) for node in (first, *script.assigned(first)))
+
+
+@code_rule
+def compiled_names_saved(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """Weights are saved under the names of the compiled model."""
+    for call in script.calls(".state_dict") if not script.says("_orig_mod") else ():
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else call
+        if isinstance(owner, (ast.Name, ast.Attribute)) and script.is_made_by(owner, "torch.compile"):
+            yield found("low", script.evidence(call))
+            return
+
+
+@rule
+def one_checkpoint_kept(subject: Subject, where: Circumstances) -> Findings:
+    """Only the newest checkpoint is kept."""
+    if subject.value(LIMIT) == 1 and not subject.on("training.save_only_model"):
+        yield found("low", subject.settings[LIMIT], edits=set_to(subject, LIMIT, 2),
+                    best=subject.on("training.load_best_model_at_end"))
+
+
+@code_rule
+def pickle_loaded(script: Script, subject: Subject, where: Circumstances) -> Findings:
+    """torch.load opens a file in a way that runs the code in it."""
+    for call in script.calls("torch.load"):
+        given, is_safe = argument(call, "weights_only"), (where.version("torch") or (0,)) >= SAFE_SINCE
+        asked = isinstance(given, ast.Constant) and given.value is False
+        if asked or (given is None and not is_safe):
+            yield found("moderate" if asked else "low", script.evidence(call), old=not asked,
+                        edits=with_argument(script, call, "weights_only", "True"))
             return

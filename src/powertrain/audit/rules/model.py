@@ -1,10 +1,10 @@
-"""Rules on LoRA adapters and on quantised weights below them."""
+"""Rules on the model: LoRA adapters, quantised weights below them, attention kernels and torch.compile."""
 
 from __future__ import annotations
 
 import math
 
-from powertrain.audit.edits import set_to
+from powertrain.audit.edits import removed, set_to
 from powertrain.audit.reckoning import GIB, room
 from powertrain.audit.rules.base import Findings, code_rule, found, rule
 from powertrain.audit.script import Script
@@ -24,9 +24,15 @@ ALL = {"trl": 'target_modules="all-linear"', "axolotl": "lora_target_linear: tru
 ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj", "query_key_value", "c_attn", "Wqkv",
                        "query", "key", "value", "q", "k", "v", "o"})
 SAVED_BYTES = 0.5 + FP32 / QUANTISED_BLOCK - FOUR_BIT_BYTES            # a weight
+IMPLEMENTATION, MODE = "model.attn_implementation", "training.torch_compile_mode"
+NEEDS = {"flash_attention_2": (8, 0), "flash_attention_3": (9, 0)}      # compute capability, from its README
+RECOMPILE_LIMIT = 8          # torch._dynamo.config.recompile_limit
 
 
-@rule("technique: paged_adamw, eight_bit_adamw")
+# ------------------------------------------------------------------------------------------------ kernels
+
+
+@rule
 def adapters_with_spilled_optimizer(subject: Subject, where: Circumstances) -> Findings:
     """A paged or 8-bit optimizer serves the few weights of adapters."""
     asked = str(subject.value(OPTIM) or "")
@@ -36,7 +42,7 @@ def adapters_with_spilled_optimizer(subject: Subject, where: Circumstances) -> F
                     moments_mib=moments_mib)
 
 
-@rule("fact: decay shrinks A and B, and with BA = 0 the model is the one that was there before")
+@rule
 def decay_of_adapters(subject: Subject, where: Circumstances) -> Findings:
     """Weight decay pulls adapters back to having no effect."""
     decay = subject.number(DECAY)
@@ -44,7 +50,7 @@ def decay_of_adapters(subject: Subject, where: Circumstances) -> Findings:
         yield found("low", subject.settings[DECAY], edits=set_to(subject, DECAY, 0.0), decay=decay)
 
 
-@rule("fact: dropout before A gives each adapted layer a second, full-width input to draw, write and keep")
+@rule
 def lora_dropout_cost(subject: Subject, where: Circumstances) -> Findings:
     """Adapters have dropout on their inputs."""
     model, numbers = where.model, None
@@ -55,7 +61,7 @@ def lora_dropout_cost(subject: Subject, where: Circumstances) -> Findings:
         yield found("low", subject.settings[DROPOUT], edits=set_to(subject, DROPOUT, 0.0), numbers=numbers)
 
 
-@rule("documentation: QLoRA (Dettmers et al. 2023, section 4) and TRL's LoRA Without Regret: adapters on all linear layers")
+@rule
 def lora_on_attention_only(subject: Subject, where: Circumstances) -> Findings:
     """Adapters are on attention only, and not on the MLPs."""
     asked = subject.value(TARGETS)
@@ -65,7 +71,7 @@ def lora_on_attention_only(subject: Subject, where: Circumstances) -> Findings:
                     names=", ".join(map(str, names)), argument=ALL.get(subject.framework, ALL["trl"]))
 
 
-@rule("documentation: peft LoraConfig (scaling = lora_alpha / r, or lora_alpha / sqrt(r) with use_rslora)")
+@rule
 def lora_scaling(subject: Subject, where: Circumstances) -> Findings:
     """The adapters' output is scaled to almost nothing, or to much."""
     if RANK not in subject.settings or (subject.framework not in TRAINERS and ALPHA not in subject.settings):
@@ -81,7 +87,7 @@ def lora_scaling(subject: Subject, where: Circumstances) -> Findings:
 # ------------------------------------------------------------------------------------------------ quantised weights
 
 
-@code_rule("documentation: transformers' validate_quantization_for_training")
+@code_rule
 def quantised_without_adapters(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A trainer gets a quantised model without adapters."""
     if subject.framework not in TRAINERS or subject.is_unread(RANK) or subject.is_unread("lora.target_modules"):
@@ -93,7 +99,7 @@ def quantised_without_adapters(script: Script, subject: Subject, where: Circumst
         yield found("critical", subject.settings[key])
 
 
-@rule("features: F9; documentation: transformers' validate_quantization_for_training")
+@rule
 def compile_quantised(subject: Subject, where: Circumstances) -> Findings:
     """torch.compile is used on a model with quantised weights."""
     bits = next((subject.settings[key] for key in BITS if subject.is_on(key) and key in subject.settings), None)
@@ -103,7 +109,7 @@ def compile_quantised(subject: Subject, where: Circumstances) -> Findings:
                     edits=set_to(subject, "training.torch_compile", False))
 
 
-@rule("technique: four_bit_base; features: X10 (it saves memory and costs speed)", gives_way_to=("quantised_without_adapters",))
+@rule
 def four_bit_needless(subject: Subject, where: Circumstances) -> Findings:
     """Weights are 4-bit where the same weights fit in bf16."""
     space = room(subject, where, four_bits=False)
@@ -112,7 +118,7 @@ def four_bit_needless(subject: Subject, where: Circumstances) -> Findings:
                     free_gib=space[1] / GIB)
 
 
-@rule("documentation: BitsAndBytesConfig (bnb_4bit_compute_dtype is torch.float32 where it is not set)")
+@rule
 def four_bit_compute_type(subject: Subject, where: Circumstances) -> Findings:
     """4-bit weights are multiplied in another type than the rest."""
     rest, own = subject.products_dtype, dtype_named(subject.effective(COMPUTE))
@@ -122,7 +128,7 @@ def four_bit_compute_type(subject: Subject, where: Circumstances) -> Findings:
                     case="" if own == "fp32" else "half", rest=rest, own=own, type=type_)
 
 
-@rule("documentation: BitsAndBytesConfig (fp4 where it is not set); Dettmers et al. 2023 (NF4 is the more exact one)")
+@rule
 def four_bit_type(subject: Subject, where: Circumstances) -> Findings:
     """4-bit weights are FP4 instead of NF4."""
     decided = KIND in subject.settings or subject.framework in TRAINERS
@@ -130,10 +136,60 @@ def four_bit_type(subject: Subject, where: Circumstances) -> Findings:
         yield found("low", subject.seen(KIND), edits=set_to(subject, KIND, "nf4"))
 
 
-@rule("technique: four_bit_base; Dettmers et al. 2023 (QLoRA), section 3")
+@rule
 def double_quantisation_off(subject: Subject, where: Circumstances) -> Findings:
     """The scales of 4-bit weights are stored in fp32."""
     if subject.is_four_bit and subject.effective(DOUBLE) is False:
         saved_mib = SAVED_BYTES * where.model.matmul_parameters / 2**20 if where.model else None
         yield found("low", subject.seen(DOUBLE), edits=set_to(subject, DOUBLE, True), block=QUANTISED_BLOCK,
                     bits=SAVED_BYTES * 8, saved_mib=saved_mib, expected=None if where.model else NO_SPEED)
+
+
+@rule
+def attention_eager(subject: Subject, where: Circumstances) -> Findings:
+    """Attention writes all its scores to memory."""
+    if subject.value(IMPLEMENTATION) == "eager":
+        tokens = where.data.max_length or where.data.block if where.data is not None else None
+        scores_mib = 4 * where.model.heads * tokens**2 / 2**20 if where.model is not None and tokens is not None else None
+        yield found("moderate", subject.settings[IMPLEMENTATION], edits=set_to(subject, IMPLEMENTATION, "sdpa"), tokens=tokens,
+                    scores_mib=scores_mib)
+
+
+@rule
+def flash_attention_unfit(subject: Subject, where: Circumstances) -> Findings:
+    """The run asks for FlashAttention where it cannot run."""
+    asked = str(subject.value(IMPLEMENTATION))
+    reason = _reason(subject, where, asked) if asked in NEEDS else ""
+    if reason:
+        yield found("critical", subject.settings[IMPLEMENTATION], edits=set_to(subject, IMPLEMENTATION, "sdpa"), asked=asked,
+                    reason=reason)
+
+
+def _reason(subject: Subject, where: Circumstances, asked: str) -> str:
+    hardware, software = where.hardware, where.software
+    if hardware is not None and hardware.device != "cuda":
+        return f"{hardware.name} is no NVIDIA GPU, and FlashAttention needs one"
+    if hardware is not None and (hardware.compute_capability or (0, 0)) < NEEDS[asked]:
+        return f"{hardware.name} has compute capability {hardware.compute_capability}, and {asked} needs {NEEDS[asked]}"
+    if software is not None and asked == "flash_attention_2" and "flash_attn" in software.missing:
+        return f"flash-attn cannot be used: {software.missing['flash_attn']}"
+    weights = subject.weights_dtype
+    plain = subject.products_dtype == "fp32" and weights is None and "model.dtype" not in subject.unread
+    return "FlashAttention computes in fp16 and bf16 only, and this run in fp32" if weights == "fp32" or plain else ""
+
+
+@rule
+def compile_changing_lengths(subject: Subject, where: Circumstances) -> Findings:
+    """The model is compiled, and each batch has another shape."""
+    asked, mode = subject.compiles, subject.settings.get(MODE)
+    if asked is not None and subject.changes_lengths(where.data):
+        yield found("moderate", asked, None if mode == asked else mode, limit=RECOMPILE_LIMIT,
+                    edits=set_to(subject, "training.torch_compile", False),
+                    graphs=mode is not None and mode.value in ("reduce-overhead", "max-autotune"))
+
+
+@rule
+def reduce_overhead_without_gpu(subject: Subject, where: Circumstances) -> Findings:
+    """torch.compile's mode for CUDA graphs is used without CUDA."""
+    if subject.value(MODE) == "reduce-overhead" and where.hardware is not None and where.hardware.device != "cuda":
+        yield found("low", subject.settings[MODE], edits=removed(subject, MODE), name=where.hardware.name)
