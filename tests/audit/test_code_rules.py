@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from code_cases import CASES, HEAD
 
-from powertrain.audit.patch import make_patch
+from powertrain.audit.edits import make_patch
 from powertrain.audit.reading_script import read_script
 from powertrain.audit.rules import RULES
 from powertrain.audit.subject import Circumstances

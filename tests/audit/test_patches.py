@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.audit.patch import copy_beside, make_patch, write_copy
+from powertrain.audit.edits import copy_beside, make_patch, write_copy
 from powertrain.records import WrongUse
 from powertrain.records.findings import Cure, Edit, Expected, Finding
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from powertrain.audit.audit import audit, read_subject
-from powertrain.audit.patch import make_patch
+from powertrain.audit.edits import make_patch
 from powertrain.audit.subject import Circumstances
 from powertrain.records import Software, UserError
 from powertrain.records.findings import Finding

@@ -15,9 +15,8 @@ from powertrain.audit import verify as verifying
 from powertrain.audit.audit import read_subject
 from powertrain.audit.configs import read_config
 from powertrain.audit.convert import convert
-from powertrain.audit.rendering import differences, original_pins, render
 from powertrain.audit.subject import Subject
-from powertrain.audit.verify import ORIGINAL, OURS, refuse_what_is_missing
+from powertrain.audit.verify import ORIGINAL, OURS, differences, original_pins, refuse_what_is_missing, render
 from powertrain.cli.auditing import verified_rows
 from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.models.huggingface.folder import save_folder

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.audit.configs import read_config
-from powertrain.audit.patch import make_patch
+from powertrain.audit.edits import make_patch
 from powertrain.audit.reading_script import read_script
 from powertrain.audit.rules import RULES
 from powertrain.audit.subject import Circumstances, Setting, Subject

@@ -21,7 +21,7 @@ from powertrain.report.page import pins_in_words
 
 if TYPE_CHECKING:
     from powertrain.audit.conversion import Conversion
-    from powertrain.audit.patch import Patch
+    from powertrain.audit.edits import Patch
     from powertrain.audit.subject import Circumstances, Subject
     from powertrain.audit.verify import Verified
 
@@ -83,7 +83,7 @@ def audit(path: Annotated[Path, typer.Argument(help="A training script or config
 def audit_files(path: Path, reports: Reports, *, apply: bool, destination: Path | None, elsewhere: bool) -> int:
     """Audit a file, or each script and config in a folder; return the exit code, by severity."""
     from powertrain import __version__
-    from powertrain.audit.patch import read
+    from powertrain.audit.edits import read
     from powertrain.report import audit as report
     from powertrain.report import audit_sarif
 
@@ -189,7 +189,7 @@ def _write(path: Path, text: str) -> None:
 
 def _apply(audits: Sequence[Audit], destination: Path | None, *, as_json: bool, aside: bool) -> None:
     """Write the patched copies, and say what was and was not changed. `aside`: on stderr, as stdout holds another report."""
-    from powertrain.audit import patch as patches
+    from powertrain.audit import edits as patches
 
     several = len(audits) > 1
     for found in audits:
