@@ -14,8 +14,7 @@ import torch
 
 from adapted_models import ROWS, make_base
 from powertrain.data.examples.tokenizer import ExampleTokenizer
-from powertrain.export.gguf import as_stored, check_settings, check_tensors, export_gguf, is_rounded
-from powertrain.export.llama_cpp import all_tensors
+from powertrain.export.gguf import all_tensors, as_stored, check_settings, check_tensors, export_gguf, is_rounded
 from powertrain.models.config import FAMILIES, RotaryScaling
 from powertrain.models.decoder import Decoder
 from powertrain.models.huggingface.folder import to_hf_weights
