@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from powertrain.data.documents import read_documents
 from powertrain.data.example import Example, collate, evaluation_blocks
@@ -151,8 +150,7 @@ def _evaluate(model: Model, examples: Sequence[Example], longest: int, plan: Pla
 
     Only the parts of the plan that change a forward pass are applied, so that a run's own loss comes out the same.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    setup = plain_setup(model.to(device), examples, collate, train_batch_size=max(1, MICRO_BATCH_TOKENS // longest), seed=0,
+    setup = plain_setup(model, examples, collate, train_batch_size=max(1, MICRO_BATCH_TOKENS // longest), seed=0,
                         optimizer=plain_adamw(0.0, (0.9, 0.95), 1e-8))
     forward = Plan(tuple(step for step in plan.steps if step.technique.touches & {"precision", "attention"}), ())
     return evaluate(apply_plan(replace(setup, attention=sdpa_attention), forward), examples, tokens_per_byte=tokens_per_byte)

@@ -101,10 +101,7 @@ def exponents_of(peaks: Mapping[int, float]) -> list[float]:
 
 
 # ------------------------------------------------------------------------------------------------ attention_share
-# The share of attention in a step: in its time, probe.timed alone beside the whole step, and in its arithmetic, counted.
-
-PHI3_LENGTHS = (256, 2048)
-
+# The share of attention in a step: in its time, timed alone beside the whole step, and in its arithmetic, counted.
 
 def attention_share(context: Context, *, words: Sequence[str], steps: int = 4, repeats: int = REPEATS) -> Measured:
     """Return attention's share of the time of a step of this recipe, with the kernel of its plan.
@@ -123,7 +120,7 @@ def attention_share(context: Context, *, words: Sequence[str], steps: int = 4, r
 
     attention_s()                            # the first call allocates
     share = attention_flops_share(model, [length for batch in batches for length in batch.lengths])
-    phi3 = {f"phi3_flops_share_{length}": attention_flops_share(known_facts("phi-3-mini"), [length]) for length in PHI3_LENGTHS}
+    phi3 = {f"phi3_flops_share_{length}": attention_flops_share(known_facts("phi-3-mini"), [length]) for length in (256, 2048)}
     a, b = "attention of a step", "whole step"
     rounds = probe.by_turns({a: attention_s, b: partial(training.step_s, steps)}, context.deadline, repeats)
     return Measured(probe.ratio(rounds, a, b), "of the time", a, b,

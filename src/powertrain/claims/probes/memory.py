@@ -29,7 +29,6 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {  # of the source documents' models, 
 }
 CLOSE = 0.02                                 # of a peak to the highest peak, as a share of that
 PACKED_EDGE = 1024                           # of the matrix that is packed: its shape changes nothing but the last block
-SIXTEEN_BIT_BYTES = 2
 
 
 def known_facts(name: str) -> ModelFacts:
@@ -107,10 +106,10 @@ def four_bit_bytes(context: Context, *, model: str) -> Measured:
     Raises WrongUse without bitsandbytes.
     """
     del context
-    linear, facts = torch.nn.Linear(PACKED_EDGE, PACKED_EDGE, bias=False), known_facts(model)
+    linear, facts, sixteen_bits = torch.nn.Linear(PACKED_EDGE, PACKED_EDGE, bias=False), known_facts(model), DTYPE_BYTES["bf16"]
     packed_bytes = QuantisedLinear(linear, [PACKED_EDGE], "nf4", False).memory_bytes / PACKED_EDGE**2
-    before = SIXTEEN_BIT_BYTES * facts.parameters
-    after = before - (SIXTEEN_BIT_BYTES - packed_bytes) * facts.matmul_parameters
+    before = sixteen_bits * facts.parameters
+    after = before - (sixteen_bits - packed_bytes) * facts.matmul_parameters
     return Measured(probe.exactly(before / after), "times fewer bytes", "16 bits", "nf4 with its scales in fp32",
                     {"bytes": {"16 bits": before, "nf4": after}, "bits_per_weight": 8 * packed_bytes,
-                     "saved_share": 1 - after / before, "saved_share_of_matrices": 1 - packed_bytes / SIXTEEN_BIT_BYTES})
+                     "saved_share": 1 - after / before, "saved_share_of_matrices": 1 - packed_bytes / sixteen_bits})
