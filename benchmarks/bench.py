@@ -29,11 +29,11 @@ from starting import measure as measure_starting
 
 from powertrain.cli.environment import cache_folder, say
 from powertrain.cost.work import step_work
-from powertrain.diagnosis.machine_watch import MachineWatch
 from powertrain.evidence import studies
 from powertrain.evidence.clock import Arena, CannotRun, Pace, Track, interleave
 from powertrain.evidence.stats import noise_floor
 from powertrain.evidence.worker import ArmProcess, Order
+from powertrain.facts.machine_watch import MachineWatch
 from powertrain.records import Facts
 from powertrain.records.evidence import Arm, ArmRun, Comparison, Study
 

@@ -23,8 +23,8 @@ from typing import Any, Self
 import psutil
 
 from powertrain.cli.environment import say
-from powertrain.diagnosis.machine_watch import MachineWatch, Meanwhile
 from powertrain.evidence.clock import LEAST_PAIRS, Track
+from powertrain.facts.machine_watch import MachineWatch, Meanwhile
 from powertrain.records.evidence import ArmRun, Window
 
 MOST_SLOWER = 0.05           # share by which a peer may be slower beside us than alone

@@ -22,10 +22,10 @@ from cases import Materials
 from conditions import marked
 
 from powertrain.cli.environment import say
-from powertrain.diagnosis.machine_watch import MachineWatch
 from powertrain.evidence import studies
 from powertrain.evidence.stats import interval
 from powertrain.facts.hardware import read_hardware
+from powertrain.facts.machine_watch import MachineWatch
 from powertrain.facts.software import read_software
 from powertrain.records import to_plain
 from powertrain.records.evidence import Interval, Study

@@ -23,10 +23,10 @@ from conditions import marked
 from preparing import plain
 
 from powertrain.cli.environment import say
-from powertrain.diagnosis.machine_watch import MachineWatch
 from powertrain.evidence import studies
 from powertrain.evidence.stats import interval
 from powertrain.facts.hardware import read_hardware
+from powertrain.facts.machine_watch import MachineWatch
 from powertrain.facts.software import read_software
 from powertrain.records import to_plain
 from powertrain.records.evidence import Study

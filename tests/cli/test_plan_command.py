@@ -15,10 +15,13 @@ LOADED = ("torch", "transformers")
 RUN = f"""
 import json, runpy, socket, sys
 
+from powertrain.facts.machine_watch import Meanwhile
+
 def refuse(*_, **__):
     raise OSError("no network in this test")
 
 socket.socket.connect = socket.getaddrinfo = refuse
+Meanwhile.disturbed_by = ""                  # however busy the machine is while this test runs, its peaks are kept
 try:
     runpy.run_module("powertrain", run_name="__main__")
 finally:

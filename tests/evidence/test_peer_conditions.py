@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from powertrain.diagnosis.machine_watch import Meanwhile
 from powertrain.evidence import studies
 from powertrain.evidence.worker import Taken
+from powertrain.facts.machine_watch import Meanwhile
 from powertrain.records.evidence import Arm, ArmRun, Study, Window
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))

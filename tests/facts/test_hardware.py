@@ -7,6 +7,7 @@ import torch
 
 from powertrain.facts import hardware as room
 from powertrain.facts.hardware import fingerprint, read_hardware
+from powertrain.facts.machine_watch import MachineWatch, Meanwhile
 from powertrain.facts.measure import Peaks, cache_file
 
 GIB = 2**30
@@ -22,7 +23,14 @@ def measured(monkeypatch):
         return Peaks(dict.fromkeys(dtypes, 1e12), 5e10, 2e10 if device == "cuda" else None)
 
     monkeypatch.setattr(room, "measure_peaks", fake)
+    watched(monkeypatch, Meanwhile(wall_s=2.0, own_s=4.0, busy_s=4.0))
     return calls
+
+
+def watched(monkeypatch, seen):
+    """Plant what the watch on the machine sees while the peaks are measured."""
+    monkeypatch.setattr(room, "MachineWatch", type("Planted", (MachineWatch,), {
+        "__exit__": lambda self, *_: setattr(self, "seen", seen)}))
 
 
 @pytest.fixture
@@ -65,6 +73,26 @@ def test_a_cache_that_cannot_be_written_is_said_and_is_no_error(tmp_path, measur
     here = read_hardware(tmp_path)
     assert here.peak_flops_per_s
     assert "cannot be written" in here.sources["peak_flops_per_s"]
+
+
+@pytest.mark.parametrize(("seen", "says"), [
+    (Meanwhile(wall_s=2.0, own_s=2.0, busy_s=5.0), "measured now while other processes kept 1.5 cores busy; not kept"),
+    (Meanwhile(wall_s=2.0, own_s=2.0, busy_s=2.0, host_s=1.0),
+     "measured now while the hypervisor gave 0.5 cores to other machines; not kept")])
+def test_peaks_from_a_busy_machine_are_used_once_and_measured_again_next_time(tmp_path, measured, monkeypatch, seen, says):
+    watched(monkeypatch, seen)
+    busy = read_hardware(tmp_path)
+    assert busy.peak_flops_per_s
+    assert busy.sources["peak_flops_per_s"] == says
+    assert not cache_file(tmp_path, busy.fingerprint).exists()
+    watched(monkeypatch, Meanwhile(wall_s=2.0, own_s=4.0, busy_s=4.1))
+    assert "kept in" in read_hardware(tmp_path).sources["peak_flops_per_s"]
+    assert len(measured) == 2
+
+
+def test_busy_cores_do_not_change_the_peaks_of_a_gpu(tmp_path, measured, gpu, monkeypatch):
+    watched(monkeypatch, Meanwhile(wall_s=2.0, own_s=2.0, busy_s=5.0))
+    assert "kept in" in read_hardware(tmp_path).sources["peak_flops_per_s"]
 
 
 def test_every_known_field_has_a_source(tmp_path, measured):

@@ -89,7 +89,7 @@ def facts(words: Words = None, as_json: Json = False,
 
     if measure:
         say("measuring the machine")
-        hardware.measure_again(cache_folder())
+        hardware.forget_peaks(cache_folder())
     prepared = prepare(resolve_words(words or []), cache_folder(), say)
     if as_json:
         screen.print_json({"event": "facts", **to_plain(prepared.facts), "providers": dict(prepared.material.providers)})

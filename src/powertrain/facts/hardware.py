@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache as cached
 from pathlib import Path
 
+from powertrain.facts.machine_watch import MachineWatch
 from powertrain.facts.measure import Peaks, cache_file, keep_peaks, kept_peaks, measurable_dtypes, measure_peaks
 from powertrain.machine import usable_cores, usable_memory, what_libraries_see
 from powertrain.records import Hardware
@@ -31,7 +32,8 @@ def read_hardware(cache: Path, *, measure: bool = True) -> Hardware:
     """Return the machine: CUDA if there is a GPU, else MPS, else the CPU, with its peaks.
 
     The peaks come from `cache`/hardware/<fingerprint>.json; where that has none, they are measured (a few seconds) and
-    kept there, or left absent if not `measure`. A cache that cannot be written is no error: `sources` says so.
+    kept there, or left absent if not `measure`. Peaks of a CPU that other processes kept busy meanwhile are used and not
+    kept, so that the next command measures again; `sources` says so. A cache that cannot be written is no error.
     """
     seen = _seen_by_torch(cache)
     hardware = _without_peaks(seen)
@@ -43,7 +45,10 @@ def read_hardware(cache: Path, *, measure: bool = True) -> Hardware:
         return _with_peaks(hardware, kept, f"measured earlier on this machine, {file}")
     if not measure:
         return hardware
-    peaks = measure_peaks(hardware.device, dtypes)
+    with MachineWatch() as watch:
+        peaks = measure_peaks(hardware.device, dtypes)
+    if hardware.device == "cpu" and (disturbed := watch.seen.disturbed_by):
+        return _with_peaks(hardware, peaks, f"measured now while {disturbed}; not kept")
     try:
         keep_peaks(file, peaks)
     except OSError as error:
@@ -51,11 +56,9 @@ def read_hardware(cache: Path, *, measure: bool = True) -> Hardware:
     return _with_peaks(hardware, peaks, f"measured now, kept in {file}")
 
 
-def measure_again(cache: Path) -> Hardware:
-    """Return the machine with its peaks measured now, whatever the cache held."""
-    known = read_hardware(cache, measure=False)
-    cache_file(cache, known.fingerprint).unlink(missing_ok=True)
-    return read_hardware(cache)
+def forget_peaks(cache: Path) -> None:
+    """Delete this machine's peaks from the cache, so that the next `read_hardware` measures them."""
+    cache_file(cache, read_hardware(cache, measure=False).fingerprint).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.diagnosis.machine_watch import MachineWatch, Meanwhile, energy_j, held_s, taken_j
+from powertrain.facts.machine_watch import MachineWatch, Meanwhile, energy_j, held_s, taken_j
 
 
 def test_a_process_that_uses_all_its_threads_was_robbed_of_nothing() -> None:

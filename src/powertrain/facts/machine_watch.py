@@ -42,6 +42,14 @@ class Meanwhile:
         found = self.others_s / self.wall_s if self.wall_s else 0.0
         return found if found > NOISE_CORES else 0.0
 
+    @property
+    def disturbed_by(self) -> str:
+        """Return who else used the cores, in words; empty below the noise of an idle machine."""
+        if self.others_cores:
+            return f"other processes kept {self.others_cores:.2g} cores busy"
+        given = self.host_s / self.wall_s if self.wall_s else 0.0
+        return f"the hypervisor gave {given:.2g} cores to other machines" if given > NOISE_CORES else ""
+
     def stolen_share(self, threads: int, cores: int) -> float:
         """Return the share of `threads` computing threads' time that other processes took."""
         if not self.wall_s:
