@@ -14,7 +14,7 @@ from powertrain.records.event_log import read_events
 from powertrain.report import run_figures
 from powertrain.report.chart import Plot
 from powertrain.report.drawing import draw
-from powertrain.report.html import style
+from powertrain.report.formats import style
 from powertrain.report.page import Missing
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "run.svg"

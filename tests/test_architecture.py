@@ -145,7 +145,7 @@ def test_environment_variables_are_read_in_cli_only() -> None:
 
 
 @pytest.mark.parametrize("room_without_torch", [
-    "powertrain.records", "powertrain.machine", "powertrain.report.plan", "powertrain.report.result", "powertrain.report.live",
+    "powertrain.records", "powertrain.machine", "powertrain.report.plan", "powertrain.report.result",
     "powertrain.cost.estimate", "powertrain.recipe", "powertrain.cli"])
 def test_rooms_that_need_no_torch_load_none(room_without_torch: str) -> None:
     code = f"import sys, {room_without_torch}; sys.exit('torch' in sys.modules)"

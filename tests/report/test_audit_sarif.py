@@ -11,7 +11,7 @@ import pytest
 
 from powertrain.audit.audit import audit
 from powertrain.records.findings import Audit, Cure, Edit, Evidence, Expected, Finding, Place
-from powertrain.report.audit_sarif import write
+from powertrain.report.audit import sarif
 
 DOCUMENTS = Path(__file__).parents[1] / "audit" / "documents"
 FILES = sorted(path.name for path in DOCUMENTS.iterdir() if path.is_file())
@@ -81,13 +81,13 @@ def test_a_log_is_what_the_schema_requires(name: str) -> None:
 def test_logs_of_nothing_and_of_a_changing_file_without_lines_are_what_the_schema_requires(tmp_path: Path) -> None:
     file = str(tmp_path / "a b.py")
     insertion = finding(Edit(file, 1, 0, "x = 1\n"), place=Place(file, 0))
-    one = write([Audit(file, "script", {}, (insertion,), ("not read",))], "1", {file: ""}, tmp_path)
-    assert [*faults(write([], "1", {}, tmp_path)), *faults(one)] == []
+    one = sarif([Audit(file, "script", {}, (insertion,), ("not read",))], "1", {file: ""}, tmp_path)
+    assert [*faults(sarif([], "1", {}, tmp_path)), *faults(one)] == []
 
 
 def log_of(name: str) -> dict[str, Any]:
     path = DOCUMENTS / name
-    log = write([audit(path)], "1.0", {str(path): path.read_text(encoding="utf-8")}, DOCUMENTS)
+    log = sarif([audit(path)], "1.0", {str(path): path.read_text(encoding="utf-8")}, DOCUMENTS)
     return json.loads(json.dumps(log))           # what cannot be JSON is found here
 
 
@@ -142,14 +142,14 @@ def finding(*edits: Edit, place: Place | None = None) -> Finding:
 
 
 def test_a_finding_on_the_whole_file_stands_at_its_first_line(tmp_path: Path) -> None:
-    log = write([Audit(str(tmp_path / "a.py"), "script", {}, (finding(),))], "1", {}, tmp_path)
+    log = sarif([Audit(str(tmp_path / "a.py"), "script", {}, (finding(),))], "1", {}, tmp_path)
     assert log["runs"][0]["results"][0]["locations"] == [
         {"physicalLocation": {"artifactLocation": {"uri": "a.py"}, "region": {"startLine": 1}}}]
 
 
 def test_a_last_line_without_an_end_is_replaced_up_to_its_last_column(tmp_path: Path) -> None:
     file = str(tmp_path / "sub dir" / "a.py")
-    log = write([Audit(file, "script", {}, (finding(Edit(file, 2, 2, "y = 3\n"), place=Place(file, 2)),))], "1",
+    log = sarif([Audit(file, "script", {}, (finding(Edit(file, 2, 2, "y = 3\n"), place=Place(file, 2)),))], "1",
                 {file: "x = 1\ny = 2"}, tmp_path)
     change = log["runs"][0]["results"][0]["fixes"][0]["artifactChanges"][0]
     assert change["artifactLocation"]["uri"] == "sub%20dir/a.py"
@@ -157,6 +157,6 @@ def test_a_last_line_without_an_end_is_replaced_up_to_its_last_column(tmp_path: 
 
 
 def test_a_file_outside_the_root_keeps_its_whole_path(tmp_path: Path) -> None:
-    log = write([Audit("/elsewhere/a.py", "script", {}, (finding(place=Place("/elsewhere/a.py", 3)),))], "1", {}, tmp_path)
+    log = sarif([Audit("/elsewhere/a.py", "script", {}, (finding(place=Place("/elsewhere/a.py", 3)),))], "1", {}, tmp_path)
     place = log["runs"][0]["results"][0]["locations"][0]["physicalLocation"]
     assert place["artifactLocation"]["uri"] == "file:///elsewhere/a.py"

@@ -14,7 +14,7 @@ from powertrain.cli import reporting
 from powertrain.diagnosis.run_record import read_run
 from powertrain.diagnosis.symptoms import symptoms_of
 from powertrain.records import WrongUse
-from powertrain.report import html, markdown, run_page
+from powertrain.report import formats, run_page
 
 
 def test_a_run_gets_its_report_in_three_files_and_nothing_else(tmp_path, capsys):
@@ -103,8 +103,8 @@ def test_the_page_says_what_a_diagnosis_finds_in_the_events(tmp_path):
     (table,) = section.blocks
     assert [row[0] for row in table.rows] == [finding.severity for finding in found]
     assert all(row[1].startswith(finding.title) for row, finding in zip(table.rows, found, strict=True))
-    assert found[0].title in markdown.write(page)
-    assert found[0].title in html.write(page)
+    assert found[0].title in formats.markdown(page)
+    assert found[0].title in formats.html(page)
 
 
 def test_a_run_in_which_nothing_is_found_has_no_such_section(tmp_path):

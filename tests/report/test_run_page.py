@@ -13,8 +13,9 @@ from made_runs import BEGAN, FACTS, PLAN, files, start, step, whole_run
 
 from powertrain.records import WrongUse
 from powertrain.records.origins import COMMAND_LINE
-from powertrain.report import html, markdown, run_page
-from powertrain.report.page import as_json, figures, said
+from powertrain.report import formats, run_page
+from powertrain.report.formats import as_json
+from powertrain.report.page import figures, said
 
 EVIL = '</text><script>alert(1)</script><img src=x onerror=alert(1)> "\' & ]]> `x` | [a](javascript:alert(1))'
 VOID = {"meta", "br", "img", "link", "input"}
@@ -67,12 +68,12 @@ def test_the_page_has_every_figure_of_a_finished_run():
                                                         "tokens", "memory"]
     assert len(page.numbers) == 3
     assert page.tone == "good"
-    check_safe(html.write(page))
+    check_safe(formats.html(page))
 
 
 def test_each_figure_has_title_caption_description_and_its_numbers_on_the_page():
     page = run_page.page(files(whole_run()))
-    text = html.write(page)
+    text = formats.html(page)
     for figure in figures(page):
         assert figure.title
         assert figure.caption
@@ -85,15 +86,15 @@ def test_each_figure_has_title_caption_description_and_its_numbers_on_the_page()
 
 def test_markdown_and_json_say_what_the_page_says():
     page = run_page.page(files(whole_run()))
-    plain, text = json.loads(json.dumps(as_json(page), allow_nan=False)), markdown.write(page)
+    plain, text = json.loads(json.dumps(as_json(page), allow_nan=False)), formats.markdown(page)
     assert (plain["verdict"], plain["cautions"]) == (page.verdict, list(page.cautions))
-    assert markdown.escaped(page.verdict) in text
+    assert formats.escaped(page.verdict) in text
     told = [block for section in plain["sections"] for block in section["blocks"] if "figure" in block]
     for figure, block in zip(figures(page), told, strict=True):
         assert block["title"] == figure.title
-        assert markdown.escaped(figure.title) in text
+        assert formats.escaped(figure.title) in text
         for table in figure.tables:
-            assert all(f"| {markdown.escaped(said(cell))} |" in text for cell in table.rows[-1])
+            assert all(f"| {formats.escaped(said(cell))} |" in text for cell in table.rows[-1])
         assert [table["rows"] for table in block["tables"]] == [[list(row) for row in table.rows] for table in figure.tables]
     total = next(block for block in told if block["figure"] == "step-time")["tables"][0]["rows"]
     assert sum(row[1] for row in total[:-1]) == pytest.approx(total[-1][1])
@@ -117,8 +118,8 @@ def test_text_from_outside_stays_text():
     plan["steps"][0]["because"] = EVIL
     facts = FACTS | {"hardware": FACTS["hardware"] | {"name": EVIL}}
     page = run_page.page(files(events, plan=plan, facts=facts, recipe={"name": (EVIL, COMMAND_LINE)}, folder=EVIL))
-    check_safe(html.write(page))
-    text = markdown.write(page)
+    check_safe(formats.html(page))
+    text = formats.markdown(page)
     outside = re.sub(r"^(`{3,}).*?^\1$", "", text, flags=re.MULTILINE | re.DOTALL)
     assert "<" not in outside.replace("<br>", "")
     assert not re.search(r"(?<!\\)\]\(", outside)
@@ -127,7 +128,7 @@ def test_text_from_outside_stays_text():
 def test_a_command_between_backticks_is_set_as_code():
     warned = [*whole_run()[:-1], {"event": "warning", "time": BEGAN, "message": "go on by `powertrain train --resume <a>`"},
               whole_run()[-1]]
-    text = html.write(run_page.page(files(warned)))
+    text = formats.html(run_page.page(files(warned)))
     assert "go on by <code>powertrain train --resume &lt;a&gt;</code>" in text
     check_safe(text)
 
@@ -138,7 +139,7 @@ def test_losses_and_norms_that_are_not_finite_are_gaps_and_are_told():
     events[5]["loss"] = math.nan
     page = run_page.page(files(events))
     assert any("not finite" in caution for caution in page.cautions)
-    check_safe(html.write(page))
+    check_safe(formats.html(page))
     rows = as_json(page)["sections"][0]["blocks"][0]["tables"][0]["rows"]
     assert rows[4][3] is None
     json.dumps(as_json(page), allow_nan=False)
@@ -151,8 +152,8 @@ def test_losses_and_norms_that_are_not_finite_are_gaps_and_are_told():
     ids=["no step", "one step", "killed", "whole with one step", "failed", "stopped"])
 def test_unfinished_and_short_runs_have_a_readable_page(events):
     page = run_page.page(files(events))
-    check_safe(html.write(page))
-    assert markdown.write(page)
+    check_safe(formats.html(page))
+    assert formats.markdown(page)
     json.dumps(as_json(page), allow_nan=False)
     finished = (events[-1].get("reason") == "finished")
     assert (page.tone == "good") == finished
@@ -163,7 +164,7 @@ def test_what_is_not_known_is_left_out_and_a_line_says_why():
     events = [{key: value for key, value in event.items() if key not in ("parts", "padding_tokens")} | (
         {"estimate": None} if event["event"] == "start" else {}) for event in whole_run() if event["event"] != "memory"]
     page = run_page.page(files(events, plan={}, facts={}))
-    text = html.write(page)
+    text = formats.html(page)
     assert "Left out: roofline" in text
     assert "Left out: padding" in text
     assert "Left out: expected against measured speed" in text
@@ -176,7 +177,7 @@ def test_a_run_without_an_event_is_refused_with_its_cure():
 
 
 def test_the_page_is_for_light_dark_paper_and_narrow_screens():
-    text = html.write(run_page.page(files(whole_run())))
+    text = formats.html(run_page.page(files(whole_run())))
     style = text[text.index("<style>"):text.index("</style>")]
     assert "prefers-color-scheme:dark" in style
     assert "@media print" in style

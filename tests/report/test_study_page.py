@@ -10,8 +10,9 @@ import pytest
 from test_run_page import EVIL, check_safe
 
 from powertrain.records import WrongUse
-from powertrain.report import html, markdown, study_page
-from powertrain.report.page import as_json, figures
+from powertrain.report import formats, study_page
+from powertrain.report.formats import as_json
+from powertrain.report.page import figures
 
 OLDER = sorted(path for path in (Path(__file__).parents[2] / "studies").glob("*/evidence.json")
                if "kind" not in json.loads(path.read_text(encoding="utf-8")))
@@ -28,12 +29,12 @@ def figure(page, key):
 @pytest.mark.parametrize("kind", made_studies.KINDS)
 def test_every_kind_has_a_page_in_three_forms(kind):
     page = page_of(kind)
-    text = html.write(page)
+    text = formats.html(page)
     check_safe(text)
     assert figures(page)
     plain = json.dumps(as_json(page), allow_nan=False)
     for one in figures(page):
-        assert markdown.escaped(one.title) in markdown.write(page)
+        assert formats.escaped(one.title) in formats.markdown(page)
         assert json.dumps(one.title) in plain
     method = " ".join(str(cell) for block in page.sections[-1].blocks for row in getattr(block, "rows", ()) for cell in row)
     assert "AMD EPYC" in method
@@ -84,7 +85,7 @@ def test_a_comparison_whose_runs_are_not_kept_has_no_pairs_and_keeps_its_interva
     study = made_studies.comparison()
     page = study_page.page(study | {"runs": []}, "studies/x", "")
     assert figure(page, "comparisons").drawings[0].rows[0].points[0].value == 1.31
-    assert "Left out: paired windows" in html.write(page)
+    assert "Left out: paired windows" in formats.html(page)
 
 
 def test_losses_that_are_equal_in_both_arms_are_said_to_be_equal():
@@ -98,12 +99,12 @@ def test_losses_that_are_equal_in_both_arms_are_said_to_be_equal():
 def test_a_study_with_losses_that_are_not_finite_has_gaps():
     study = made_studies.comparison()
     study["runs"][1]["losses"][4] = None
-    check_safe(html.write(study_page.page(study, "studies/x", "")))
+    check_safe(formats.html(study_page.page(study, "studies/x", "")))
 
 
 def test_claims_that_failed_and_those_that_cannot_be_tried_are_all_there():
     page = page_of("claims")
-    text = html.write(page)
+    text = formats.html(page)
     assert "1 claim, in the tables below" in text
     for claim in made_studies.claims()["findings"]["claims"]:
         assert f">{claim['id']}<" in text
@@ -179,7 +180,7 @@ def test_text_of_a_study_from_outside_stays_text():
     study = made_studies.ablation() | {"what": EVIL, "command": EVIL}
     study["findings"]["techniques"][0] |= {"name": EVIL, "why": EVIL, "because": EVIL}
     study["machine"]["name"] = EVIL
-    check_safe(html.write(study_page.page(study, EVIL, "")))
+    check_safe(formats.html(study_page.page(study, EVIL, "")))
 
 
 def test_what_makes_a_measurement_suspect_is_said():
@@ -195,7 +196,7 @@ def test_what_makes_a_measurement_suspect_is_said():
 @pytest.mark.parametrize("path", OLDER, ids=lambda path: path.parent.name)
 def test_older_studies_have_a_readable_page(path):
     page = study_page.page(json.loads(path.read_text(encoding="utf-8")), str(path.parent), "")
-    check_safe(html.write(page))
+    check_safe(formats.html(page))
     assert figures(page)
     assert any("older form" in caution for caution in page.cautions)
 

@@ -85,7 +85,6 @@ def audit_files(path: Path, reports: Reports, *, apply: bool, destination: Path 
     from powertrain import __version__
     from powertrain.audit.edits import read
     from powertrain.report import audit as report
-    from powertrain.report import audit_sarif
 
     if destination is not None and not apply:
         raise WrongUse("--output names the file of --apply or --convert; add one of these options")
@@ -101,7 +100,7 @@ def audit_files(path: Path, reports: Reports, *, apply: bool, destination: Path 
     if reports.markdown is not None:
         _write(reports.markdown, "\n".join(report.markdown(found, texts) for found in audits))
     if reports.sarif is not None:
-        log = audit_sarif.write(audits, __version__, texts, Path.cwd())
+        log = report.sarif(audits, __version__, texts, Path.cwd())
         _write(reports.sarif, json.dumps(log, indent=1, ensure_ascii=False) + "\n")
     if apply:
         _apply(audits, destination, as_json=reports.as_json, aside=reports.as_json or reports.stdout_is_taken)

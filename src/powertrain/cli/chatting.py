@@ -12,7 +12,7 @@ from powertrain.cli.environment import say
 from powertrain.cli.options import Base, Json, Model, Provider, Seed, System, Temperature, TopK, TopP
 from powertrain.cli.using import write_pieces
 from powertrain.records import WrongUse
-from powertrain.report.live import printable
+from powertrain.report.result import printable
 
 if TYPE_CHECKING:
     from powertrain.use.conversation import Conversation, Prompt

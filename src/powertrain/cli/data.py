@@ -12,8 +12,8 @@ from powertrain.cli.environment import cache_folder, say
 from powertrain.cli.options import Json, Words
 from powertrain.records import WrongUse, to_plain
 from powertrain.records.findings import Piece
-from powertrain.report.live import printable
 from powertrain.report.page import labelled
+from powertrain.report.result import printable
 from powertrain.report.rows import check_rows, marked, totals
 
 if TYPE_CHECKING:

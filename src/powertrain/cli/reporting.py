@@ -129,13 +129,12 @@ def read_page(target: Path) -> Page:
 
 def write_page(page: Page, folder: Path) -> list[Path]:
     """Write report.html, report.md and report.json in `folder`, each whole or not at all."""
-    from powertrain.report import html, markdown
-    from powertrain.report import page as pages
+    from powertrain.report import formats
 
     if folder.exists() and not folder.is_dir():
         raise WrongUse(f"{folder} is a file; --output must name a folder for the report")
-    texts = {"report.html": html.write(page), "report.md": markdown.write(page),
-             "report.json": json.dumps(pages.as_json(page), indent=1, ensure_ascii=False, allow_nan=False) + "\n"}
+    texts = {"report.html": formats.html(page), "report.md": formats.markdown(page),
+             "report.json": json.dumps(formats.as_json(page), indent=1, ensure_ascii=False, allow_nan=False) + "\n"}
     for name, text in texts.items():
         try:
             # what no file can hold (half a surrogate pair in a sample) becomes a question mark

@@ -65,7 +65,7 @@ def _continuation(opened: OpenedModel, prompt: str, sampling: Sampling) -> tuple
 
 def write_pieces(pieces: Iterator[str], first: str = "") -> str:
     """Write pieces to stdout as they come, and a line end; return the text."""
-    from powertrain.report.live import printable
+    from powertrain.report.result import printable
 
     sys.stdout.write(first)
     written = []
@@ -156,7 +156,7 @@ def _answer_rows(questions: Questions, found: Answers) -> list[tuple[str, str]]:
 
 def _short(text: str) -> str:
     """Return the end of the text on one line: a question stands at the end."""
-    from powertrain.report.live import printable
+    from powertrain.report.result import printable
 
     line = " ".join(printable(text).split())
     return line if len(line) <= SHOWN_CHARACTERS else f"... {line[-SHOWN_CHARACTERS:]}"

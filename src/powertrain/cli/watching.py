@@ -15,9 +15,8 @@ from powertrain.records.events import Evaluated, Event, RunWarning, Start, Step
 from powertrain.records.origins import COMMAND_LINE, Origin, Stored
 from powertrain.records.timeline import last_of
 from powertrain.report.figures import perplexity
-from powertrain.report.live import Live, said
 from powertrain.report.plan import overview_rows
-from powertrain.report.result import result_rows, sample_rows
+from powertrain.report.result import Live, result_rows, said, sample_rows
 from powertrain.run.prepare import Prepared
 
 if TYPE_CHECKING:

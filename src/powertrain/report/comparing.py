@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -11,14 +11,13 @@ from typing import Any
 from powertrain.records import timeline
 from powertrain.records.events import Evaluated, Event, Step
 from powertrain.records.origins import Stored
-from powertrain.records.timeline import last_of
 from powertrain.report.figures import count, duration, memory
 from powertrain.report.page import listed, pairs
 from powertrain.report.run_page import RunFiles
 
 ABSENT = "(no such key)"
 UNPINNED = ("(not pinned)", "the plan decides")
-PROSE = ("description", "corrections", "output_dir")     # of a recipe: says nothing of what is trained
+UNTRAINED = ("description", "corrections", "output_dir", "techniques")      # keys that say nothing of what is trained
 # keys that change nothing that is learned
 UNLEARNED = ("name", "logging_steps", "save_", "eval_steps", "max_eval_samples", "sample.", "techniques.")
 RECENT_STEPS = 10            # a training loss is the mean of so many steps: one step's is mostly its examples
@@ -34,6 +33,7 @@ SAME_MODEL = ("family", "layers", "width", "heads", "kv_heads", "mlp_width", "ga
               "unquantised_dtype", "window")
 SAME_MACHINE = ("name", "device", "cores", "devices", "memory_bytes", "instructions", "compute_capability", "fingerprint")
 SHOWN_FACTS = {"hardware": SAME_MACHINE, "data": ("source", *SAME_DATA), "model": ("provider", *SAME_MODEL)}
+Reasoned = Mapping[str, tuple[Any, Any]]     # name -> (value, why it has that value)
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,9 @@ class Difference:
 
 def difference(a: RunFiles, b: RunFiles) -> Difference:
     """Return all differences that `powertrain runs compare A B` shows."""
-    results = result_of(a), result_of(b)
     recipe, facts = tuple(changed_keys(a.recipe, b.recipe)), tuple(changed_facts(a.facts, b.facts))
-    plan = tuple(changed_techniques(a.plan, b.plan))
-    comparable, because = can_be_compared(a, b)
+    plan, results = tuple(changed_techniques(a.plan, b.plan)), (result_of(a), result_of(b))
+    comparable, because = can_be_compared(a, b, recipe)
     return Difference(a.folder, b.folder, recipe, plan, facts, results, tuple(equal_losses(a.events, b.events)), comparable,
                       because, about_speed(a, b, plan, facts, results, comparable), (*a.missing, *b.missing))
 
@@ -100,46 +99,37 @@ def difference(a: RunFiles, b: RunFiles) -> Difference:
 # ---------------------------------------------------------------------------------------- what differs
 
 
+def _changed(a: Reasoned, b: Reasoned, gone: Callable[[str], tuple[Any, str]]) -> Iterator[Changed]:
+    """Yield the names with different values. `gone` returns value and reason of a name that one side does not have."""
+    for name in dict.fromkeys((*a, *b)):
+        (value_a, why_a), (value_b, why_b) = a.get(name) or gone(name), b.get(name) or gone(name)
+        if value_a != value_b:
+            yield Changed(name, value_a, value_b, str(why_a), str(why_b))
+
+
 def changed_keys(a: Stored, b: Stored) -> Iterator[Changed]:
     """Yield the recipe's keys with different values; a key that one version does not have is ABSENT there."""
-    for key in dict.fromkeys((*a, *b)):
-        gone = UNPINNED if key.startswith("techniques.") else (ABSENT, "another version")
-        (value_a, why_a), (value_b, why_b) = a.get(key, gone), b.get(key, gone)
-        if value_a != value_b and key not in (*PROSE, "techniques"):
-            yield Changed(key, value_a, value_b, str(why_a), str(why_b))
+    trained_a, trained_b = ({key: found for key, found in recipe.items() if key not in UNTRAINED} for recipe in (a, b))
+    absent = (ABSENT, "another version")
+    return _changed(trained_a, trained_b, lambda key: UNPINNED if key.startswith("techniques.") else absent)
 
 
 def changed_techniques(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Changed]:
     """Yield the techniques that are on in one plan only, with both reasons, and the techniques with different settings."""
-    on_a, on_b = _on(a), _on(b)
-    for name in dict.fromkeys((*on_a, *on_b)):
-        if name not in on_a or name not in on_b:
-            yield Changed(name, on_a.get(name, "off"), on_b.get(name, "off"), _why(a, name), _why(b, name))
-        elif on_a[name] != on_b[name]:
-            yield Changed(name, on_a[name], on_b[name])
-
-
-def _on(plan: Mapping[str, Any]) -> dict[str, Any]:
-    return {step["technique"]: step["settings"] for step in plan.get("steps", ())}
-
-
-def _why(plan: Mapping[str, Any], name: str) -> str:
-    answers = [*plan.get("steps", ()), *plan.get("refused", ())]
-    return next((answer["because"] for answer in answers if answer["technique"] == name), "not a technique of that version")
+    answers_a, answers_b = ({step["technique"]: (step.get("settings", "off"), step["because"])
+                             for step in (*plan.get("steps", ()), *plan.get("refused", ()))} for plan in (a, b))
+    for change in _changed(answers_a, answers_b, lambda _: ("off", "not a technique of that version")):
+        yield change if "off" in (change.a, change.b) else Changed(change.name, change.a, change.b)
 
 
 def changed_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Changed]:
-    """Yield different facts of machine, software, data and model. Measured speeds and free memory always differ: left out."""
-    if not a or not b:
-        return
-    for part, names in SHOWN_FACTS.items():
-        for name in names:
-            if (one := a[part].get(name)) != (other := b[part].get(name)):
-                yield Changed(f"{part}: {name}", one, other)
-    versions_a, versions_b = a["software"]["versions"], b["software"]["versions"]
-    for name in dict.fromkeys((*versions_a, *versions_b)):
-        if versions_a.get(name) != versions_b.get(name):
-            yield Changed(f"software: {name}", versions_a.get(name, "not usable"), versions_b.get(name, "not usable"))
+    """Return different facts of machine, software, data and model. Measured speeds and free memory always differ: left out."""
+    return _changed(_facts(a), _facts(b), lambda _: ("not usable", "")) if a and b else iter(())
+
+
+def _facts(facts: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    found = {f"{part}: {name}": (facts[part].get(name), "") for part, names in SHOWN_FACTS.items() for name in names}
+    return found | {f"software: {name}": (version, "") for name, version in facts["software"]["versions"].items()}
 
 
 # ---------------------------------------------------------------------------------------- results
@@ -150,10 +140,10 @@ def result_of(run: RunFiles) -> RunResult:
     steps = history.steps
     seconds = sum(step.seconds for step in steps)
     state = history.state or ("running or killed" if run.events else "without events: killed before its first step")
-    return RunResult(state, steps[-1].step if steps else 0, history.start.total_steps,
-                     sum(step.tokens for step in steps),
+    return RunResult(state, steps[-1].step if steps else 0, history.start.total_steps, sum(step.tokens for step in steps),
                      sum(step.real_tokens for step in steps) / seconds if seconds else None, history.wall_s or None,
-                     history.ends.peak_memory_bytes if history.ends else None, last_of(Evaluated, run.events), history.parts)
+                     history.ends.peak_memory_bytes if history.ends else None, timeline.last_of(Evaluated, run.events),
+                     history.parts)
 
 
 def equal_losses(a: Sequence[Event], b: Sequence[Event]) -> Iterator[LossAt]:
@@ -185,7 +175,7 @@ def _recent(steps: Sequence[Step], end: int) -> float:
 # ---------------------------------------------------------------------------------------- what it shows
 
 
-def can_be_compared(a: RunFiles, b: RunFiles) -> tuple[bool, str]:
+def can_be_compared(a: RunFiles, b: RunFiles, recipe: Sequence[Changed]) -> tuple[bool, str]:
     """Return whether data, batch and model are the same, and one sentence that names the differences."""
     if not a.facts or not b.facts:
         return False, "whether they learned the same cannot be said: what a run knew of data and model is missing"
@@ -199,8 +189,7 @@ def can_be_compared(a: RunFiles, b: RunFiles) -> tuple[bool, str]:
         return False, f"they cannot be compared one to one: they differ in {listed(different)}"
     seeds = {run.recipe.get("seed", (None, ""))[0] for run in (a, b)}
     order = "the same examples in the same order" if len(seeds) == 1 else "the same examples in another order (other seeds)"
-    learned = [change.name for change in changed_keys(a.recipe, b.recipe)
-               if change.name != "seed" and not change.name.startswith(UNLEARNED)]
+    learned = [change.name for change in recipe if change.name != "seed" and not change.name.startswith(UNLEARNED)]
     shown = f"; the recipes differ in {listed(learned)}, and the losses show what that does" if learned else ""
     return True, f"they can be compared: same data, same batch, same model, {order}{shown}"
 
@@ -232,11 +221,9 @@ def comparison_rows(found: Difference) -> list[tuple[str, str, str, str]]:
     rows += [("Facts", change.name, _value(change.a), _value(change.b)) for change in found.facts]
     rows += [("Loss", f"after {at.steps:,} steps" if at.steps is not None else f"after {count(at.tokens or 0)} tokens",
               f"{at.a:.4f}", f"{at.b:.4f}  ({at.b - at.a:+.4f})") for at in found.losses]
-    texts = [_result_texts(result) for result in found.results]
-    rows += [("Result", name, texts[0].get(name, "unknown"), texts[1].get(name, "unknown"))
-             for name in dict.fromkeys((*texts[0], *texts[1]))]
-    parts = [_part_texts(result.parts) for result in found.results]
-    rows += [("Time", part, parts[0].get(part, ""), parts[1].get(part, "")) for part in dict.fromkeys((*parts[0], *parts[1]))]
+    for title, texts_of, absent in (("Result", _result_texts, "unknown"), ("Time", _part_texts, "")):
+        a, b = map(texts_of, found.results)
+        rows += [(title, name, a.get(name, absent), b.get(name, absent)) for name in dict.fromkeys((*a, *b))]
     titles = ["", *[row[0] for row in rows]]
     return [("" if before == title else title, what, a, b) for before, (title, what, a, b) in zip(titles, rows, strict=False)]
 
@@ -263,22 +250,17 @@ def _answer(settings: Any) -> str:
     return f"on ({pairs(settings)})" if settings else "on"
 
 
-def _part_texts(parts: Mapping[str, float]) -> dict[str, str]:
-    total_s = sum(parts.values())
-    return {part: f"{duration(seconds)}, {seconds / total_s:.1%}" for part, seconds in parts.items() if total_s}
+def _part_texts(result: RunResult) -> dict[str, str]:
+    total_s = sum(result.parts.values())
+    return {part: f"{duration(seconds)}, {seconds / total_s:.1%}" for part, seconds in result.parts.items() if total_s}
 
 
 def _result_texts(result: RunResult) -> dict[str, str]:
+    evaluation, speed, wall_s = result.evaluation, result.tokens_per_s, result.wall_s
+    bits = f", {evaluation.bits_per_byte:.3f} bits per byte" if evaluation and evaluation.bits_per_byte is not None else ""
     texts = {"state": f"{result.state} at step {result.step:,} of {result.total_steps:,}",
-             "trained tokens": count(result.trained_tokens)}
-    if result.evaluation:
-        bits = result.evaluation.bits_per_byte
-        texts["last evaluation"] = f"loss {result.evaluation.loss:.4f} at step {result.evaluation.step:,}" + (
-            f", {bits:.3f} bits per byte" if bits is not None else "")
-    if result.tokens_per_s:
-        texts["tokens/s"] = count(result.tokens_per_s)
-    if result.wall_s is not None:
-        texts["time"] = duration(result.wall_s)
-    if result.peak_memory_bytes:
-        texts["peak memory"] = memory(result.peak_memory_bytes)
-    return texts
+             "trained tokens": count(result.trained_tokens),
+             "last evaluation": f"loss {evaluation.loss:.4f} at step {evaluation.step:,}{bits}" if evaluation else None,
+             "tokens/s": count(speed) if speed else None, "time": duration(wall_s) if wall_s is not None else None,
+             "peak memory": memory(result.peak_memory_bytes) if result.peak_memory_bytes else None}
+    return {name: text for name, text in texts.items() if text is not None}

@@ -1,4 +1,4 @@
-"""A report as a value: a headline, sections, figures with the numbers they plot. html.py, markdown.py and `as_json` say it.
+"""A report as a value: a headline, sections, figures with the numbers they plot. formats.py writes it.
 
 Every figure carries its numbers in tables, so that each way of saying it says the same, and nobody has to measure a
 picture.
@@ -140,38 +140,6 @@ def pins_in_words(pins: Mapping[str, Any]) -> str:
     """Return pins as 'micro_batch (examples=4), threads off'."""
     return ", ".join(f"{name} off" if pin == "off" else f"{name} ({pairs(pin)})" if isinstance(pin, Mapping) and pin else name
                      for name, pin in pins.items())
-
-
-def as_json(page: Page) -> dict[str, Any]:
-    """Return report.json: all text of the page and every plotted number in full. A number that is not finite is null."""
-    return {"event": "report", "what": page.what, "title": page.title, "about": page.about, "verdict": page.verdict,
-            "numbers": [{"value": number.value, "label": number.label, "note": number.note} for number in page.numbers],
-            "cautions": list(page.cautions),
-            "sections": [{"title": section.title, "blocks": [_block(block) for block in section.blocks]}
-                         for section in page.sections],
-            "made": page.made}
-
-
-def _block(block: Block) -> dict[str, Any]:
-    if isinstance(block, Figure):
-        return {"figure": block.key, "title": block.title, "caption": block.caption,
-                "tables": [_table(table) for table in block.tables]}
-    if isinstance(block, Table):
-        return _table(block)
-    if isinstance(block, Missing):
-        return {"left_out": block.what, "because": block.because}
-    if isinstance(block, Code):
-        return {"code": block.words, "title": block.title}
-    return {"text": block.words}
-
-
-def _table(table: Table) -> dict[str, Any]:
-    return {"table": table.title, "columns": list(table.columns),
-            "rows": [[_finite(cell) for cell in row] for row in table.rows]}
-
-
-def _finite(cell: Cell) -> Cell:
-    return None if isinstance(cell, float) and not math.isfinite(cell) else cell
 
 
 def figures(page: Page) -> list[Figure]:
