@@ -15,7 +15,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from driver import run_cli
 from example_folders import json_lines
-from powertrain.cli import chatting, exporting, using
+from powertrain.cli import exporting, using
 from powertrain.data.tokenizers import ByteTokenizer
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -85,7 +85,7 @@ class TestChat:
     def chat(self, monkeypatch: Patch, lines: str, path: str = "runs/tuned", **asked: Any) -> None:
         monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
         given = {"base": None, "provider": None, "system": None, "message": None, "show_prompt": False, "as_json": False}
-        chatting.chat(path, **(SAMPLING | given | asked))
+        using.chat(path, **(SAMPLING | given | asked))
 
     def test_a_scripted_conversation(self, here: Path, monkeypatch: Patch, capsys: Captured) -> None:
         self.chat(monkeypatch, "1 + 2?\n\n  /history\n/system Be short.\n3 + 1?\n/reset\n/history\n/nonsense\n/exit\n9 + 9?\n",

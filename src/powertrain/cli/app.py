@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from powertrain.cli import auditing, chatting, claiming, data, diagnosing, exporting, proving, reporting, training, using
+from powertrain.cli import auditing, claiming, data, diagnosing, exporting, proving, reporting, training, using
 
 # `--learning_rate=3e-4` is taken like `learning_rate=3e-4`; a mistyped option is refused by the recipe, with a hint
 WORDS = {"ignore_unknown_options": True}
@@ -44,7 +44,7 @@ def options(version: Annotated[bool, typer.Option("--version", callback=show_ver
 app = group(
     "Train language models as fast as this machine allows. Every gain is explained and measured.",
     {"train": training.train, "plan": training.plan, "facts": training.facts, "generate": using.generate,
-     "chat": chatting.chat, "evaluate": using.evaluate, "export": exporting.export, "ablate": proving.ablate,
+     "chat": using.chat, "evaluate": using.evaluate, "export": exporting.export, "ablate": proving.ablate,
      "tune": proving.tune, "bench": proving.bench, "diagnose": diagnosing.diagnose, "report": reporting.report,
      "audit": auditing.audit},
     add_completion=False, pretty_exceptions_enable=False, context_settings={"max_content_width": 100}, callback=options,

@@ -45,22 +45,13 @@ class Level:
 
 @dataclass(frozen=True)
 class Band:
-    """A stripe right across, between two values: lying in a plot, upright in rows."""
+    """A stripe right across: in a plot between two values or, upright, between two places of the x axis; upright in rows."""
 
     label: str
     low: float
     high: float
     colour: str = "grey"
-
-
-@dataclass(frozen=True)
-class Span:
-    """A stripe between two places of the x axis, from bottom to top."""
-
-    label: str
-    start: float
-    end: float
-    colour: str = "grey"
+    upright: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,7 +71,7 @@ class Stack:
     layers: tuple[tuple[str, str, tuple[float, ...]], ...]   # label, colour, heights
 
 
-Mark = Series | Level | Band | Span | Moments | Stack
+Mark = Series | Level | Band | Moments | Stack
 
 
 @dataclass(frozen=True)

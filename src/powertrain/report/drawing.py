@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from powertrain.report import chart, svg
-from powertrain.report.chart import Band, Level, Mark, Moments, Plot, Row, Rows, Series, Span, Stack
+from powertrain.report.chart import Band, Level, Mark, Moments, Plot, Row, Rows, Series, Stack
 from powertrain.report.svg import CHAR_PX, LINE_PX, TEXT_PX, Entry, Scale
 
 TICK_PX = 70.0               # room that a label on the x axis wants
@@ -14,7 +14,7 @@ MOST_MOMENTS = 60            # more upright marks than this would hide the curve
 NARROW_PX = 560.0            # below, a row's name stands above its row instead of beside it
 BAR_PX = 16.0
 LABEL_SHARE = 0.42           # of the width, at most, for names of rows
-DRAWN_ORDER = (Span, Band, Stack, Moments, Series, Level)      # what is behind what; single points are over lines
+DRAWN_ORDER = (Band, Stack, Moments, Series, Level)    # what is behind what; single points are over lines
 
 Ticks = list[tuple[float, str]]
 
@@ -92,7 +92,7 @@ def _entries(mark: Mark) -> Iterable[Entry]:
             return [(mark.label, mark.colour, mark.shape if isinstance(mark, Series) else "upright")]
         case Level():
             return [(mark.label, mark.colour, "dashed")]
-        case Band() | Span():
+        case Band():
             return [(mark.label, mark.colour, "shade")]
         case Stack():
             return [(label, colour, "hatch" if colour == "grey" else "box") for label, colour, _ in mark.layers]
@@ -106,9 +106,7 @@ def _extent(mark: Mark) -> tuple[Iterable[float], Iterable[chart.Value]]:
         case Level():
             return (), (mark.value,)
         case Band():
-            return (), (mark.low, mark.high)
-        case Span():
-            return (mark.start, mark.end), ()
+            return ((mark.low, mark.high), ()) if mark.upright else ((), (mark.low, mark.high))
         case Moments():
             return mark.places, ()
         case Stack():
@@ -116,8 +114,8 @@ def _extent(mark: Mark) -> tuple[Iterable[float], Iterable[chart.Value]]:
 
 
 def _depth(mark: Mark) -> float:
-    raised = {"faint": -0.5, "circle": 1.5, "ring": 1.5}
-    return DRAWN_ORDER.index(type(mark)) + (raised.get(mark.shape, 0) if isinstance(mark, Series) else 0)
+    raised = {"faint": -0.5, "circle": 1.5, "ring": 1.5}.get(mark.shape, 0) if isinstance(mark, Series) else 0
+    return DRAWN_ORDER.index(type(mark)) + raised - (isinstance(mark, Band) and mark.upright)
 
 
 def _mark(mark: Mark, x: Scale, y: Scale) -> Iterator[str]:
@@ -129,10 +127,10 @@ def _mark(mark: Mark, x: Scale, y: Scale) -> Iterator[str]:
         case Level() if y.shows(mark.value):
             yield svg.element("path", d=f"M{x.start_px:.1f} {y(mark.value):.1f}H{x.end_px:.1f}",
                               class_=f"s-{mark.colour} line dashed")
+        case Band() if mark.upright:
+            yield svg.stripe(x(mark.low), y.end_px, x(mark.high), y.start_px, mark.colour)
         case Band():
             yield svg.stripe(x.start_px, y(mark.high), x.end_px, y(mark.low), mark.colour)
-        case Span():
-            yield svg.stripe(x(mark.start), y.end_px, x(mark.end), y.start_px, mark.colour)
         case Moments():
             up = "V" + f"{y.end_px:.1f}" if len(mark.places) <= MOST_MOMENTS else "v-8"
             path = "".join(f"M{x(place):.1f} {y.start_px:.1f}{up}" for place in mark.places)

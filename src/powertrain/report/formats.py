@@ -151,8 +151,5 @@ def _block(block: Block) -> dict[str, Any]:
 
 def _table(table: Table) -> dict[str, Any]:
     return {"table": table.title, "columns": list(table.columns),
-            "rows": [[_finite(cell) for cell in row] for row in table.rows]}
-
-
-def _finite(cell: Cell) -> Cell:
-    return None if isinstance(cell, float) and not math.isfinite(cell) else cell
+            "rows": [[None if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in row]
+                     for row in table.rows]}

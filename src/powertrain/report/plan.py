@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from powertrain.records import DataFacts, Effect, Estimate, Facts, Hardware, ModelFacts, Plan, Software
+from powertrain.records import DataFacts, Effect, Estimate, Facts, Hardware, ModelFacts, Plan
 from powertrain.report.figures import count, counted, digits, duration, flops, interval, memory
 from powertrain.report.page import labelled, pairs
 
@@ -52,15 +52,11 @@ def _examples_row(data: DataFacts) -> Row:
 
 def model_row(model: ModelFacts, because: str = "") -> Row:
     """Return the model's shape and training. `because`: why this provider computes the model."""
-    return "Model", f"{_shape(model)}: {count(model.parameters)} parameters{_training(model, because)}"
-
-
-def _shape(model: ModelFacts) -> str:
-    if model.provider != "native":
-        return f"{model.family}, {counted(model.layers, 'layer')} x {model.width}"
-    grouped = f" ({model.kv_heads} for keys and values)" if model.kv_heads != model.heads else ""
-    return (f"{model.family}, {counted(model.layers, 'layer')} x {model.width}, {counted(model.heads, 'head')}{grouped}, "
-            f"MLP {model.mlp_width}, context {model.context}")
+    shape = f"{model.family}, {counted(model.layers, 'layer')} x {model.width}"
+    if model.provider == "native":
+        grouped = f" ({model.kv_heads} for keys and values)" if model.kv_heads != model.heads else ""
+        shape += f", {counted(model.heads, 'head')}{grouped}, MLP {model.mlp_width}, context {model.context}"
+    return "Model", f"{shape}: {count(model.parameters)} parameters{_training(model, because)}"
 
 
 def _training(model: ModelFacts, because: str) -> str:
@@ -127,7 +123,7 @@ def expected_rows(estimate: Estimate | None, hardware: Hardware, model: ModelFac
     low_s, high_s = estimate.step_s
     slow, fast = estimate.tokens_per_s
     share = estimate.flops_per_step / estimate.peak_flops_per_s
-    parts = component_list(estimate.memory_bytes)
+    parts = ", ".join(f"{name.replace('_', ' ')} {memory(size)}" for name, size in estimate.memory_bytes.items() if size)
     padded = f"; {estimate.padding_share:.1%} of what is computed is padding" if estimate.padding_share >= SHOWN_PADDING else ""
     fits = "" if estimate.total_memory_bytes <= hardware.free_memory_bytes else \
         f"; MORE than the {memory(hardware.free_memory_bytes)} free"
@@ -140,11 +136,6 @@ def expected_rows(estimate: Estimate | None, hardware: Hardware, model: ModelFac
         ("Memory", f"{memory(estimate.total_memory_bytes)} at the peak: {parts}{fits}"),
         *_largest_pass_rows(estimate, hardware),
         ("Basis", estimate.basis)]
-
-
-def component_list(memory_bytes: Mapping[str, int]) -> str:
-    """Return 'weights 1.2 GiB, activations 340 MiB'."""
-    return ", ".join(f"{name.replace('_', ' ')} {memory(size)}" for name, size in memory_bytes.items() if size)
 
 
 def _largest_pass_rows(estimate: Estimate, hardware: Hardware) -> list[Row]:
@@ -244,7 +235,9 @@ def _expected(estimate: Estimate | None, facts: Facts) -> Row:
 
 def facts_rows(facts: Facts) -> list[tuple[str, str, str]]:
     """Return (fact, value, source) of all facts, and of software that is missing."""
-    return [*_hardware_rows(facts.hardware), *software_rows(facts.software), *model_rows(facts.model), *data_rows(facts.data)]
+    software = [*((part, version, "installed") for part, version in facts.software.versions.items()),
+                *((part, "not usable", reason) for part, reason in facts.software.missing.items())]
+    return [*_hardware_rows(facts.hardware), *software, *_model_rows(facts.model), *_data_rows(facts.data)]
 
 
 def _hardware_rows(hardware: Hardware) -> Iterable[tuple[str, str, str]]:
@@ -264,14 +257,7 @@ def _hardware_rows(hardware: Hardware) -> Iterable[tuple[str, str, str]]:
     return ((name, value, hardware.sources.get(field, "")) for name, field, value in known if value)
 
 
-def software_rows(software: Software) -> Iterable[tuple[str, str, str]]:
-    for part, version in software.versions.items():
-        yield part, version, "installed"
-    for part, reason in software.missing.items():
-        yield part, "not usable", reason
-
-
-def model_rows(model: ModelFacts) -> Iterable[tuple[str, str, str]]:
+def _model_rows(model: ModelFacts) -> Iterable[tuple[str, str, str]]:
     yield "parameters", f"{model.parameters:,}", "counted from the recipe's shapes" if not model.path else model.path
     if model.path:
         yield "provider", model.provider, f"method {model.method}, task {model.task}"
@@ -286,7 +272,7 @@ def model_rows(model: ModelFacts) -> Iterable[tuple[str, str, str]]:
         yield name, " x ".join(map(str, shape)) or "1", "shape"
 
 
-def data_rows(data: DataFacts) -> Iterable[tuple[str, str, str]]:
+def _data_rows(data: DataFacts) -> Iterable[tuple[str, str, str]]:
     yield "data", data.source, f"sha256 {data.digest[:16]}"
     tokens = f"{data.train_tokens + data.validation_tokens:,}"
     quantiles = ", ".join(f"{key} {value:,}" for key, value in data.length_quantiles.items())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.records.evidence import Study
-from powertrain.records.findings import SEVERITIES, ExampleCheck, Piece, Problem
+from powertrain.records.findings import SEVERITIES, ExampleCheck, Piece
 from powertrain.report.figures import count, duration, interval, memory
 from powertrain.report.page import labelled, pins_in_words, said
 
@@ -60,7 +60,7 @@ def _row_lines(check: ExampleCheck) -> list[str]:
         lost = f" ({check.counts['tokens_lost']:,} tokens lost)" if kind in ("cut", "dropped") else ""
         lines.append(f"{total:,} {FINDINGS[kind]}{lost}")
         named = [problem for problem in check.problems if problem.kind == kind][:NAMED_ROWS]
-        lines += [f"    {_named(problem)}" for problem in named]
+        lines += [f"    {problem.origin}: {problem.reason}" for problem in named]
         if total > len(named):
             lines.append(f"    and {total - len(named):,} more")
     if check.counts.get("untrained_end"):
@@ -76,10 +76,6 @@ def _length_lines(check: ExampleCheck) -> list[str]:
             f"{'#' * -(-bar.examples * BAR_CHARS // most)}".rstrip() for bar in check.histogram]
     quantiles = ", ".join(f"{name} {tokens:,}" for name, tokens in check.length_quantiles.items())
     return [f"tokens per example: {quantiles}; at most {check.max_length:,} (data.max_length)", *bars]
-
-
-def _named(problem: Problem) -> str:
-    return f"{problem.origin}: {problem.reason}"
 
 
 # ------------------------------------------------------------------------------------------------ a diagnosis

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from powertrain.records import timeline
-from powertrain.records.events import End, Evaluated, Event, Memory, ModelSaved, Note, Resume, RunWarning, Sample, Saved
+from powertrain.records.events import End, Evaluated, Event, Memory, ModelSaved, Resume, RunWarning, Sample, Saved
 from powertrain.records.timeline import NOT_SPLIT, OTHER, History, spread, steady_speeds
 from powertrain.report import chart
 from powertrain.report.chart import COMPONENT_COLOURS, Axis, Moments, Plot, Point, Row, Rows, Segment, Series, stacked
@@ -113,26 +113,6 @@ def signals(history: History, limit: float | None) -> Figure | Missing:
                   + (" The axis of the norm is logarithmic." if log else ""), (table,), beside=True)
 
 
-def evaluations_say(history: History) -> str:
-    """Return 'held-out loss 3.819 at step 120' of the last evaluation, or ''."""
-    found = history.of(Evaluated)
-    return f"held-out loss {found[-1].event.loss:.4f} at step {found[-1].after_step:,}" if found else ""
-
-
-def still_falling(history: History) -> str | None:
-    """Return whether the held-out loss was still falling or had risen at the end; None if neither."""
-    if (found := timeline.held_out_trend(history)) is None:
-        return None
-    (best_step, best), (before_step, before), (last_step, last) = found.best, found.all[-2], found.all[-1]
-    if found.trend == "risen":
-        return (f"The held-out loss was lowest at step {best_step:,} ({best:.4f}) and rose to {last:.4f}: "
-                "longer training made the model worse.")
-    if found.trend == "falling":
-        return (f"The held-out loss was still falling when the run ended ({before:.3f} at step {before_step:,}, "
-                f"{last:.3f} at step {last_step:,}): with more steps the model would learn more.")
-    return None
-
-
 # ------------------------------------------------------------------------------------------------ time and speed
 
 
@@ -192,7 +172,7 @@ def throughput(history: History) -> Figure | Missing:
     happened.append(("continued", "green", tuple(float(step) for step in history.sessions[1:])))
     marks: tuple[chart.Mark, ...] = (
         chart.Band("10 to 90% of the steps", low, high, "blue"),
-        *(chart.Span("warm-up", xs[places[0]] - 0.5, xs[places[-1]] + 0.5) for places in warm),
+        *(chart.Band("warm-up", xs[places[0]] - 0.5, xs[places[-1]] + 0.5, upright=True) for places in warm),
         Series("each step", tuple(zip(xs, speeds, strict=True)), "blue", "faint"),
         Series(f"median of {over} steps", tuple(zip(xs, rolling, strict=True)), "blue"),
         chart.Level(f"median {count(middle)}", middle),
@@ -209,7 +189,8 @@ def throughput(history: History) -> Figure | Missing:
                   "speed of each step")
     events = Table(("after step", "at (s)", "what", "seconds", "said"),
                    tuple((one.after_step, round(one.at_s, 4), one.event.kind, getattr(one.event, "seconds", None),
-                          _said(one.event)) for one in history.happened if isinstance(one.event, LISTED)),
+                          getattr(one.event, "sentence", "") or getattr(one.event, "message", ""))
+                         for one in history.happened if isinstance(one.event, LISTED)),
                    "what happened beside the steps")
     return Figure(
         "throughput", title, (plot,),
@@ -218,10 +199,6 @@ def throughput(history: History) -> Figure | Missing:
            "median speed) is drawn, and is not in the median or the band" if warm_count else "No step was left out as warm-up")
         + ". Upright marks: what happened after that step.", (table, events),
         f"Tokens per second over the steps. {title}.")
-
-
-def _said(event: Event) -> str:
-    return event.sentence if isinstance(event, (RunWarning, Note)) else event.message if isinstance(event, End) else ""
 
 
 def tokens(history: History) -> Figure | Missing:
@@ -354,23 +331,18 @@ def memory_by_component(history: History, estimate: Mapping[str, Any] | None, de
 
 def _memory_title(predicted: float, allocated: float | None, resident: float | None) -> str:
     if predicted and allocated:
-        return (f"{memory(allocated)} were allocated at the peak; the prediction of {memory(predicted)} is "
-                f"{_off(predicted / allocated - 1)}")
+        error = predicted / allocated - 1
+        off = "the same" if abs(error) < 0.0005 else f"{abs(error):.1%} too {'high' if error > 0 else 'low'}"
+        return f"{memory(allocated)} were allocated at the peak; the prediction of {memory(predicted)} is {off}"
     if predicted:
         held = f"; the process held {memory(resident)} with its libraries" if resident else ""
         return f"{memory(predicted)} were predicted to be allocated at the peak{held}"
     return f"The most memory in use was {memory(allocated or resident or 0)}"
 
 
-def _off(error: float) -> str:
-    return "the same" if abs(error) < 0.0005 else f"{abs(error):.1%} too {'high' if error > 0 else 'low'}"
-
-
 def _memory_table(predicted: Mapping[str, float], event: Memory, resident: float | None, process: str) -> Table:
-    rows: list[tuple[Cell, ...]] = [(f"predicted: {name.replace('_', ' ')}", size, size / 2**20)
-                                    for name, size in predicted.items()]
-    rows += [("predicted: all", sum(predicted.values()), sum(predicted.values()) / 2**20)] if predicted else []
-    rows += [(f"measured: {name}", size, size / 2**20)
-             for name, size in (("allocated", event.allocated_bytes), ("reserved", event.reserved_bytes)) if size]
-    rows += [(f"measured: {process}", resident, resident / 2**20)] if resident else []
-    return Table(("", "bytes", "MiB"), tuple(rows))
+    rows = {f"predicted: {name.replace('_', ' ')}": size for name, size in predicted.items()}
+    rows |= {"predicted: all": sum(predicted.values())} if predicted else {}
+    measured = {"allocated": event.allocated_bytes, "reserved": event.reserved_bytes, process: resident}
+    rows |= {f"measured: {name}": size for name, size in measured.items() if size}
+    return Table(("", "bytes", "MiB"), tuple((name, size, size / 2**20) for name, size in rows.items()))

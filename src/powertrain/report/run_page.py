@@ -64,12 +64,9 @@ def page(files: RunFiles) -> Page:
         Section("What the model writes", tuple(_samples(history))),
         Section("Environment, and how to repeat this", tuple(_environment(files, history))))
     title = f"{history.start.name or 'run'}: {files.folder}"
-    return Page("run", title, "", _verdict(history, estimate), _tone(history), tuple(_numbers(history, device)),
+    tone = {"finished": "good", "failed": "bad"}.get(history.state, "open")
+    return Page("run", title, "", _verdict(history, estimate), tone, tuple(_numbers(history, device)),
                 tuple(cautions_of(history, files.plan)), sections, files.made)
-
-
-def _tone(history: History) -> str:
-    return {"finished": "good", "failed": "bad"}.get(history.state, "open")
 
 
 def _verdict(history: History, estimate: Mapping[str, Any] | None) -> str:
@@ -79,7 +76,8 @@ def _verdict(history: History, estimate: Mapping[str, Any] | None) -> str:
              f"Failed at step {ends.step:,} of {total:,}: {ends.message or 'no reason was written'}"
              if reason == "failed" and ends else
              f"{reason[:1].upper() + reason[1:] or 'Running or killed (no end was written)'}, at step {done:,} of {total:,}")
-    said = run_figures.evaluations_say(history)
+    evaluated = history.of(Evaluated)
+    said = f"held-out loss {evaluated[-1].event.loss:.4f} at step {evaluated[-1].after_step:,}" if evaluated else ""
     speed = ""
     if found := steady_speeds(history):
         middle = quantile(found, 0.5)
@@ -217,12 +215,12 @@ def _environment(files: RunFiles, history: History) -> Iterator[Block]:
 
 def cautions_of(history: History, plan: Mapping[str, Any]) -> list[str]:
     """Return what a reader should distrust in a run, with the numbers; the most important first."""
-    found = [*_unfinished(history), *_not_finite(history), *_lost(history), *_time(history), *_learning(history),
-             *_load(history), *_speed(history, plan), *_general(plan)]
+    found = [*_broken(history), *_time(history), *_learning(history), *_speed(history, plan), *_general(plan)]
     return found[:MOST_CAUTIONS]
 
 
-def _unfinished(history: History) -> Iterator[str]:
+def _broken(history: History) -> Iterator[str]:
+    """Yield what went wrong: no end, values that are not finite, warnings, repeated steps, pauses."""
     if history.ends and history.ends.reason == "failed":
         yield f"The run failed: {history.ends.message or 'no reason was written'}."
     elif history.state != "finished":
@@ -230,21 +228,14 @@ def _unfinished(history: History) -> Iterator[str]:
         why = history.state or "no end was written: the run is still going, or was killed"
         yield (f"The run is not finished: {done:,} of {history.start.total_steps:,} steps; {why}. "
                "The learning-rate schedule is not finished either.")
-
-
-def _not_finite(history: History) -> Iterator[str]:
     broken = [step.step for step in history.steps
               if not all(value is not None and math.isfinite(value) for value in (step.loss, step.grad_norm))]
     if broken:
         yield (f"A loss or gradient norm is not finite in {several(len(broken), 'step')}, first in step {broken[0]:,}; the "
                "curves have gaps there.")
-    warnings = history.of(RunWarning)
-    if warnings:
+    if warnings := history.of(RunWarning):
         more = f", and {len(warnings) - 1} more" if len(warnings) > 1 else ""
         yield f"The run warned: {warnings[0].event.sentence}{more}."
-
-
-def _lost(history: History) -> Iterator[str]:
     if history.repeated_steps:
         yield (f"{several(history.repeated_steps, 'step')} ({duration(history.repeated_s)}) were lost when the run was "
                "killed, and repeated from the checkpoint; times and curves here count them once.")
@@ -271,14 +262,21 @@ def _time(history: History) -> Iterator[str]:
 
 
 def _learning(history: History) -> Iterator[str]:
-    if (trend := run_figures.still_falling(history)) is not None:
-        yield trend
+    found = timeline.held_out_trend(history)
+    if found is not None and found.trend != "level":
+        (best_step, best), (before_step, before), (last_step, last) = found.best, found.all[-2], found.all[-1]
+        yield (f"The held-out loss was lowest at step {best_step:,} ({best:.4f}) and rose to {last:.4f}: "
+               "longer training made the model worse." if found.trend == "risen" else
+               f"The held-out loss was still falling when the run ended ({before:.3f} at step {before_step:,}, "
+               f"{last:.3f} at step {last_step:,}): with more steps the model would learn more.")
     if history.steps and not history.of(Evaluated):
         yield "No held-out text was evaluated, so the report cannot say how well the model does on new text."
 
 
 def _speed(history: History, plan: Mapping[str, Any]) -> Iterator[str]:
-    places = steady(history)
+    load, places = history.start.load, steady(history)
+    if load is not None and load > BUSY:
+        yield f"The machine was not idle when the run began: its load over the last minute was {load:.2g}."
     if len(places) < 10:
         yield f"Only {several(len(places), 'step')} could be timed: too few to give a speed."
         return
@@ -292,12 +290,6 @@ def _speed(history: History, plan: Mapping[str, Any]) -> Iterator[str]:
     if estimate and not estimate["step_s"][0] <= quantile([history.steps[place].seconds for place in places], 0.5) \
             <= estimate["step_s"][1]:
         yield "The measured step time lies outside the interval that the plan expected."
-
-
-def _load(history: History) -> Iterator[str]:
-    load = history.start.load
-    if load is not None and load > BUSY:
-        yield f"The machine was not idle when the run began: its load over the last minute was {load:.2g}."
 
 
 def _general(plan: Mapping[str, Any]) -> Iterator[str]:

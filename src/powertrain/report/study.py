@@ -79,21 +79,14 @@ def chart(name: str, title: str, rows: Sequence[Row], *tables: Table, study: Stu
     log = log or described.get("log", False)
     level = described.get("level")
     levels = () if level is None else (Level(level, 1.0 if level else 0.0),)
+    floor = (study or {}).get("noise_floor")
+    bands = (Band(f"noise: equal arms differ by up to {floor:.1%}", max(1 - floor, 0.0), 1 + floor),) if floor else ()
+    noise = (f"Grey band: the noise of this machine, from an arm measured against itself (up to {floor:.1%}). " if floor else
+             "This study has no A/A control, so the noise of this machine is unknown. ")
     drawing = Rows(Axis(axis or described["axis"], log=log, low=0.0 if described.get("from_zero") else None), tuple(rows),
-                   levels, noise_band(study or {}), legend=tuple((described.get("legend") or {}).items()))
-    caption = described["caption"].format(noise=noise_words(study)) if study is not None else described["caption"]
+                   levels, bands, legend=tuple((described.get("legend") or {}).items()))
+    caption = described["caption"] if study is None else described["caption"].format(noise=noise)
     return Figure(key or name, title, (drawing,), caption.strip(), tables)
-
-
-def noise_band(study: Study) -> tuple[Band, ...]:
-    floor = study.get("noise_floor")
-    return (Band(f"noise: equal arms differ by up to {floor:.1%}", max(1 - floor, 0.0), 1 + floor),) if floor else ()
-
-
-def noise_words(study: Study) -> str:
-    floor = study.get("noise_floor")
-    return (f"Grey band: the noise of this machine, from an arm measured against itself (up to {floor:.1%}). "
-            if floor else "This study has no A/A control, so the noise of this machine is unknown. ")
 
 
 def noise_number(study: Study) -> tuple[Number, ...]:
@@ -165,10 +158,6 @@ class Compared:
         return [{"name": self.name, "pair": number, "a": a, "b": b, "speed_a": _speed(a), "speed_b": _speed(b)}
                 for number, (a, b) in enumerate(zip(self.a["windows"], self.b["windows"], strict=False), 1)]
 
-    @property
-    def ratios(self) -> list[float]:
-        return [pair["speed_b"] / pair["speed_a"] for pair in self.windows if pair["speed_a"] > 0]
-
 
 def _speed(window: Mapping[str, Any]) -> float:
     return float(window["real_tokens"] / window["seconds"]) if window["seconds"] else 0.0
@@ -209,12 +198,13 @@ def intervals(study: Study, found: Sequence[Compared], title: str) -> Figure | M
 
 def paired_windows(study: Study, found: Sequence[Compared]) -> Figure | Missing:
     """Plot every pair of windows behind the intervals."""
-    shown = [(one, one.ratios) for one in found if one.ratios]
+    ratios = [(one, [pair["speed_b"] / pair["speed_a"] for pair in one.windows if pair["speed_a"] > 0]) for one in found]
+    shown = [(one, some) for one, some in ratios if some]
     if not shown:
         return Missing("paired windows", "The study holds no windows.")
-    rows = [Row(one.name, points=(*(Point(ratio, "blue", label="one pair of windows", shape="ring") for ratio in ratios),
-                                  *interval_point(one.speed, colour_of(one.verdict)))) for one, ratios in shown]
-    every = [ratio for _, ratios in shown for ratio in ratios]
+    rows = [Row(one.name, points=(*(Point(ratio, "blue", label="one pair of windows", shape="ring") for ratio in some),
+                                  *interval_point(one.speed, colour_of(one.verdict)))) for one, some in shown]
+    every = [ratio for _, some in shown for ratio in some]
     title = f"The {len(every):,} single pairs behind it lie between {min(every):.3g} and {max(every):.3g}"
     return chart("windows", title, rows, table("windows", [pair for one, _ in shown for pair in one.windows]), study=study)
 

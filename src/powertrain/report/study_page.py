@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from powertrain.records import WrongUse
-from powertrain.report import study_ablation, study_claims, study_kinds
+from powertrain.report import study_ablation, study_kinds
 from powertrain.report.chart import COLOURS, Axis, Plot, Series
 from powertrain.report.figures import duration, memory
 from powertrain.report.page import Block, Code, Figure, Missing, Number, Page, Section, Table, facts
 from powertrain.report.study import Findings, Study, compared, relative
 
 KINDS: Mapping[str, Callable[[Study], Findings]] = {
-    "ablation": study_ablation.read, "claims": study_claims.read, "tuning": study_kinds.tuning,
+    "ablation": study_ablation.read, "claims": study_kinds.claims, "tuning": study_kinds.tuning,
     "comparison": study_kinds.comparison, "peers": study_kinds.peers, "bench": study_kinds.bench, "speed": study_kinds.speed,
     "memory": study_kinds.memory_predictions, "diagnosis": study_kinds.diagnosis,
     "prepare": study_kinds.prepare, "start": study_kinds.start}
@@ -92,36 +92,27 @@ def _method(study: Study) -> Iterator[Block]:
 
 def _older(study: Study, folder: str, made: str) -> Page:
     ratio, times = study.get("step_time_b_over_a") or study.get("speedup"), study.get("step_s") or {}
+    largest, verdict, numbers = study.get("largest_difference"), f"{study['what']}.", []
+    if ratio is not None:
+        middle, span = f"{ratio['ratio']:.3g}", f"{ratio['low']:.3g} to {ratio['high']:.3g}"
+        is_speed = "speedup" in study
+        verdict = f"{middle} times as fast ({span}): {study['what']}." if is_speed else \
+            (f"A step of B takes {middle} times as long as one of A ({span}): B is {' '.join(study['b'])}, A is "
+             f"{' '.join(study['a'])}.")
+        numbers = [Number(f"x {middle}", "times as fast" if is_speed else "step time of B over A", f"interval {span}")]
+    elif isinstance(largest, Mapping):
+        verdict = "Largest difference of a loss: " + ", ".join(f"{name} {value:.3g}" for name, value in largest.items()) + "."
+    numbers += [Number(duration(found["median"]), f"median step of {name}", f"{found['steps']} steps")
+                for name, found in times.items()]
     steps: Block = Table(("arm", "median (s)", "lowest (s)", "highest (s)", "steps"), tuple(
         (name, found["median"], found["lowest"], found["highest"], found["steps"]) for name, found in times.items()),
         "Seconds of a step, of all runs of the arm after warm-up") if times else \
         Missing("step times", "The study timed nothing; it compares losses.")
-    return Page("study", study.get("study") or folder, study["what"], _older_verdict(study, ratio), "open",
-                tuple(_older_numbers(study, ratio)), (
+    return Page("study", study.get("study") or folder, study["what"], verdict, "open", tuple(numbers), (
         "The study has an older form: single steps instead of paired windows, and no A/A control, so the noise of the "
         "machine is not known.",), (
         Section("Step times", (steps,)), Section("Losses", tuple(_older_losses(study))),
         Section("How it was measured", tuple(_older_method(study)))), made)
-
-
-def _older_verdict(study: Mapping[str, Any], ratio: Mapping[str, Any] | None) -> str:
-    if ratio is not None and "speedup" in study:
-        return f"{ratio['ratio']:.3g} times as fast ({ratio['low']:.3g} to {ratio['high']:.3g}): {study['what']}."
-    if ratio is not None:
-        return (f"A step of B takes {ratio['ratio']:.3g} times as long as one of A ({ratio['low']:.3g} to {ratio['high']:.3g})"
-                f": B is {' '.join(study['b'])}, A is {' '.join(study['a'])}.")
-    largest = study.get("largest_difference")
-    if isinstance(largest, Mapping):
-        return "Largest difference of a loss: " + ", ".join(f"{name} {value:.3g}" for name, value in largest.items()) + "."
-    return f"{study['what']}."
-
-
-def _older_numbers(study: Mapping[str, Any], ratio: Mapping[str, Any] | None) -> Iterator[Number]:
-    if ratio is not None:
-        what = "times as fast" if "speedup" in study else "step time of B over A"
-        yield Number(f"x {ratio['ratio']:.3g}", what, f"interval {ratio['low']:.3g} to {ratio['high']:.3g}")
-    for name, times in (study.get("step_s") or {}).items():
-        yield Number(duration(times["median"]), f"median step of {name}", f"{times['steps']} steps")
 
 
 def _older_losses(study: Mapping[str, Any]) -> Iterator[Block]:
