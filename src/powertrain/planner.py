@@ -354,9 +354,9 @@ def from_json(data: Mapping[str, Any]) -> Plan:
     """
     try:
         return _read(data)
-    except WrongUse:
-        raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if type(error) is WrongUse:          # of a technique that this version does not have
+            raise
         raise WrongUse(f"the plan is not as it was written ({type(error).__name__}: {error}): it was changed by hand, or is of "
                        "another version; put the first one back, or start a new run") from None
 
@@ -369,7 +369,7 @@ def _read(data: Mapping[str, Any]) -> Plan:
                            f"(known: {', '.join(BY_NAME)}); use the version that wrote it")
         claim = step["claim"] | {"step_time": tuple(step["claim"]["step_time"])}
         against = step.get("against")
-        steps.append(Proposal(_read_technique(BY_NAME[step["technique"]], step["settings"]), step["because"], Effect(**claim),
+        steps.append(Proposal(_with_settings(BY_NAME[step["technique"]](), step["settings"]), step["because"], Effect(**claim),
                               step.get("numbers", {}), step.get("pinned", False), _refusal(against) if against else None))
     found = data["estimate"]
     read = Estimate(**(found | {"step_s": tuple(found["step_s"])})) if found else None
@@ -378,10 +378,3 @@ def _read(data: Mapping[str, Any]) -> Plan:
 
 def _refusal(written: Mapping[str, Any]) -> Refusal:
     return Refusal(**{**written, "why": Why(written.get("why", Why.UNKNOWN)), "cure": tuple(written.get("cure", ()))})
-
-
-def _read_technique(technique: type[Technique], settings: Mapping[str, Any]) -> Technique:
-    for name, wanted in typing.get_type_hints(technique).items():
-        if name in settings and type(settings[name]) is not wanted:
-            raise TypeError(f"{technique.name}.{name}={settings[name]!r} should be of type {wanted.__name__}")
-    return technique(**settings)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import T5Config, T5ForConditionalGeneration
 
 from driver import run_cli
-from powertrain.cost.precision import int8_unit
+from powertrain.cost.precision import unit_of
 from powertrain.data.tokenizers import ByteTokenizer
 from powertrain.facts.hardware import read_hardware
 from powertrain.models.adapters.files import save_model
@@ -84,7 +84,7 @@ def test_a_killed_run_resumes_to_the_very_bytes_of_one_that_was_not(
     assert [(killed / "model" / file.name).read_bytes() for file in written] == [file.read_bytes() for file in written]
 
 
-@pytest.mark.skipif(int8_unit(read_hardware(Path("nowhere"), measure=False)) is None, reason="no int8 products here")
+@pytest.mark.skipif(unit_of(read_hardware(Path("nowhere"), measure=False), "int8") is None, reason="no int8 products here")
 def test_a_run_on_an_int8_base_resumes_exactly_says_what_it_did_and_leaves_the_base_alone(
         cli: Cli, base: Path, data: Path, tmp_path: Path) -> None:
     before = {file.name: file.read_bytes() for file in base.iterdir()}

@@ -13,6 +13,7 @@ import pytest
 from powertrain import planner
 from powertrain.recipe import resolve
 from powertrain.records import Reached, WrongUse
+from powertrain.run import fits
 from powertrain.run.fits import needed_bytes, refuse_what_does_not_fit, room_bytes, savings_of
 from powertrain.run.prepare import Prepared, prepare
 
@@ -54,6 +55,16 @@ def test_each_saving_is_what_planning_with_its_words_saves(text: Path, cache: Pa
         left = needed_bytes(again.facts, again.plan)
         assert needed_bytes(prepared.facts, prepared.plan) - left == saving.bytes, saving.words
         assert saving.enough == (left <= room_bytes(again.facts))
+
+
+def test_a_saving_is_named_from_8_mib_on_and_from_2_percent_of_the_need_on(
+        text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = prepared_with(text, cache, 900 * MiB, *WHOLE)
+    for needed, least in ((100 * MiB, 8 * MiB), (1000 * MiB, 20 * MiB)):
+        left = {"just enough": needed - least, "a byte too little": needed - least + 1, "much": 10 * MiB}
+        monkeypatch.setattr(fits, "total_bytes", lambda model, workload, needed=needed: needed)
+        monkeypatch.setattr(fits, "_changes", lambda prepared, workload, room, left=left: iter(left.items()))
+        assert [saving.words for saving in savings_of(prepared)] == ["much", "just enough"]
 
 
 def test_a_run_that_does_not_fit_is_refused_with_what_would_help_most(text: Path, cache: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from kinds_of_runs import make_ragged, ragged_facts
 
-from powertrain.cost.estimate import WORTH_IT, bargain, estimate
+from powertrain.cost.estimate import estimate
 from powertrain.cost.workload import Workload
 from powertrain.models.kernels.ragged import build
 from powertrain.planner import ask_anew, make_plan
@@ -19,6 +19,7 @@ from powertrain.recipe import Recipe
 from powertrain.records import Facts, Plan, Proposal
 from powertrain.techniques import attention_kernel, fused_blocks, torch_compile
 from powertrain.techniques.attention_kernel import AttentionKernel
+from powertrain.techniques.base import WORTH_IT, PlannedRun
 from powertrain.techniques.fused_blocks import FusedBlocks
 from powertrain.techniques.torch_compile import TorchCompile
 from powertrain.training.loop import apply_plan, new_state, train
@@ -115,11 +116,12 @@ def test_nobody_compiles_on_a_machine_whose_speed_is_unknown(kind: str, machines
 def test_the_numbers_of_the_sentence_are_those_of_the_bargain(machines: dict[str, Facts]) -> None:
     facts = machines["examples"]
     steps, saved = 3000, 3000 * step_s(facts) * 0.25
-    found = bargain(facts, (0.7, 0.8), saved / 4, train_time_s=None, max_steps=steps, epochs=1.0)
-    assert found.pays
-    assert f"would save about {saved:.0f} s of {steps * step_s(facts):,.0f} s" in found.shown
-    assert found.shown.endswith("so it pays after step 750 of 3,000")
-    assert not bargain(facts, (0.7, 0.8), saved / 1.99, train_time_s=None, max_steps=steps, epochs=1.0).pays
+    run = PlannedRun.of(facts, Recipe(max_steps=steps), Workload(1, 1, 1))
+    pays, shown = run.bargain((0.7, 0.8), saved / 4)
+    assert pays
+    assert f"would save about {saved:.0f} s of {steps * step_s(facts):,.0f} s" in shown
+    assert shown.endswith("so it pays after step 750 of 3,000")
+    assert not run.bargain((0.7, 0.8), saved / 1.99)[0]
 
 
 @pytest.mark.parametrize("kind", ["blocks", "examples"])

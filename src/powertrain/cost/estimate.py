@@ -1,4 +1,4 @@
-"""What a plan expects of a run before any step: time, work and memory from facts alone; and whether compiling pays.
+"""What a plan expects of a run before any step: time, work and memory from facts alone.
 
 The floor is the time that no software beats at the measured peaks. The expectation starts from the ideal step, the sum of its
 parts at those peaks (products, bytes between them, operator calls, random numbers), and divides it by the share of the ideal
@@ -22,7 +22,7 @@ from powertrain.cost.memory import peak_memory
 from powertrain.cost.weights import as_decoder, as_held, lowest_layer
 from powertrain.cost.work import Work, recompute_flops, step_work, training_flops
 from powertrain.cost.workload import Workload, length_at
-from powertrain.records import Estimate, Facts, Hardware, ModelFacts, UnknownFact
+from powertrain.records import Estimate, Hardware, ModelFacts, UnknownFact
 from powertrain.shapes import EIGHT_BIT
 
 COMPUTE = "compute"
@@ -33,6 +33,9 @@ DROPOUT_ELEMENT_S = {"cpu": 5e-9}            # guess: one random number and its 
 MOVED_SHARE = {"cpu": 0.5}                   # guess: of the bytes between products; caches keep the rest. A GPU moves them all
 LARGE_TOKENS = 1024                          # of a pass: from here on, products count as large ...
 LARGE_WIDTH = 256                            # ... if the model is also this wide. guess: until a study says otherwise
+PASS_TOKENS = 4096                           # of the passes of a run that may be compiled
+# by device, the parts without which torch.compile makes no code there (facts/software.py says what is missing)
+COMPILER_PARTS: Mapping[str, tuple[str, ...]] = {"cpu": ("c++ compiler", "python headers"), "cuda": ("triton",)}
 TABLE = Path(__file__).with_name("efficiencies.json")
 NARROWEST = 0.1                              # an interval reaches at least so far to either side: no run repeats exactly
 FUSED_SHARE = 1 / 3                          # guess: chains of about three elementwise operators become one
@@ -236,48 +239,3 @@ def _bandwidth(hardware: Hardware) -> float:
     if hardware.bandwidth_bytes_per_s is None:
         raise UnknownFact(f"no measured bandwidth for {hardware.name}; `powertrain facts --measure` measures it")
     return hardware.bandwidth_bytes_per_s
-
-
-# ------------------------------------------------------------------------------------------------ compiling
-
-PASS_TOKENS = 4096
-# by device, the parts without which torch.compile makes no code there (facts/software.py says what is missing)
-COMPILER_PARTS: Mapping[str, tuple[str, ...]] = {"cpu": ("c++ compiler", "python headers"), "cuda": ("triton",)}
-WORTH_IT = 2                                 # times its own cost that compiling has to save
-
-
-@dataclass(frozen=True)
-class Bargain:
-    """Whether compiling saves more time than it takes."""
-
-    pays: bool
-    shown: str                               # one clause with the numbers
-
-
-def bargain(facts: Facts, gain: tuple[float, float], compile_s: float, *, train_time_s: float | None, max_steps: int | None,
-            epochs: float) -> Bargain:
-    """Return whether compiling pays. `gain`: the step's time with it over that without, low and high; it expects the middle."""
-    length = _length(facts, train_time_s, max_steps, epochs)
-    if length is None:
-        return Bargain(False, "the speed of this machine is not measured, so the gain from compiling is unknown")
-    steps, step_s = length
-    saved_s = steps * step_s * (1 - sum(gain) / 2)
-    cost = f"compiling takes about {compile_s:.0f} s and would save about {saved_s:.0f} s of {steps * step_s:,.0f} s"
-    if saved_s < WORTH_IT * compile_s:
-        return Bargain(False, f"{cost}; compiling is used only if it saves {WORTH_IT} times its own time")
-    return Bargain(True, f"{cost}, so it pays after step {compile_s / saved_s * steps:,.0f} of {steps:,}")
-
-
-def _length(facts: Facts, train_time_s: float | None, max_steps: int | None, epochs: float) -> tuple[int, float] | None:
-    """Return (optimizer steps, seconds of one without compiling); None if this machine's speed is not measured."""
-    data, peaks = facts.data, facts.hardware.peak_flops_per_s
-    fastest = max(peaks, key=lambda dtype: peaks[dtype], default="fp32")
-    micro_batch = max(1, min(data.train_batch_size, PASS_TOKENS // data.block))
-    workload = Workload(data.train_batch_size, data.block, micro_batch, dtype=fastest)
-    try:
-        step_s = sum(estimate(facts.model, workload, facts.hardware, 1).step_s) / 2
-    except UnknownFact:
-        return None
-    if train_time_s is not None:
-        return max(1, round(train_time_s / step_s)), step_s
-    return max_steps or max(1, int(epochs * data.examples / data.train_batch_size)), step_s

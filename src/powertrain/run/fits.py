@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain import planner
 from powertrain.cost.fitting import largest_micro_batch, own_bytes, total_bytes
-from powertrain.cost.precision import bf16_unit
+from powertrain.cost.precision import unit_of
 from powertrain.cost.weights import state_bytes
 from powertrain.cost.workload import Workload
 from powertrain.facts.model import model_facts
@@ -106,7 +106,7 @@ def _changes(prepared: Prepared, workload: Workload, room: int) -> Iterator[tupl
     in_force = {step.technique.name for step in prepared.plan.steps}
     pins: list[tuple[str, str, Any]] = [(f"{name}.{setting}={count}", name, {setting: count})
                                         for name, setting, count in _smaller_passes(facts.model, workload, room)]
-    optional = (*OPTIONAL, "bf16") if bf16_unit(facts.hardware) is not None else OPTIONAL
+    optional = (*OPTIONAL, "bf16") if unit_of(facts.hardware, "bf16") is not None else OPTIONAL
     pins += [(f"{name}=on", name, "on") for name in optional if name not in in_force]
     tried = [(f"techniques.{words}", facts, recipe.model_copy(update={"techniques": {**recipe.techniques, name: pin}}))
              for words, name, pin in pins]

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.checkpoint import CheckpointPolicy
 
-    from powertrain.cost.workload import Workload
     from powertrain.models.decoder import Block
     from powertrain.models.kernels.attention import Attention
     from powertrain.models.model import Rotary, RunBlock
@@ -63,6 +62,7 @@ class ActivationCheckpointing(Technique):
 
     name = "activation_checkpointing"
     does = "recomputes a block's activations in the backward pass instead of storing them"
+    decides_by: ClassVar = {"checkpoint_every": "every", "checkpoint_keeps_attention": "keep_attention"}
     native_only = True
     exactness = Exactness.BITWISE
     touches = frozenset({"run_block"})
@@ -88,8 +88,7 @@ class ActivationCheckpointing(Technique):
 
     @classmethod
     def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:
-        answer = cls.answer(run)
-        if isinstance(answer, Refusal) and answer.possible is None:
+        if cls.settings_of(cls.answer(run)) is None:
             return ()
         return None, *(cls(every) for every in (1, 2) if every <= run.model.layers)
 
@@ -101,9 +100,6 @@ class ActivationCheckpointing(Technique):
         if found is None or (found.every, found.keep_attention) != wanted:
             raise NotApplied(f"activation_checkpointing: blocks are run by {setup.run_block!r}, not every {self.every} "
                              "recomputed")
-
-    def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, checkpoint_every=self.every, checkpoint_keeps_attention=self.keep_attention)
 
 
 def _keep_attention(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.fitting import longest_example
-from powertrain.cost.precision import VARLEN_SINCE, bf16_unit
+from powertrain.cost.precision import VARLEN_SINCE, unit_of
 from powertrain.models.kernels.ragged import build
 from powertrain.records import Effect, NotApplied, Proposal, Refusal
 from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Technique
@@ -118,7 +118,7 @@ def _never_ragged(run: PlannedRun) -> str | None:
         return "it runs on CPUs only"
     if "c++ compiler" in missing:
         return f"there is no C++ compiler ({missing['c++ compiler']})"
-    if dtype == "bf16" and bf16_unit(run.hardware) is None:
+    if dtype == "bf16" and unit_of(run.hardware, "bf16") is None:
         return "this CPU has no bf16 units"
     if dtype not in ("bf16", "fp32"):
         return f"it computes in bf16 or fp32, and this run in {dtype}"
@@ -131,9 +131,9 @@ def _why_no_ragged(run: PlannedRun) -> tuple[str | None, str]:
         return reason, ""
     if build.is_built():
         return None, "the kernel is compiled already"
-    found = run.bargain(RAGGED_GAIN, COMPILE_S)
-    if not found.pays:
-        return found.shown, ""
+    pays, shown = run.bargain(RAGGED_GAIN, COMPILE_S)
+    if not pays:
+        return shown, ""
     return None, f"the kernel will be compiled as the run starts, in about {COMPILE_S:.0f} s"
 
 

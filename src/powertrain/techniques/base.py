@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from powertrain.cost.estimate import COMPILER_PARTS, Bargain, bargain
+from powertrain.cost.estimate import COMPILER_PARTS, PASS_TOKENS, estimate
 from powertrain.cost.fitting import longest_example, planned_room_bytes, total_bytes
+from powertrain.cost.precision import unit_of
+from powertrain.cost.weights import eight_bit_saving, why_not_eight_bit
 from powertrain.cost.workload import Workload
-from powertrain.records import Effect, Facts, ModelFacts, NotApplied, Proposal, Refusal, Why
+from powertrain.records import Effect, Facts, ModelFacts, NotApplied, Proposal, Refusal, UnknownFact, Why
 from powertrain.training.optimizers import OPTIMIZERS, Row
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ T = TypeVar("T")
 # the classes of work that a step's time is divided into (evidence/profile.py measures them)
 EVERYTHING = frozenset({"products", "attention", "loss", "elementwise", "optimizer", "data", "copy"})
 GIB = 2**30
+WORTH_IT = 2                 # times its own cost that compiling has to save
 NOTHING: Mapping[str, Any] = {}
 
 
@@ -92,10 +95,34 @@ class PlannedRun(Facts):
         """Return what a step of this workload needs, beside the room that there is."""
         return Need(total_bytes(model or self.model, workload), planned_room_bytes(self.hardware))
 
-    def bargain(self, gain: tuple[float, float], compile_s: float) -> Bargain:
-        """Return whether compiling pays in a run as long as the recipe wants it."""
-        return bargain(self, gain, compile_s, train_time_s=self.recipe.train_time_s, max_steps=self.recipe.max_steps,
-                       epochs=self.recipe.num_train_epochs)
+    def bargain(self, gain: tuple[float, float], compile_s: float) -> tuple[bool, str]:
+        """Return whether compiling pays in a run as long as the recipe wants it, and a clause with the numbers.
+
+        `gain`: the step's time with compiled code over that without, low and high; the middle is expected.
+        """
+        step_s = self._plain_step_s()
+        if step_s is None:
+            return False, "the speed of this machine is not measured, so the gain from compiling is unknown"
+        recipe, data = self.recipe, self.data
+        steps = recipe.max_steps or max(1, int(recipe.num_train_epochs * data.examples / data.train_batch_size))
+        if recipe.train_time_s is not None:
+            steps = max(1, round(recipe.train_time_s / step_s))
+        saved_s = steps * step_s * (1 - sum(gain) / 2)
+        cost = f"compiling takes about {compile_s:.0f} s and would save about {saved_s:.0f} s of {steps * step_s:,.0f} s"
+        if saved_s < WORTH_IT * compile_s:
+            return False, f"{cost}; compiling is used only if it saves {WORTH_IT} times its own time"
+        return True, f"{cost}, so it pays after step {compile_s / saved_s * steps:,.0f} of {steps:,}"
+
+    def _plain_step_s(self) -> float | None:
+        """Return the seconds of a step without compiling, or None if this machine's speed is not measured."""
+        data, peaks = self.data, self.hardware.peak_flops_per_s
+        fastest = max(peaks, key=lambda dtype: peaks[dtype], default="fp32")
+        micro_batch = max(1, min(data.train_batch_size, PASS_TOKENS // data.block))
+        workload = Workload(data.train_batch_size, data.block, micro_batch, dtype=fastest)
+        try:
+            return sum(estimate(self.model, workload, self.hardware, 1).step_s) / 2
+        except UnknownFact:
+            return None
 
 
 class Technique:
@@ -112,6 +139,7 @@ class Technique:
     native_only: ClassVar[bool] = False      # it changes the inside of the built-in decoder
     asked_first: ClassVar[bool] = False      # others depend on its decision, though it is applied after them
     decides: ClassVar[Mapping[str, Any]] = NOTHING       # fields of the workload -> the value that it gives them
+    decides_by: ClassVar[Mapping[str, str]] = NOTHING    # fields of the workload -> the setting whose value they take
     source: ClassVar[str]
 
     def __post_init__(self) -> None:
@@ -157,7 +185,8 @@ class Technique:
 
     def reckon(self, workload: Workload) -> Workload:
         """Return the step's arithmetic with this technique in force."""
-        return replace(workload, **self.decides)
+        settings = {field: getattr(self, setting) for field, setting in self.decides_by.items()}
+        return replace(workload, **self.decides, **settings)
 
     def halved(self) -> Self | None:
         """Return the technique with half as much in each forward pass; None where it sets no size, or cannot halve it."""
@@ -167,9 +196,10 @@ class Technique:
     def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:
         """Return the settings worth measuring here, None being without the technique; not all may fit the memory."""
         answer = cls.answer(run)
-        if isinstance(answer, Proposal):
-            return cls.settings_of(answer), None
-        return () if answer.possible is None else (cls.settings_of(answer),)
+        found = cls.settings_of(answer)
+        if found is None:
+            return ()
+        return (found, None) if isinstance(answer, Proposal) else (found,)
 
     @classmethod
     def if_compiling_pays(cls, run: PlannedRun, claim: Effect, compile_s: float, *, settings: Self | None = None,
@@ -177,16 +207,16 @@ class Technique:
         """Return yes if code can be compiled here, and saves more time than the compiling takes. `also`: a further fact."""
         if (missing := cls.without_parts(run, COMPILER_PARTS[run.hardware.device])) is not None:
             return missing
-        found, numbers = run.bargain(claim.step_time, compile_s), {"compile_s": compile_s}
-        if not found.pays:
-            return cls.refuse(Why.WOULD_NOT_PAY, found.shown, cls(), numbers=numbers)
-        return (settings or cls()).on(found.shown + also, claim, numbers)
+        (pays, shown), numbers = run.bargain(claim.step_time, compile_s), {"compile_s": compile_s}
+        if not pays:
+            return cls.refuse(Why.WOULD_NOT_PAY, shown, cls(), numbers=numbers)
+        return (settings or cls()).on(shown + also, claim, numbers)
 
     @classmethod
-    def settings_of(cls, answer: Proposal | Refusal) -> Self:
-        """Return the technique of an answer, or the possible one of a refusal."""
+    def settings_of(cls, answer: Proposal | Refusal) -> Self | None:
+        """Return the technique of an answer, or the possible one of a refusal, or None."""
         found = answer.technique if isinstance(answer, Proposal) else answer.possible
-        assert isinstance(found, cls)
+        assert found is None or isinstance(found, cls)
         return found
 
     def on(self, because: str, claim: Effect, numbers: Mapping[str, float] = NOTHING) -> Proposal:
@@ -213,12 +243,27 @@ class InEightBits(Technique):
     """A technique that stores and multiplies the frozen matrices in 8 bits. This changes the result: only a pin turns it on."""
 
     stored: ClassVar[str]                    # "int8" or "fp8"
+    units: ClassVar[str]                     # the hardware that multiplies such numbers fast
+    rounded: ClassVar[str]                   # what is rounded, in words
 
     native_only = True
     exactness = Exactness.LOSSY
+    decides_by: ClassVar = {"base_dtype": "stored"}
     touches = frozenset({"runtime"})
     acts_on = frozenset({"products", "elementwise"})
     slots = frozenset({"base"})
+
+    @classmethod
+    def propose(cls, run: PlannedRun) -> Refusal:
+        model, hardware = run.model, run.hardware
+        if (reason := why_not_eight_bit(model)) is not None:
+            return cls.refuse(Why.DOES_NOT_APPLY, reason)
+        if (unit := unit_of(hardware, cls.stored)) is None:
+            return cls.refuse(Why.HARDWARE_LACKS, f"{hardware.name} has no {cls.units}")
+        weights, saved_bytes = eight_bit_saving(model, cls.stored, hardware.device)
+        return cls.refuse(Why.CHANGES_RESULT, f"{weights:,} frozen weights would take {saved_bytes / 2**20:,.0f} MiB less "
+                          f"({unit}), but {cls.rounded} change the result slightly, so this is used only if you ask: "
+                          f"techniques.{cls.name}=on", cls(), numbers={"saved_bytes": saved_bytes})
 
     def apply(self, setup: Setup) -> Setup:
         from powertrain.models.kernels import frozen
@@ -226,9 +271,6 @@ class InEightBits(Technique):
         dtype, try_out = getattr(frozen, self.stored.upper()), partial(setup.try_out, frozen.TRIED_TOKENS)
         scale = partial(frozen.scale_base, setup.model, dtype, try_out, otherwise=setup.precision.compute_dtype)
         return replace(setup, runtime=(*setup.runtime, scale))
-
-    def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, base_dtype=self.stored)
 
     def confirm(self, setup: Setup) -> None:
         if not (found := self._coarse(setup)).scaled:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from powertrain.cost.precision import BF16_SINCE, CPU_UNITS, WORTH_IT, bf16_gain, bf16_unit
+from powertrain.cost.precision import CPU_UNITS, GPU_SINCE, WORTH_IT, bf16_gain, unit_of
 from powertrain.records import Effect, Hardware, Proposal, Refusal, Why
 from powertrain.techniques.base import Exactness, PlannedRun, Technique, confirm_products
 
@@ -32,7 +32,7 @@ class Bf16(Technique):
 
     @classmethod
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
-        hardware, reason, gain = run.hardware, bf16_unit(run.hardware), bf16_gain(run.hardware)
+        hardware, reason, gain = run.hardware, unit_of(run.hardware, "bf16"), bf16_gain(run.hardware)
         if reason is None:
             return cls.refuse(Why.HARDWARE_LACKS, _why_not(hardware), cls() if hardware.device == "cpu" else None)
         if gain is None:
@@ -63,10 +63,11 @@ class Bf16(Technique):
 def _why_not(hardware: Hardware) -> str:
     if hardware.device == "cuda" and hardware.compute_capability:
         found = "{}.{}".format(*hardware.compute_capability)
-        return f"this GPU (compute capability {found}) emulates bf16; GPUs compute it from {BF16_SINCE[0]}.{BF16_SINCE[1]} on"
+        since = "{}.{}".format(*GPU_SINCE["bf16"])
+        return f"this GPU (compute capability {found}) emulates bf16; GPUs compute it from {since} on"
     if hardware.device == "cpu":
         gain = bf16_gain(hardware)
         measured = "" if gain is None else f", measured at {gain:.2f} times the speed of fp32"
-        return (f"{hardware.name} has none of {', '.join(CPU_UNITS)}, so it would emulate bf16{measured}; products and saved "
-                "activations stay fp32")
+        return (f"{hardware.name} has none of {', '.join(CPU_UNITS['bf16'])}, so it would emulate bf16{measured}; products and "
+                "saved activations stay fp32")
     return f"no measurement shows bf16 to be faster on {hardware.device!r}"

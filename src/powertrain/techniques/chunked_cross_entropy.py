@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.records import IGNORE, Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.techniques.base import Exactness, PlannedRun, Technique
@@ -12,7 +12,6 @@ from powertrain.techniques.base import Exactness, PlannedRun, Technique
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from powertrain.cost.workload import Workload
     from powertrain.models.kernels.losses import Terms
     from powertrain.models.model import Model
     from powertrain.training.setup import Setup
@@ -38,6 +37,7 @@ class ChunkedCrossEntropy(Technique):
 
     name = "chunked_cross_entropy"
     does = "computes the loss a few thousand rows at a time"
+    decides_by: ClassVar = {"loss_chunk_rows": "rows"}
     native_only = True
     exactness = Exactness.ROUNDING
     touches = frozenset({"loss"})
@@ -72,10 +72,8 @@ class ChunkedCrossEntropy(Technique):
 
     @classmethod
     def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:
-        answer = cls.answer(run)
-        if isinstance(answer, Refusal) and answer.possible is None:
+        if (found := cls.settings_of(cls.answer(run))) is None:
             return ()
-        found = cls.settings_of(answer)
         tokens = run.data.train_batch_size * run.data.block      # more rows than that are all at once
         return None, found, *(cls(rows) for rows in (found.rows // 4, 4 * found.rows) if 0 < rows < tokens)
 
@@ -87,9 +85,6 @@ class ChunkedCrossEntropy(Technique):
             raise NotApplied(f"chunked_cross_entropy: the objective {setup.objective.name} computes a loss of its own")
         if getattr(setup.loss, "__self__", None) != self:
             raise NotApplied(f"chunked_cross_entropy: the loss is computed by {setup.loss!r}")
-
-    def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, loss_chunk_rows=self.rows)
 
     def loss(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None,
              terms: Terms | None = None) -> Tensor:

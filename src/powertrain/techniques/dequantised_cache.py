@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.fitting import total_bytes
 from powertrain.records import NotApplied, Proposal, Refusal, Why
@@ -12,7 +12,6 @@ from powertrain.shapes import DTYPE_BYTES, FOUR_BIT
 from powertrain.techniques.base import Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
-    from powertrain.cost.workload import Workload
     from powertrain.training.setup import Setup
 
 ROOM = 0.4                   # share of the free memory that plan and cache together may take: passes want the rest
@@ -30,6 +29,7 @@ class DequantisedCache(Technique):
 
     name = "dequantised_cache"
     does = "keeps some 4-bit blocks unpacked"
+    decides_by: ClassVar = {"whole_blocks": "blocks"}
     native_only = True
     exactness = Exactness.BITWISE
     touches = frozenset({"runtime"})
@@ -66,6 +66,3 @@ class DequantisedCache(Technique):
         wanted = min(self.blocks, len(list(setup.model.get_submodule("blocks").children())))
         if found != wanted:
             raise NotApplied(f"dequantised_cache: {found} blocks are kept dequantised in {dtype}, not {wanted}")
-
-    def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, whole_blocks=self.blocks)

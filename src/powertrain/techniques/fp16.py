@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from powertrain.cost.precision import BF16_SINCE, FP16_SINCE
+from powertrain.cost.precision import GPU_SINCE
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.techniques.base import Exactness, PlannedRun, Technique, confirm_products
 
@@ -38,10 +38,10 @@ class Fp16(Technique):
             return cls.refuse(Why.HARDWARE_LACKS, f"{run.hardware.name} has no fp16 matrix units; NVIDIA GPUs of compute "
                                                   "capability 7.x have them")
         found = "{}.{}".format(*capability)
-        if capability >= BF16_SINCE:
+        if capability >= GPU_SINCE["bf16"]:
             return cls.refuse(Why.NOT_NEEDED, f"this GPU (compute capability {found}) has bf16 at the same speed, without loss "
                                               "scaling", cls())
-        if capability < FP16_SINCE:
+        if capability < GPU_SINCE["fp16"]:
             return cls.refuse(Why.HARDWARE_LACKS, f"this GPU (compute capability {found}) has no tensor cores; fp16 is faster "
                                                   "from 7.0 on")
         return cls().on(f"the tensor cores of this GPU (compute capability {found}) multiply fp16 and not bf16",

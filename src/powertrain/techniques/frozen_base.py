@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from powertrain.cost.workload import Workload
     from powertrain.models.kernels.frozen import FrozenLinear
     from powertrain.training.setup import Setup
 
@@ -37,6 +36,7 @@ class FrozenBase(Technique):
 
     name = "frozen_base"
     does = "stores the frozen weights in the type of the products"
+    decides_by: ClassVar = {"base_dtype": "dtype"}
     choices: ClassVar = {"dtype": tuple(DTYPES)}
     native_only = True
     exactness = Exactness.ROUNDING
@@ -85,9 +85,6 @@ class FrozenBase(Technique):
 
         found: torch.dtype = getattr(torch, DTYPES[self.dtype])
         return found
-
-    def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, base_dtype=self.dtype)
 
 
 def _frozen_matrices(model: nn.Module) -> Iterator[FrozenLinear]:

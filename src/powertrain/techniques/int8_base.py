@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from powertrain.cost.precision import int8_unit
-from powertrain.cost.weights import eight_bit_saving, why_not_eight_bit
-from powertrain.records import Refusal, Why
-from powertrain.techniques.base import InEightBits, PlannedRun
+from powertrain.techniques.base import InEightBits
 
 
 @dataclass(frozen=True)
@@ -23,18 +20,6 @@ class Int8Base(InEightBits):
     name = "int8_base"
     does = "stores and multiplies the frozen weights in 8-bit integers"
     stored = "int8"
+    units = "fast int8 units (VNNI or AMX of a CPU, or tensor cores since Turing)"
+    rounded = "8-bit weights and inputs"
     source = "Dettmers et al. 2022, arXiv:2208.07339 (LLM.int8); Wortsman et al. 2023, arXiv:2304.13013 (SwitchBack)"
-
-    @classmethod
-    def propose(cls, run: PlannedRun) -> Refusal:
-        model = run.model
-        if (reason := why_not_eight_bit(model)) is not None:
-            return cls.refuse(Why.DOES_NOT_APPLY, reason)
-        unit = int8_unit(run.hardware)
-        if unit is None:
-            return cls.refuse(Why.HARDWARE_LACKS, f"{run.hardware.name} has no fast int8 units (VNNI or AMX of a CPU, or "
-                                                  "tensor cores since Turing)")
-        weights, saved_bytes = eight_bit_saving(model, "int8", run.hardware.device)
-        return cls.refuse(Why.CHANGES_RESULT, f"{weights:,} frozen weights would take {saved_bytes / 2**20:,.0f} MiB less "
-                          f"({unit}), but 8-bit weights and inputs change the result slightly, so this is used only if you "
-                          "ask: techniques.int8_base=on", cls(), numbers={"saved_bytes": saved_bytes})

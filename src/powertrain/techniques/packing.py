@@ -75,10 +75,8 @@ class Packing(Technique):
     @classmethod
     def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:
         """Passes of half and double the tokens, and such that are not filled up; None pads."""
-        answer = cls.answer(run)
-        if isinstance(answer, Refusal):
+        if (found := cls.settings_of(cls.answer(run))) is None:
             return ()
-        found = cls.settings_of(answer)
         others = (replace(found, tokens=2 * found.tokens), found.halved(), replace(found, multiple=1))
         return found, *(other for other in others if other is not None), None
 

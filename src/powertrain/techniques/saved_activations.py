@@ -41,6 +41,7 @@ class SavedActivations(Technique):
 
     name = "saved_activations"
     does = "plans which activations a hand-written block stores"
+    decides_by: ClassVar = {"saved": "actions", "saved_blocks": "blocks"}
     choices: ClassVar = {kind: ACTIONS if kind in RECOMPUTABLE else ("keep", "offload") for kind in KINDS}
     native_only = True
     exactness = Exactness.ROUNDING
@@ -84,9 +85,6 @@ class SavedActivations(Technique):
             Effect((1.0, 1 + 1.2 * longer), total_bytes(model, light) - need.needed_bytes,
                    basis="formula: products that are recomputed, and copies that the computation does not "
                          "hide"), numbers=need.numbers)
-
-    def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, saved=self.actions, saved_blocks=self.blocks)
 
     def apply(self, setup: Setup) -> Setup:
         blocks = getattr(setup.run_block, "blocks", None)

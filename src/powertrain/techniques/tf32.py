@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from powertrain.cost.precision import has_tf32
+from powertrain.cost.precision import unit_of
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.techniques.base import Exactness, PlannedRun, Technique
 
@@ -33,7 +33,7 @@ class Tf32(Technique):
             return cls.refuse(Why.HARDWARE_LACKS, f"{run.hardware.name} has no TF32 units; NVIDIA GPUs have them since "
                                                   "Ampere")
         found = f"compute capability {capability[0]}.{capability[1]}"
-        if not has_tf32(run.hardware):
+        if unit_of(run.hardware, "tf32") is None:
             return cls.refuse(Why.HARDWARE_LACKS, f"this GPU ({found}) has no TF32 units; GPUs have them from 8.0 on")
         if (dtype := run.decided.dtype) != "fp32":
             return cls.refuse(Why.NOT_NEEDED, f"products are computed in {dtype}, so no fp32 products are left", cls(),

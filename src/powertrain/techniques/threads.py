@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.techniques.base import Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
-    from powertrain.cost.workload import Workload
     from powertrain.training.setup import Setup
 
 
@@ -30,6 +29,7 @@ class Threads(Technique):
 
     name = "threads"
     does = "uses one thread for each physical core"
+    decides_by: ClassVar = {"threads": "threads"}
     exactness = Exactness.ROUNDING
     touches = frozenset({"runtime"})
     source = "PyTorch performance tuning guide, CPU: torch.set_num_threads = physical cores"
@@ -69,6 +69,3 @@ class Threads(Technique):
                   if getattr(setting, "func", None) is torch.set_num_threads]
         if found != self.threads or not wanted:
             raise NotApplied(f"threads: torch uses {found}, and the run sets {len(wanted)} thread counts")
-
-    def reckon(self, workload: Workload) -> Workload:
-        return replace(workload, threads=self.threads)

@@ -9,7 +9,7 @@ from powertrain.audit.rules.base import Findings, code_rule, found, rule
 from powertrain.audit.script import Script
 from powertrain.audit.steps import Step, training_steps
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
-from powertrain.cost.precision import BF16_SINCE, FP16_SINCE, bf16_gain, bf16_pays, bf16_unit, fp16_pays, has_tf32
+from powertrain.cost.precision import GPU_SINCE, bf16_gain, bf16_pays, fp16_pays, unit_of
 from powertrain.records.findings import UNMEASURED, Evidence, Expected
 
 FAST_PASCAL = (6, 0)         # P100: twice as many fp16 as fp32 operations; the other Pascals have 1 for each 64
@@ -29,9 +29,9 @@ def bf16_without_hardware(subject: Subject, where: Circumstances) -> Findings:
     if hardware is None or hardware.device == "mps" or subject.products_dtype != "bf16":
         return
     asked = asked_for(subject, BF16)
-    if bf16_unit(hardware) is None:
+    if unit_of(hardware, "bf16") is None:
         yield found("critical", asked, edits=set_to(subject, BF16, False), case="GPU" if hardware.device == "cuda" else "",
-                    name=hardware.name, capability=hardware.compute_capability, since=BF16_SINCE)
+                    name=hardware.name, capability=hardware.compute_capability, since=GPU_SINCE["bf16"])
     elif hardware.device == "cpu" and subject.framework in TRAINERS and not subject.is_on("training.use_cpu"):
         yield found("critical", asked, case="use_cpu", name=hardware.name)
 
@@ -50,7 +50,7 @@ def both_half_precisions(subject: Subject, where: Circumstances) -> Findings:
 @rule
 def fp16_on_bf16_hardware(subject: Subject, where: Circumstances) -> Findings:
     """The run computes in fp16, with loss scaling, on hardware that has bf16."""
-    unit = bf16_unit(where.hardware) if where.hardware is not None and subject.products_dtype == "fp16" else None
+    unit = unit_of(where.hardware, "bf16") if where.hardware is not None and subject.products_dtype == "fp16" else None
     if unit is not None:
         both = (*set_to(subject, FP16, False), *set_to(subject, BF16, True))
         yield found("moderate", subject.seen(FP16 if subject.on(FP16) else MIXED), unit=unit,
@@ -87,9 +87,9 @@ def fp16_without_tensor_cores(subject: Subject, where: Circumstances) -> Finding
     hardware = where.hardware
     capability = hardware.compute_capability if hardware is not None else None
     if hardware is not None and capability is not None and subject.products_dtype == "fp16" and \
-            capability < FP16_SINCE and capability != FAST_PASCAL:
+            capability < GPU_SINCE["fp16"] and capability != FAST_PASCAL:
         yield found("moderate", asked_for(subject, FP16), edits=set_to(subject, FP16, False), name=hardware.name,
-                    capability=capability, since=FP16_SINCE)
+                    capability=capability, since=GPU_SINCE["fp16"])
 
 
 @rule
@@ -109,7 +109,7 @@ def fp32_on_half_hardware(subject: Subject, where: Circumstances) -> Findings:
     edits = set_to(subject, key, True if trainer else type_) or (
         added(subject, BESIDE, type_, True) if trainer and key not in subject.settings else ())
     yield found("moderate", subject.seen(key), edits=edits, expected=expected, type=type_,
-                unit=bf16_unit(hardware) if type_ == "bf16" else f"{hardware.name} has fp16 tensor cores")
+                unit=unit_of(hardware, "bf16") if type_ == "bf16" else f"{hardware.name} has fp16 tensor cores")
 
 
 @rule
@@ -128,7 +128,7 @@ def tf32_without_effect(subject: Subject, where: Circumstances) -> Findings:
     if not subject.on(TF32):
         return
     dtype, hardware, edits = subject.products_dtype, where.hardware, removed(subject, TF32)
-    if hardware is not None and not has_tf32(hardware):
+    if hardware is not None and unit_of(hardware, "tf32") is None:
         yield found("critical" if subject.framework in TRAINERS else "low", subject.settings[TF32], edits=edits,
                     case="hardware", name=hardware.name)
     elif dtype in ("bf16", "fp16"):

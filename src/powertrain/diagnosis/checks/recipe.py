@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from powertrain import planner
-from powertrain.cost.precision import bf16_gain, bf16_pays, bf16_unit
+from powertrain.cost.precision import bf16_gain, bf16_pays, unit_of
 from powertrain.diagnosis.run_record import usual_rate
 from powertrain.diagnosis.situation import Situation
 from powertrain.diagnosis.verdict import AFFORDABLE, causes
@@ -152,7 +152,7 @@ def precision(where: Situation) -> Iterator[Finding]:
     """The dtype of the matrix products is not the fastest that this device computes."""
     hardware = where.prepared.facts.hardware
     dtype = planner.workload_of(where.prepared.facts, where.prepared.plan).dtype
-    gain, pays, unit = bf16_gain(hardware), bf16_pays(hardware), bf16_unit(hardware)
+    gain, pays, unit = bf16_gain(hardware), bf16_pays(hardware), unit_of(hardware, "bf16")
     measured = "" if gain is None else f"; bf16 products were measured {gain:.2g} times as fast as fp32 products"
     seen = f"products in {dtype} on {hardware.name}{measured}"
     if dtype == "bf16" and not pays:
