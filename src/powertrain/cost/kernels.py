@@ -6,7 +6,7 @@ Legend: T tokens, H heads, K kv heads, D head width, N documents of a group, all
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from powertrain.cost.operators import batched, convert, copied, dropout, join, operator, unary, view
@@ -181,103 +181,90 @@ def bmm_attention(tape: Tape, q: Value, k: Value, v: Value, shape: Shape) -> Val
         out = tape.new(nbytes)
         tape.scratch(2 * kept_bytes)         # 16 random bits for each weight
         kept = tape.new(kept_bytes)
-        _run_chunks(tape, chunks, shape, item, _chunk_forward)
+        Tiles(tape, shape, item).run(chunks, Tiles.forward)
         if shape.dropout:
             out = tape.new(nbytes)           # divided by the share that is left
         return out, kept
 
     out, kept = tape.keep(make)
     return operator(tape, (q, k, v), q.count, item, saves=(q.block, k.block, v.block, kept), block=out,
-                    works=lambda: _run_chunks(tape, chunks, shape, item, _chunk_backward))
+                    works=lambda: Tiles(tape, shape, item).run(chunks, Tiles.backward))
 
 
-Held = list[Block | None]
+@dataclass
+class Tiles:
+    """The products of bmm.py. `held`: the tensors of the last chunk, whose places those of the next one take."""
 
+    tape: Tape
+    shape: Shape
+    item: int
+    held: dict[str, Block | None] = field(default_factory=dict)
 
-def _run_chunks(tape: Tape, chunks: tuple[Chunk, ...], shape: Shape, item: int,
-                run: Callable[[Tape, Chunk, Shape, int, Held], None]) -> None:
-    """Run one chunk after the other. Of equal neighbours two are enough: the second meets what the first still holds."""
-    held: Held = []
-    before: list[Chunk] = []
-    for chunk in chunks:
-        if before[-2:] == [chunk, chunk]:
-            continue
-        run(tape, chunk, shape, item, held)
-        before.append(chunk)
+    def run(self, chunks: tuple[Chunk, ...], run_chunk: Callable[[Tiles, Chunk], None]) -> None:
+        """Run one chunk after the other. Of equal neighbours two are enough: the second meets what the first still holds."""
+        before: list[Chunk] = []
+        for chunk in chunks:
+            if before[-2:] != [chunk, chunk]:
+                run_chunk(self, chunk)
+                before.append(chunk)
 
+    def rows(self, chunk: Chunk, rows: int, heads: int = 0, item: int = 0) -> Block:
+        """Make so many rows of the chunk's documents, of all query heads or of `heads`."""
+        return self.tape.new(chunk.documents * (heads or self.shape.heads) * rows * self.shape.head_width * (item or self.item))
 
-def _chunk_inputs(tape: Tape, chunk: Chunk, shape: Shape, item: int, held: Held, *, outer: bool) -> Held:
-    """Make queries, keys, values (and the gradient) in the layout of the products, each in place of the last chunk's."""
-    rows = chunk.documents * chunk.length * shape.head_width * item
-    found: Held = []
-    for place, heads in enumerate((shape.heads, shape.kv_heads, shape.kv_heads, *((shape.heads,) if outer else ()))):
-        filled = tape.new(rows * heads) if chunk.span is None else None
-        found.append(tape.new(rows * heads))
-        del filled
-        if place < len(held):
-            held[place] = None
-    return found
+    def scores(self, chunk: Chunk, tile: Tile) -> Block:
+        return self.tape.new(chunk.documents * self.shape.heads * tile.rows * tile.keys * self.item)
 
+    def grouped(self, chunk: Chunk, tile: Tile) -> Block | None:
+        """Copy the tile's rows of the query heads that share a key, unless only one head does."""
+        return None if self.shape.repeats == 1 else self.rows(chunk, tile.rows)
 
-def _chunk_forward(tape: Tape, chunk: Chunk, shape: Shape, item: int, held: Held) -> None:
-    found = _chunk_inputs(tape, chunk, shape, item, held, outer=False)
-    mixed = tape.new(chunk.documents * chunk.length * shape.heads * shape.head_width * item)
-    weights, rows = held[4:] or (None, None)
-    held[:] = [*found, mixed]
-    for tile in chunk.tiles[-LAST_TILES:]:
-        weights = _weights(tape, chunk, tile, shape, item)
-        rows = tape.new(chunk.documents * shape.heads * tile.rows * shape.head_width * item)
-    held += [weights, rows]
+    def weights(self, chunk: Chunk, tile: Tile) -> Block:
+        """Make the scores of a tile, then the weights from them."""
+        grouped, scores = self.grouped(chunk, tile), self.scores(chunk, tile)
+        out = self.scores(chunk, tile)
+        del scores, grouped
+        return out
 
+    def inputs(self, chunk: Chunk, *names: str) -> None:
+        """Make queries, keys, values (and the gradient) in the layout of the products, each in place of the last chunk's."""
+        for name in names:
+            heads = self.shape.kv_heads if name in ("k", "v") else self.shape.heads
+            filled = self.rows(chunk, chunk.length, heads) if chunk.span is None else None
+            self.held[name] = self.rows(chunk, chunk.length, heads)
+            del filled
 
-def _weights(tape: Tape, chunk: Chunk, tile: Tile, shape: Shape, item: int) -> Block:
-    """Make the scores of a tile, then the weights from them."""
-    grouped = _grouped(tape, chunk, tile, shape, item)
-    size = chunk.documents * shape.heads * tile.rows * tile.keys * item
-    scores = tape.new(size)
-    out = tape.new(size)
-    del scores, grouped
-    return out
+    def forward(self, chunk: Chunk) -> None:
+        self.inputs(chunk, "q", "k", "v")
+        self.held["mixed"] = self.rows(chunk, chunk.length)
+        for tile in chunk.tiles[-LAST_TILES:]:
+            self.held["weights"] = self.weights(chunk, tile)
+            self.held["rows"] = self.rows(chunk, tile.rows)
 
+    def backward(self, chunk: Chunk) -> None:
+        self.inputs(chunk, "q", "k", "v", "dmixed")
+        sums = {"dq": self.rows(chunk, chunk.length),
+                **{name: self.rows(chunk, chunk.length, self.shape.kv_heads, FP32) for name in ("dk", "dv")}}
+        last: dict[str, Block | None] = {}
+        for tile in chunk.tiles[-LAST_TILES:]:
+            last["weights"] = self.weights(chunk, tile)
+            last["rows"] = self.grouped(chunk, tile)
+            queries = self.grouped(chunk, tile)
+            last["dweights"] = self.scores(chunk, tile)
+            thinned = self.scores(chunk, tile) if self.shape.dropout else None
+            self.add_product(chunk, tile)
+            last["dscores"] = self.scores(chunk, tile)
+            self.rows(chunk, tile.rows)      # given back at once
+            self.add_product(chunk, tile)
+            del thinned, queries
+        self.held |= sums
 
-def _grouped(tape: Tape, chunk: Chunk, tile: Tile, shape: Shape, item: int) -> Block | None:
-    """Copy the tile's rows of the query heads that share a key, unless only one head does."""
-    if shape.repeats == 1:
-        return None
-    return tape.new(chunk.documents * shape.heads * tile.rows * shape.head_width * item)
-
-
-def _chunk_backward(tape: Tape, chunk: Chunk, shape: Shape, item: int, held: Held) -> None:
-    found = _chunk_inputs(tape, chunk, shape, item, held, outer=True)
-    tokens = chunk.documents * chunk.length * shape.head_width
-    sums = [tape.new(tokens * shape.heads * item), *(tape.new(tokens * shape.kv_heads * FP32) for _ in range(2))]
-    weights: Block | None = None
-    dweights: Block | None = None
-    dscores: Block | None = None
-    rows: Block | None = None
-    for tile in chunk.tiles[-LAST_TILES:]:
-        size = chunk.documents * shape.heads * tile.rows * tile.keys * item
-        weights = _weights(tape, chunk, tile, shape, item)
-        rows = _grouped(tape, chunk, tile, shape, item)
-        queries = _grouped(tape, chunk, tile, shape, item)
-        dweights = tape.new(size)
-        thinned = tape.new(size) if shape.dropout else None
-        _add_product(tape, chunk, tile, shape, item)
-        dscores = tape.new(size)
-        tape.scratch(chunk.documents * shape.heads * tile.rows * shape.head_width * item)
-        _add_product(tape, chunk, tile, shape, item)
-        del thinned, queries
-    del weights, dweights, dscores, rows
-    held[:] = [*found, *sums]
-
-
-def _add_product(tape: Tape, chunk: Chunk, tile: Tile, shape: Shape, item: int) -> None:
-    """Add a product onto an fp32 sum; in half precision by way of the product."""
-    if item < FP32:
-        count = chunk.documents * shape.kv_heads * tile.keys * shape.head_width
-        product = tape.new(count * item)
-        wide = tape.new(count * FP32)
-        del product, wide
+    def add_product(self, chunk: Chunk, tile: Tile) -> None:
+        """Add a product onto an fp32 sum; in half precision by way of the product."""
+        if self.item < FP32:
+            product = self.rows(chunk, tile.keys, self.shape.kv_heads)
+            wide = self.rows(chunk, tile.keys, self.shape.kv_heads, FP32)
+            del product, wide
 
 
 def ragged_attention(tape: Tape, q: Value, k: Value, v: Value, shape: Shape) -> Value:
