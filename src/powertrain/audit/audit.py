@@ -62,10 +62,6 @@ class _Asked(dict[str, Setting]):
         self.asked.add(key)
         return super().get(key, default)
 
-    def __getitem__(self, key: str) -> Setting:
-        self.asked.add(key)
-        return super().__getitem__(key)
-
     def __contains__(self, key: object) -> bool:
         self.asked.add(str(key))
         return super().__contains__(key)

@@ -94,9 +94,6 @@ def _recipe_optimizer(key: str, value: Any) -> list[Told]:
     return [("training.optim", named) if named else (key, value)]
 
 
-# ------------------------------------------------------------------------------------------------ torchtune
-
-
 def _component(value: Any) -> tuple[str, dict[str, Any]]:
     """Return the name of the function that builds a part, and its arguments."""
     table = value if isinstance(value, dict) else {}

@@ -1,22 +1,30 @@
 """Configs of any trainer as subjects: the keys tell which format a file has, and the reason is said.
 
 formats.yaml says which keys give each format away, and which tables it has; recipe/vocabulary.md, what keys a trainer has and
-what they are called here.
+what they are called here. Each value knows its line; nothing is executed or constructed. PyYAML's nodes carry the marks, for
+JSON too: its comments and tabs, which YAML refuses, are blanked first. ruamel.yaml was tried and not kept: it rewrites 6 to 50
+lines of a public config that it only reads and writes, and its marks say no more.
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from powertrain.audit.config_values import READERS, Told, switched
-from powertrain.audit.literal_files import Marked, read_assigned, read_marked, shown
+from powertrain.audit.expressions import Expressions
+from powertrain.audit.script import Script
 from powertrain.audit.subject import Framework, Setting, Subject
+from powertrain.audit.values import Scope, is_known, plain
 from powertrain.recipe import spellings
 from powertrain.recipe.schema import known_keys
 from powertrain.recipe.vocabulary import find, keys_of
@@ -25,6 +33,146 @@ from powertrain.records.findings import Place
 
 SETTINGS = ("techniques.", "optimizer.", "objective.")        # of a recipe, which their own tables check
 LEAST_KNOWN = 0.5                            # share of a file's keys that its trainer has; below, it is another one's file
+LARGEST_BYTES = 1 << 20                      # a config is a page of text, and of a script every value is followed
+MOST_NODES = 20_000                          # with all aliases opened
+_FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)$")
+# what documents and editors put into JSON: comments, tabs, a comma before a closing bracket; strings are left alone
+_NOT_JSON = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/|\t|,(?=\s*[}\]])', re.DOTALL)
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A value, and the line (from 1) of the key that it is set by."""
+
+    value: Any                               # plain: None, bool, int, float, str, list, dict
+    line: int
+    inner: Mapping[str, Marked] = field(default_factory=dict)    # of a table
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's numbers: `1e-3` is a float, which PyYAML (1.1) reads as text."""
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+
+
+def read_text(path: Path, what: str) -> str:
+    """Return the text of a script or config. Raises WrongUse if it is too large, is no text, or cannot be read."""
+    try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise WrongUse(f"{path} has {path.stat().st_size:,} bytes; a {what} has at most {LARGEST_BYTES:,}: is it data?")
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise WrongUse(f"{path} is not UTF-8 text (byte {error.start}); an audit reads scripts and configs") from None
+    except OSError as error:
+        raise WrongUse(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def read_marked(path: Path) -> Marked:
+    """Return the table of a YAML or JSON file. Raises WrongUse if it cannot be read or holds something else."""
+    text = read_text(path, "config")
+    found = _read_yaml(_checked_json(text, path) if text.lstrip().startswith("{") else text, path)
+    if not isinstance(found.value, dict):
+        kind = "a list" if isinstance(found.value, list) else "a text" if isinstance(found.value, str) else \
+            f"the value {shown(found.value)}"
+        raise WrongUse(f"{path} is not a config: it holds {kind}, and not keys with values")
+    return found
+
+
+def read_assigned(path: Path) -> Marked:
+    """Return the names that a Python file, or a class in it, sets to literals, as configs of document 004 and nanoGPT do."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        script = Script(path, text, ast.parse(text), {})
+    except (OSError, UnicodeDecodeError, ValueError, SyntaxError) as error:
+        raise WrongUse(f"{path} cannot be read as Python: {error}") from None
+    found: dict[str, Marked] = {}
+    of_classes = (item for owner in script.tree.body if isinstance(owner, ast.ClassDef) for item in owner.body)
+    for node in (*script.tree.body, *of_classes):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            value = Expressions(script).value(node.value, Scope())
+            value = printable(value) if isinstance(value, str) else plain(value) if is_known(value) else value
+            found |= {target.id: Marked(value, node.lineno) for target in getattr(node, "targets", [getattr(node, "target", 0)])
+                      if is_known(value) and isinstance(target, ast.Name)}
+    return Marked({name: each.value for name, each in found.items()}, 1, found)
+
+
+def shown(value: Any) -> str:
+    """Return a value as a config writes it, on one short line."""
+    text = printable(json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, str) else
+                      " ".join(value.split()))
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _checked_json(text: str, path: Path) -> str:
+    """Return JSON as YAML reads it. Raises WrongUse if it is not JSON, comments and last commas aside."""
+    for _ in range(2):                       # a comment may stand between the last comma and its bracket
+        text = _NOT_JSON.sub(lambda found: found[0] if found[0].startswith('"') else re.sub(r"[^\n]", " ", found[0]), text)
+    try:
+        json.loads(text, strict=False)
+    except ValueError as error:
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise WrongUse(f"{path}{line} is not JSON: {getattr(error, 'msg', error)}") from None
+    return text
+
+
+def _read_yaml(text: str, path: Path) -> Marked:
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        if node is None:
+            return Marked({}, 1)
+        return _from_node(node, node.start_mark.line + 1, _Loader(""), iter(range(MOST_NODES)), path)
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f":{where.line + 1}" if where else ""
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
+        raise WrongUse(f"{path}{line} is not YAML: {problem}") from None
+
+
+def _from_node(node: yaml.Node, line: int, loader: _Loader, budget: Iterator[int], path: Path) -> Marked:
+    if next(budget, None) is None:
+        raise WrongUse(f"{path} unfolds to more than {MOST_NODES:,} values; take its aliases out")
+    if isinstance(node, yaml.MappingNode):
+        _refuse_doubles(node, path)
+        loader.flatten_mapping(node)         # `<<: *defaults`; what is merged comes first, and what is written here last
+        inner = {_text(key): _from_node(value, key.start_mark.line + 1, loader, budget, path)
+                 for key, value in node.value}
+        return Marked({name: each.value for name, each in inner.items()}, line, inner)
+    if isinstance(node, yaml.SequenceNode):
+        return Marked([_from_node(item, line, loader, budget, path).value for item in node.value], line)
+    return Marked(_scalar(node, loader), line)
+
+
+def _refuse_doubles(node: yaml.MappingNode, path: Path) -> None:
+    lines: dict[str, int] = {}
+    for key, _ in node.value:
+        name, line = str(key.value), key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            raise WrongUse(f"{path}:{line} has a list or a table as a key; a config's keys are words")
+        if name in lines:
+            raise WrongUse(f"{path}:{line} sets {name} a second time (line {lines[name]} does so too), and only one of the two "
+                           "would count; keep one")
+        lines[name] = line
+
+
+def printable(text: str) -> str:
+    """Return the text with a replacement character for what no terminal can print and no YAML may hold."""
+    return _UNPRINTABLE.sub("\ufffd", text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
+
+def _text(node: yaml.Node) -> str:
+    return printable(str(node.value))
+
+
+def _scalar(node: yaml.Node, loader: _Loader) -> Any:
+    """Return a number, boolean, None or text; a date or a foreign tag stays text."""
+    if str(node.tag).rpartition(":")[2] in ("null", "bool", "int", "float"):
+        try:
+            return loader.construct_object(node)
+        except (ValueError, LookupError, yaml.YAMLError):
+            return _text(node)       # `!!int word`
+    return _text(node)
 
 
 @dataclass(frozen=True)
@@ -186,14 +334,14 @@ HUGGING_FACE = (_BY_NAME["transformers"], _BY_NAME["trl"])
 
 def read_config(path: Path) -> Subject:
     """The settings of a config file, each with its line. Raises WrongUse where it is no config, or cannot be told whose."""
-    found = _read(path)
+    found = read_assigned(path) if path.suffix == ".py" else read_marked(path)
     subject = recognise(found, path)[0].subject(path, found)
     return _with_deepspeed(subject, path)
 
 
 def why_recognised(path: Path) -> str:
     """What the file was taken for, and by what: one sentence."""
-    config, why = recognise(_read(path), path)
+    config, why = recognise(read_assigned(path) if path.suffix == ".py" else read_marked(path), path)
     return f"{config.name}: {why}"
 
 
@@ -211,23 +359,16 @@ def recognise(found: Marked, path: Path) -> tuple[Format, str]:
         return plain[0], "all of its keys are Hugging Face's, and none is another trainer's alone" if share == 1 else \
             f"{share:.0%} of its keys are Hugging Face's, and none is another trainer's alone"
     if len(equal) > 1 and not set(equal) <= set(HUGGING_FACE):
+        deciding = "; ".join(f"{sorted(config.own)[0]} ({config.name})" for config in equal)
         raise WrongUse(f"{path} may be {' or '.join(config.name for config in equal)}: its keys "
-                       f"({_listed(list(found.inner))}) fit them equally; {_deciding(equal)} would decide it")
+                       f"({_listed(list(found.inner))}) fit them equally; {deciding} would decide it")
     given_away = [key for key in found.inner if key in best.own]
     return best, f"{_listed(given_away)} {'is' if len(given_away) == 1 else 'are'} among its keys" if given_away else \
         f"it has {share:.0%} of the file's keys, more than any other"
 
 
-def _read(path: Path) -> Marked:
-    return read_assigned(path) if path.suffix == ".py" else read_marked(path)
-
-
 def _listed(keys: Sequence[str], most: int = 4) -> str:
     return ", ".join(keys[:most]) + (f" and {len(keys) - most} more" if len(keys) > most else "")
-
-
-def _deciding(configs: Sequence[Format]) -> str:
-    return "; ".join(f"{sorted(config.own)[0]} ({config.name})" for config in configs)
 
 
 def _with_deepspeed(subject: Subject, path: Path) -> Subject:
@@ -239,5 +380,4 @@ def _with_deepspeed(subject: Subject, path: Path) -> Subject:
     if not file.is_file():
         return subject
     theirs = _BY_NAME["deepspeed"].subject(file, read_marked(file))
-    return replace(subject, settings={**theirs.settings, **subject.settings},
-                               unknown={**theirs.unknown, **subject.unknown})
+    return replace(subject, settings={**theirs.settings, **subject.settings}, unknown={**theirs.unknown, **subject.unknown})

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from powertrain.audit.literal_files import printable
+from powertrain.audit.configs import printable
 from powertrain.audit.subject import Setting, Subject
 from powertrain.data.rows.formats import ALSO_CALLED, BY_NAME
 from powertrain.data.rows.reading import is_hub_id
@@ -50,22 +50,10 @@ class Accounted:
 
 
 @dataclass(frozen=True)
-class Missing:
-    """What a run needs and the file does not say, or names something that is not here."""
-
-    what: Literal["model", "data", "learning rate"]
-    says: str                                # with the cure
-
-
-@dataclass(frozen=True)
 class Conversion:
     subject: Subject
     accounts: tuple[Accounted, ...]
-    lacks: tuple[Missing, ...]
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        return tuple(one.says for one in self.lacks)
+    missing: tuple[str, ...]                 # what a run needs and the file does not say or is not here, each with its cure
 
     @property
     def values(self) -> dict[str, Any]:
@@ -78,7 +66,7 @@ class Conversion:
         return {key: value for account in self.accounts for key, value in account.pins.items()}
 
 
-def data_of(subject: Subject) -> tuple[list[Accounted], list[Missing]]:
+def data_of(subject: Subject) -> tuple[list[Accounted], list[str]]:
     """Return what becomes of the keys that name data, and what of the data is missing."""
     files, source = subject.settings.get("data.data_files"), subject.settings.get("data.source")
     if files is not None and isinstance(files.value, (str, list)) and (source is None or source.value in BUILDERS):
@@ -140,7 +128,7 @@ def _of_messages(subject: Subject, key: str, setting: Setting) -> Accounted:
     return Accounted(key, setting, "translated", "", {"data.format": form} | columns)
 
 
-def _sources(subject: Subject, key: str, setting: Setting) -> tuple[Accounted, list[Missing]]:
+def _sources(subject: Subject, key: str, setting: Setting) -> tuple[Accounted, list[str]]:
     names = [str(name) for name in (setting.value if isinstance(setting.value, list) else [setting.value]) if str(name).strip()]
     config, entries = subject.value("data.config"), _named_sets(subject)
     ours: dict[str, Any] = {}
@@ -157,9 +145,9 @@ def _sources(subject: Subject, key: str, setting: Setting) -> tuple[Accounted, l
         return Accounted(key, setting, "not supported", "held-out examples come from one source; join the files" if found else
                          "it names no data"), []
     ours[key] = found[0] if len(found) == 1 else found
-    missing = [Missing("data", f"not here: {', '.join(absent)} are names in {NAMES_FILE}, which is not at "
-                       f"{_names_file(subject)}; write their files as {key}")] if absent else []
-    return Accounted(key, setting, "translated", missing[0].says if missing else "", ours), missing
+    missing = [f"not here: {', '.join(absent)} are names in {NAMES_FILE}, which is not at {_names_file(subject)}; write their "
+               f"files as {key}"] if absent else []
+    return Accounted(key, setting, "translated", missing[0] if missing else "", ours), missing
 
 
 def _local(subject: Subject, name: str) -> str:

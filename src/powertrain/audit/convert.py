@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from powertrain.audit.conversion import NO_DATA, NO_MODEL, Accounted, Conversion, Missing, data_of
-from powertrain.audit.literal_files import shown
+from powertrain.audit.configs import shown
+from powertrain.audit.conversion import NO_DATA, NO_MODEL, Accounted, Conversion, data_of
 from powertrain.audit.subject import METHODS, Setting, Subject
 from powertrain.recipe import Recipe
 from powertrain.recipe.conversions import NotSupported
@@ -48,24 +48,23 @@ def convert(subject: Subject) -> Conversion:
         raise WrongUse(f"{subject.path} says how a training is launched and spread, and not what is trained; convert the "
                        "script or config that it is used with")
     tunes = is_fine_tuning(subject)
-    data, lacks = data_of(subject)
+    data, missing = data_of(subject)
     accounts = [*_model(subject, tunes), *_method(subject, tunes), *data, *_batch(subject)]
     done = {account.key for account in accounts} | set(BATCH)
     accounts += [_one(subject, key, setting, tunes) for key, setting in subject.settings.items() if key not in done]
     accounts += _defaults(subject, tunes, accounts)
     if not any("data.source" in account.ours for account in accounts):
         accounts.append(Accounted("data.source", None, "default", "the file does not say; name it", {"data.source": NO_DATA}))
-        lacks.append(Missing("data", "the file names no data: write data.source, a file, a folder or a hub id"))
+        missing.append("the file names no data: write data.source, a file, a folder or a hub id")
     accounts += [Accounted(key, setting, "unknown", f"{subject.framework} has no such key, and does nothing with it")
                  for key, setting in subject.unknown.items()]
     accounts += [Accounted(key, setting, "unread", "only running the file would tell; look it up and write it yourself")
                  for key, setting in subject.unread.items()]
     if tunes and subject.value("model.path") is None and subject.trainer_default("model.path") is None:
-        lacks = [Missing("model", "the file names no model: write model.path, a folder or a hub id"), *lacks]
+        missing.insert(0, "the file names no model: write model.path, a folder or a hub id")
     if subject.framework in REQUIRES_RATE and not any("learning_rate" in account.ours for account in accounts):
-        lacks.append(Missing("learning rate", f"the file sets no learning rate, and {subject.framework} has none of its own: "
-                             "write learning_rate"))
-    return Conversion(subject, tuple(_agreed(accounts)), tuple(lacks))
+        missing.append(f"the file sets no learning rate, and {subject.framework} has none of its own: write learning_rate")
+    return Conversion(subject, tuple(_agreed(accounts)), tuple(missing))
 
 
 def is_fine_tuning(subject: Subject) -> bool:
@@ -74,9 +73,6 @@ def is_fine_tuning(subject: Subject) -> bool:
         return subject.value("model.path") is not None or subject.value("training.method") not in (None, "scratch")
     named = any(subject.value(key) is not None or key in subject.unread for key in ("model.path", "lora.r"))
     return named or subject.framework in METHODS
-
-
-# ------------------------------------------------------------------------------------------------ together
 
 
 def _model(subject: Subject, tunes: bool) -> list[Accounted]:
@@ -142,9 +138,6 @@ def _is_count(value: Any) -> bool:
 
 def _split(micro: Any) -> dict[str, Any]:
     return {"techniques.micro_batch": {"examples": micro}} if _is_count(micro) else {}
-
-
-# ------------------------------------------------------------------------------------------------ one by one
 
 
 def _one(subject: Subject, key: str, setting: Setting, tunes: bool) -> Accounted:

@@ -176,7 +176,8 @@ class Expressions:
         left = self.value(node.left, scope)
         for sign, item in zip(node.ops, node.comparators, strict=True):
             right = self.value(item, scope)
-            if isinstance(sign, (ast.Is, ast.IsNot)) and right is None and is_told_from_none(left):
+            if isinstance(sign, (ast.Is, ast.IsNot)) and right is None and (
+                    left.is_instance if isinstance(left, Made) else not isinstance(left, Unread)):
                 answer: Any = (left is None) == isinstance(sign, ast.Is)
             elif isinstance(sign, (ast.In, ast.NotIn)) and isinstance(right, Table) and is_known(left):
                 answer = (self.unread(node) if right.open and left not in right.entries
@@ -251,10 +252,6 @@ def apply_operator(name: str, a: Any, b: Any) -> Any:
     if large or (name == "Pow" and isinstance(b, (int, float)) and abs(b) > 64) or length * times > MOST:
         raise OverflowError
     return OPERATORS[name](a, b)
-
-
-def is_told_from_none(value: Any) -> bool:
-    return value.is_instance if isinstance(value, Made) else not isinstance(value, Unread)
 
 
 def truth(value: Any) -> bool | None:

@@ -48,9 +48,7 @@ class Followed:
 
 
 def follow(script: Script) -> Followed:
-    follower = _Follower(script)
-    follower.module()
-    return follower.followed
+    return _Follower(script).module()
 
 
 class _Returned(Exception):
@@ -68,12 +66,13 @@ class _Follower(Expressions):
         self.doubts: list[str] = []
         self.left = MOST_STATEMENTS
 
-    def module(self) -> None:
+    def module(self) -> Followed:
         scope = Scope({"__name__": "__main__", "__file__": str(self.script.path)})
         self.block(self.script.tree.body, scope)
         for node in ast.walk(self.script.tree):
             if isinstance(node, FunctionNode) and node not in self.entered:
                 self.enter(self.defined.get(node) or FunctionValue(node, scope, self._owner(node)), Arguments([], {}))
+        return self.followed
 
     def _owner(self, node: FunctionNode) -> Any:
         """An instance, of which nothing is known, for a method that nothing was seen to call."""
@@ -340,11 +339,9 @@ class _Follower(Expressions):
     def instance(self, kind: ClassValue, node: ast.AST, arguments: Arguments) -> Made:
         """An instance of the script's own class: fields with their defaults, then what was passed, then `__init__`."""
         foreign = known_calls.foreign_base(kind)
-        made = Made(foreign or kind.node.name, node, arguments.positional, {}, local=kind, open=arguments.open,
+        named = known_calls.all_fields(kind) | arguments.named
+        made = Made(foreign or kind.node.name, node, arguments.positional, named, dict(named), local=kind, open=arguments.open,
                     doubts=(*self.doubts,))
-        made.named.update(known_calls.all_fields(kind))
-        made.named.update(arguments.named)
-        made.attributes.update(made.named)
         method = attribute(made, "__init__")
         if method is not None and isinstance(method.value, FunctionValue):
             self.enter(method.value, arguments)

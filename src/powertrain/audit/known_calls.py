@@ -9,9 +9,10 @@ import ast
 from pathlib import Path
 from typing import Any
 
-from powertrain.audit.literal_files import read_literal
+from powertrain.audit.configs import Marked, read_marked
 from powertrain.audit.script import WRAPPED, Script, Setting
 from powertrain.audit.values import ClassValue, FunctionValue, Made, Reference, Table, Unread, attribute, is_known
+from powertrain.records import WrongUse
 from powertrain.records.findings import Place
 
 CASTS = {"int": int, "float": float, "str": str}
@@ -68,9 +69,6 @@ def origins(made: Made) -> frozenset[str]:
     return frozenset(found | (origins(inner) if isinstance(inner, Made) else set()))
 
 
-# ------------------------------------------------------------------------------------------------ argparse
-
-
 def add_argument(parser: Made, made: Made) -> None:
     """Keeps an argument's default, as `type` turns it, under the name that argparse gives it."""
     flags = [item for item in made.positional if isinstance(item, str)]
@@ -105,17 +103,12 @@ def parsed(parser: Made, made: Made, script: Script) -> Any:
 
 def _instance_of(kind: Any, parser: Made, script: Script) -> Any:
     if isinstance(kind, ClassValue):
-        fields = all_fields(kind)
         foreign = foreign_base(kind)
-        made = Made(foreign or kind.node.name, parser.node, [], dict(fields), dict(fields), local=kind)
-        made.open = "the command line" if foreign else ""
-        return made
+        return Made(foreign or kind.node.name, parser.node, [], all_fields(kind), dict(all_fields(kind)), local=kind,
+                    open="the command line" if foreign else "")
     if isinstance(kind, Reference):
         return Made(kind.name, parser.node, open="the command line")
     return Unread(script.words(parser.node))
-
-
-# ------------------------------------------------------------------------------------------------ dataclasses and options
 
 
 def field_default(value: Any) -> Any:
@@ -160,9 +153,6 @@ def foreign_base(kind: ClassValue) -> str:
     return ""
 
 
-# ------------------------------------------------------------------------------------------------ tables, files, launchers
-
-
 def table_method(owner: Table, method: str, made: Made) -> Any:
     first = made.positional[0] if made.positional else None
     if method == "update":
@@ -201,6 +191,20 @@ def read_file(source: Any, script: Script) -> Table | None:
         if (folder / source).is_file():
             return read_literal(folder / source)
     return None
+
+
+def read_literal(path: Path) -> Table | None:
+    """Return the file's table as a script that reads it has it; None if it holds none or cannot be read."""
+    try:
+        found = read_marked(path)
+        return _table(found, path, path.read_text(encoding="utf-8-sig").splitlines())
+    except WrongUse:
+        return None
+
+
+def _table(found: Marked, path: Path, lines: list[str]) -> Table:
+    return Table({name: Setting(_table(each, path, lines) if each.inner else each.value, Place(str(path), each.line),
+                                lines[each.line - 1].strip().rstrip(",")) for name, each in found.inner.items()})
 
 
 def launched(made: Made) -> tuple[FunctionValue, list[Any]] | None:

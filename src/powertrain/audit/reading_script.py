@@ -26,9 +26,9 @@ from typing import Any
 
 from powertrain.audit import known_calls, reading_calls
 from powertrain.audit.config_values import vocabulary
+from powertrain.audit.configs import read_text
 from powertrain.audit.expressions import Expressions
 from powertrain.audit.following import Followed, follow
-from powertrain.audit.literal_files import read_text
 from powertrain.audit.script import Loop, Script, Setting, imports, inside, parsed
 from powertrain.audit.steps import Step, outermost
 from powertrain.audit.subject import Framework, Subject
@@ -38,10 +38,10 @@ from powertrain.records import WrongUse
 READING = (".item", ".tolist", "float")       # what copies a number from the device
 COUNTING = ("range", "trange")               # `for epoch in range(3)`, `in trange(3)`, `in tqdm(range(3))`
 BEFORE_ALL = -1                              # the place of a `while`'s own test among the statements of its body
-BEYOND: dict[type[ast.cmpop], int] = {ast.GtE: 0, ast.Eq: 0, ast.Gt: 1}      # counter minus limit when such a test ends a loop
-MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE, ast.Eq: ast.Eq, ast.NotEq: ast.NotEq}
-OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.NotEq: ast.Eq}
+Beyond = dict[type[ast.cmpop], int]          # counter minus limit when a loop ends by such a test, `counter >= limit`
+BROKEN: Beyond = {ast.GtE: 0, ast.Eq: 0, ast.Gt: 1}          # the test under which the loop is left
+GOES_ON: Beyond = {ast.Lt: 0, ast.NotEq: 0, ast.LtE: 1}      # the test under which it goes on
+MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
 ASSIGNED = re.compile(r"[\w.\"'\[\]]+\s*=")
 
 
@@ -51,7 +51,7 @@ class End:
 
     counter: str
     limit: ast.expr
-    beyond: int                              # see BEYOND
+    beyond: int                              # see Beyond
     at: int                                  # the index of its statement in the loop's body, or BEFORE_ALL
     test: ast.expr
     leaves_all: bool                         # by `return`: the loops around too
@@ -77,7 +77,7 @@ def counted_steps(followed: Followed, loop: Loop) -> Iterator[tuple[ast.expr, An
         return
     for end in ends(stepping):
         ends_all = end.leaves_all or all(any(other.counter == end.counter for other in ends(outer)) for outer in around[1:])
-        increments = [at for at, statement in enumerate(stepping.body) if _adds_one(statement, end.counter)]
+        increments = [at for at, statement in enumerate(stepping.body) if ast.unparse(statement) == f"{end.counter} += 1"]
         if ends_all and len(increments) == 1 and stored(around[-1], end.counter) == 1:
             steps = _steps(followed, end, increments[0], stepping, around[-1])
             if isinstance(steps, Unread) or steps > 0:
@@ -86,36 +86,23 @@ def counted_steps(followed: Followed, loop: Loop) -> Iterator[tuple[ast.expr, An
 
 def ends(loop: Loop) -> Iterator[End]:
     """The tests in a loop's own body that end it, and that of its `while`."""
-    if isinstance(loop, ast.While):
-        for test in alternatives(loop.test, ast.And):
-            yield from _end(test, BEFORE_ALL, goes_on=True)
+    tests = alternatives(loop.test, ast.And) if isinstance(loop, ast.While) else []
+    found = [(test, BEFORE_ALL, GOES_ON, False) for test in tests]
     for at, statement in enumerate(loop.body):
         if isinstance(statement, ast.If) and isinstance(statement.body[-1], (ast.Break, ast.Return)):
-            for test in alternatives(statement.test, ast.Or):
-                yield from _end(test, at, leaves_all=isinstance(statement.body[-1], ast.Return))
+            returns = isinstance(statement.body[-1], ast.Return)
+            found += [(test, at, BROKEN, returns) for test in alternatives(statement.test, ast.Or)]
+    for test, at, beyond, leaves_all in found:
+        if isinstance(test, ast.Compare) and len(test.ops) == 1:
+            left, operator, right = test.left, type(test.ops[0]), test.comparators[0]
+            for counter, limit, kind in ((left, right, operator), (right, left, MIRRORED.get(operator, operator))):
+                if isinstance(counter, ast.Name) and kind in beyond:
+                    yield End(counter.id, limit, beyond[kind], at, test, leaves_all)
 
 
 def alternatives(test: ast.expr, operator: type[ast.boolop]) -> list[ast.expr]:
     """The parts of a test that is joined by such an operator; else the test itself."""
     return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, operator) else [test]
-
-
-def _end(test: ast.expr, at: int, *, goes_on: bool = False, leaves_all: bool = False) -> Iterator[End]:
-    """`counter >= limit`, whichever stands left; of a test under which the loop goes on, its opposite."""
-    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
-        return
-    left, operator, right = test.left, type(test.ops[0]), test.comparators[0]
-    for counter, limit, kind in ((left, right, operator), (right, left, MIRRORED.get(operator))):
-        ending = OPPOSITE.get(kind) if goes_on and kind is not None else kind
-        if isinstance(counter, ast.Name) and ending in BEYOND:
-            yield End(counter.id, limit, BEYOND[ending], at, test, leaves_all)
-
-
-def _adds_one(statement: ast.stmt, counter: str) -> bool:
-    """`counter += 1`."""
-    return (isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add)
-            and isinstance(statement.target, ast.Name) and statement.target.id == counter
-            and isinstance(statement.value, ast.Constant) and statement.value.value == 1)
 
 
 def stored(within: ast.AST, name: str) -> int:
@@ -152,9 +139,6 @@ def value_before(followed: Followed, loop: Loop, node: ast.expr) -> Any:
     values = [read.value(node, scope) for scope in followed.before.get(loop, [])]
     same = bool(values) and all(type(value) is type(values[0]) and value == values[0] for value in values)
     return values[0] if same else Unread(followed.script.words(node))
-
-
-# -------------------------------------------------------------------------------------------- as settings
 
 
 def settings_of_loops(training: reading_calls.Training) -> Iterator[tuple[str, Setting]]:

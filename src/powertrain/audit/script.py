@@ -10,7 +10,7 @@ import ast
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
@@ -117,10 +117,6 @@ class Script:
         """Whether a variable or attribute was seen to come from a call whose dotted name ends in one of these."""
         return any(kind.endswith(endings) for kind in self.kinds.get(last_name(node), ()))
 
-    def variables(self, *endings: str) -> list[str]:
-        """The variables that come from such calls."""
-        return [name for name, kinds in self.kinds.items() if any(kind.endswith(endings) for kind in kinds)]
-
     # -------------------------------------------------------------------------------------------- what training reaches
 
     @cached_property
@@ -143,16 +139,24 @@ class Script:
     @cached_property
     def _reachable(self) -> frozenset[FunctionNode] | None:
         """Return the functions around the training, those that lead to it, and all that these name; None without training."""
-        named = {function: self._names_in(function) for function in self._all_functions}
-        reach = {function: self._named_functions(names) for function, names in named.items()}
-        training = {function for function in named if any(_trains(node) for node in inside(function))}
+        functions = [node for node in ast.walk(self.tree) if isinstance(node, FunctionNode)]
+
+        def named_in(node: ast.AST) -> set[FunctionNode]:
+            """Return the functions of the names in a node's own code, and all methods of classes of these names."""
+            names = {str(getattr(item, "id", getattr(item, "attr", ""))) for item in inside(node)}
+            names |= {item.name for item in ast.walk(node) if isinstance(item, ast.FunctionDef) and item.decorator_list}
+            return {function for function in functions if function.name in names
+                    or (isinstance(parent := self.parents[function], ast.ClassDef) and parent.name in names)}
+
+        reach = {function: named_in(function) for function in functions}
+        training = {function for function in functions if any(_trains(node) for node in inside(function))}
         if not training and not any(_trains(node) for node in inside(self.tree)):
             return None
         grown = 0
         while len(training) > grown:                     # the callers of what trains
             grown = len(training)
             training |= {function for function, called in reach.items() if called & training}
-        waiting, found = [*training, *self._named_functions(self._names_in(self.tree))], set()
+        waiting, found = [*training, *named_in(self.tree)], set()
         while waiting:
             function = waiting.pop()
             if function not in found:
@@ -161,27 +165,10 @@ class Script:
         return frozenset(found)
 
     @cached_property
-    def _all_functions(self) -> tuple[FunctionNode, ...]:
-        return tuple(node for node in ast.walk(self.tree) if isinstance(node, FunctionNode))
-
-    def _names_in(self, node: ast.AST) -> set[str]:
-        """Every name and attribute in a node's own code; of classes, those of their bodies outside of methods."""
-        found = {str(getattr(item, "id", getattr(item, "attr", ""))) for item in inside(node)}
-        return found | {item.name for item in ast.walk(node) if isinstance(item, ast.FunctionDef) and item.decorator_list}
-
-    def _named_functions(self, names: set[str]) -> set[FunctionNode]:
-        """The functions of these names, and all methods of classes of these names."""
-        return {function for function in self._all_functions if function.name in names
-                or (isinstance(parent := self.parents[function], ast.ClassDef) and parent.name in names)}
-
-    @cached_property
     def _said(self) -> str:
         """Every name and text of the code that training reaches, for `says`."""
-        words: list[str] = []
-        for node in self.nodes:
-            words += [str(found) for name in ("id", "attr", "arg", "name", "value", "module") if isinstance(
-                found := getattr(node, name, None), str)]
-        return "\n".join(words)
+        named = (getattr(node, name, None) for node in self.nodes for name in ("id", "attr", "arg", "name", "value", "module"))
+        return "\n".join(text for text in named if isinstance(text, str))
 
     def says(self, *words: str) -> bool:
         """Whether a name or a text of the code contains one of these words; comments and docstrings say nothing."""
@@ -271,40 +258,26 @@ class Script:
         return [node for node in self.nodes if function is not None and isinstance(node, ast.Call)
                 and self.called(node) is function]
 
-    def reached_from(self, body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
-        """All nodes of these statements, the statements among them, and of the script's functions that they call."""
-        for statement in body:
-            yield statement
-            yield from self.reached(statement)
-
-    def reached(self, node: ast.AST, deepest: int = DEEPEST_HELPER) -> Iterator[ast.AST]:
-        """All nodes under a node, and those of the script's functions that are called there."""
-        seen: set[ast.AST] = set()
-        waiting = [(node, 0)]
-        while waiting:
-            top, depth = waiting.pop(0)
-            for inner in inside(top):
-                yield inner
-                function = self.called(inner) if isinstance(inner, ast.Call) else None
-                if function is not None and function not in seen and depth < deepest:
-                    seen.add(function)
-                    waiting.append((function, depth + 1))
+    def reached(self, *nodes: ast.AST, but: Any = DEFINITIONS) -> Iterator[ast.AST]:
+        """Yield these nodes, all nodes `inside` them, and those of the script's functions that are called there."""
+        for node in nodes:
+            yield node
+            seen: set[ast.AST] = set()
+            waiting = [(node, 0)]
+            while waiting:
+                top, depth = waiting.pop(0)
+                for inner in inside(top, but):
+                    yield inner
+                    function = self.called(inner) if isinstance(inner, ast.Call) else None
+                    if function is not None and function not in seen and depth < DEEPEST_HELPER:
+                        seen.add(function)
+                        waiting.append((function, depth + 1))
 
     @cached_property
     def training_loops(self) -> tuple[Loop, ...]:
         """The loops over batches: each the innermost around a `backward()`, or around a call of a function that has one."""
         return tuple(node for node in ast.walk(self.tree) if isinstance(node, Loop)
-                     and any(is_backward(inner) for inner in self._reached_without_loops(node, 0)))
-
-    def _reached_without_loops(self, top: ast.AST, depth: int) -> Iterator[ast.AST]:
-        for child in ast.iter_child_nodes(top):
-            if isinstance(child, DEFINITIONS | Loop):
-                continue
-            yield child
-            function = self.called(child) if isinstance(child, ast.Call) else None
-            if function is not None and depth < DEEPEST_HELPER:
-                yield from self._reached_without_loops(function, depth + 1)
-            yield from self._reached_without_loops(child, depth)
+                     and any(is_backward(inner) for inner in self.reached(node, but=DEFINITIONS | Loop)))
 
 
 def parsed(text: str) -> ast.Module:
@@ -341,13 +314,12 @@ def is_called(name: str, names: tuple[str, ...]) -> bool:
     return any(name == wanted or (wanted.startswith(".") and name.endswith(wanted)) for wanted in names)
 
 
-def inside(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes under a node, except the bodies of functions and classes that are only defined there."""
+def inside(node: ast.AST, but: Any = DEFINITIONS) -> Iterator[ast.AST]:
+    """Yield all nodes under a node, except those of some types: the functions and classes that are only defined there."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, DEFINITIONS):
-            continue
-        yield child
-        yield from inside(child)
+        if not isinstance(child, but):
+            yield child
+            yield from inside(child, but)
 
 
 def imports(tree: ast.Module) -> dict[str, str]:

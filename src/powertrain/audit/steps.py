@@ -86,36 +86,28 @@ class Step:
     def named(self, *names: str) -> list[StepCall]:
         return [call for call in self.calls if is_called(self.script.name(call.node.func), names)]
 
-    def _methods(self, *names: str) -> list[StepCall]:
+    def methods(self, *names: str) -> list[StepCall]:
         return [call for call in self.calls if call.method in names]
 
     @property
     def backward(self) -> list[StepCall]:
-        return self._methods("backward")
+        return self.methods("backward")
 
     @property
     def optimizer_steps(self) -> list[StepCall]:
         """`optimizer.step()` and `scaler.step(optimizer)`."""
-        return [call for call in self._methods("step") if call.owner is not None and (
+        return [call for call in self.methods("step") if call.owner is not None and (
             self._is(call.owner, OPTIMIZERS, "opt") or self.is_scaler(call.owner))]
 
     @property
     def scheduler_steps(self) -> list[StepCall]:
-        return [call for call in self._methods("step") if call.owner is not None
+        return [call for call in self.methods("step") if call.owner is not None
                 and self._is(call.owner, SCHEDULERS, "sched") and not self._is(call.owner, OPTIMIZERS, "opt")]
-
-    @property
-    def zeroing(self) -> list[StepCall]:
-        return self._methods("zero_grad")
 
     @property
     def clipping(self) -> list[StepCall]:
         clips = ("clip_grad_norm_", "clip_grad_value_")
         return [call for call in self.calls if self.script.name(call.node.func).endswith(clips)]
-
-    @property
-    def unscaling(self) -> list[StepCall]:
-        return self._methods("unscale_", "unscale_gradients")
 
     def is_scaler(self, node: ast.AST) -> bool:
         return self._is(node, ("GradScaler",), "scaler")

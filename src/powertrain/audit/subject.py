@@ -74,10 +74,7 @@ DEFAULTS: Mapping[str, Mapping[str, Default]] = {
 
 
 def default_of(framework: str, key: str) -> Any:
-    """Return the library's value for a key that is not set; None if it has none, or none is known.
-
-    The libraries' own defaults hold for every framework, a trainer's only for its own arguments.
-    """
+    """Return a library's value for a key that is not set, or the trainer's for its own arguments; None if none is known."""
     found = DEFAULTS.get(framework, _LIBRARIES).get(key)
     return None if found is None else found.value
 
@@ -281,10 +278,7 @@ class Subject:
         return found * steps if steps is not None else None
 
     def interval_steps(self, what: str, steps: int | None) -> float | None:
-        """Return the steps between two evaluations, checkpoints or log lines (`what`: "eval", "save", "logging") of a run.
-
-        None: not by steps.
-        """
+        """Return the steps between two evaluations, checkpoints or log lines (`what`: eval, save, logging), if counted."""
         strategy = self.effective(f"training.{what}_strategy")
         if strategy != "steps" and not (strategy is None and f"training.{what}_steps" in self.settings):
             return None                      # a trainer that knows no strategies goes by steps

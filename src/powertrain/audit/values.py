@@ -8,7 +8,6 @@ functions and classes, and `Unread`, which says why nothing is known. Unread is 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,6 +86,11 @@ class ClassValue:
     fields: dict[str, Setting] = field(default_factory=dict)         # class attributes; of a dataclass its defaults
     methods: dict[str, FunctionValue] = field(default_factory=dict)
 
+    def method(self, name: str) -> FunctionValue | None:
+        """Return a method of the class, or of the first of its bases that is the script's own."""
+        base = next((each for each in self.bases if isinstance(each, ClassValue)), None)
+        return self.methods[name] if name in self.methods else base.method(name) if base else None
+
 
 @dataclass(eq=False)
 class Scope:
@@ -96,12 +100,9 @@ class Scope:
     outer: Scope | None = None
 
     def find(self, name: str) -> Any:
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.names:
-                return scope.names[name]
-            scope = scope.outer
-        return Unread(name)
+        if name in self.names or self.outer is None:
+            return self.names.get(name, Unread(name))
+        return self.outer.find(name)
 
 
 LIBRARIES = frozenset({"torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "datasets", "unsloth", "numpy"})
@@ -152,8 +153,7 @@ def attribute(owner: Any, name: str) -> Setting | None:
             return found if isinstance(found, Setting) else None
         if owner.local is None:
             return owner.named.get(name)
-        method = next((kind.methods[name] for kind in lineage(owner.local) if name in kind.methods), None)
-        found = attribute(owner.local, name)
+        found, method = attribute(owner.local, name), owner.local.method(name)
         if found is None and method is not None:         # bound to its instance
             return Setting(FunctionValue(method.node, method.scope, owner), Place("", method.node.lineno), name)
         return found
@@ -162,11 +162,3 @@ def attribute(owner: Any, name: str) -> Setting | None:
             return owner.fields[name]
         return next((found for base in owner.bases if (found := attribute(base, name)) is not None), None)
     return None
-
-
-def lineage(kind: ClassValue) -> Iterator[ClassValue]:
-    """Yield a class of the script, and of its bases the first that is the script's own, and so on."""
-    base: ClassValue | None = kind
-    while base is not None:
-        yield base
-        base = next((each for each in base.bases if isinstance(each, ClassValue)), None)

@@ -28,13 +28,12 @@ from powertrain.recipe.conversions import optimizer_word
 from powertrain.recipe.vocabulary import values
 from powertrain.records import Facts, Plan, RunFailed, UserError, WrongUse
 from powertrain.records.evidence import Comparison, Parity
-from powertrain.run.prepare import Prepared, prepare
+from powertrain.run.prepare import prepare
 
 Pin = Any                                    # "on", "off", or settings
 # kernels of attention that lie behind Hugging Face's names; eager is what runs without the technique
 ATTENTION = {"sdpa": "sdpa", "flash_attention_2": "varlen", "flash_attention_3": "varlen", "flex_attention": "sdpa",
              "xformers": "sdpa", "eager": None, None: "sdpa"}
-Say = Callable[[str], None]
 ORIGINAL, OURS = "as the file has it", "the recipe with its plan"
 
 
@@ -68,9 +67,21 @@ def render(subject: Subject, facts: Facts, recipe: Recipe, total_steps: int) -> 
 
 def original_pins(subject: Subject, facts: Facts) -> dict[str, Pin]:
     """Return technique -> its pin, for everything that the subject or its trainer switches on."""
-    pins: dict[str, Pin] = {}
-    for of_technique in (_precision, _optimizer, _passes, _checkpointing, _kernels, _loader):
-        pins |= of_technique(subject, facts)
+    on_gpu, checkpointing = facts.hardware.device == "cuda", subject.in_force("training.activation_checkpointing")
+    kernel = ATTENTION.get(subject.value("model.attn_implementation"), "sdpa")
+    workers = subject.in_force("training.dataloader_num_workers") or subject.value("loader.num_workers")
+    pins: dict[str, Pin] = {**_precision(subject, facts), **_optimizer(subject), **_passes(subject, facts)}
+    if checkpointing is True or checkpointing in ("unsloth", "offload", "offload_disk"):
+        # Hugging Face's computes everything of a block again, attention too
+        pins["activation_checkpointing"] = {"every": 1, "keep_attention": False}
+    if kernel is not None:
+        pins["attention_kernel"] = {"kernel": "sdpa" if kernel == "varlen" and not on_gpu else kernel}
+    if subject.in_force("training.use_liger_kernel") is True:
+        pins["chunked_cross_entropy"] = "on"
+    if subject.in_force("training.torch_compile") is True:
+        pins["torch_compile"] = "on"
+    if isinstance(workers, int) and workers >= 1:
+        pins["loader"] = {"workers": workers, "pinned": on_gpu}
     return pins
 
 
@@ -95,14 +106,14 @@ def _precision(subject: Subject, facts: Facts) -> dict[str, Pin]:
         return {mixed: "on"}
     if fp16 is True and not subject.on("training.bf16"):     # TRL's bf16 is on unless fp16 is asked for
         return {"fp16": "on"}
-    if bf16 == "auto":                       # Axolotl: where the hardware has it
-        return {"bf16": "on"} if facts.hardware.device == "cuda" else {}
-    if bf16 is True:
+    if bf16 is True or (bf16 == "auto" and facts.hardware.device == "cuda"):     # Axolotl: where the hardware has it
         return {"bf16": "on"}
+    if bf16 == "auto":
+        return {}
     return {"tf32": "on"} if subject.in_force("training.tf32") is True else {}
 
 
-def _optimizer(subject: Subject, facts: Facts) -> dict[str, Pin]:
+def _optimizer(subject: Subject) -> dict[str, Pin]:
     name = optimizer_word(subject.value("optimizer.name") or subject.in_force("training.optim") or "")
     found = values()["optimizer"].get(name)
     ours = found.ours or {} if found else {}
@@ -122,37 +133,6 @@ def _passes(subject: Subject, facts: Facts) -> dict[str, Pin]:
     pins: dict[str, Pin] = {"micro_batch": {"examples": micro}} if micro < batch else {}
     grouped = subject.in_force("training.train_sampling_strategy") == "group_by_length"
     return pins | ({"length_grouping": "on"} if grouped else {})
-
-
-def _checkpointing(subject: Subject, facts: Facts) -> dict[str, Pin]:
-    """Hugging Face's computes everything of a block again, attention too."""
-    on = subject.in_force("training.activation_checkpointing")
-    again = on is True or on in ("unsloth", "offload", "offload_disk")
-    return {"activation_checkpointing": {"every": 1, "keep_attention": False}} if again else {}
-
-
-def _kernels(subject: Subject, facts: Facts) -> dict[str, Pin]:
-    pins: dict[str, Pin] = {}
-    kernel = ATTENTION.get(subject.value("model.attn_implementation"), "sdpa")
-    if kernel == "varlen" and facts.hardware.device != "cuda":
-        kernel = "sdpa"
-    if kernel is not None:
-        pins["attention_kernel"] = {"kernel": kernel}
-    if subject.in_force("training.use_liger_kernel") is True:
-        pins["chunked_cross_entropy"] = "on"
-    if subject.in_force("training.torch_compile") is True:
-        pins["torch_compile"] = "on"
-    return pins
-
-
-def _loader(subject: Subject, facts: Facts) -> dict[str, Pin]:
-    workers = subject.in_force("training.dataloader_num_workers") or subject.value("loader.num_workers")
-    if not isinstance(workers, int) or workers < 1:
-        return {}
-    return {"loader": {"workers": workers, "pinned": facts.hardware.device == "cuda"}}
-
-
-# ------------------------------------------------------------------------------------------------ measured beside the original
 
 
 def facts_beside(subject: Subject, cache: Path, say: Callable[[str], None]) -> Facts | str:
@@ -194,7 +174,7 @@ class Verified:
         return f"{speed.median:.2f} times as fast as the original's way ({speed.low:.2f} to {speed.high:.2f})"
 
 
-def verify(conversion: Conversion, folder: Path, cache: Path, budget_s: float, say: Say) -> Verified:
+def verify(conversion: Conversion, folder: Path, cache: Path, budget_s: float, say: Callable[[str], None]) -> Verified:
     """Measure both arms for about `budget_s` and return the result; the recipe is written to `folder`.
 
     Raises WrongUse if the model or the data are not on this machine.
@@ -211,7 +191,16 @@ def verify(conversion: Conversion, folder: Path, cache: Path, budget_s: float, s
         return Verified(text, rendering, prepared.plan, apart, None, None)
     with Arena(cache) as arena:
         notebook = Notebook(arena, (str(file),), say, began + budget_s)
-        return _measured(notebook, prepared, rendering, text, apart)
+        original, ours = notebook.arm(rendering.plan, ORIGINAL), notebook.arm(prepared.plan, OURS)
+        say("whether both learn the same")
+        attempts = _attempts(rendering.plan, prepared.plan)
+        parity, why = notebook.parity("ROUNDING", attempts, prepared.facts, prepared.recipe.seed)
+        say("both side by side, in turns")
+        try:
+            index = notebook.compare(original, ours, max(1.0, notebook.left_s()))
+        except CannotRun as error:
+            raise RunFailed(f"the two arms could not be measured: {error}") from None
+        return Verified(text, rendering, prepared.plan, apart, notebook.comparisons[index], parity, why)
 
 
 def refuse_what_is_missing(conversion: Conversion) -> None:
@@ -236,18 +225,6 @@ def _is_a_path(name: Any) -> bool:
         return False
     known = text.endswith((".jsonl", ".json", ".csv", ".parquet", ".txt", ".arrow"))
     return known or text.startswith(("/", "./", "../", "~")) or text.count("/") > 1
-
-
-def _measured(notebook: Notebook, prepared: Prepared, rendering: Rendering, text: str, apart: tuple[str, ...]) -> Verified:
-    original, ours = notebook.arm(rendering.plan, ORIGINAL), notebook.arm(prepared.plan, OURS)
-    notebook.say("whether both learn the same")
-    parity, why = notebook.parity("ROUNDING", _attempts(rendering.plan, prepared.plan), prepared.facts, prepared.recipe.seed)
-    notebook.say("both side by side, in turns")
-    try:
-        index = notebook.compare(original, ours, max(1.0, notebook.left_s()))
-    except CannotRun as error:
-        raise RunFailed(f"the two arms could not be measured: {error}") from None
-    return Verified(text, rendering, prepared.plan, apart, notebook.comparisons[index], parity, why)
 
 
 def _attempts(original: Plan, ours: Plan) -> list[tuple[Plan, Plan, str | None]]:

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from powertrain.audit.edits import added, removed, set_to, with_argument, with_line
-from powertrain.audit.reckoning import at_most
-from powertrain.audit.rules.base import Findings, code_rule, found, rule
+from powertrain.audit.rules.base import Findings, at_most, code_rule, found, rule
 from powertrain.audit.script import Loop, Script, argument
 from powertrain.audit.subject import Circumstances, Setting, Subject
 from powertrain.cost.workload import length_at, padding_share
-from powertrain.records import DataFacts
 from powertrain.records.findings import UNMEASURED, Evidence, Place
 from powertrain.shapes import QUANTILES
 
@@ -42,9 +40,6 @@ STREAMING = "data.streaming"
 ORDERED_OTHERWISE = ("sampler", "batch_sampler")
 DRAWS = ("IterableDataset", "shuffle", "streaming", "randint", "randperm", "random")
 SAMPLERS = ("torch.utils.data.distributed.DistributedSampler", "torch.utils.data.DistributedSampler")
-
-
-# ------------------------------------------------------------------------------------------------ loaders and threads
 
 
 @rule
@@ -134,15 +129,11 @@ def max_length_cuts(subject: Subject, where: Circumstances) -> Findings:
     limit, data = subject.number(LONGEST), where.data
     if limit is None or data is None or data.kind == "blocks" or not set(data.length_quantiles) & set(QUANTILES):
         return
-    cut = _cut_share(data, limit)
+    # on straight lines between the known quantiles
+    cut = sum(length_at(data.length_quantiles, (point + 0.5) / POINTS) > limit for point in range(POINTS)) / POINTS
     if cut >= FEW:
         yield found("moderate", subject.seen(LONGEST), cut=cut, limit=limit,
                     longest=max(data.length_quantiles.get("max", 0), data.max_length))
-
-
-def _cut_share(data: DataFacts, limit: float) -> float:
-    """Return the share of the examples that are longer, on straight lines between the known quantiles."""
-    return sum(length_at(data.length_quantiles, (point + 0.5) / POINTS) > limit for point in range(POINTS)) / POINTS
 
 
 @rule
@@ -157,20 +148,15 @@ def batch_arithmetic(subject: Subject, where: Circumstances) -> Findings:
 
 def _said(subject: Subject, setting: Setting) -> Iterator[tuple[int, Evidence]]:
     """Yield the effective batch that comments near a setting speak of."""
-    lines = _text(subject, setting).splitlines()
+    file = Path(setting.place.file)
+    text = subject.script.text if subject.script else file.read_text("utf-8") if setting.place.line and file.is_file() else ""
+    lines = text.splitlines()
     for index in range(max(0, setting.place.line - 1 - NEAR), min(len(lines), setting.place.line + NEAR)):
         comment = lines[index].partition("#")[2]
         match = SAID.search(comment)
         numbers = re.findall(r"\d+", match["sum"]) if match else []
         if numbers:
             yield int(numbers[-1]), Evidence(f"# {comment.strip()}", Place(setting.place.file, index + 1))
-
-
-def _text(subject: Subject, setting: Setting) -> str:
-    if subject.script is not None:
-        return subject.script.text
-    file = Path(setting.place.file)
-    return file.read_text(encoding="utf-8") if setting.place.line and file.is_file() else ""
 
 
 @rule
@@ -196,7 +182,9 @@ def documents_concatenated(script: Script, subject: Subject, where: Circumstance
     for function in script.functions.values() if not script.says(*APART) else ():
         inner = list(ast.walk(function)) if script.is_reached(function) else []
         joined = next((node for node in inner if _joins(script, node)), None)
-        if joined is not None and any(_cuts(node) for node in inner):
+        # the range of `x[i : i + block] for i in range(0, total, block)`
+        cuts = any(isinstance(node, ast.Call) and script.name(node) == "range" and len(node.args) == 3 for node in inner)
+        if joined is not None and cuts:
             yield found("moderate" if script.says(*PROMPTED) else "low", script.evidence(joined))
             return
 
@@ -207,11 +195,6 @@ def _joins(script: Script, node: ast.AST) -> bool:
         return False
     sums = script.name(node) == "sum" and len(node.args) == 2 and isinstance(node.args[1], ast.List)
     return sums or script.name(node) in ("itertools.chain", "itertools.chain.from_iterable")
-
-
-def _cuts(node: ast.AST) -> bool:
-    """Whether a node is the range of `x[i : i + block] for i in range(0, total, block)`."""
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range" and len(node.args) == 3
 
 
 @code_rule

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from powertrain.audit.reckoning import GIB, room
-from powertrain.audit.rules.base import Findings, found, rule
+from powertrain.audit.rules.base import GIB, Findings, found, room, rule
 from powertrain.audit.rules.memory import CHECKPOINTING, PASS, TIMES
 from powertrain.audit.rules.precision import asked_for
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject

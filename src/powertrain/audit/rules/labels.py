@@ -8,8 +8,7 @@ from itertools import chain
 
 from powertrain.audit.edits import Edits, removed, with_text
 from powertrain.audit.reading_calls import WITHOUT_PADDING
-from powertrain.audit.reckoning import at_most
-from powertrain.audit.rules.base import Findings, code_rule, found, rule
+from powertrain.audit.rules.base import Findings, at_most, code_rule, found, rule
 from powertrain.audit.script import Script, argument
 from powertrain.audit.subject import Circumstances, Subject
 
@@ -82,9 +81,6 @@ def ends_before_the_last(node: ast.AST) -> bool:
                for item in _slices(node))
 
 
-# ------------------------------------------------------------------------------------------------ the next token
-
-
 @code_rule
 def labels_shifted_twice(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The data shifts the labels by one token, and the model shifts them again."""
@@ -145,9 +141,6 @@ def labels_not_shifted(script: Script, subject: Subject, where: Circumstances) -
         if from_model and tokens and not any(isinstance(node, ast.Slice) for node in (*logits, *labels)):
             yield found("critical", script.evidence(call))
             return
-
-
-# ------------------------------------------------------------------------------------------------ padding and the end
 
 
 @code_rule
@@ -228,13 +221,11 @@ def pad_token_missing(script: Script, subject: Subject, where: Circumstances) ->
         yield found("critical", padding, path, path=path.value)
 
 
-# ------------------------------------------------------------------------------------------------ which tokens count
-
-
 @code_rule
 def masked_collator(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """A collator for masked language modelling serves a model that predicts the next token."""
-    for call in script.calls(*COLLATORS) if script.variables(*CAUSAL) and not script.says("MaskedLM", "mask_token") else ():
+    causal = any(made.endswith(CAUSAL) for kinds in script.kinds.values() for made in kinds)
+    for call in script.calls(*COLLATORS) if causal and not script.says("MaskedLM", "mask_token") else ():
         given = argument(call, "mlm", 1)
         masks = given is None or (isinstance(given, ast.Constant) and given.value is True)
         if masks and all(keyword.arg for keyword in call.keywords):
@@ -263,7 +254,8 @@ def prompts_trained(subject: Subject, where: Circumstances) -> Findings:
     """The labels are a copy of prompt and answer, so the loss counts prompts like answers."""
     script = subject.script
     if script is None:
-        if subject.framework in ASKED and subject.value(PROMPT_LOSS) is False and not _is_plain_text(subject):
+        plain_text = subject.value("training.stage") == "pt" or "completion" in str(subject.value("data.format"))
+        if subject.framework in ASKED and subject.value(PROMPT_LOSS) is False and not plain_text:
             yield found("moderate", subject.settings[PROMPT_LOSS], edits=removed(subject, PROMPT_LOSS), case="config",
                         key=ASKED[subject.framework])
         return
@@ -275,11 +267,6 @@ def prompts_trained(subject: Subject, where: Circumstances) -> Findings:
         copied = script.sections.get("training")
     if copied is not None and joined is not None:
         yield found("moderate", script.evidence(joined), script.evidence(copied))
-
-
-def _is_plain_text(subject: Subject) -> bool:
-    """Whether the data is plain text, which has no prompts."""
-    return subject.value("training.stage") == "pt" or "completion" in str(subject.value("data.format"))
 
 
 def _joins(node: ast.AST) -> bool:

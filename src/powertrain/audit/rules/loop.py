@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from powertrain.audit.edits import Edits, block_of, indent, indented, set_to, with_line, with_text, without
 from powertrain.audit.rules.base import Findings, code_rule, found, rule
@@ -31,15 +30,12 @@ def item_each_step(script: Script, subject: Subject, where: Circumstances) -> Fi
     alone = where.hardware is not None and where.hardware.device == "cpu"
     for step in step_code(script):
         waits = [call for call in step.named(*WAITING) if call.each_pass]
-        waits += [call for call in step.named("float") if call.each_pass and _is_loss(call.node)]
+        waits += [call for call in step.named("float") if call.each_pass and len(call.node.args) == 1
+                  and "loss" in getattr(call.node.args[0], "id", "")]
         if waits:
             yield found("low" if alone else "moderate", *(script.evidence(call.node) for call in waits[:4]),
                         edits=tuple(edit for call in waits for edit in _kept_on_device(script, call.node)),
                         call=script.words(waits[0].node), alone=alone)
-
-
-def _is_loss(node: ast.Call) -> bool:
-    return len(node.args) == 1 and isinstance(node.args[0], ast.Name) and "loss" in node.args[0].id
 
 
 def _kept_on_device(script: Script, node: ast.Call) -> Edits:
@@ -62,17 +58,14 @@ def synchronised_each_step(script: Script, subject: Subject, where: Circumstance
 def cache_emptied_in_loop(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """The loop empties the allocator's cache or collects garbage."""
     calls = [call for step in step_code(script) for call in step.named(*EMPTYING)]
-    nodes = [call.node for call in calls] or [node for node in script.calls(*EMPTYING) if _counts_steps(script, node)]
+    # a snippet whose loop is somewhere else has an `if` that counts steps
+    nodes = [call.node for call in calls] or [node for node in script.calls(*EMPTYING) if any(
+        interval(condition.test) is not None and "step" in script.words(condition.test).lower()
+        for condition in script.conditions(node))]
     if nodes:
         often = any(not is_rare(call) for call in calls)
         yield found("moderate" if often else "low", *map(script.evidence, nodes[:4]), when="at every step" if often else
                     "in the loop", edits=_taken_out(script, *dict.fromkeys(script.statement(node) for node in nodes)))
-
-
-def _counts_steps(script: Script, node: ast.AST) -> bool:
-    """Whether a node stands under an `if` that counts steps, in a snippet whose loop is somewhere else."""
-    return any(interval(condition.test) is not None and "step" in script.words(condition.test).lower()
-               for condition in script.conditions(node))
 
 
 @code_rule
@@ -103,9 +96,6 @@ def cudnn_benchmark(script: Script, subject: Subject, where: Circumstances) -> F
                       and "benchmark" in script.words(node)), None)
     yield found("low", setting, subject.settings[DETERMINISTIC] if forced else None, forced=forced,
                 edits=without(script, statement) if statement is not None else ())
-
-
-# ------------------------------------------------------------------------------------------------ evaluation
 
 
 @code_rule
@@ -166,7 +156,7 @@ def _around(script: Script, step: Step) -> list[Loop]:
 
 def _switches(script: Script, loop: Loop, name: str) -> list[ast.Call]:
     """Return the calls of `.eval()`, or of `.train()` with or without an argument, that the loop reaches."""
-    return [node for node in script.reached_from(loop.body)
+    return [node for node in script.reached(*loop.body)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name
             and len(node.args) <= (name == "train") and not node.keywords]
 
@@ -174,10 +164,14 @@ def _switches(script: Script, loop: Loop, name: str) -> list[ast.Call]:
 @code_rule
 def outside_the_epoch_loop(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Evaluation or checkpoints use the epoch's number but stand after the loop over epochs."""
-    for loop in _epoch_loops(script):
+    for loop in script.nodes:
+        # a loop by a counter, around the training loop or around a call of the function that has it
+        if not isinstance(loop, ast.For) or not isinstance(loop.target, ast.Name) or not any(
+                inner in script.training_loops for inner in script.reached(*loop.body)):
+            continue
         block = block_of(script, loop)
         after = block[block.index(loop) + 1:]
-        late = [node for node in after if _belongs_inside(script, node, loop)]
+        late = [node for node in after if _belongs_inside(script, node, loop.target.id)]
         if not late:
             continue
         between = after[after.index(late[0]):after.index(late[-1]) + 1]
@@ -187,20 +181,11 @@ def outside_the_epoch_loop(script: Script, subject: Subject, where: Circumstance
                     lines=" and ".join(f"line {node.lineno}" for node in late[:3]), use="uses" if len(late) == 1 else "use")
 
 
-def _epoch_loops(script: Script) -> Iterator[ast.For]:
-    """Yield loops by a counter, around the training loop or around a call of the function that has it."""
-    for node in script.nodes:
-        if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and any(
-                inner in script.training_loops for inner in script.reached_from(node.body)):
-            yield node
-
-
-def _belongs_inside(script: Script, node: ast.stmt, loop: ast.For) -> bool:
+def _belongs_inside(script: Script, node: ast.stmt, counter: str) -> bool:
     """Whether a statement evaluates or saves at every so many epochs, after their loop has ended."""
-    counter = loop.target.id if isinstance(loop.target, ast.Name) else ""
     keeps = any(isinstance(item, ast.Call) and script.name(item.func) != ".eval"
                 and any(word in script.name(item.func).rpartition(".")[2].lower() for word in KEEPING)
-                for item in script.reached_from([node]))
+                for item in script.reached(node))
     return keeps and any(
         isinstance(item, ast.If) and interval(item.test) is not None
         and any(isinstance(name, ast.Name) and name.id == counter for name in ast.walk(item.test)) for item in ast.walk(node))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 
 from powertrain.audit.edits import added, removed, set_to, with_text
-from powertrain.audit.reckoning import GIB, as_trained, at_most, reckonable, recomputed_share, room
-from powertrain.audit.rules.base import Findings, code_rule, found, rule
+from powertrain.audit.rules.base import GIB, Findings, as_trained, at_most, code_rule, found, reckonable, room, rule
 from powertrain.audit.script import Script, is_backward
 from powertrain.audit.steps import training_steps
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.cost.fitting import largest_micro_batch, own_bytes, planned_room_bytes
+from powertrain.cost.work import recomputed_flops, training_flops
 from powertrain.records import Facts
 
 CHECKPOINTING, KWARGS = "training.activation_checkpointing", "training.activation_checkpointing_kwargs"
@@ -39,8 +39,10 @@ def checkpointing_needless(subject: Subject, where: Circumstances) -> Findings:
     if not edits and CHECKPOINTING not in subject.settings:
         edits = added(subject, BESIDE, "gradient_checkpointing", False)
     if space[0] <= space[1]:
+        again = recomputed_flops(facts.model, [facts.data.block], 1)
+        share = again / (training_flops(facts.model, [facts.data.block]) + again)
         yield found("moderate", subject.seen(CHECKPOINTING), edits=edits, needed_gib=space[0] / GIB, free_gib=space[1] / GIB,
-                    expected=at_most(recomputed_share(facts), "the products that are computed a second time"))
+                    expected=at_most(share, "the products that are computed a second time"))
 
 
 @rule

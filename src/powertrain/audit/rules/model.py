@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from powertrain.audit.edits import removed, set_to
-from powertrain.audit.reckoning import GIB, room
-from powertrain.audit.rules.base import Findings, code_rule, found, rule
+from powertrain.audit.rules.base import GIB, Findings, code_rule, found, room, rule
 from powertrain.audit.script import Script
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject, dtype_named
 from powertrain.records.findings import NO_SPEED
@@ -27,9 +26,6 @@ SAVED_BYTES = 0.5 + FP32 / QUANTISED_BLOCK - FOUR_BIT_BYTES            # a weigh
 IMPLEMENTATION, MODE = "model.attn_implementation", "training.torch_compile_mode"
 NEEDS = {"flash_attention_2": (8, 0), "flash_attention_3": (9, 0)}      # compute capability, from its README
 RECOMPILE_LIMIT = 8          # torch._dynamo.config.recompile_limit
-
-
-# ------------------------------------------------------------------------------------------------ kernels
 
 
 @rule
@@ -82,9 +78,6 @@ def lora_scaling(subject: Subject, where: Circumstances) -> Findings:
         usual = int(2 * rank)                # QLoRA's own 16 / 64 is below: it works, with its own learning rate
         yield found("low", subject.seen(ALPHA), subject.seen(RANK), edits=set_to(subject, ALPHA, usual), scale=scale,
                     usual=usual, divisor="sqrt(r)" if rooted else "r")
-
-
-# ------------------------------------------------------------------------------------------------ quantised weights
 
 
 @code_rule

@@ -53,8 +53,9 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
     names = {key: (setting, name) for key, setting in everything.items() if (name := _name(setting)) in REMOVED
              and key.startswith(("training.", "trainer.")) and _is_passed(script, setting, name)}
     says = [f"{name} (now {REMOVED[name]})" if REMOVED[name] else f"{name} (gone)" for _, name in names.values()]
-    moved = [item for item in _trainer_arguments(script, "trl.SFTTrainer") if item.arg in MOVED
-             and item.arg not in [name for _, name in names.values()]]
+    trainer = script.sections.get("trainer") if script is not None else None
+    given = trainer.keywords if script is not None and trainer is not None and script.name(trainer) == "trl.SFTTrainer" else []
+    moved = [item for item in given if item.arg in MOVED and item.arg not in [name for _, name in names.values()]]
     says += [f"{item.arg} (now of SFTConfig)" for item in moved]
     if says:
         edits = tuple(edit for key, (_, name) in names.items() for edit in _edits(subject, key, name))
@@ -73,11 +74,6 @@ def _is_passed(script: Script | None, setting: Setting, name: str) -> bool:
     return script is None or not any(
         isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name
         and isinstance(script.parents[node], ast.ClassDef) and node.lineno == setting.place.line for node in script.nodes)
-
-
-def _trainer_arguments(script: Script | None, name: str) -> list[ast.keyword]:
-    trainer = script.sections.get("trainer") if script is not None else None
-    return trainer.keywords if script is not None and trainer is not None and script.name(trainer) == name else []
 
 
 def _edits(subject: Subject, key: str, name: str) -> Edits:

@@ -6,8 +6,7 @@ import ast
 import math
 
 from powertrain.audit.edits import added, moved, set_to, with_argument, with_line, with_text
-from powertrain.audit.reckoning import at_most, evaluation_share, reckonable, tokens_per_step
-from powertrain.audit.rules.base import Findings, code_rule, found, rule
+from powertrain.audit.rules.base import Findings, at_most, code_rule, evaluation_share, found, reckonable, rule, tokens_per_step
 from powertrain.audit.script import FunctionNode, Script, last_name
 from powertrain.audit.steps import SCHEDULERS, Step, StepCall, outermost, training_steps
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
@@ -32,9 +31,6 @@ MUCH = 0.05                  # of it; less is within what equal runs differ by
 SHORT_RUN = 200              # steps, below which each line of the log is wanted
 NEVER = {"eval": "it is never evaluated", "logging": "no loss is logged", "save": "nothing is saved before its end"}
 LENGTHS = ("num_training_steps", "T_max", "total_steps", "total_iters")     # arguments that say how long a schedule is
-
-
-# ------------------------------------------------------------------------------------------------ the length of a run
 
 
 @rule
@@ -100,7 +96,7 @@ def gradients_cleared_early(script: Script, subject: Subject, where: Circumstanc
     """Gradients are set to zero before the optimizer has used them."""
     for step in training_steps(script):
         accumulation = None if step.accumulates_by_accelerate else step.accumulation
-        each = [call.node for call in step.zeroing if accumulation is not None and accumulation.at_each_pass(call)]
+        each = [call.node for call in step.methods("zero_grad") if accumulation is not None and accumulation.at_each_pass(call)]
         if accumulation is not None and each:
             stepped = accumulation.step.node
             yield found("critical", script.evidence(each[0]), script.evidence(stepped), case="at each pass",
@@ -116,7 +112,7 @@ def _zeroed_between(step: Step) -> StepCall | None:
     stepped = min((call.order for call in step.optimizer_steps if call.each_pass), default=None)
     if passed is None or stepped is None or any(not call.each_pass for call in step.backward):
         return None
-    return next((call for call in step.zeroing if call.each_pass and passed < call.order < stepped), None)
+    return next((call for call in step.methods("zero_grad") if call.each_pass and passed < call.order < stepped), None)
 
 
 @code_rule
@@ -148,19 +144,16 @@ def accumulation_not_divided(script: Script, subject: Subject, where: Circumstan
     """Gradients of several micro-batches are summed where their mean was meant."""
     for step in training_steps(script):
         accumulation = step.accumulation
-        if accumulation is None or step.accumulates_by_accelerate or _divides(step):
+        # a division of a loss by the number of passes or by tokens, or of the gradients afterwards
+        divides = any((isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, (ast.Div, ast.Mult))) or
+                      (isinstance(node, ast.Call) and script.name(node).endswith((".div_", ".div", ".mul_")))
+                      for node in script.reached(*step.node.body))
+        if accumulation is None or step.accumulates_by_accelerate or divides:
             continue
         passed, every = step.backward[0].node, script.words(accumulation.every)
         edits = with_text(script, passed.func.value, f"({script.words(passed.func.value)} / {every})") if (
             isinstance(passed.func, ast.Attribute) and isinstance(passed.func.value, ast.Name) and not passed.args) else ()
         yield found("moderate", script.evidence(passed), script.evidence(accumulation.step.node), edits=edits, every=every)
-
-
-def _divides(step: Step) -> bool:
-    """Whether a step divides anything: a loss by the number of passes or by tokens, or the gradients afterwards."""
-    return any((isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, (ast.Div, ast.Mult))) or
-               (isinstance(node, ast.Call) and step.script.name(node).endswith((".div_", ".div", ".mul_")))
-               for node in step.script.reached_from(step.node.body))
 
 
 @code_rule
@@ -169,7 +162,7 @@ def mean_of_means(script: Script, subject: Subject, where: Circumstances) -> Fin
     padded = subject.value("data.padding") not in (None, False, "max_length", "do_not_pad")
     for step in training_steps(script) if padded and not script.says("num_items", "n_tokens") else ():
         every = ast.unparse(step.accumulation.every) if step.accumulation is not None else None
-        divided = next((node for node in script.reached_from(step.node.body)
+        divided = next((node for node in script.reached(*step.node.body)
                         if isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, ast.Div)
                         and ast.unparse(node.right if isinstance(node, ast.BinOp) else node.value) == every), None)
         if divided is not None:
@@ -265,9 +258,6 @@ def best_checkpoint_intervals(subject: Subject, where: Circumstances) -> Finding
                     edits=set_to(subject, SAVING, int(multiple)), kept=kept, every=every, multiple=multiple)
 
 
-# ------------------------------------------------------------------------------------------------ a script's own schedule
-
-
 def made_for(script: Script, step: Step) -> ast.Call | None:
     """Return the call that makes the schedule which a step advances; None where there is no such call or several."""
     names = {script.words(call.owner) for call in step.scheduler_steps if call.owner is not None}
@@ -341,18 +331,17 @@ def scheduler_each_process(script: Script, subject: Subject, where: Circumstance
         made = next((value for value in script.assigned(given) if isinstance(value, ast.Call)
                      and script.name(value).endswith(SCHEDULERS)), None)
         length = length_of(script, made)
+        if made is None or length is None:
+            continue
+        words = [ast.unparse(node) for node in script.behind(length) if isinstance(node, (ast.Name, ast.Attribute))]
+        counts_processes = any("num_processes" in word or "world_size" in word.lower() for word in words)
         # a loader that is prepared later has as many batches as all processes together
-        if made is None or length is None or _counts_processes(script, length) or _counted_before(script, length, prepare):
+        if counts_processes or _counted_before(script, length, prepare):
             continue
         certain = devices > 1 or counts_batches(script, length)
         yield found("low" if devices == 1 else "critical" if certain else "moderate", script.evidence(made),
                     script.evidence(prepare), schedule=script.words(given), one=devices == 1)
         return
-
-
-def _counts_processes(script: Script, length: ast.AST) -> bool:
-    names = [ast.unparse(node) for node in script.behind(length) if isinstance(node, (ast.Name, ast.Attribute))]
-    return any("num_processes" in name or "world_size" in name.lower() for name in names)
 
 
 def _counted_before(script: Script, length: ast.AST, prepare: ast.Call) -> bool:

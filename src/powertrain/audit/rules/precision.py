@@ -69,16 +69,11 @@ def fp16_without_scaler(script: Script, subject: Subject, where: Circumstances) 
     """The training loop computes in fp16 without loss scaling."""
     if subject.value(FP16) is not True or subject.framework != "pytorch" or script.says("caler"):
         return
-    for step in training_steps(script):
-        if "autocast" in subject.settings[FP16].spelled and _computes_under_autocast(script, step):
+    kept = any(isinstance(script.statement(call), ast.Assign) for call in script.calls(".autocast", "autocast"))
+    for step in training_steps(script) if "autocast" in subject.settings[FP16].spelled else ():
+        if kept or any(not call.inner_loop for call in step.named(".autocast", "autocast")):
             yield found("critical", subject.settings[FP16], *(script.evidence(call.node) for call in step.backward[:1]))
             return
-
-
-def _computes_under_autocast(script: Script, step: Step) -> bool:
-    """Whether autocast stands in the step itself, or is kept in a variable for it."""
-    return any(not call.inner_loop for call in step.named(".autocast", "autocast")) or any(
-        isinstance(script.statement(call), ast.Assign) for call in script.calls(".autocast", "autocast"))
 
 
 @rule
@@ -140,7 +135,8 @@ def clip_before_unscale(script: Script, subject: Subject, where: Circumstances) 
     """Gradients are clipped while the GradScaler's factor is still in them."""
     for step in training_steps(script):
         scaled = next((call for call in step.optimizer_steps if call.owner is not None and step.is_scaler(call.owner)), None)
-        clip = next((clip for clip in step.clipping if not any(call.order < clip.order for call in step.unscaling)), None)
+        unscaling = step.methods("unscale_", "unscale_gradients")
+        clip = next((clip for clip in step.clipping if not any(call.order < clip.order for call in unscaling)), None)
         if scaled is not None and clip is not None:
             optimizer = script.words(scaled.node.args[0]) if scaled.node.args else "optimizer"
             unscale = f"{script.words(scaled.owner or scaled.node)}.unscale_({optimizer})"

@@ -6,7 +6,7 @@ import ast
 
 from powertrain.audit.edits import set_to, with_argument, with_import, with_text
 from powertrain.audit.rules.base import Findings, code_rule, found, rule
-from powertrain.audit.script import Loop, Script, argument
+from powertrain.audit.script import Script, argument
 from powertrain.audit.steps import outermost, training_steps
 from powertrain.audit.subject import Circumstances, Subject
 from powertrain.records.findings import Severity
@@ -18,11 +18,9 @@ UNUSED = "training.ddp_find_unused_parameters"
 RANKED = ("rank", "main_process", "master", "process_index", "is_world_process_zero")
 WHOLE = (".save_state", ".save_checkpoint", "torch.distributed.checkpoint.save")     # these save everything, or more
 PARTS = {"the schedule": ("sched",), "the scaler": ("scaler",), "the place in the run": ("epoch", "step", "iter")}
+SAVES = ("torch.save", "safetensors.torch.save_file")
 LIMIT = "training.save_total_limit"
 SAFE_SINCE = (2, 6)          # torch: weights_only became the default
-
-
-# ------------------------------------------------------------------------------------------------ checkpoints
 
 
 @code_rule
@@ -81,7 +79,7 @@ def saved_by_every_process(script: Script, subject: Subject, where: Circumstance
     """Every process writes the same checkpoint."""
     if not script.has_call("torch.distributed.init_process_group"):
         return
-    for call in script.calls("torch.save", "safetensors.torch.save_file"):
+    for call in script.calls(*SAVES):
         function = script.function(call)
         tests = [condition.test for node in (call, *script.callers(function)) for condition in script.conditions(node)]
         text = " ".join(script.words(node) for node in [call, *tests])
@@ -97,8 +95,10 @@ def checkpoint_cannot_resume(script: Script, subject: Subject, where: Circumstan
     """Checkpoints lack the optimizer, the schedule or the place in the run."""
     if not script.training_loops or script.has_call(*WHOLE) or script.says("save_checkpoint", "save_state"):
         return
-    saves = [call for loop in script.training_loops for call in _saves(script, outermost(script, loop))]
-    saved = " ".join(_contents(script, call) for call in saves).lower()
+    saves = [node for loop in script.training_loops for node in script.reached(*outermost(script, loop).body)
+             if isinstance(node, ast.Call) and (script.name(node.func) in SAVES or _saves_a_model(script, node))]
+    given = [call.args[0] if call.args else call for call in saves]
+    saved = " ".join(script.words(node) for first in given for node in (first, *script.assigned(first))).lower()
     if saves and "optim" not in saved:
         yield found("moderate", *(script.evidence(call) for call in saves[:3]), case="weights")
         return
@@ -109,22 +109,11 @@ def checkpoint_cannot_resume(script: Script, subject: Subject, where: Circumstan
         yield found("low", *(script.evidence(call) for call in saves[:2]), missing=", ".join(missing))
 
 
-def _saves(script: Script, loop: Loop) -> list[ast.Call]:
-    return [node for node in script.reached_from(loop.body) if isinstance(node, ast.Call)
-            and (script.name(node.func) in ("torch.save", "safetensors.torch.save_file") or _saves_a_model(script, node))]
-
-
 def _saves_a_model(script: Script, call: ast.Call) -> bool:
     """Whether a call is `model.save_pretrained(folder)`, and not a tokenizer's."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr != "save_pretrained":
         return False
     return not any(word in script.words(call.func.value).lower() for word in ("tok", "processor", "config"))
-
-
-def _contents(script: Script, call: ast.Call) -> str:
-    """Return the words of what is saved, of a variable those of what it was given."""
-    first = call.args[0] if call.args else call
-    return " ".join(script.words(node) for node in (first, *script.assigned(first)))
 
 
 @code_rule
