@@ -32,8 +32,8 @@ def switched(value: Any) -> Any:
 
 def _sampling(key: str, value: Any) -> list[Told]:
     switch = switched(value)
-    return [("training.train_sampling_strategy", {True: "group_by_length", False: "random"}[switch] if isinstance(switch, bool)
-             else switch)]
+    named = ("group_by_length" if switch else "random") if isinstance(switch, bool) else switch
+    return [("training.train_sampling_strategy", named)]
 
 
 def _recipe_method(key: str, value: Any) -> list[Told]:
@@ -112,8 +112,7 @@ def _torchtune_model(key: str, value: Any) -> list[Told]:
     modules += TORCHTUNE_MLP if said.pop("apply_lora_to_mlp", False) else []
     modules += ["lm_head"] if said.pop("apply_lora_to_output", False) else []
     names = {"lora_rank": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "use_dora": "use_dora"}
-    told += [(TARGETS, modules), ("lora.use_dora", True)] if name.startswith(("dora_", "qdora_")) else [
-        (TARGETS, modules)]
+    told += [(TARGETS, modules), *([("lora.use_dora", True)] if name.startswith(("dora_", "qdora_")) else [])]
     return told + [(f"lora.{names[part]}" if part in names else f"training.model.{part}", each) for part, each in said.items()]
 
 
@@ -142,11 +141,6 @@ def _torchtune_schedule(key: str, value: Any) -> list[Told]:
     kind = "cosine" if name == "get_cosine_schedule_with_warmup" else name or value
     return [("training.lr_scheduler_type", kind),
             *((f"training.{'warmup_steps' if part == 'num_warmup_steps' else part}", each) for part, each in said.items())]
-
-
-def _torchtune_loss(key: str, value: Any) -> list[Told]:
-    name, _ = _component(value)
-    return [("training.loss" if "crossentropy" in name.lower() else "training.loss_type", name or value)]
 
 
 # the vocabulary's readers: what a key of a file with this value says in the audit's names
@@ -188,7 +182,8 @@ READERS: Mapping[str, Read] = {
                                                  ("training.max_length", _component(value)[1].get("max_seq_len"))],
     "torchtune_checkpointer()": lambda key, value: [("model.path", _component(value)[1].get("checkpoint_dir"))],
     "torchtune_optimizer()": _torchtune_optimizer, "torchtune_schedule()": _torchtune_schedule,
-    "torchtune_loss()": _torchtune_loss,
+    "torchtune_loss()": lambda key, value: [("training.loss" if "crossentropy" in _component(value)[0].lower() else
+                                             "training.loss_type", _component(value)[0] or value)],
 }
 
 

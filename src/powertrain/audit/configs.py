@@ -13,6 +13,7 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -21,10 +22,9 @@ from typing import Any
 import yaml
 
 from powertrain.audit.config_values import READERS, Told, switched
-from powertrain.audit.expressions import Expressions
+from powertrain.audit.expressions import Expressions, Scope, is_known, plain
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Framework, Setting, Subject
-from powertrain.audit.values import Scope, is_known, plain
 from powertrain.recipe import spellings
 from powertrain.recipe.schema import known_keys
 from powertrain.recipe.vocabulary import find, keys_of
@@ -87,14 +87,13 @@ def read_assigned(path: Path) -> Marked:
         script = Script(path, text, ast.parse(text), {})
     except (OSError, UnicodeDecodeError, ValueError, SyntaxError) as error:
         raise WrongUse(f"{path} cannot be read as Python: {error}") from None
-    found: dict[str, Marked] = {}
+    read, found = Expressions(script), dict[str, Marked]()
     of_classes = (item for owner in script.tree.body if isinstance(owner, ast.ClassDef) for item in owner.body)
     for node in (*script.tree.body, *of_classes):
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            value = Expressions(script).value(node.value, Scope())
-            value = printable(value) if isinstance(value, str) else plain(value) if is_known(value) else value
-            found |= {target.id: Marked(value, node.lineno) for target in getattr(node, "targets", [getattr(node, "target", 0)])
-                      if is_known(value) and isinstance(target, ast.Name)}
+            value, targets = read.value(node.value, Scope()), node.targets if isinstance(node, ast.Assign) else [node.target]
+            said = Marked(printable(value) if isinstance(value, str) else plain(value), node.lineno)
+            found |= {target.id: said for target in targets if is_known(value) and isinstance(target, ast.Name)}
     return Marked({name: each.value for name, each in found.items()}, 1, found)
 
 
@@ -136,7 +135,7 @@ def _from_node(node: yaml.Node, line: int, loader: _Loader, budget: Iterator[int
     if isinstance(node, yaml.MappingNode):
         _refuse_doubles(node, path)
         loader.flatten_mapping(node)         # `<<: *defaults`; what is merged comes first, and what is written here last
-        inner = {_text(key): _from_node(value, key.start_mark.line + 1, loader, budget, path)
+        inner = {printable(str(key.value)): _from_node(value, key.start_mark.line + 1, loader, budget, path)
                  for key, value in node.value}
         return Marked({name: each.value for name, each in inner.items()}, line, inner)
     if isinstance(node, yaml.SequenceNode):
@@ -161,18 +160,12 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub("\ufffd", text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
-def _text(node: yaml.Node) -> str:
-    return printable(str(node.value))
-
-
 def _scalar(node: yaml.Node, loader: _Loader) -> Any:
     """Return a number, boolean, None or text; a date or a foreign tag stays text."""
     if str(node.tag).rpartition(":")[2] in ("null", "bool", "int", "float"):
-        try:
+        with suppress(ValueError, LookupError, yaml.YAMLError):      # `!!int word`
             return loader.construct_object(node)
-        except (ValueError, LookupError, yaml.YAMLError):
-            return _text(node)       # `!!int word`
-    return _text(node)
+    return printable(str(node.value))
 
 
 @dataclass(frozen=True)
@@ -336,7 +329,13 @@ def read_config(path: Path) -> Subject:
     """The settings of a config file, each with its line. Raises WrongUse where it is no config, or cannot be told whose."""
     found = read_assigned(path) if path.suffix == ".py" else read_marked(path)
     subject = recognise(found, path)[0].subject(path, found)
-    return _with_deepspeed(subject, path)
+    # with the keys of the DeepSpeed file that it names, where that lies beside it
+    named = subject.value("training.deepspeed")
+    file = path.parent / named if isinstance(named, str) else None
+    if file is None or not file.is_file():
+        return subject
+    theirs = _BY_NAME["deepspeed"].subject(file, read_marked(file))
+    return replace(subject, settings={**theirs.settings, **subject.settings}, unknown={**theirs.unknown, **subject.unknown})
 
 
 def why_recognised(path: Path) -> str:
@@ -369,15 +368,3 @@ def recognise(found: Marked, path: Path) -> tuple[Format, str]:
 
 def _listed(keys: Sequence[str], most: int = 4) -> str:
     return ", ".join(keys[:most]) + (f" and {len(keys) - most} more" if len(keys) > most else "")
-
-
-def _with_deepspeed(subject: Subject, path: Path) -> Subject:
-    """The subject with the keys of the DeepSpeed file that it names, where that lies beside it."""
-    named = subject.value("training.deepspeed")
-    if not isinstance(named, str):
-        return subject
-    file = path.parent / named
-    if not file.is_file():
-        return subject
-    theirs = _BY_NAME["deepspeed"].subject(file, read_marked(file))
-    return replace(subject, settings={**theirs.settings, **subject.settings}, unknown={**theirs.unknown, **subject.unknown})

@@ -210,7 +210,11 @@ def recipe_yaml(conversion: Conversion, recognised: str = "") -> str:
         opened = section if leaf else ""
         text = f"{'  ' if leaf else ''}{leaf or key}: {quoted(values[key])}"
         lines.append(_commented(text, said_by.get(key, [])))
-    return "\n".join([*lines, *_account_lines(conversion)]) + "\n"
+    for fate, title in TITLES.items():
+        found = [account for account in conversion.accounts if account.fate == fate]
+        lines += ["", f"# {title}:"] if found else []
+        lines += [f"#   {_said(account)}: {_became(account)}" for account in found]
+    return "\n".join(lines) + "\n"
 
 
 def account_rows(conversion: Conversion) -> list[tuple[str, str, str, str]]:
@@ -233,15 +237,6 @@ def _commented(text: str, accounts: list[Accounted]) -> str:
         said = _said(account) if account.setting is not None else account.why or "a default"
         origins[said] = origins.get(said) or (account.why if account.setting is not None else "")
     return f"{text:<{COMMENTS_FROM}}  # " + "; ".join(f"{said} ({why})" if why else said for said, why in origins.items())
-
-
-def _account_lines(conversion: Conversion) -> list[str]:
-    lines: list[str] = []
-    for fate, title in TITLES.items():
-        found = [account for account in conversion.accounts if account.fate == fate]
-        lines += ["", f"# {title}:"] if found else []
-        lines += [f"#   {_said(account)}: {_became(account)}" for account in found]
-    return lines
 
 
 def _said(account: Accounted) -> str:

@@ -37,9 +37,6 @@ BY_LENGTH = "group_by_length"                # what `group_by_length=True` is ca
 BLOCKS = ("body", "orelse", "finalbody")
 
 
-# ------------------------------------------------------------------------------------------------ settings
-
-
 def set_to(subject: Subject, key: str, value: Any) -> Edits:
     """Return the edit that gives `key` another value, if it is set in a line that can be changed safely."""
     return renamed(subject, key, "", value)
@@ -118,9 +115,6 @@ def _lines(subject: Subject, file: str) -> list[str]:
 
 def _written(value: Any, file: str) -> str:
     return repr(value).replace("'", '"') if file.endswith(".py") else json.dumps(value)
-
-
-# ------------------------------------------------------------------------------------------------ statements
 
 
 def without(script: Script, *statements: ast.stmt) -> Edits:
@@ -227,9 +221,6 @@ def _is_alone(script: Script, statement: ast.stmt) -> bool:
     line = script.lines[first_line(statement) - 1]
     after = script.lines[last_line(statement) - 1].encode()[statement.end_col_offset or 0:].decode().strip()
     return not line.encode()[:statement.col_offset].decode().strip() and (not after or after.startswith("#"))
-
-
-# ------------------------------------------------------------------------------------------------ several together
 
 
 @dataclass(frozen=True)

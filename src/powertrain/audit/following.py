@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
-from powertrain.audit import known_calls
-from powertrain.audit.expressions import Arguments, Expressions, truth
+from powertrain.audit import expressions, known_calls
+from powertrain.audit.expressions import ClassValue, Expressions, FunctionValue, Made, Reference, Scope, Table, Unread
 from powertrain.audit.script import FunctionNode, Script, Setting, argument
-from powertrain.audit.values import ClassValue, FunctionValue, Made, Reference, Scope, Table, Unread, attribute, either
 
 MOST_STATEMENTS = 20_000                     # a script's helpers may call each other without end
 DEEPEST_CALL = 25
@@ -71,7 +70,8 @@ class _Follower(Expressions):
         self.block(self.script.tree.body, scope)
         for node in ast.walk(self.script.tree):
             if isinstance(node, FunctionNode) and node not in self.entered:
-                self.enter(self.defined.get(node) or FunctionValue(node, scope, self._owner(node)), Arguments([], {}))
+                function = self.defined.get(node) or FunctionValue(node, scope, self._owner(node))
+                self.enter(function, expressions.Arguments([], {}))
         return self.followed
 
     def _owner(self, node: FunctionNode) -> Any:
@@ -79,8 +79,6 @@ class _Follower(Expressions):
         parent = self.script.parents.get(node)
         static = any(isinstance(item, ast.Name) and item.id == "staticmethod" for item in node.decorator_list)
         return Made(parent.name, parent) if isinstance(parent, ast.ClassDef) and not static else None
-
-    # -------------------------------------------------------------------------------------------- statements
 
     def block(self, body: Sequence[ast.stmt], scope: Scope) -> bool:
         """Follows statements; whether control leaves the block before its end."""
@@ -158,10 +156,8 @@ class _Follower(Expressions):
         self._remember(target.attr, value)
         self.followed.written.append(Written(owner, target.attr, setting, statement, (*self.doubts,)))
 
-    # -------------------------------------------------------------------------------------------- branches and loops
-
     def _if(self, statement: ast.If, scope: Scope) -> None:
-        known = truth(self.value(statement.test, scope))
+        known = expressions.truth(self.value(statement.test, scope))
         if known is not None and not (known and self._ends_the_run(statement.body[-1])):
             if self.block(statement.body if known else statement.orelse, scope):
                 raise _Returned
@@ -189,7 +185,7 @@ class _Follower(Expressions):
     def _join(self, scope: Scope, other: dict[str, Any], before: dict[str, Any], spelled: str) -> None:
         for name in {*scope.names, *other}:
             if name in scope.names and name in other:
-                scope.names[name] = either(other[name], scope.names[name], spelled)
+                scope.names[name] = expressions.either(other[name], scope.names[name], spelled)
             elif name not in before:
                 scope.names.setdefault(name, other.get(name))
 
@@ -234,8 +230,6 @@ class _Follower(Expressions):
         if self.block(statement.finalbody, scope) or left:
             raise _Returned
 
-    # -------------------------------------------------------------------------------------------- definitions
-
     def _functiondef(self, statement: FunctionNode, scope: Scope) -> None:
         scope.names[statement.name] = self.defined[statement] = FunctionValue(statement, scope)
 
@@ -261,9 +255,7 @@ class _Follower(Expressions):
                     made.fields[target.id] = self.script.setting(item, value)
         scope.names[statement.name] = made
 
-    # -------------------------------------------------------------------------------------------- calls
-
-    def call(self, called: Any, owner: Any, node: ast.Call, arguments: Arguments) -> Any:
+    def call(self, called: Any, owner: Any, node: ast.Call, arguments: expressions.Arguments) -> Any:
         if isinstance(called, FunctionValue):
             return self.enter(called, arguments)
         if isinstance(called, ClassValue):
@@ -277,13 +269,13 @@ class _Follower(Expressions):
         self.followed.calls.append(made)
         launched = known_calls.launched(made)
         if launched is not None:                         # `notebook_launcher(train, args=(…))`, `fire.Fire(train)`
-            self.enter(launched[0], Arguments(launched[1], {}))
+            self.enter(launched[0], expressions.Arguments(launched[1], {}))
         value = known_calls.result(made, self.script)
         if made.name.endswith(".parse_args_into_dataclasses") and isinstance(value, tuple):
             self.followed.calls += [item for item in value if isinstance(item, Made)]
         return value
 
-    def enter(self, function: FunctionValue, arguments: Arguments) -> Any:
+    def enter(self, function: FunctionValue, arguments: expressions.Arguments) -> Any:
         """What the script's own function returns for these arguments."""
         node = function.node
         if node in self.stack or len(self.stack) >= DEEPEST_CALL:
@@ -299,9 +291,9 @@ class _Follower(Expressions):
         self.stack.pop()
         if len(returned) == 1 and not left:
             returned = [*returned, None]
-        return reduce(lambda one, other: either(one, other, "a condition"), returned) if returned else None
+        return reduce(lambda one, other: expressions.either(one, other, "a condition"), returned) if returned else None
 
-    def _parameters(self, function: FunctionValue, arguments: Arguments) -> dict[str, Any]:
+    def _parameters(self, function: FunctionValue, arguments: expressions.Arguments) -> dict[str, Any]:
         spec = function.node.args
         names = [item.arg for item in (*spec.posonlyargs, *spec.args)]
         values = [function.bound, *arguments.positional] if function.bound is not None else arguments.positional
@@ -336,13 +328,13 @@ class _Follower(Expressions):
                     found[long.partition("/")[0].lstrip("-").replace("-", "_")] = self.value(default, function.scope)
         return found
 
-    def instance(self, kind: ClassValue, node: ast.AST, arguments: Arguments) -> Made:
+    def instance(self, kind: ClassValue, node: ast.AST, arguments: expressions.Arguments) -> Made:
         """An instance of the script's own class: fields with their defaults, then what was passed, then `__init__`."""
         foreign = known_calls.foreign_base(kind)
         named = known_calls.all_fields(kind) | arguments.named
         made = Made(foreign or kind.node.name, node, arguments.positional, named, dict(named), local=kind, open=arguments.open,
                     doubts=(*self.doubts,))
-        method = attribute(made, "__init__")
+        method = expressions.attribute(made, "__init__")
         if method is not None and isinstance(method.value, FunctionValue):
             self.enter(method.value, arguments)
         else:

@@ -6,12 +6,13 @@ Only defaults are known of what comes from a command line; that is what the scri
 from __future__ import annotations
 
 import ast
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from powertrain.audit.configs import Marked, read_marked
+from powertrain.audit.expressions import ClassValue, FunctionValue, Made, Reference, Table, Unread, attribute, is_known
 from powertrain.audit.script import WRAPPED, Script, Setting
-from powertrain.audit.values import ClassValue, FunctionValue, Made, Reference, Table, Unread, attribute, is_known
 from powertrain.records import WrongUse
 from powertrain.records.findings import Place
 
@@ -182,24 +183,18 @@ def get_attribute(made: Made, script: Script) -> Any:
 
 
 def read_file(source: Any, script: Script) -> Table | None:
-    """A YAML or JSON file beside the script, opened under a literal path."""
+    """A YAML or JSON file beside the script, opened under a literal path; None if it holds no table or cannot be read."""
     if isinstance(source, Made) and source.name == "open":
         source = source.argument(0, "file")
     if not isinstance(source, str) or not is_known(source):
         return None
     for folder in (script.path.parent, Path()):
         if (folder / source).is_file():
-            return read_literal(folder / source)
+            with suppress(WrongUse):
+                lines = (folder / source).read_text(encoding="utf-8-sig").splitlines()
+                return _table(read_marked(folder / source), folder / source, lines)
+            return None
     return None
-
-
-def read_literal(path: Path) -> Table | None:
-    """Return the file's table as a script that reads it has it; None if it holds none or cannot be read."""
-    try:
-        found = read_marked(path)
-        return _table(found, path, path.read_text(encoding="utf-8-sig").splitlines())
-    except WrongUse:
-        return None
 
 
 def _table(found: Marked, path: Path, lines: list[str]) -> Table:

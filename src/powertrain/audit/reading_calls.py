@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from powertrain.audit.expressions import Made, Reference, Unread
 from powertrain.audit.following import Followed, Written
 from powertrain.audit.script import WRAPPED, Setting
-from powertrain.audit.values import Made, Reference, Unread
 from powertrain.recipe.vocabulary import find
 
 Found = tuple[str, Setting]
@@ -20,7 +20,7 @@ SCHEDULERS = {"get_cosine_schedule_with_warmup": "cosine", "get_linear_schedule_
               "CosineAnnealingLR": "cosine", "CosineAnnealingWarmRestarts": "cosine_with_restarts", "OneCycleLR": "one_cycle",
               "StepLR": "step", "ExponentialLR": "exponential", "LinearLR": "linear",
               "ReduceLROnPlateau": "reduce_lr_on_plateau", "get_polynomial_decay_schedule_with_warmup": "polynomial"}
-CHECKPOINTING = "training.activation_checkpointing"
+CHECKPOINTS = ("gradient_checkpointing_enable", "activation_checkpointing_enable", "prepare_model_for_kbit_training")
 # of calls of a section, the positional arguments that are settings
 POSITIONAL = {"model": [(0, "model.path")], "tokenizer": [(0, "tokenizer.path")], "training": [(0, "training.output_dir")],
               "data": [(0, "data.source"), (1, "data.config")], "optimizer": [(1, "optimizer.lr")],
@@ -210,10 +210,8 @@ def _special(made: Made, followed: Followed) -> Iterator[Found]:
     def said(value: Any) -> Setting:
         return followed.script.setting(made.node, value)
 
-    if last in ("gradient_checkpointing_enable", "activation_checkpointing_enable"):
-        yield CHECKPOINTING, said(True)
-    elif last == "prepare_model_for_kbit_training":
-        yield CHECKPOINTING, made.named.get("use_gradient_checkpointing", said(True))
+    if last in CHECKPOINTS:
+        yield "training.activation_checkpointing", made.named.get("use_gradient_checkpointing", said(True))
     elif made.name == "torch.compile" or made.name.endswith("().compile"):
         yield "training.torch_compile", said(True)
         yield from _named(made, "training.torch_compile_{}", "mode")

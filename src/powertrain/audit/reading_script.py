@@ -27,12 +27,11 @@ from typing import Any
 from powertrain.audit import known_calls, reading_calls
 from powertrain.audit.config_values import vocabulary
 from powertrain.audit.configs import read_text
-from powertrain.audit.expressions import Expressions
+from powertrain.audit.expressions import Expressions, Made, Unread, is_known, plain
 from powertrain.audit.following import Followed, follow
 from powertrain.audit.script import Loop, Script, Setting, imports, inside, parsed
 from powertrain.audit.steps import Step, outermost
 from powertrain.audit.subject import Framework, Subject
-from powertrain.audit.values import Made, Unread, is_known, plain
 from powertrain.records import WrongUse
 
 READING = (".item", ".tolist", "float")       # what copies a number from the device
@@ -168,7 +167,10 @@ def loss_read_every(followed: Followed, loop: Loop) -> Iterator[tuple[ast.expr, 
     step = Step(script, stepping)
     trained = {name for call in step.backward for name in names(call.node)}
     for call in step.named(*READING):
-        found = [(condition, part) for condition in call.conditions for part in _remainders(condition.test)]
+        # `step % N` of `step % N == 0`, alone or with more that has to be so: `step % N == 0 and is_main`
+        found = [(condition, part.left) for condition in call.conditions for part in alternatives(condition.test, ast.And)
+                 if isinstance(part, ast.Compare) and len(part.ops) == 1 and isinstance(part.ops[0], ast.Eq)
+                 and isinstance(part.left, ast.BinOp) and isinstance(part.left.op, ast.Mod)]
         inside = all(any(script.is_within(call.node, statement) for statement in condition.body)
                      for condition in call.conditions)
         if len(found) != 1 or not inside or call.inner_loop:
@@ -179,13 +181,6 @@ def loss_read_every(followed: Followed, loop: Loop) -> Iterator[tuple[ast.expr, 
         of_loss = any(not stored(condition, name) for name in trained & names(call.node))
         if type(steps) is int and steps > 0 and counts and of_loss:
             yield condition.test, steps
-
-
-def _remainders(test: ast.expr) -> list[ast.BinOp]:
-    """`step % N` of `step % N == 0`, alone or with more that has to be so: `step % N == 0 and is_main`."""
-    return [part.left for part in alternatives(test, ast.And)
-            if isinstance(part, ast.Compare) and len(part.ops) == 1 and isinstance(part.ops[0], ast.Eq)
-            and isinstance(part.left, ast.BinOp) and isinstance(part.left.op, ast.Mod)]
 
 
 def counting(loop: Loop, followed: Followed) -> Made | None:

@@ -54,8 +54,6 @@ class Script:
     kinds: Mapping[str, frozenset[str]] = field(default_factory=dict)    # variable -> what made it: "….from_pretrained"
     trained: frozenset[str] = frozenset()    # what made the model that a Trainer is given
 
-    # -------------------------------------------------------------------------------------------- places and words
-
     @cached_property
     def lines(self) -> tuple[str, ...]:
         return tuple(io.StringIO(self.text, newline=""))         # str.splitlines would also split at form feeds
@@ -88,8 +86,6 @@ class Script:
         """Return a value as a setting that stands at a node."""
         return Setting(value, self.place(node), self.words(node))
 
-    # -------------------------------------------------------------------------------------------- names
-
     def name(self, node: ast.AST) -> str:
         """The dotted name of a name or attribute, its import resolved: `F.cross_entropy` -> torch.nn.functional.cross_entropy.
 
@@ -116,8 +112,6 @@ class Script:
     def is_made_by(self, node: ast.AST, *endings: str) -> bool:
         """Whether a variable or attribute was seen to come from a call whose dotted name ends in one of these."""
         return any(kind.endswith(endings) for kind in self.kinds.get(last_name(node), ()))
-
-    # -------------------------------------------------------------------------------------------- what training reaches
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
@@ -206,8 +200,6 @@ class Script:
                     found.setdefault(self._dotted(target), []).append(node.value)
         return found
 
-    # -------------------------------------------------------------------------------------------- where a node stands
-
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """What a node stands in, the innermost first."""
         while node in self.parents:
@@ -237,8 +229,6 @@ class Script:
     def conditions(self, node: ast.AST) -> list[ast.If]:
         """The `if`s around a node; a node in an if's own test does not count."""
         return [around for around, inner in self._around(node) if isinstance(around, ast.If) and inner is not around.test]
-
-    # -------------------------------------------------------------------------------------------- functions and loops
 
     @cached_property
     def functions(self) -> Mapping[str, FunctionNode]:
@@ -326,10 +316,9 @@ def imports(tree: ast.Module) -> dict[str, str]:
     """Name in a script -> what it is imported from, wherever the import stands."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            origin = f"{'.' * node.level}{node.module or ''}." if isinstance(node, ast.ImportFrom) else ""
             for name in node.names:
-                found[name.asname or name.name.partition(".")[0]] = name.name if name.asname else name.name.partition(".")[0]
-        elif isinstance(node, ast.ImportFrom):
-            for name in node.names:
-                found[name.asname or name.name] = f"{'.' * node.level}{node.module or ''}.{name.name}"
+                head = name.name if name.asname or origin else name.name.partition(".")[0]
+                found[name.asname or head] = f"{origin}{head}"
     return found

@@ -209,8 +209,3 @@ def outermost(script: Script, loop: Loop) -> Loop:
                 isinstance(item, ast.Call) and script.called(item) is function for item in ast.walk(node)):
             return node
     return loop
-
-
-def is_rare(call: StepCall) -> bool:
-    """Whether a call happens at intervals only: under an `if` that counts steps."""
-    return any(interval(condition.test) is not None for condition in call.conditions)

@@ -2,16 +2,11 @@
 
 Keys are those of transformers 5 and TRL, in sections, whatever the file itself calls them:
 
-    training.*   TrainingArguments, SFTConfig, the `training:` of a config: training.per_device_train_batch_size,
-                 training.gradient_accumulation_steps, training.bf16, training.activation_checkpointing, training.optim,
-                 training.torch_compile, training.packing, training.max_length, training.eval_steps, training.warmup_steps
-    lora.*       peft's LoraConfig: lora.r, lora.lora_alpha, lora.target_modules, lora.use_dora
-    quantisation.*  BitsAndBytesConfig: quantisation.load_in_4bit, quantisation.bnb_4bit_compute_dtype
-    model.*      from_pretrained: model.path, model.dtype, model.attn_implementation, model.device_map, model.use_cache
-    tokenizer.*  tokenizer.pad_token ("eos_token" where the script sets them equal), tokenizer.path
-    data.*       data.source, data.format, data.padding, data.split, data.validation_share
-    loader.*     a DataLoader of the script's own: loader.num_workers, loader.pin_memory, loader.prefetch_factor, loader.shuffle
-    optimizer.*  of the script's own: optimizer.name ("AdamW"), optimizer.fused, optimizer.lr
+    training.*      TrainingArguments, SFTConfig, the `training:` of a config: training.per_device_train_batch_size
+    lora.*, quantisation.*, model.*   the arguments of LoraConfig, of BitsAndBytesConfig and of from_pretrained
+    tokenizer.*     tokenizer.path, tokenizer.pad_token ("eos_token" where the script sets them equal)
+    data.*          data.source, data.format, data.padding, data.split, data.validation_share
+    loader.*, optimizer.*   of a script's own DataLoader and optimizer: loader.num_workers, optimizer.name ("AdamW")
     deepspeed.*, accelerate.*, fsdp.*   their files' keys, as they are
     environment.*   variables that the script or its launcher sets: environment.OMP_NUM_THREADS
 
@@ -130,8 +125,6 @@ class Subject:
     unknown: Mapping[str, Setting] = field(default_factory=dict)     # keys of a config that its trainer does not have
     script: Script | None = None             # its code, if it is one
 
-    # ------------------------------------------------------------------------------------------ one key
-
     def value(self, key: str) -> Any:
         """Return the value that the file sets for `key`; None where it sets none, or none that can be read."""
         setting = self.settings.get(key)
@@ -191,8 +184,6 @@ class Subject:
 
     def first_set(self, keys: Iterable[str]) -> Setting | None:
         return next((self.settings[key] for key in keys if key in self.settings), None)
-
-    # ------------------------------------------------------------------------------------------ several keys together
 
     @property
     def has_adapters(self) -> bool:

@@ -208,14 +208,11 @@ def refuse_what_is_missing(conversion: Conversion) -> None:
     subject = conversion.subject
     if conversion.missing:
         raise WrongUse(f"{subject.path} cannot be verified: {conversion.missing[0]}")
-    sources = conversion.values.get("data.source")
-    for name in sources if isinstance(sources, list) else [sources]:
+    sources, model = conversion.values.get("data.source"), conversion.values.get("model.path")
+    data = sources if isinstance(sources, list) else [sources]
+    for name, lacks, it in [*((name, f"data {name} are", "them") for name in data), (model, f"model {model} is", "it")]:
         if _is_a_path(name) and not Path(str(name)).expanduser().exists():
-            raise WrongUse(f"{subject.path} cannot be verified: its data {name} are not here; run it beside them, or put them "
-                           "there")
-    model = conversion.values.get("model.path")
-    if _is_a_path(model) and not Path(str(model)).expanduser().exists():
-        raise WrongUse(f"{subject.path} cannot be verified: its model {model} is not here; run it beside it, or put it there")
+            raise WrongUse(f"{subject.path} cannot be verified: its {lacks} not here; run it beside {it}, or put {it} there")
 
 
 def _is_a_path(name: Any) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from powertrain.audit.rules import data, good, labels, loop, memory, model, names, optimizer, precision, processes
+from powertrain.audit.rules import data, good, labels, loop, memory, model, names, optimizer, processes
 from powertrain.records.findings import rules_of
 
-RULES = rules_of(names, labels, optimizer, precision, memory, data, loop, model, processes, good)
+RULES = rules_of(names, labels, optimizer, memory, data, loop, model, processes, good)
 
 __all__ = ["RULES"]

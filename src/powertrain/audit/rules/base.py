@@ -15,7 +15,7 @@ entry in findings.yaml has `why`, `cure` and `rests_on` (the document, fact or t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, wraps
 from importlib import resources
 from string import Formatter
@@ -38,36 +38,36 @@ EXPECTED: Mapping[Any, Expected] = {
     "unchanged": Expected("nothing changes", "none")}            # of cures for settings that do nothing
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a rule found, before it is put into words."""
-
-    severity: Severity
-    seen: tuple[Setting | Evidence | None, ...]
-    edits: tuple[Edit, ...]
-    expected: Expected | None                # None: as findings.yaml has it
-    case: str
-    facts: Mapping[str, Any]
-
-
+Found = Callable[[str], Finding]             # puts into words what a rule of this name found
 Findings = Iterator[Found]
 
 
 def found(severity: Severity, *seen: Setting | Evidence | None, edits: tuple[Edit, ...] = (), expected: Expected | None = None,
           case: str = "", **facts: Any) -> Found:
     """Return what a rule found: the evidence, edits of the file where they are safe, and the facts of its sentences."""
-    return Found(severity, seen, edits, expected, case, facts)
+    def worded(name: str) -> Finding:
+        said = wording()[name]
+        said = {**said, **said["cases"][case]} if case else said
+        phrases = {part: _phrase(part, text, facts) for part, text in said.get("parts", {}).items()}
 
+        def filled(text: str) -> str:
+            return text.format_map({**facts, **phrases})
 
-class _Yaml(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):      # type: ignore[misc]
-    """PyYAML's loader of plain values, the compiled one where it is installed."""
+        told = said.get("expected")
+        usual = Expected(filled(told["says"]), filled(told["basis"])) if isinstance(told, dict) else EXPECTED[told]
+        cure = Cure(filled(said["cure"]), edits, tuple(filled(said.get("recipe", "")).split()))
+        risk = Risk(said.get("breaking", "none"), said.get("accuracy", "none"), said.get("difficulty", "low"))
+        return findings.finding(severity, filled(said.get("title", "")), filled(said["why"]), *seen, cure=cure,
+                                expected=expected or usual, risk=risk)
+
+    return worded
 
 
 @cache
 def wording() -> Mapping[str, Mapping[str, Any]]:
     """Return findings.yaml: the name of a rule -> what its findings say."""
     text = (resources.files("powertrain") / "audit" / "findings.yaml").read_text(encoding="utf-8")
-    said: Mapping[str, Mapping[str, Any]] = yaml.load(text, _Yaml)
+    said: Mapping[str, Mapping[str, Any]] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return said
 
 
@@ -75,7 +75,7 @@ def rule(ask: Callable[[Subject, Circumstances], Findings]) -> Rule[Any]:
     """Make a rule of a function of a subject and its circumstances."""
     @wraps(ask)
     def asked(subject: Subject, where: Circumstances) -> Iterator[Finding]:
-        return (worded(ask.__name__, one) for one in ask(subject, where))
+        return (worded(ask.__name__) for worded in ask(subject, where))
 
     said = wording()[ask.__name__]
     return Rule(ask.__name__, said["rests_on"], asked, frozenset(said.get("gives_way_to", "").split()))
@@ -88,23 +88,6 @@ def code_rule(ask: Callable[[Script, Subject, Circumstances], Findings]) -> Rule
         return ask(subject.script, subject, where) if subject.script is not None else iter(())
 
     return rule(of_script)
-
-
-def worded(name: str, one: Found) -> Finding:
-    """Return the finding of the rule `name` in words."""
-    said = wording()[name]
-    said = {**said, **said["cases"][one.case]} if one.case else said
-    phrases = {part: _phrase(part, text, one.facts) for part, text in said.get("parts", {}).items()}
-
-    def filled(text: str) -> str:
-        return text.format_map({**one.facts, **phrases})
-
-    told = said.get("expected")
-    expected = Expected(filled(told["says"]), filled(told["basis"])) if isinstance(told, dict) else EXPECTED[told]
-    cure = Cure(filled(said["cure"]), one.edits, tuple(filled(said.get("recipe", "")).split()))
-    risk = Risk(said.get("breaking", "none"), said.get("accuracy", "none"), said.get("difficulty", "low"))
-    return findings.finding(one.severity, filled(said.get("title", "")), filled(said["why"]), *one.seen, cure=cure,
-                            expected=one.expected or expected, risk=risk)
 
 
 def _phrase(part: str, text: str, facts: Mapping[str, Any]) -> str:

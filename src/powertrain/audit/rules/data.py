@@ -9,7 +9,7 @@ from pathlib import Path
 
 from powertrain.audit.edits import added, removed, set_to, with_argument, with_line
 from powertrain.audit.rules.base import Findings, at_most, code_rule, found, rule
-from powertrain.audit.script import Loop, Script, argument
+from powertrain.audit.script import Script, argument
 from powertrain.audit.subject import Circumstances, Setting, Subject
 from powertrain.cost.workload import length_at, padding_share
 from powertrain.records.findings import UNMEASURED, Evidence, Place
@@ -304,7 +304,10 @@ def threads_fixed(subject: Subject, where: Circumstances) -> Findings:
 @code_rule
 def loader_not_shuffled(script: Script, subject: Subject, where: Circumstances) -> Findings:
     """Training examples come in the order of the file in every epoch."""
-    calls = [call for loop in script.training_loops for call in _loaders(script, loop)]
+    calls = [value for loop in script.training_loops if not isinstance(loop, ast.While)
+             for name in {item.id for item in ast.walk(loop.iter) if isinstance(item, ast.Name)}
+             for value in script.assigned(ast.Name(name)) if isinstance(value, ast.Call)
+             and script.name(value.func) == "torch.utils.data.DataLoader"]
     if len(calls) != 1 or _draws(script):
         return
     call = calls[0]
@@ -320,14 +323,6 @@ def _draws(script: Script) -> bool:
     names = {str(getattr(node, "id", getattr(node, "attr", ""))) for node in script.nodes}
     names |= {"streaming" for node in script.nodes if isinstance(node, ast.keyword) and node.arg == "streaming"}
     return any(word in name for name in names for word in DRAWS)
-
-
-def _loaders(script: Script, loop: Loop) -> list[ast.Call]:
-    """Return the DataLoaders that a training loop goes over."""
-    over = ast.walk(loop.iter) if not isinstance(loop, ast.While) else ()
-    return [value for name in {item.id for item in over if isinstance(item, ast.Name)}
-            for value in script.assigned(ast.Name(name)) if isinstance(value, ast.Call)
-            and script.name(value.func) == "torch.utils.data.DataLoader"]
 
 
 @code_rule

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from powertrain.audit.rules.base import GIB, Findings, found, room, rule
-from powertrain.audit.rules.memory import CHECKPOINTING, PASS, TIMES
-from powertrain.audit.rules.precision import asked_for
+from powertrain.audit.rules.memory import CHECKPOINTING, PASS, TIMES, asked_for
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject
 from powertrain.cost.precision import fp16_pays, unit_of
 

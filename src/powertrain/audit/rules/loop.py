@@ -7,7 +7,7 @@ import ast
 from powertrain.audit.edits import Edits, block_of, indent, indented, set_to, with_line, with_text, without
 from powertrain.audit.rules.base import Findings, code_rule, found, rule
 from powertrain.audit.script import FunctionNode, Loop, Script, argument
-from powertrain.audit.steps import Step, interval, is_rare, step_code, training_steps
+from powertrain.audit.steps import Step, interval, step_code, training_steps
 from powertrain.audit.subject import Circumstances, Subject
 
 ANOMALIES = ("torch.autograd.set_detect_anomaly", "torch.autograd.anomaly_mode.set_detect_anomaly",
@@ -63,7 +63,7 @@ def cache_emptied_in_loop(script: Script, subject: Subject, where: Circumstances
         interval(condition.test) is not None and "step" in script.words(condition.test).lower()
         for condition in script.conditions(node))]
     if nodes:
-        often = any(not is_rare(call) for call in calls)
+        often = any(all(interval(condition.test) is None for condition in call.conditions) for call in calls)
         yield found("moderate" if often else "low", *map(script.evidence, nodes[:4]), when="at every step" if often else
                     "in the loop", edits=_taken_out(script, *dict.fromkeys(script.statement(node) for node in nodes)))
 

@@ -35,7 +35,9 @@ def data_parallel(script: Script, subject: Subject, where: Circumstances) -> Fin
 def device_map_auto(subject: Subject, where: Circumstances) -> Findings:
     """device_map splits the model over all GPUs, of which one works at a time."""
     setting, script = subject.settings.get("model.device_map"), subject.script
-    if setting is None or setting.value not in SPLITTING or not _trains(subject):
+    trains = any(key.startswith("training.") for key in (*subject.settings, *subject.unread)) or (
+        script is not None and (script.training_loops or script.has_call(".train")))
+    if setting is None or setting.value not in SPLITTING or not trains:
         return
     several = script is not None and script.has_call("torch.distributed.init_process_group", *PARALLEL)
     severity: Severity = "low" if where.has_one_device else "critical" if several else "moderate"
@@ -45,12 +47,6 @@ def device_map_auto(subject: Subject, where: Circumstances) -> Findings:
              if script is not None and isinstance(given, ast.Constant) else ())
     yield found(severity, setting, edits=edits, asked=setting.value, several=several, one=where.has_one_device,
                 devices=where.hardware.devices if where.hardware is not None and not where.has_one_device else None)
-
-
-def _trains(subject: Subject) -> bool:
-    script = subject.script
-    return any(key.startswith("training.") for key in (*subject.settings, *subject.unread)) or bool(
-        script is not None and (script.training_loops or script.has_call(".train")))
 
 
 @code_rule
@@ -96,7 +92,9 @@ def checkpoint_cannot_resume(script: Script, subject: Subject, where: Circumstan
     if not script.training_loops or script.has_call(*WHOLE) or script.says("save_checkpoint", "save_state"):
         return
     saves = [node for loop in script.training_loops for node in script.reached(*outermost(script, loop).body)
-             if isinstance(node, ast.Call) and (script.name(node.func) in SAVES or _saves_a_model(script, node))]
+             if isinstance(node, ast.Call) and (script.name(node.func) in SAVES or (
+                 isinstance(node.func, ast.Attribute) and node.func.attr == "save_pretrained"
+                 and not any(word in script.words(node.func.value).lower() for word in ("tok", "processor", "config"))))]
     given = [call.args[0] if call.args else call for call in saves]
     saved = " ".join(script.words(node) for first in given for node in (first, *script.assigned(first))).lower()
     if saves and "optim" not in saved:
@@ -107,13 +105,6 @@ def checkpoint_cannot_resume(script: Script, subject: Subject, where: Circumstan
                and (what == "the place in the run" or any(word in used for word in words))]
     if saves and missing:
         yield found("low", *(script.evidence(call) for call in saves[:2]), missing=", ".join(missing))
-
-
-def _saves_a_model(script: Script, call: ast.Call) -> bool:
-    """Whether a call is `model.save_pretrained(folder)`, and not a tokenizer's."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr != "save_pretrained":
-        return False
-    return not any(word in script.words(call.func.value).lower() for word in ("tok", "processor", "config"))
 
 
 @code_rule
