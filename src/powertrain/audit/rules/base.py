@@ -32,6 +32,7 @@ from powertrain.records import Facts, findings
 from powertrain.records.findings import Cure, Edit, Evidence, Expected, Finding, Risk, Rule, Severity
 
 GIB = 2**30
+_Yaml: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)     # of plain values; the compiled loader where it is installed
 EXPECTED: Mapping[Any, Expected] = {
     None: findings.NO_SPEED, "unmeasured": findings.UNMEASURED,
     "starts": Expected("the run starts", "none"),                # of cures for what ends a run before its first step
@@ -67,7 +68,7 @@ def found(severity: Severity, *seen: Setting | Evidence | None, edits: tuple[Edi
 def wording() -> Mapping[str, Mapping[str, Any]]:
     """Return findings.yaml: the name of a rule -> what its findings say."""
     text = (resources.files("powertrain") / "audit" / "findings.yaml").read_text(encoding="utf-8")
-    said: Mapping[str, Mapping[str, Any]] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    said: Mapping[str, Mapping[str, Any]] = yaml.load(text, _Yaml)
     return said
 
 
