@@ -41,7 +41,7 @@ def folders(tmp_path_factory):
 
 def encoder_for(folder, wanted=None, limit=ROOMY, train_on="assistant"):
     tokenizer = open_example_tokenizer(folder)
-    return ConversationEncoder(tokenizer, find_template(tokenizer, wanted), train_on, limit)
+    return ConversationEncoder(tokenizer, limit, find_template(tokenizer, wanted), train_on)
 
 
 def learned(encoder, row):

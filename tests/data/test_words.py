@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from example_folders import CHATML, FORGETFUL, GENERATION, INST, WORDS, chat_folder
+from powertrain.data.examples import templates
 from powertrain.data.examples import words as words_module
 from powertrain.data.examples.encoding import ConversationEncoder, Limit, TextEncoder
 from powertrain.data.examples.templates import SHIPPED, find_template, plainly_rendered, writes_contents_only
@@ -125,7 +126,7 @@ def rows_of(folder, *, by_words, template=None, train_on="assistant", samples=()
     if not by_words:
         tokenizer.__dict__["words"] = None
         chat.__dict__["_has_shapes"] = False
-    return ConversationEncoder(tokenizer, chat, train_on, cut(max_length, drop=False)).encode(samples)
+    return ConversationEncoder(tokenizer, cut(max_length, drop=False), chat, train_on).encode(samples)
 
 
 def told(rows):
@@ -198,10 +199,10 @@ def test_a_template_that_looks_at_a_content_has_no_shape(body):
 def test_a_row_is_rendered_by_jinja_once_for_each_order_of_roles(folders, monkeypatch):
     tokenizer = open_example_tokenizer(folders["chatml"])
     template = find_template(tokenizer, None)
-    encoder = ConversationEncoder(tokenizer, template, "assistant", Limit(100, drop=False))
+    encoder = ConversationEncoder(tokenizer, Limit(100, drop=False), template)
     samples = [Conversation((Message("user", json.dumps(n)), Message("assistant", "yes"))) for n in range(5)]
     (first, *_) = encoder.encode(samples[:1])
-    monkeypatch.setattr(type(template), "_rendered", lambda *_, **__: pytest.fail("rendered again"))
+    monkeypatch.setattr(templates, "plainly_rendered", lambda *_, **__: pytest.fail("rendered again"))
     assert all(np.array_equal(row.examples[0].ids[-2:], first.examples[0].ids[-2:]) for row in encoder.encode(samples))
 
 

@@ -16,7 +16,7 @@ from adapted_models import make_base, with_adapter
 from powertrain.data.example import Example
 from powertrain.data.examples.tokenizer import ExampleTokenizer
 from powertrain.export import merged as merging
-from powertrain.export.merged import Agreement, compare, export_adapter, export_merged, export_merged_bridge, is_rounding
+from powertrain.export.merged import Agreement, all_scores, compare_scores, export_adapter, export_merged, is_rounding
 from powertrain.models.bridge.loading import load_bridged
 from powertrain.models.decoder import Decoder
 from powertrain.models.kernels.quantised import quantise_base
@@ -45,8 +45,6 @@ def ours(model: Decoder) -> torch.Tensor:
 
 
 def merging_scores(model: Any) -> Iterator[torch.Tensor]:
-    from powertrain.export.merged import all_scores
-
     return all_scores(model, [Example(IDS.numpy(), IDS.numpy())])
 
 
@@ -190,8 +188,8 @@ def test_a_merged_encoder_decoder_says_what_its_adapter_says(tmp_path: Path, tok
     adapted.save_pretrained(tmp_path / "adapter")
     model = load_bridged(tmp_path / "base", task="seq2seq", method="lora", adapter_folder=tmp_path / "adapter")
     read, source = np.array([0, 5, 6, 7]), np.arange(20, 30)
-    report = export_merged_bridge(model, tmp_path / "out", tokenizer, [Example(read, read, source=source)], dtype="float32",
-                                  base_dtype="float32")
+    report = export_merged(model, tmp_path / "out", tokenizer, [Example(read, read, source=source)], dtype="float32",
+                           base_dtype="float32")
     assert report.agreement is not None
     assert report.agreement.difference < 1e-4 < report.effect
     inputs = {"input_ids": torch.from_numpy(source)[None], "decoder_input_ids": torch.from_numpy(read)[None]}
@@ -204,18 +202,16 @@ def test_a_merged_encoder_decoder_says_what_its_adapter_says(tmp_path: Path, tok
 class TestComparing:
     def test_equal_models_agree_in_everything(self, examples: list[Example]) -> None:
         model = make_base("llama")
-        assert compare(model, model, examples) == Agreement(100, 0.0, 0.0, 1.0)
+        assert compare_scores(all_scores(model, examples), all_scores(model, examples)) == Agreement(100, 0.0, 0.0, 1.0)
 
     def test_a_score_that_is_not_a_number_never_agrees(self, examples: list[Example]) -> None:
         broken = make_base("llama")
         with torch.no_grad():
             broken.blocks[0].mlp_out.weight[0, 0] = torch.nan  # type: ignore[index, union-attr]
-        found = compare(make_base("llama"), broken, examples)
+        found = compare_scores(all_scores(make_base("llama"), examples), all_scores(broken, examples))
         assert not any(is_rounding(found, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16))
 
     def test_the_divergence_is_in_nats_a_token(self) -> None:
-        from powertrain.export.merged import compare_scores
-
         even, uneven = torch.zeros(3, 2), torch.tensor([[0.0, torch.log(torch.tensor(3.0))]] * 3)      # 1/2, 1/2 and 1/4, 3/4
         found = compare_scores([even], [uneven])
         assert found.divergence == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2 / 3))

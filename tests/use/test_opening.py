@@ -104,12 +104,12 @@ def test_an_adapter_that_only_peft_has_goes_over_the_bridge(base_folder: Path, t
 
 def test_native_and_bridge_read_an_adapter_alike(adapter_folder: Callable[..., Path]) -> None:
     from powertrain.data.example import Example
-    from powertrain.export.merged import compare
+    from powertrain.export.merged import all_scores, compare_scores
 
     folder = str(adapter_folder())
     native, bridged = open_model(folder), open_model(folder, provider="transformers")
-    ids = torch.arange(30).numpy()
-    assert compare(native.model, bridged.model, [Example(ids, ids)]).difference < 1e-4
+    examples = [Example(torch.arange(30).numpy(), torch.arange(30).numpy())]
+    assert compare_scores(all_scores(native.model, examples), all_scores(bridged.model, examples)).difference < 1e-4
 
 
 def test_an_encoder_decoder_frames_its_source(tmp_path: Path) -> None:

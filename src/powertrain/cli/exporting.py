@@ -77,9 +77,7 @@ def _adapter(path: str, folder: Path, base: str | None) -> tuple[list[Row], dict
 
 def _merged(path: str, folder: Path, dtype: str | None, base: str | None,
             provider: str | None) -> tuple[list[Row], dict[str, Any]]:
-    from powertrain.export.merged import export_merged, export_merged_bridge
-    from powertrain.models.bridge.model import BridgedModel
-    from powertrain.models.decoder import Decoder
+    from powertrain.export.merged import export_merged
     from powertrain.models.huggingface.providers import AUTO_CLASSES
     from powertrain.use.opening import open_model
 
@@ -87,11 +85,7 @@ def _merged(path: str, folder: Path, dtype: str | None, base: str | None,
     stored = opened.stored_dtype
     examples = _real_examples(opened)
     chosen = dtype or stored
-    if isinstance(opened.model, BridgedModel):
-        found = export_merged_bridge(opened.model, folder, opened.tokenizer, examples, dtype=chosen, base_dtype=stored)
-    else:
-        assert isinstance(opened.model, Decoder), type(opened.model)
-        found = export_merged(opened.model, folder, opened.tokenizer, examples, dtype=chosen, base_dtype=stored)
+    found = export_merged(opened.model, folder, opened.tokenizer, examples, dtype=chosen, base_dtype=stored)
     written = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     rows = [("Weights", f"{found.dtype}, {memory(written)}"), *_agreement_rows(found.agreement, found.effect),
             ("Opens", f'transformers.{AUTO_CLASSES[opened.task]}.from_pretrained("{folder}")'),

@@ -23,18 +23,8 @@ import numpy.typing as npt
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from powertrain.data import table_tokenizers as tables
 from powertrain.data.documents import Document, in_batches
-from powertrain.data.table_tokenizers import (
-    END_OF_TEXT,
-    MARKER,
-    ByteTokenizer,
-    CharTokenizer,
-    checked_ids,
-    marked_kind,
-    save_library_tokenizer,
-    utf8,
-    write_marker,
-)
 from powertrain.records import WrongUse
 from powertrain.records.errors import did_you_mean
 from powertrain.records.json_files import read_json
@@ -52,9 +42,9 @@ def make_tokenizer(kind: str, documents: Sequence[Document], vocabulary: int | N
     check_tokenizer(kind, vocabulary)
     texts = [document.text for document in documents]
     if kind == "char":
-        return CharTokenizer.of_texts(texts, with_end_of_text=len(documents) > 1)
+        return tables.CharTokenizer.of_texts(texts, with_end_of_text=len(documents) > 1)
     if kind == "byte":
-        return ByteTokenizer()
+        return tables.ByteTokenizer()
     if kind == "bpe":
         return BytePairTokenizer.trained(texts, vocabulary or BPE_VOCABULARY)
     return load_tokenizer(Path(kind).expanduser())
@@ -76,16 +66,16 @@ def check_tokenizer(kind: str, vocabulary: int | None) -> None:
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer in `folder`: one saved here, or any Hugging Face tokenizer. Raises WrongUse if there is none."""
-    kind = marked_kind(folder)
+    kind = tables.marked_kind(folder)
     if kind == "char":
-        return CharTokenizer.load(folder)
+        return tables.CharTokenizer.load(folder)
     if kind == "byte":
-        return ByteTokenizer()
+        return tables.ByteTokenizer()
     if kind == "bpe":
         return BytePairTokenizer.load(folder)
     if kind in (None, "folder"):
         return FolderTokenizer.load(folder)
-    raise WrongUse(f"{folder / MARKER} asks for the tokenizer {kind!r}, which this version does not know; "
+    raise WrongUse(f"{folder / tables.MARKER} asks for the tokenizer {kind!r}, which this version does not know; "
                    f"it knows {', '.join(KINDS)} and folder")
 
 
@@ -137,12 +127,12 @@ class _LibraryTokenizer:
             encodings = self.library.encode_batch_fast(texts, add_special_tokens=False)
         except (UnicodeEncodeError, TypeError):
             for text in texts:
-                utf8(text)  # says where the half surrogate is
+                tables.utf8(text)  # says where the half surrogate is
             raise
         return (encoding.ids for encoding in encodings)
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
-        return str(self.library.decode(checked_ids(ids, self.vocabulary).tolist(), skip_special_tokens=False))
+        return str(self.library.decode(tables.checked_ids(ids, self.vocabulary).tolist(), skip_special_tokens=False))
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +155,7 @@ class BytePairTokenizer(_LibraryTokenizer):
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         library.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
-            vocab_size=vocabulary, min_frequency=2, special_tokens=[END_OF_TEXT], show_progress=False,
+            vocab_size=vocabulary, min_frequency=2, special_tokens=[tables.END_OF_TEXT], show_progress=False,
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
         library.train_from_iterator((piece for text in texts for piece in exact_pieces(text)), trainer)
         return cls(library)
@@ -182,7 +172,7 @@ class BytePairTokenizer(_LibraryTokenizer):
         return exact_pieces(text)
 
     def save(self, folder: Path) -> None:
-        save_library_tokenizer(self.library, folder, self.kind, END_OF_TEXT)
+        tables.save_library_tokenizer(self.library, folder, self.kind, tables.END_OF_TEXT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,13 +204,13 @@ class FolderTokenizer(_LibraryTokenizer):
         return digest_files(self.files)
 
     def save(self, folder: Path) -> None:
-        write_marker(folder, self.kind)
+        tables.write_marker(folder, self.kind)
         for file in self.files:
             if file.parent.resolve() != folder.resolve():
                 shutil.copyfile(file, folder / file.name)
 
 
-Tokenizer = CharTokenizer | ByteTokenizer | BytePairTokenizer | FolderTokenizer
+Tokenizer = tables.CharTokenizer | tables.ByteTokenizer | BytePairTokenizer | FolderTokenizer
 
 
 def exact_pieces(text: str) -> Iterator[str]:

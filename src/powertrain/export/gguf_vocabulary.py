@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from powertrain.data.examples.words import DIGITS, GPT2, find_parting
 from powertrain.data.tokenizers import named_tokens
 from powertrain.models.model import SavedTokenizer
 from powertrain.records import WrongUse
@@ -28,12 +29,10 @@ from powertrain.records import WrongUse
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6         # gguf.TokenType
 BLOCK = "\u2581"                             # SentencePiece's white space
 
-WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"     # GPT-2's, built into ByteLevel
 _LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-DIGITS = r"\p{N}"
 # each way to part text that we know of -> llama.cpp's name for it
 PARTINGS: dict[tuple[str, ...], str] = {
-    (WORDS,): "gpt-2", (DIGITS, WORDS): "smollm", (_LLAMA3,): "llama-bpe",
+    (GPT2,): "gpt-2", (DIGITS, GPT2): "smollm", (_LLAMA3,): "llama-bpe",
     (_LLAMA3.replace("{1,3}", ""),): "qwen2"}
 GENERATION = re.compile(r"{%-?\s*(end)?generation\s*-?%}")     # marks what is trained; llama.cpp does not know it
 IGNORES_MERGES = ("llama-bpe",)              # a part that is a token as a whole is that token
@@ -198,23 +197,6 @@ def merge_pairs(model: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the pairs that are merged, in order; older files write a pair as one string."""
     pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["model"]["merges"]]
     return [(left, right) for left, right in pairs]
-
-
-def find_parting(pre_tokenizer: Mapping[str, Any] | None) -> tuple[str, ...] | None:
-    """Return the regular expressions that split text, one after the other; None for a rule that is not of this kind."""
-    steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer])
-    found: list[str] = []
-    for step in steps:
-        kind = step.get("type") if step else None
-        if kind == "Split" and step["behavior"] == "Isolated" and not step.get("invert"):
-            found.append(step["pattern"].get("Regex", ""))
-        elif kind == "Digits" and step["individual_digits"]:
-            found.append(DIGITS)
-        elif kind == "ByteLevel" and not step["add_prefix_space"]:
-            found += [WORDS] if step.get("use_regex", True) else []
-        else:
-            return None
-    return tuple(found)
 
 
 def refuse_other_ids(vocabulary: Vocabulary, library: Any) -> None:

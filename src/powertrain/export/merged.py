@@ -14,10 +14,10 @@ Models behind the bridge are merged by peft, written as transformers' own files,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -56,39 +56,52 @@ class MergeReport:
     effect: float                            # nats a token: how far the adapter moves the base's predictions
 
 
-def export_merged(model: Decoder, folder: Path, tokenizer: SavedTokenizer, examples: Sequence[Example], *, dtype: str,
+def export_merged(model: Model, folder: Path, tokenizer: SavedTokenizer, examples: Sequence[Example], *, dtype: str,
                   base_dtype: str) -> MergeReport:
     """Write `folder` as a plain model in `dtype`; `model` is base + adapter in fp32, unquantised, or a plain model.
 
-    `base_dtype` is the type in the base's files. Raises WrongUse for adapters that are no matrices and an output that is
-    taken, RunFailed where the result would predict something else than base + adapter, and if the disk refuses.
+    A model behind the bridge is merged in place. `base_dtype` is the type in the base's files. Raises WrongUse for adapters
+    that are no matrices and an output that is taken, RunFailed where the result would predict something else than base +
+    adapter, and if the disk refuses.
     """
     check_output(folder)
     plain, agreement, effect = merge_checked(model, examples, dtype=dtype, base_dtype=base_dtype)
     with new_folder(folder) as building:
-        save_folder(as_stored(plain, DTYPES[dtype], keep=True), building, tokenizer)
-        opened = refuse_other_folder(partial(load_folder, building), plain)
-        if opened.config != plain.config:
-            raise _not_the_same("its config")
+        if isinstance(plain, BridgedModel):
+            plain.network.to(DTYPES[dtype])
+            plain.save(building, tokenizer)
+            refuse_other_folder(lambda: load_bridged(building, task=plain.task, method="full").network, plain.network)
+        else:
+            save_folder(as_stored(plain, DTYPES[dtype], keep=True), building, tokenizer)
+            if refuse_other_folder(lambda: load_folder(building), plain).config != plain.config:
+                raise _not_the_same("its config")
     return MergeReport(folder, dtype, agreement, effect)
 
 
-def merge_checked(model: Decoder, examples: Sequence[Example], *, dtype: str,
-                  base_dtype: str) -> tuple[Decoder, Agreement | None, float]:
-    """Return the merged model, in fp32 rounded to `dtype`; its agreement with base + adapter; and the adapter's effect.
+def merge_checked(model: Any, examples: Sequence[Example], *, dtype: str,
+                  base_dtype: str) -> tuple[Any, Agreement | None, float]:
+    """Return the merged model, rounded to `dtype`; its agreement with base + adapter; and the adapter's effect.
+
+    A Decoder gives a new Decoder in fp32, a BridgedModel is used up and gives another one.
 
     Raises as `export_merged` does, before anything is written.
     """
-    if not has_adapters(model):
-        return as_stored(model, DTYPES[dtype]), None, 0.0
+    bridged = isinstance(model, BridgedModel)
+    if not (model.has_adapters if bridged else has_adapters(model)):
+        return model if bridged else as_stored(model, DTYPES[dtype]), None, 0.0
     checked = shortened(examples)
-    plain = as_stored(merged(model), torch.float32)
-    agreement = compare(model, plain, checked)
+    plain: Any = model if bridged else as_stored(merged(model), torch.float32)
+    with_adapter = list(all_scores(model, checked))
+    with model.library.disable_adapter() if bridged else nullcontext():
+        base = all_scores(model if bridged else as_stored(model, torch.float32), checked)
+        effect = compare_scores(with_adapter, base).divergence
+    if bridged:                              # only now: merging uses the model up
+        plain = merge_bridged(model)
+    agreement = compare_scores(with_adapter, all_scores(plain, checked))
     refuse_difference(agreement)
-    effect = compare(model, as_stored(model, torch.float32), checked).divergence
     if dtype != "float32":
-        plain = as_stored(plain, DTYPES[dtype])
-        agreement = compare(model, plain, checked)
+        plain = _rounded_in_place(plain, DTYPES[dtype]) if bridged else as_stored(plain, DTYPES[dtype])
+        agreement = compare_scores(with_adapter, all_scores(plain, checked))
         refuse_loss(agreement, effect, dtype, base_dtype)
     return plain, agreement, effect
 
@@ -101,6 +114,14 @@ def as_stored(model: Decoder, dtype: torch.dtype, *, keep: bool = False) -> Deco
              for name, tensor in plain_state(model).items()}
     rounded.load_state_dict(state, assign=True)
     return rounded.eval()
+
+
+def _rounded_in_place(model: BridgedModel, dtype: torch.dtype) -> BridgedModel:
+    with torch.no_grad():                    # each weight keeps its dtype, and is rounded to the values that `dtype` has
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point():
+                tensor.copy_(tensor.to(dtype))
+    return model
 
 
 def refuse_difference(found: Agreement) -> None:
@@ -141,36 +162,6 @@ def _not_the_same(what: str) -> RunFailed:
                      "and report it if it stays so")
 
 
-# ------------------------------------------------------------------------------------------------ models behind the bridge
-
-
-def export_merged_bridge(model: BridgedModel, folder: Path, tokenizer: SavedTokenizer, examples: Sequence[Example], *,
-                         dtype: str, base_dtype: str) -> MergeReport:
-    """As `export_merged`, for a model behind the bridge, which is merged in place."""
-    check_output(folder)
-    agreement, effect = None, 0.0
-    if model.has_adapters:
-        checked = shortened(examples)
-        with_adapter = list(all_scores(model, checked))
-        with model.library.disable_adapter():  # type: ignore[operator]
-            effect = compare_scores(with_adapter, all_scores(model, checked)).divergence
-        model = merge_bridged(model)
-        agreement = compare_scores(with_adapter, all_scores(model, checked))
-        refuse_difference(agreement)
-        if dtype != "float32":
-            with torch.no_grad():        # each weight keeps its dtype, and is rounded to the values that `dtype` has
-                for tensor in (*model.parameters(), *model.buffers()):
-                    if tensor.is_floating_point():
-                        tensor.copy_(tensor.to(DTYPES[dtype]))
-            agreement = compare_scores(with_adapter, all_scores(model, checked))
-            refuse_loss(agreement, effect, dtype, base_dtype)
-    with new_folder(folder) as building:
-        model.network.to(DTYPES[dtype])
-        model.save(building, tokenizer)
-        refuse_other_folder(lambda: load_bridged(building, task=model.task, method="full").network, model.network)
-    return MergeReport(folder, dtype, agreement, effect)
-
-
 # ------------------------------------------------------------------------------------------------ whether two models agree
 
 
@@ -186,11 +177,6 @@ class Agreement:
     def __str__(self) -> str:
         return (f"scores differ by at most {self.difference:.1e}, predictions by {self.divergence:.1e} nats a token, and "
                 f"{self.same_first:.1%} of the first choices are the same, over {self.rows:,} tokens")
-
-
-def compare(reference: Model, candidate: Model, examples: Sequence[Example]) -> Agreement:
-    """Compare `candidate` with `reference` on some examples, each scored by itself."""
-    return compare_scores(all_scores(reference, examples), all_scores(candidate, examples))
 
 
 def compare_scores(reference: Iterable[Tensor], candidate: Iterable[Tensor]) -> Agreement:

@@ -45,13 +45,14 @@ def block_shapes(config: ModelConfig) -> Shapes:
     """Return weight name -> shape of block 0: one fused projection for q, k and v, and one for gate and up."""
     linears = linear_shapes(config)
     shapes = {
-        **_norm("attention_norm", config.width, config.norm_bias),
-        **_linear("qkv", linears, config.qkv_bias), **_linear("attention_out", linears, config.output_bias),
-        **_norm("mlp_norm", config.width, config.norm_bias),
-        **_linear("mlp_in", linears, config.mlp_bias), **_linear("mlp_out", linears, config.mlp_bias),
+        **_weights("attention_norm", (config.width,), config.norm_bias),
+        **_weights("qkv", linears["qkv"], config.qkv_bias),
+        **_weights("attention_out", linears["attention_out"], config.output_bias),
+        **_weights("mlp_norm", (config.width,), config.norm_bias),
+        **_weights("mlp_in", linears["mlp_in"], config.mlp_bias), **_weights("mlp_out", linears["mlp_out"], config.mlp_bias),
     }
     if config.qk_norm:
-        shapes |= {**_norm("q_norm", config.head_width, False), **_norm("k_norm", config.head_width, False)}
+        shapes |= {"q_norm.weight": (config.head_width,), "k_norm.weight": (config.head_width,)}
     return {f"blocks.0.{name}": shape for name, shape in shapes.items()}
 
 
@@ -60,7 +61,7 @@ def outside_shapes(config: ModelConfig) -> Shapes:
     shapes: Shapes = {"embedding.weight": (config.vocabulary, config.width)}
     if config.positions == "learned":
         shapes["position_embedding.weight"] = (config.context, config.width)
-    shapes |= _norm("norm", config.width, config.norm_bias)
+    shapes |= _weights("norm", (config.width,), config.norm_bias)
     if not config.tied_head:
         shapes["head.weight"] = (config.vocabulary, config.width)
     return shapes
@@ -84,14 +85,8 @@ def _adapters(config: ModelConfig, adapters: AdapterConfig | None) -> tuple[Shap
     return shapes, count_adapter_parameters(config, adapters), layers
 
 
-def _linear(name: str, shapes: Mapping[str, tuple[int, int]], bias: bool) -> Shapes:
-    weight: Shapes = {f"{name}.weight": shapes[name]}
-    return weight | {f"{name}.bias": shapes[name][:1]} if bias else weight
-
-
-def _norm(name: str, width: int, bias: bool) -> Shapes:
-    weight: Shapes = {f"{name}.weight": (width,)}
-    return weight | {f"{name}.bias": (width,)} if bias else weight
+def _weights(name: str, shape: tuple[int, ...], bias: bool) -> Shapes:
+    return {f"{name}.weight": shape, **({f"{name}.bias": shape[:1]} if bias else {})}
 
 
 def _elements(shapes: Shapes) -> int:

@@ -6,7 +6,7 @@ import importlib.metadata
 import importlib.util
 import platform
 import sysconfig
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 from powertrain.machine import COMPILERS, cpp_compiler
@@ -15,24 +15,11 @@ from powertrain.records import Hardware, Software
 Capability = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Part:
-    """A package that techniques or the bridge may use."""
-
-    module: str
-    distribution: str                        # the name that pip knows
-    capability: Capability | None = None     # the least compute capability of an NVIDIA GPU it needs; None: needs none
-
-
-# Least capabilities, from their READMEs: flash-attn 2 Ampere; triton, and so liger-kernel, and unsloth Volta.
-PARTS = (
-    Part("torch", "torch"), Part("transformers", "transformers"), Part("tokenizers", "tokenizers"),
-    Part("safetensors", "safetensors"), Part("numpy", "numpy"),
-    Part("triton", "triton", (7, 0)), Part("flash_attn", "flash-attn", (8, 0)),
-    Part("liger_kernel", "liger-kernel", (7, 0)), Part("unsloth", "unsloth", (7, 0)),
-    Part("deepspeed", "deepspeed"), Part("bitsandbytes", "bitsandbytes"), Part("peft", "peft"),
-    Part("torchao", "torchao"), Part("gguf", "gguf"), Part("datasets", "datasets"),
-)
+# Modules that techniques or the bridge may use; pip calls each by the same name with "-" for "_".
+PARTS = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "triton", "flash_attn", "liger_kernel", "unsloth",
+         "deepspeed", "bitsandbytes", "peft", "torchao", "gguf", "datasets")
+# The least compute capability of an NVIDIA GPU that a part needs, from the READMEs: flash-attn 2 Ampere, the others Volta.
+CAPABILITIES: Mapping[str, Capability] = {"triton": (7, 0), "flash_attn": (8, 0), "liger_kernel": (7, 0), "unsloth": (7, 0)}
 
 
 def read_software(hardware: Hardware | None = None) -> Software:
@@ -50,26 +37,31 @@ def read_software(hardware: Hardware | None = None) -> Software:
     for part in PARTS:
         reason = _why_not(part, capability)
         if reason is None:
-            versions[part.module] = version_of(part.distribution)
+            versions[part] = version_of(part.replace("_", "-"))
         else:
-            missing[part.module] = reason
-    for name, found, reason in _compile_tools():
-        if found is None:
-            missing[name] = reason
-        else:
-            versions[name] = found
+            missing[part] = reason
+    if compiler := cpp_compiler():
+        versions["c++ compiler"] = compiler
+    else:
+        missing["c++ compiler"] = (f"torch.compile on a CPU needs one: none of {', '.join(COMPILERS)} is on the PATH "
+                                   "(apt install g++)")
+    include = Path(sysconfig.get_path("include"))
+    if (include / "Python.h").exists():
+        versions["python headers"] = str(include)
+    else:
+        missing["python headers"] = (f"torch.compile on a CPU needs Python.h, which is not in {include} "
+                                     "(apt install python3-dev)")
     return Software(versions, missing)
 
 
-def _why_not(part: Part, gpu: Capability | None) -> str | None:
+def _why_not(part: str, gpu: Capability | None) -> str | None:
     """Return why `part` cannot be used here; None if it can. The machine comes first: installing would not help."""
-    installed = importlib.util.find_spec(part.module) is not None
-    if part.capability is not None and gpu is None:
-        return "needs a CUDA GPU; torch sees none here" + ("" if not installed else " (it is installed)")
-    if part.capability is not None and gpu is not None and gpu < part.capability:
-        needs, has = ("{}.{}".format(*capability) for capability in (part.capability, gpu))
-        return f"needs compute capability {needs} or more; this GPU has {has}"
-    return None if installed else f"not installed (pip install {part.distribution})"
+    installed, needed = importlib.util.find_spec(part) is not None, CAPABILITIES.get(part)
+    if needed is not None and gpu is None:
+        return "needs a CUDA GPU; torch sees none here" + (" (it is installed)" if installed else "")
+    if needed is not None and gpu is not None and gpu < needed:
+        return "needs compute capability {}.{} or more; this GPU has {}.{}".format(*needed, *gpu)
+    return None if installed else f"not installed (pip install {part.replace('_', '-')})"
 
 
 def version_of(distribution: str) -> str:
@@ -78,15 +70,3 @@ def version_of(distribution: str) -> str:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
-
-
-def _compile_tools() -> list[tuple[str, str | None, str]]:
-    """Return the parts that torch.compile needs on a CPU: name, where it was found or None, and the reason if not."""
-    compiler = cpp_compiler()
-    include = Path(sysconfig.get_path("include"))
-    return [
-        ("c++ compiler", compiler,
-         f"torch.compile on a CPU needs one: none of {', '.join(COMPILERS)} is on the PATH (apt install g++)"),
-        ("python headers", str(include) if (include / "Python.h").exists() else None,
-         f"torch.compile on a CPU needs Python.h, which is not in {include} (apt install python3-dev)"),
-    ]

@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from powertrain.claims.probes import probe
 from powertrain.claims.probes.probe import REPEATS, Context, Measured, Training
-from powertrain.data.example import Example
-from powertrain.data.order import epoch_order
+from powertrain.data.example import Example, epoch_order
 from powertrain.evidence.stats import interval
 from powertrain.evidence.worker import wait_for
 from powertrain.records import Batch, WrongUse

@@ -6,25 +6,17 @@ text. A beginning of sequence stands once in front, and an end behind every turn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from tokenizers import Encoding
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from powertrain.data.examples.templates import ChatTemplate, Marked
-from powertrain.data.examples.tokenizer import (
-    ExampleTokenizer,
-    Place,
-    Tokenised,
-    each_or_reason,
-    offsets,
-    places_of,
-    tokenise,
-)
+from powertrain.data.examples.tokenizer import ExampleTokenizer, Place, Tokenised, each_or_reason, places_of
 from powertrain.data.examples.words import Ids
 from powertrain.data.rows.row import BadRow, Conversation, Pair, Sample, Span, Text
 from powertrain.records import WrongUse
@@ -87,16 +79,24 @@ def prompt_of(sample: Sample) -> str:
     return f"{sample.question.strip()}\0{sample.context.strip()}" if isinstance(sample, Span) else sample.text.strip()
 
 
+@dataclass(frozen=True, eq=False)
+class Encoder:
+    """Makes examples of samples of one kind. Only conversations need a template."""
+
+    tokenizer: ExampleTokenizer
+    limit: Limit
+    template: ChatTemplate | None = None
+    train_on: TrainOn = "assistant"
+
+    def encode(self, samples: Sequence[Any]) -> list[EncodedRow]:
+        """Return the result of each sample, in order."""
+        raise NotImplementedError
+
+
 # ------------------------------------------------------------------------------------------------ conversations
 
 
-@dataclass(frozen=True, eq=False)
-class ConversationEncoder:
-    tokenizer: ExampleTokenizer
-    template: ChatTemplate
-    train_on: TrainOn
-    limit: Limit
-
+class ConversationEncoder(Encoder):
     @cached_property
     def _tails(self) -> dict[str, bytes]:
         return {}
@@ -104,6 +104,7 @@ class ConversationEncoder:
     def encode(self, samples: Sequence[Conversation]) -> list[EncodedRow]:
         rows = [EncodedRow() for _ in samples]
         marked: dict[int, Marked] = {}
+        assert self.template is not None
         for number, sample in enumerate(samples):
             try:
                 marked[number] = self.template.marked(sample.messages, self.train_on)
@@ -125,20 +126,18 @@ class ConversationEncoder:
 
     def _placed(self, marked: Sequence[Marked]) -> list[tuple[Tokenised | str, list[Place]]]:
         """Return each text's tokens, and the ranges of them that are trained."""
-        found = tokenise(self.tokenizer, [one.text for one in marked])
-        places = [[] if isinstance(tokens, str) else places_of(tokens, one.trained)
-                  for tokens, one in zip(found, marked, strict=True)]
+        found = self.tokenizer.tokenise([one.text for one in marked])
+        places = [places_of(tokens, one.trained) for tokens, one in zip(found, marked, strict=True)]
         untold = [number for number, place in enumerate(places) if place is None]
-        for number, tokens in zip(untold, offsets(self.tokenizer, [marked[number].text for number in untold]), strict=True):
-            found[number] = tokens
-            places[number] = [] if isinstance(tokens, str) else places_of(tokens, marked[number].trained)
+        for number, tokens in zip(untold, self.tokenizer.offsets([marked[number].text for number in untold]), strict=True):
+            found[number], places[number] = tokens, places_of(tokens, marked[number].trained)
         return [(tokens, place or []) for tokens, place in zip(found, places, strict=True)]
 
     def _check_boundaries(self, ends: Sequence[tuple[EncodedRow, str, Ids]]) -> None:
         """Note the rows whose prompt, encoded alone as generation will do, has other tokens than it was trained with."""
         news = list(dict.fromkeys([tail for _, tail, _ in ends if tail not in self._tails]))
         encoded = {tail: b"" if isinstance(found, str) else found.ids.tobytes()
-                   for tail, found in zip(news, tokenise(self.tokenizer, news), strict=True)}
+                   for tail, found in zip(news, self.tokenizer.tokenise(news), strict=True)}
         for row, tail, inside in ends:
             alone = encoded[tail] if tail in encoded else self._tails[tail]
             row.boundary |= alone != inside.tobytes()
@@ -183,20 +182,15 @@ def cut_causal(row: EncodedRow, ids: Ids, trained: Sequence[Place], limit: Limit
 # ------------------------------------------------------------------------------------------------ texts
 
 
-@dataclass(frozen=True, eq=False)
-class TextEncoder:
-    """Every token is trained. A text that is longer than the limit goes on in a further example, whose first input is the last
-    target of the one before."""
-
-    tokenizer: ExampleTokenizer
-    limit: Limit
+class TextEncoder(Encoder):
+    """Trains every token. A text beyond the limit goes on in a further example, whose first input is the last target before."""
 
     def encode(self, samples: Sequence[Text]) -> list[EncodedRow]:
         before, _ = self.tokenizer.frame
         first, end = np.array(before, dtype=np.int64), np.array([self.tokenizer.end_of_text], dtype=np.int64)
         longest = self.limit.max_length
         rows = []
-        for found in tokenise(self.tokenizer, [sample.text for sample in samples]):
+        for found in self.tokenizer.tokenise([sample.text for sample in samples]):
             if isinstance(found, str):
                 rows.append(EncodedRow(refused="bad", reason=found))
                 continue
@@ -211,16 +205,12 @@ class TextEncoder:
 # ------------------------------------------------------------------------------------------------ encoder-decoders
 
 
-@dataclass(frozen=True, eq=False)
-class PairEncoder:
-    """Source and target, both with the special tokens that the tokenizer puts around a text; the target also has an end."""
-
-    tokenizer: ExampleTokenizer
-    limit: Limit
+class PairEncoder(Encoder):
+    """Encodes source and target with the special tokens that the tokenizer puts around a text; the target also gets an end."""
 
     def encode(self, samples: Sequence[Pair]) -> list[EncodedRow]:
-        sources = tokenise(self.tokenizer, [sample.source for sample in samples])
-        targets = tokenise(self.tokenizer, [sample.target for sample in samples])
+        sources = self.tokenizer.tokenise([sample.source for sample in samples])
+        targets = self.tokenizer.tokenise([sample.target for sample in samples])
         return [EncodedRow(refused="bad", reason=source) if isinstance(source, str) else
                 EncodedRow(refused="bad", reason=target) if isinstance(target, str) else
                 self._row(source.ids.tolist(), target.ids.tolist()) for source, target in zip(sources, targets, strict=True)]
@@ -247,16 +237,12 @@ class PairEncoder:
 # ------------------------------------------------------------------------------------------------ answers in a context
 
 
-@dataclass(frozen=True, eq=False)
-class SpanEncoder:
-    """A question and a context as the tokenizer joins a pair, and the first and last token of the answer in it.
+class SpanEncoder(Encoder):
+    """Encodes question and context as the tokenizer joins a pair, and finds the first and last token of the answer.
 
     A context that is too long gives several windows, each overlapping the one before; a window that does not hold the
     whole answer points at token 0. Source: transformers, examples/pytorch/question-answering/run_qa.py.
     """
-
-    tokenizer: ExampleTokenizer
-    limit: Limit
 
     @cached_property
     def _library(self) -> LibraryTokenizer:
@@ -311,17 +297,5 @@ def check_length(kind: str, max_length: int, tokenizer: ExampleTokenizer) -> Non
                        f"text; use {around + 2} or more")
 
 
-# ------------------------------------------------------------------------------------------------ any kind
-
-Encoder = ConversationEncoder | TextEncoder | PairEncoder | SpanEncoder
-
-
-def make_encoder(kind: str, tokenizer: ExampleTokenizer, template: ChatTemplate | None, train_on: TrainOn,
-                 limit: Limit) -> Encoder:
-    """Return the encoder of samples of this kind; only conversations need a template."""
-    if kind == "conversation":
-        assert template is not None
-        return ConversationEncoder(tokenizer, template, train_on, limit)
-    encoders: dict[str, type[PairEncoder | SpanEncoder | TextEncoder]] = {
-        "pair": PairEncoder, "span": SpanEncoder, "text": TextEncoder}
-    return encoders[kind](tokenizer, limit)
+ENCODERS: Mapping[str, type[Encoder]] = {"conversation": ConversationEncoder, "pair": PairEncoder, "span": SpanEncoder,
+                                         "text": TextEncoder}

@@ -29,15 +29,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
 
-from powertrain.data.examples.encoding import Encoder, Limit, TrainOn, make_encoder
-from powertrain.data.examples.part import Part, PartWriter, Progress, Say, open_part, write_rows
+from powertrain.data.examples.encoding import ENCODERS, Encoder, Limit
+from powertrain.data.examples.part import Part, PartWriter, Progress, Say, write_rows
 from powertrain.data.examples.templates import ChatTemplate
-from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
+from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.data.publishing import is_whole, key_of, publish
 from powertrain.data.rows.files import json_lines
 from powertrain.data.rows.folders import LINES, data_suffix, readable
@@ -106,17 +106,10 @@ class Work:
     """The settings that turn rows into examples, the same in every process."""
 
     schema: Schema
-    tokenizer: ExampleTokenizer
-    template: ChatTemplate | None
-    train_on: TrainOn
-    limit: Limit
-
-    @cached_property
-    def encoder(self) -> Encoder:
-        return make_encoder(self.schema.kind, self.tokenizer, self.template, self.train_on, self.limit)
+    encoder: Encoder
 
     def writer(self, folder: Path) -> PartWriter:
-        return PartWriter(folder, self.tokenizer.vocabulary, self.schema.kind)
+        return PartWriter(folder, self.encoder.tokenizer.vocabulary, self.schema.kind)
 
     def write(self, folder: Path, stretch: Stretch) -> None:
         """Write the rows of `stretch` as the files of a part into `folder`, for `PartWriter.append`."""
@@ -126,27 +119,28 @@ class Work:
         (folder / TOLD).write_text(json.dumps(writer.told()), encoding="utf-8")
 
     def to_json(self) -> dict[str, Any]:
-        return {"schema": self.schema.to_json(),
-                "tokenizer": [str(self.tokenizer.folder), self.tokenizer.end, self.tokenizer.digest],
-                "template": None if self.template is None else asdict(self.template),
-                "train_on": self.train_on, "limit": asdict(self.limit)}
+        encoder, tokenizer = self.encoder, self.encoder.tokenizer
+        return {"schema": self.schema.to_json(), "tokenizer": [str(tokenizer.files[0].parent), tokenizer.end, tokenizer.digest],
+                "limit": asdict(encoder.limit), "template": encoder.template and asdict(encoder.template),
+                "train_on": encoder.train_on}
 
 
 def make_part(source: str, reading: Reading, work: Work, said: str, say: Say) -> Part:
     """Return the part of `source`, tokenised now unless the cache has it."""
-    tokenizer, template, limit = work.tokenizer, work.template, work.limit
+    encoder, tokenizer = work.encoder, work.encoder.tokenizer
     key = {
         "format": FORMAT,
         "rows": {"source": source, "digest": reading.digest(source), "schema": work.schema.to_json(), "split": reading.split,
                  "text_field": reading.text_field, "max_examples": reading.max_examples},
         "tokenizer": [tokenizer.digest, tokenizer.end, tokenizer.before],
-        "template": template and template.text, "train_on": work.train_on, "limit": [limit.max_length, limit.drop],
+        "template": encoder.template and encoder.template.text, "train_on": encoder.train_on,
+        "limit": [encoder.limit.max_length, encoder.limit.drop],
     }
     folder = reading.cache / "examples" / key_of(key)
     if not is_whole(folder):
         say(f"tokenising {source}")
         publish(folder, partial(_build, source, reading, work, said, say))
-    return open_part(folder)
+    return Part(folder)
 
 
 def _build(source: str, reading: Reading, work: Work, said: str, say: Say, folder: Path) -> dict[str, Any]:
@@ -327,9 +321,9 @@ def work_from(told: Mapping[str, Any]) -> Work:
     tokenizer = open_example_tokenizer(Path(folder), end)
     if tokenizer.digest != digest:
         raise WrongUse(f"the tokenizer in {folder} changed while rows were tokenised with it; start again")
-    template = None if told["template"] is None else \
-        ChatTemplate(**{**told["template"], "special": tuple(told["template"]["special"])})
-    return Work(Schema(*told["schema"]), tokenizer, template, told["train_on"], Limit(**told["limit"]))
+    template = told["template"] and ChatTemplate(**{**told["template"], "special": tuple(told["template"]["special"])})
+    schema = Schema(*told["schema"])
+    return Work(schema, ENCODERS[schema.kind](tokenizer, Limit(**told["limit"]), template, told["train_on"]))
 
 
 def main() -> None:

@@ -43,20 +43,24 @@ RECORD = np.dtype([("end", "<i8"), ("trained_end", "<i8"), ("source_end", "<i8")
 PROBLEMS_KEPT = 20                           # of each kind, with their origin: enough to find out what is wrong
 
 
-@dataclass(frozen=True, eq=False)
 class Part:
-    folder: Path
-    kind: str                                # "conversation", "pair", "span" or "text"
-    records: npt.NDArray[Any]                # (N,) RECORD
-    tokens: npt.NDArray[Any]
-    trained: npt.NDArray[np.int32]           # (ranges, 2)
-    sources: npt.NDArray[Any]
-    segments: npt.NDArray[np.uint8]
-    counts: Mapping[str, int]
-    problems: tuple[Problem, ...]
-    places: tuple[str, ...]                  # what origins begin with
-    schema: str
-    said: str                                # the sentence that states how the rows were read
+    """The stored examples of one source: the files of a whole folder, mapped into memory."""
+
+    def __init__(self, folder: Path):
+        meta = read_meta(folder)
+        dtype = token_dtype(meta["vocabulary"])
+        self.folder = folder
+        self.kind: str = meta["kind"]                                        # "conversation", "pair", "span" or "text"
+        self.schema: str = meta["schema"]                                    # the name of the format of the rows
+        self.said: str = meta["said"]                                        # the sentence that states how rows were read
+        self.counts: Mapping[str, int] = meta["counts"]
+        self.problems = [Problem(*problem) for problem in meta["problems"]]
+        self.places: Sequence[str] = meta["places"]                          # beginnings of origins
+        self.records = mapped(folder / "examples.bin", RECORD)               # (N,)
+        self.tokens = mapped(folder / "tokens.bin", dtype)
+        self.trained = mapped(folder / "trained.bin", np.dtype("<i4")).reshape(-1, 2)
+        self.sources = mapped(folder / "sources.bin", dtype)
+        self.segments = mapped(folder / "segments.bin", np.dtype("u1"))
 
     def __len__(self) -> int:
         return len(self.records)
@@ -94,16 +98,6 @@ class Part:
     def _slice(self, column: str, index: int) -> slice:
         ends = self.records[column]
         return slice(int(ends[index - 1]) if index else 0, int(ends[index]))
-
-
-def open_part(folder: Path) -> Part:
-    meta = read_meta(folder)
-    dtype = token_dtype(meta["vocabulary"])
-    return Part(
-        folder, meta["kind"], mapped(folder / "examples.bin", RECORD), mapped(folder / "tokens.bin", dtype),
-        mapped(folder / "trained.bin", np.dtype("<i4")).reshape(-1, 2), mapped(folder / "sources.bin", dtype),
-        mapped(folder / "segments.bin", np.dtype("u1")), meta["counts"],
-        tuple(Problem(*problem) for problem in meta["problems"]), tuple(meta["places"]), meta["schema"], meta["said"])
 
 
 # ------------------------------------------------------------------------------------------------ writing

@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from powertrain.data.example import Example, StoredExamples
-from powertrain.data.examples.encoding import Limit, TrainOn, check_length
+from powertrain.data.example import SPLIT_STREAM, Example, StoredExamples, draw_share, seeded_order
+from powertrain.data.examples.encoding import ENCODERS, Limit, TrainOn, check_length
 from powertrain.data.examples.making import Reading, Work, make_part
 from powertrain.data.examples.part import Part, Say
 from powertrain.data.examples.templates import ChatTemplate, find_template, own_templates
 from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
-from powertrain.data.order import SPLIT_STREAM, draw_share, seeded_order
 from powertrain.data.rows.row import Message
 from powertrain.records import WrongUse
 from powertrain.records.findings import Problem
@@ -211,7 +210,8 @@ def open_examples(sources: Sequence[str], *, weights: Sequence[float] | None = N
     template = find_template(tokenizer, chat_template, texts=texts) if kind == "conversation" else None
     check_length(kind, max_length, tokenizer)
     limit = Limit(max_length, drop=long_examples == "drop")
-    parts = [make_part(source, reading, Work(schema, tokenizer, template, train_on, limit), said, say)
+    encoder = ENCODERS[kind](tokenizer, limit, template, train_on)
+    parts = [make_part(source, reading, Work(schema, encoder), said, say)
              for source, (schema, said, _) in zip(everything, found, strict=True)]
     _check_parts(parts, everything, limit, long_examples)
     part_of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])

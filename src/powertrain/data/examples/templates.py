@@ -17,6 +17,7 @@ import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
     from jinja2.nodes import Node
 
-MOST_LAYOUTS = 1000          # orders of roles that are remembered
+MOST_SHAPES = 10_000         # orders of roles that are remembered
 GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 QUESTION = [Message("user", "x")]            # any conversation without an answer
@@ -55,35 +56,8 @@ class Marked(NamedTuple):
     only_last: bool                          # the template rewrites earlier turns: only the last one is trained
 
 
-@dataclass(frozen=True)
-class Shape:
-    """How conversations of one order of roles are written: text, content, text, ..., text."""
-
-    texts: tuple[str, ...]
-    contents: tuple[int, ...]                # the message that stands behind each text but the last
-
-    def written(self, messages: Sequence[Message]) -> str:
-        parts = [self.texts[0]]
-        for text, number in zip(self.texts[1:], self.contents, strict=True):
-            parts += (messages[number].content, text)
-        return "".join(parts)
-
-    @cached_property
-    def fixed_length(self) -> int:
-        return sum(map(len, self.texts))
-
-    def length(self, messages: Sequence[Message]) -> int:
-        return self.fixed_length + sum([len(messages[number].content) for number in self.contents])
-
-    def begins(self, longer: Shape) -> bool:
-        """Return whether a conversation of the shape `longer` begins with this, whatever the contents."""
-        count = len(self.contents)
-        return (self.contents == longer.contents[:count] and self.texts[:-1] == longer.texts[:count]
-                and longer.texts[count].startswith(self.texts[-1]))
-
-
-# the shape of a conversation; and for each turn of the assistant the shapes before it and up to its end (None: the end of all)
-Layout = tuple[Shape, list[tuple[Shape, Shape | None]]]
+Shape = list[str | int]                      # text, number of a message, text, ..., text
+Border = tuple[int, int]                     # a part of a shape, and a character of that text
 
 
 @dataclass(frozen=True)
@@ -96,14 +70,17 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
         """Return the conversation as the model reads it. Raises BadRow with the template's reason if it refuses."""
-        return self._rendered(messages, add_generation_prompt=add_generation_prompt)[0]
+        if not self._has_shapes:
+            return self._rendered(messages, add_generation_prompt=add_generation_prompt)[0]
+        return "".join(_filled(self._shape([message.role for message in messages], add_generation_prompt), messages))
 
     def marked(self, messages: Sequence[Message], train_on: str) -> Marked:
-        if self._has_shapes and (found := self._by_layout(messages, all=train_on == "all")) is not None:
-            return found
+        """Return the conversation's text, and the places of it that are trained."""
         if train_on == "all":
             text = self.render(messages)
             return Marked(text, [(0, len(text))], False)
+        if self._has_shapes and self._asks and (found := self._by_shapes(messages)) is not None:
+            return found
         if GENERATION.search(self.text):
             text, places = self._rendered(messages, return_assistant_tokens_mask=True)
             return Marked(text, [(start, self._with_end(text, stop)) for start, stop in places], False)
@@ -124,51 +101,44 @@ class ChatTemplate:
         return writes_contents_only(self.text)
 
     @cached_property
-    def _layouts(self) -> dict[tuple[bool, tuple[str, ...]], Layout | None]:
+    def _shapes(self) -> dict[tuple[object, ...], Shape]:
         return {}
 
-    def _by_layout(self, messages: Sequence[Message], *, all: bool) -> Marked | None:
-        """Return the same without Jinja, by the layout of these roles; None where they have no layout."""
+    def _shape(self, roles: Sequence[str], asks: bool) -> Shape:
+        """Return the fixed texts of conversations with these roles, and the numbers of the messages between them."""
+        key = (asks, *roles)
+        if key not in self._shapes:
+            if len(self._shapes) >= MOST_SHAPES:
+                self._shapes.clear()
+            marked = [Message(role, MARK.format(number)) for number, role in enumerate(roles)]
+            text = plainly_rendered(self.text, marked, {**self.tokens, "add_generation_prompt": asks})
+            self._shapes[key] = [int(part) if place % 2 else part for place, part in enumerate(MARKS.split(text))]
+        return self._shapes[key]
+
+    @cached_property
+    def _turns(self) -> dict[tuple[str, ...], list[tuple[Border, Border]] | None]:
+        return {}
+
+    def _by_shapes(self, messages: Sequence[Message]) -> Marked | None:
+        """As `_by_prefixes`, by the shape of each beginning; None where the template rewrites a beginning."""
         roles = tuple([message.role for message in messages])
-        if (all, roles) not in self._layouts:
-            if len(self._layouts) >= MOST_LAYOUTS:
-                return None
-            self._layouts[all, roles] = self._layout(roles, turns=not all) if all or self._asks else None
-        layout = self._layouts[all, roles]
-        if layout is None:
+        whole = self._shape(roles, False)
+        if roles not in self._turns:
+            if len(self._turns) >= MOST_SHAPES:
+                self._turns.clear()
+            found = [(_border(self._shape(roles[:number], True), whole), _border(self._shape(roles[:number + 1], False), whole))
+                     for number, role in enumerate(roles) if role == "assistant"]
+            turns = [(start, stop) for start, stop in found if start and stop]
+            self._turns[roles] = turns if len(turns) == len(found) else None
+        known = self._turns[roles]
+        if known is None:
             return None
-        whole, turns = layout
-        text = whole.written(messages)
-        if all:
-            return Marked(text, [(0, len(text))], False)
-        places = [(before.length(messages), len(text) if behind is None else behind.length(messages))
-                  for before, behind in turns]
+        parts = _filled(whole, messages)
+        text, begins = "".join(parts), list(accumulate(map(len, parts), initial=0))
+        places = [(begins[start[0]] + start[1], begins[stop[0]] + stop[1]) for start, stop in known]
         if any(stop < start for start, stop in places):
             return None
         return Marked(text, [(start, self._without_rest(text, start, stop)) for start, stop in places], False)
-
-    def _layout(self, roles: Sequence[str], *, turns: bool) -> Layout | None:
-        """Return the layout; None where the template refuses the conversation or a beginning of it, or rewrites a beginning.
-
-        `turns`: whether the assistant's turns are asked for.
-        """
-        whole = self._shape(roles)
-        if whole is None:
-            return None
-        found: list[tuple[Shape, Shape | None]] = []
-        for number in [number for number, role in enumerate(roles) if turns and role == "assistant"]:
-            before, last = self._shape(roles[:number], asks=True), number + 1 == len(roles)
-            behind = None if last else self._shape(roles[:number + 1])
-            if before is None or not before.begins(whole) or not (last or (behind is not None and behind.begins(whole))):
-                return None
-            found.append((before, behind))
-        return whole, found
-
-    def _shape(self, roles: Sequence[str], *, asks: bool = False) -> Shape | None:
-        """Return the shape of conversations with these roles; None where the template refuses them."""
-        marked = self.attempt([Message(role, MARK.format(number)) for number, role in enumerate(roles)], asks)
-        parts = MARKS.split(marked) if marked is not None else None
-        return Shape(tuple(parts[::2]), tuple(map(int, parts[1::2]))) if parts else None
 
     @cached_property
     def _asks(self) -> bool:
@@ -176,8 +146,6 @@ class ChatTemplate:
         return self.attempt(QUESTION, add_generation_prompt=True) != self.attempt(QUESTION)
 
     def _rendered(self, messages: Sequence[Message], **options: Any) -> tuple[str, list[Place]]:
-        if self._has_shapes:
-            return plainly_rendered(self.text, messages, {**self.tokens, **options}), []
         from transformers.utils.chat_template_utils import render_jinja_template  # 0.7 s: not before it is needed
 
         chat = [{"role": message.role, "content": message.content} for message in messages]
@@ -242,6 +210,17 @@ class ChatTemplate:
     def _with_end(self, text: str, stop: int) -> int:
         """`stop`, plus the special token that follows: a model that never learns it never stops."""
         return stop + max((len(token) for token in self.special if text.startswith(token, stop)), default=0)
+
+
+def _filled(shape: Shape, messages: Sequence[Message]) -> list[str]:
+    return [part if isinstance(part, str) else messages[part].content for part in shape]
+
+
+def _border(beginning: Shape, whole: Shape) -> Border | None:
+    """Return where in `whole` its `beginning` ends; None where `whole` begins otherwise."""
+    last, text = len(beginning) - 1, str(beginning[-1])
+    begins = last < len(whole) and beginning[:last] == whole[:last] and str(whole[last]).startswith(text)
+    return (last, len(text)) if begins else None
 
 
 def find_template(tokenizer: ExampleTokenizer, wanted: str | None, *, texts: bool = False) -> ChatTemplate:

@@ -32,18 +32,13 @@ PROBE = "a"                                  # any text: the tokens around it ar
 
 @dataclass(frozen=True, eq=False)
 class ExampleTokenizer(FolderTokenizer):
-    """A folder's tokenizer that knows its special tokens. `end_of_text` is the id of `end`."""
+    """A folder's tokenizer with its special tokens. `end_of_text` is the id of `end`."""
 
     end: str                                 # follows each turn or text
     named: Mapping[str, str]                 # "bos_token" -> "<s>", ..., as transformers hands them to a template
     before: str | None                       # the token in front of each text: the beginning of a sequence
     template: str | None = None              # saved as chat_template.jinja; None: the folder's own, if it has one
     changed: bool = False                    # `library` is no longer what the files hold
-
-    @property
-    def folder(self) -> Path:
-        """The folder that the tokenizer was opened from."""
-        return self.files[0].parent
 
     @cached_property
     def is_added(self) -> npt.NDArray[np.bool_]:
@@ -67,6 +62,17 @@ class ExampleTokenizer(FolderTokenizer):
         before, behind = _around(self.library)
         first = None if self.before is None else self.library.token_to_id(self.before)
         return before if first in before else () if first is None else (first,), behind
+
+    def tokenise(self, texts: Sequence[str]) -> list[Tokenised | str]:
+        """Return each text's tokens; where the tokenizer cannot encode a text, the reason."""
+        known: list[Pieces | None] = [None] * len(texts) if self.words is None else self.words.encode(texts)
+        others = iter(self.offsets([text for text, pieces in zip(texts, known, strict=True) if pieces is None]))
+        return [next(others) if pieces is None else pieces for pieces in known]
+
+    def offsets(self, texts: Sequence[str]) -> list[Tokenised | str]:
+        """As `tokenise`, by the library alone, on all cores."""
+        return [found if isinstance(found, str) else Offsets(text, found, self.is_added)
+                for text, found in zip(texts, each_or_reason(self.library, texts, False), strict=True)]
 
     def save(self, folder: Path) -> None:
         """Write all files, with the end token and the template that the examples were made with."""
@@ -144,7 +150,7 @@ def _candidates(library: LibraryTokenizer, near: str | None = None) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Offsets:
-    """One text as the library encodes it: it always can tell."""
+    """One text as the library encodes it, with the character where every token starts."""
 
     text: str
     encoding: Encoding
@@ -175,24 +181,11 @@ class Offsets:
 Tokenised = Pieces | Offsets                 # one text's ids; no added special tokens are among them
 
 
-def tokenise(tokenizer: ExampleTokenizer, texts: Sequence[str]) -> list[Tokenised | str]:
-    """Return each text's tokens; where the tokenizer cannot encode it, its reason."""
-    if tokenizer.words is None:
-        return offsets(tokenizer, texts)
-    known = tokenizer.words.encode(texts)
-    others = iter(offsets(tokenizer, [text for text, pieces in zip(texts, known, strict=True) if pieces is None]))
-    return [next(others) if pieces is None else pieces for pieces in known]
-
-
-def offsets(tokenizer: ExampleTokenizer, texts: Sequence[str]) -> list[Tokenised | str]:
-    """As `tokenise`, by the library alone, on all cores."""
-    return [found if isinstance(found, str) else Offsets(text, found, tokenizer.is_added)
-            for text, found in zip(texts, each_or_reason(tokenizer.library, texts, False), strict=True)]
-
-
-def places_of(found: Tokenised, trained: Sequence[Place]) -> list[Place] | None:
-    """Return places of the text as ranges of its tokens; None where `found` cannot tell."""
+def places_of(found: Tokenised | str, trained: Sequence[Place]) -> list[Place] | None:
+    """Return places of the text as ranges of its tokens: none for a text without tokens, None where `found` cannot tell."""
     places: list[Place] = []
+    if isinstance(found, str):
+        return places
     for start, stop in trained:
         first, last = found.first_from(start), found.first_from(stop)
         if first is None or last is None:

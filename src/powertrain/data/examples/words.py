@@ -15,7 +15,7 @@ import json
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, groupby
@@ -27,6 +27,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer as LibraryTokenizer
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"     # of ByteLevel(use_regex=True)
+DIGITS = r"\p{N}"
 MOST_REMEMBERED = 1 << 20    # characters of words, each of them some 30 bytes; then it begins anew
 COMPARED = 32                # texts that are encoded by the library too, before this way is trusted
 
@@ -174,7 +175,8 @@ def words_of(library: LibraryTokenizer) -> Words | None:
     settings = json.loads(library.to_str())
     normalizer = settings.get("normalizer")
     composed = normalizer is not None
-    pattern = _pattern(settings.get("pre_tokenizer"))
+    parting = find_parting(settings.get("pre_tokenizer"))
+    pattern = parting[0] if parting and len(parting) == 1 else None
     plain_model = settings["model"].get("type") == "BPE" and not settings["model"].get("dropout")
     plain_added = not any(token["lstrip"] or token["rstrip"] or token["single_word"]
                           for token in settings.get("added_tokens", ()))
@@ -185,17 +187,21 @@ def words_of(library: LibraryTokenizer) -> Words | None:
     return Words(library, pattern, composed=composed)
 
 
-def _pattern(rule: dict[str, Any] | None) -> str | None:
-    """Return the one pattern that cuts a text into words; None where a text is cut by other rules too."""
-    if rule is None:
-        return None
-    if rule["type"] == "ByteLevel":
-        return GPT2 if rule["use_regex"] and not rule["add_prefix_space"] else None
-    if rule["type"] != "Sequence" or [part["type"] for part in rule["pretokenizers"]] != ["Split", "ByteLevel"]:
-        return None
-    split, level = rule["pretokenizers"]
-    plain = split["behavior"] == "Isolated" and not split["invert"] and not level["use_regex"] and not level["add_prefix_space"]
-    return split["pattern"].get("Regex") if plain else None
+def find_parting(pre_tokenizer: Mapping[str, Any] | None) -> tuple[str, ...] | None:
+    """Return the regular expressions that split text, one after the other, before bytes are encoded; None for other rules."""
+    steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer])
+    kinds = [step["type"] if step else None for step in steps]
+    found: list[str] = []
+    for step, kind in zip(steps, kinds, strict=True):
+        if kind == "Split" and step["behavior"] == "Isolated" and not step.get("invert") and "Regex" in step["pattern"]:
+            found.append(step["pattern"]["Regex"])
+        elif kind == "Digits" and step["individual_digits"]:
+            found.append(DIGITS)
+        elif kind == "ByteLevel" and not step["add_prefix_space"]:
+            found += [GPT2] if step.get("use_regex", True) else []
+        else:
+            return None
+    return tuple(found) if kinds[-1:] == ["ByteLevel"] else None
 
 
 # ------------------------------------------------------------------------------------------------ its pattern

@@ -21,20 +21,9 @@ from types import ModuleType
 from typing import IO, Any
 
 from powertrain.data.documents import corpus_documents
+from powertrain.data.rows import folders
 from powertrain.data.rows.docstrings import docstring_rows
 from powertrain.data.rows.files import LONGEST_LINE_BYTES, json_lines, json_rows, numbered_lines, opened, text_rows
-from powertrain.data.rows.folders import (
-    CORPORA,
-    LINES,
-    OBJECTS,
-    SHEETS,
-    choose_split,
-    data_suffix,
-    folder_files,
-    named_files,
-    readable,
-    similar,
-)
 from powertrain.data.rows.row import Rejected, Row, checked
 from powertrain.records import WrongUse
 
@@ -59,37 +48,37 @@ def local_files(source: str, split: str | None) -> list[Path] | None:
     Raises WrongUse if `source` names no file.
     """
     path = Path(source).expanduser()
-    if source in (*ROW_SETS, *CORPORA) or (not path.exists() and is_hub_id(source)):
+    if source in (*ROW_SETS, *folders.CORPORA) or (not path.exists() and is_hub_id(source)):
         return None
     if path.is_dir():
-        return folder_files(path, split)
+        return folders.folder_files(path, split)
     if not path.exists() and (near := difflib.get_close_matches(source, ROW_SETS, n=1)):
         raise WrongUse(f"data.source={source}: there is no such file or folder; did you mean the set {near[0]}?")
-    return named_files(source)
+    return folders.named_files(source)
 
 
 def _found(source: str, cache: Path, split: str | None, text_field: str) -> Iterator[Row | Rejected]:
     if source in ROW_SETS:
         return docstring_rows(cache)
-    if source in CORPORA:
+    if source in folders.CORPORA:
         return (Row({text_field: document.text}, document.origin) for document in corpus_documents(source, cache))
     path, files = Path(source).expanduser(), local_files(source, split)
     if files is None:
-        hint = similar(path).partition("; give a path")[0] if path.parent.is_dir() else ""
+        hint = folders.similar(path).partition("; give a path")[0] if path.parent.is_dir() else ""
         return hub_rows(source, split, hint=hint)
     # a folder's files are all rows, or all texts, and then its .json is one of them
-    texts = path.is_dir() and any(data_suffix(file) is None for file in files)
+    texts = path.is_dir() and any(folders.data_suffix(file) is None for file in files)
     return itertools.chain.from_iterable(text_rows(file, text_field) if texts else _file_rows(file, split, text_field)
                                          for file in files)
 
 
 def _file_rows(path: Path, split: str | None, text_field: str) -> Iterator[Row | Rejected]:
-    suffix = (data_suffix(path) or "").removesuffix(".gz")
-    if suffix in LINES:
+    suffix = (folders.data_suffix(path) or "").removesuffix(".gz")
+    if suffix in folders.LINES:
         return json_lines(path)
-    if suffix in OBJECTS:
+    if suffix in folders.OBJECTS:
         return json_rows(path, split)
-    if suffix in SHEETS:
+    if suffix in folders.SHEETS:
         return csv_rows(path)
     if suffix == ".parquet":
         return parquet_rows(path)
@@ -135,7 +124,7 @@ def csv_rows(path: Path) -> Iterator[Row | Rejected]:
     A row that violates the quoting is rejected rather than read as something else.
     """
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_FIELD_CHARS))  # the csv module has one for the process
-    with readable(path), opened(path) as file:
+    with folders.readable(path), opened(path) as file:
         lines = _csv_lines(path, file)
         first = next(lines, "")
         delimiters = "\t" if ".tsv" in (suffix.lower() for suffix in path.suffixes) else DELIMITERS
@@ -292,7 +281,7 @@ def hub_rows(source: str, split: str | None, *, hint: str = "") -> Iterator[Row 
                        f"be reached ({_first_line(error)}){hint}; load it once with a network, or give a path") from error
     except (ValueError, RuntimeError, OSError) as error:
         raise WrongUse(f"data.source={source} cannot be loaded: {_first_line(error)}{_config_cure(source, error)}") from error
-    part = asked or choose_split(f"data.source={source}", list(loaded), split)
+    part = asked or folders.choose_split(f"data.source={source}", list(loaded), split)
     rows = loaded if asked else loaded[part]
     # as Arrow: pictures and sounds stay encoded, since nobody looks at them
     return table_rows(rows.with_format("arrow").iter(batch_size=BATCH_ROWS), f"{source}[{part}]")
