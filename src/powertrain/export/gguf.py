@@ -4,7 +4,8 @@ Tensors are written one at a time, so that memory holds one besides the model. T
 package's reader and every tensor and setting in it compared; where llama-cpp-python is installed llama.cpp itself computes
 a text with it, which is compared too.
 
-llama.cpp has one computation graph for each architecture. A model that needs something else than its graph computes is refused.
+llama.cpp has one computation graph for each architecture. A model is refused if the graph of its architecture computes
+something else than the model does.
 The file's tensors are ours, split and renamed, with three exceptions:
 
   llama, mistral   rotate neighbouring dimensions of a head, where we rotate dimension i and i + half: q and k are reordered
@@ -41,9 +42,9 @@ from powertrain.records import IGNORE, Batch, RunFailed, WrongUse
 ROUNDING = {"F32": 0.0, "F16": 2.0 ** -11, "BF16": 2.0 ** -8, "Q8_0": 0.5 / 127 + 2.0 ** -11}
 SMALLEST_HALF = 2.0 ** -25                   # half of float16's smallest step: numbers near 0 are off by that, not by a share
 Q8_BLOCK = 32                                # weights of one row that share a scale
-# What llama.cpp's logits may differ by, as a share of their spread: it keeps keys and values in float16 and rounds
-# activations to the weights' type. Over all families with random weights 0.02 and, with q8_0, 0.09 was seen; a tensor in the
-# wrong order gives more than 1.
+# The largest allowed difference of llama.cpp's logits, as a share of their spread: llama.cpp keeps keys and values in float16
+# and rounds activations to the weights' type. Over all families with random weights the difference was at most 0.02, and 0.09
+# with q8_0; a tensor in the wrong order gives more than 1.
 LLAMA_CPP_DIFFERENCE, Q8_DIFFERENCE = 0.1, 0.3
 ASKED_TOKENS = 64
 

@@ -32,8 +32,8 @@ MOST_KEPT_TAILS = 1000                       # most templates have one or two, w
 class Encoded:
     """An example as it is stored.
 
-    For a causal model `ids` is what is read and the last target: one more than the inputs. For an encoder-decoder it is
-    the target alone. `trained` are ranges of `ids` that are targets; the first id of a causal example never is one.
+    For a causal model `ids` holds the inputs and, behind them, the last target. For an encoder-decoder `ids` holds the
+    target only. `trained` are the ranges of `ids` that are targets; the first id of a causal example is never a target.
     """
 
     ids: Ids
@@ -58,7 +58,7 @@ class EncodedRow:
     too_long: bool = False                   # beyond the limit: cut, dropped, or with nothing trained left
     lost: int = 0                            # tokens that were cut off its end
     untrained_end: int = 0                   # tokens behind the last trained one, left out because nothing learns from them
-    boundary: bool = False                   # its prompt alone would have other tokens than it has here
+    boundary: bool = False                   # its prompt, tokenised alone, has other tokens than in front of the answer
     only_last: bool = False                  # the template rewrites earlier turns: only the last one is trained
 
 
@@ -69,7 +69,7 @@ class Limit:
 
 
 def prompt_of(sample: Sample) -> str:
-    """Return the text that decides the side of the split: two samples with one prompt never train and validate."""
+    """Return the prompt. Samples with equal prompts are all trained on or all held out."""
     if isinstance(sample, Conversation):
         first = next((i for i, message in enumerate(sample.messages) if message.role == "assistant"), len(sample.messages))
         asked = sample.messages[:first] or sample.messages
@@ -146,9 +146,9 @@ class ConversationEncoder(Encoder):
 
 
 def _prompt_end(found: Tokenised, token: int, character: int) -> tuple[str, Ids]:
-    """Return the end of a prompt from its last special token on, and the tokens that stand for it in the whole text.
+    """Return the end of a prompt from its last special token on, and the tokens of this end in the whole text.
 
-    A text is cut at its special tokens before it is encoded, so that what is before them changes nothing.
+    A text is cut at its special tokens before it is encoded, so text before the last one cannot change these tokens.
     """
     first, begin = found.last_special(token) or (0, 0)
     return found.text[begin:character], found.ids[first:token]

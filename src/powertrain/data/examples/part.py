@@ -176,7 +176,7 @@ class PartWriter:
         self.counts["examples"] += len(records)
 
     def append(self, folder: Path, told: Mapping[str, Any]) -> None:
-        """Append what another writer has written of the next rows: the files in `folder` and the values that it `told`."""
+        """Append the rows that another writer wrote: its files in `folder`, and the values that its `told` returned."""
         records = np.fromfile(folder / "examples.bin", RECORD)
         for column, name in (("end", "tokens"), ("trained_end", "trained"), ("source_end", "sources")):
             records[column] += self.written[name]
@@ -296,7 +296,7 @@ def _samples(rows: Iterable[Row | Rejected], schema: Schema) -> Iterator[Read | 
         except BadRow as error:
             yield Rejected(row.origin, str(error))
             continue
-        # all that a sample says, so that equal ones are known; a dataclass takes its time to say the same of a conversation
+        # the whole content, so that equal samples have equal digests; repr of a Conversation itself would be slower
         content = repr([(message.role, message.content) for message in sample.messages]
                        if isinstance(sample, Conversation) else sample)
         yield Read(sample, row.origin, len(content), digest64(content))

@@ -29,7 +29,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"     # of ByteLevel(use_regex=True)
 DIGITS = r"\p{N}"
 MOST_REMEMBERED = 1 << 20    # characters of words, each of them some 30 bytes; then it begins anew
-COMPARED = 32                # texts that are encoded by the library too, before this way is trusted
+COMPARED = 32                # texts that the library encodes too, to check this encoder
 
 # Code points whose class Unicode has not changed since version 6: Latin to Cyrillic, punctuation, signs, Japanese, Chinese
 KNOWN = ((0x00, 0x24F), (0x370, 0x3FF), (0x400, 0x52F), (0x2000, 0x206F), (0x20A0, 0x20B8), (0x2190, 0x22FF),
@@ -52,9 +52,9 @@ class Pieces:
     special: list[int]                       # the words that are added tokens
 
     def first_from(self, character: int) -> int | None:
-        """Return the first token that starts at `character` or later; None where only the library's offsets tell.
+        """Return the first token that starts at `character` or later.
 
-        Only they tell where no word begins there, or where the word begins with a space, which offsets may leave out.
+        None if no word begins at `character`, or the word begins with a space: then the library's offsets must be asked.
         """
         if character >= len(self.text):
             return len(self.ids)
@@ -73,7 +73,7 @@ class Pieces:
 
 
 class Words(dict[str, int]):
-    """The words of one tokenizer: each word's number, found out when it is first asked for, and by number their ids."""
+    """The words of one tokenizer: word -> its number, given at the first look-up; the columns hold each number's ids."""
 
     def __init__(self, library: LibraryTokenizer, pattern: str, *, composed: bool):
         self.library, self.composed = library, composed
@@ -94,7 +94,7 @@ class Words(dict[str, int]):
     def __missing__(self, word: str) -> int:
         ids = self.library.encode(word, add_special_tokens=False).ids
         if word not in self.added and not self.added_ids.isdisjoint(ids):
-            self.trusted = False             # a plain word that looks like an added token: boundaries could not be told
+            self.trusted = False             # a plain word has the id of an added token: special tokens would be found wrongly
         self.begins.append(len(self.ids))
         self.ids.extend(ids)
         self.token_counts.append(len(ids))
@@ -161,7 +161,7 @@ class Words(dict[str, int]):
             token_stop = int(token_stops[stop - 1]) if stop else 0
             piece = Pieces(text, ids[token:token_stop], characters[word:stop] - character, tokens[word:stop] - token, words[1])
             character_stop = int(character_stops[stop - 1]) if stop else 0
-            # a pattern that leaves characters out would have them encoded by the library, between its matches
+            # where the pattern leaves characters out, the library encodes them too, so the text is left to it
             result.append(piece if character_stop - character == len(text) else None)
             word, token, character = stop, token_stop, character_stop
         return result
@@ -171,7 +171,7 @@ class Words(dict[str, int]):
 
 
 def words_of(library: LibraryTokenizer) -> Words | None:
-    """Return what encodes by words; None where the tokenizer's rules are not known to be of this kind."""
+    """Return the encoder by words; None if the tokenizer's rules do not split a text into words in a known way."""
     settings = json.loads(library.to_str())
     normalizer = settings.get("normalizer")
     composed = normalizer is not None
