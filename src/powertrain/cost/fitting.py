@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from powertrain.cost.memory import peak_memory
@@ -34,15 +35,7 @@ def largest_micro_batch(model: ModelFacts, workload: Workload, memory_bytes: int
 
     if fits(workload.examples):              # in one pass no gradients of earlier ones lie about
         return workload.examples
-    return _boundary(0, workload.examples, fits)[0]
-
-
-def _boundary(low: int, high: int, is_like_low: Callable[[int], bool]) -> tuple[int, int]:
-    """Return two neighbours between `low` and `high`: the last number that is like `low`, and the next one. By bisection."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if is_like_low(middle) else (low, middle)
-    return low, high
+    return bisect_left(range(1, workload.examples), True, key=lambda examples: not fits(examples))
 
 
 def largest_pass(model: ModelFacts, workload: Workload, memory_bytes: int) -> Mapping[str, int]:
@@ -225,7 +218,7 @@ def _fewest_blocks(model: ModelFacts, workload: Workload, room_bytes: int, saved
     most = model.layers - lowest_layer(model)
     if not fits(most):
         return None
-    return replace(workload, saved=saved, saved_blocks=_boundary(0, most, lambda count: not fits(count))[1])
+    return replace(workload, saved=saved, saved_blocks=1 + bisect_left(range(1, most), True, key=fits))
 
 
 def _ladder(model: ModelFacts) -> Iterator[Mapping[str, str]]:

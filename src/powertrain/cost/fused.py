@@ -89,8 +89,6 @@ class FusedPart(Part):
         product = self.tape.new(count * self.item)
         return product if self.item == FP32 else self.tape.new(count * FP32)
 
-    # -------------------------------------------------------------------------------------------- forward
-
     def run_block(self, x: Value, tables: Tables | None, shape: Shape, saving: Mapping[str, str] | None = None) -> Value:
         """Run one block on the residual x (T, width) fp32. `saving`: kind of tensor -> what is done instead of keeping it."""
         tape, model = self.tape, self.facts.model
@@ -142,8 +140,6 @@ class FusedPart(Part):
         out = self.new(model.width, FP32)
         del o, y
         return out, _those((n, rate, inner, out_ranks, in_ranks, down_ranks))
-
-    # -------------------------------------------------------------------------------------------- backward
 
     def _backward(self, held: list[Blocks], inside: list[Value], mixed: Value, tables: Tables | None, light: Light, *,
                   needs_x: bool) -> tuple[dict[str, Block], Block | None]:

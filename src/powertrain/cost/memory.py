@@ -123,9 +123,17 @@ class Unit:
 
 
 def units_of(facts: StepFacts, *, leaves_out: bool = True) -> list[Unit]:
-    """Return the units to run, in order; those between the ends of a row of equal ones are left out."""
-    kinds = kinds_of(facts.model, facts.workload.checkpoint_every, facts.workload.saved_blocks)
-    period = max(1, facts.workload.checkpoint_every) if leaves_out else 1
+    """Return the units to run, in order; those between the ends of a row of equal ones are left out.
+
+    The blocks below the lowest trained weight have no backward pass. Those above it that put activations away are the lowest.
+    """
+    model, every, light = facts.model, facts.workload.checkpoint_every, facts.workload.saved_blocks
+    frozen, lowest = has_frozen_base(model), lowest_layer(model)
+    kinds = tuple(Kind(is_adapted=layer in model.adapted_layers,
+                       is_checkpointed=bool(every) and layer % every == 0 and layer >= lowest,
+                       reads_a_gradient=not frozen or layer > lowest,
+                       is_light=lowest <= layer < lowest + light) for layer in range(model.layers))
+    period = max(1, every) if leaves_out else 1
     found: list[Unit] = []
     first = 0
     while first < len(kinds):
@@ -137,19 +145,6 @@ def units_of(facts: StepFacts, *, leaves_out: bool = True) -> list[Unit]:
             found.append(Unit(unit, left_out, [facts.weights_of_block(adapted=kind.is_adapted) for kind in unit]))
         first += count * len(unit)
     return found
-
-
-def kinds_of(model: ModelFacts, every: int, light: int = 0) -> tuple[Kind, ...]:
-    """Return the kinds of all blocks; those below the lowest trained weight have no backward pass.
-
-    `every`: each `every`-th block with a backward pass is checkpointed; 0: none. `light`: so many of the lowest blocks with a
-    backward pass put saved activations away.
-    """
-    frozen, lowest = has_frozen_base(model), lowest_layer(model)
-    return tuple(Kind(is_adapted=layer in model.adapted_layers,
-                      is_checkpointed=bool(every) and layer % every == 0 and layer >= lowest,
-                      reads_a_gradient=not frozen or layer > lowest,
-                      is_light=lowest <= layer < lowest + light) for layer in range(model.layers))
 
 
 # ------------------------------------------------------------------------------------------------ head and loss

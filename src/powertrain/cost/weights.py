@@ -75,11 +75,6 @@ def linears(model: ModelFacts) -> tuple[Linear, ...]:
                  for name, (outputs, inputs) in linear_shapes(model).items())
 
 
-def trained_tensors(model: ModelFacts) -> int:
-    """Return how many weight tensors are trained."""
-    return sum(one.count for one in trained_weights(model))
-
-
 def lowest_layer(model: ModelFacts) -> int:
     """Return the first block that has a backward pass."""
     return min(model.adapted_layers, default=0)
@@ -126,9 +121,6 @@ def as_decoder(model: ModelFacts) -> ModelFacts:
         for name, (outputs, inputs) in matrices.items():
             shapes |= {f"blocks.0.{name}.adapters.all.A": (rank, inputs), f"blocks.0.{name}.adapters.all.B": (outputs, rank)}
     return replace(found, shapes=shapes)
-
-
-# ------------------------------------------------------------------------------------------------ bytes
 
 
 def matrix_bytes(model: ModelFacts) -> float:

@@ -267,8 +267,6 @@ class Traffic:
     def recomputed(self) -> tuple[Recomputed, ...]:
         return recomputed_of(self.model, self.checkpoint_every, self.dtype)
 
-    # -------------------------------------------------------------------------------------------- products
-
     def gemm_bytes(self) -> float:
         """Return the bytes of all products: forward, again where a block is recomputed, and backward.
 
@@ -299,8 +297,6 @@ class Traffic:
                 adapted = bool(linear.adapters) and layer in self.model.adapted_layers
                 yield linear, rounds, (1 + (layer in again) + BACKWARD_SHARE) * adapted
 
-    # -------------------------------------------------------------------------------------------- between products
-
     def elementwise_bytes(self) -> float:
         """Return the bytes between products. Backward moves twice those of forward: saved input, gradient in, gradient out.
 
@@ -323,8 +319,6 @@ class Traffic:
     def _share_with_backward(self) -> float:
         """Return the share of the blocks that have a backward pass."""
         return 1 - weights.lowest_layer(self.model) / self.model.layers
-
-    # -------------------------------------------------------------------------------------------- conversions
 
     def conversion_bytes(self) -> float:
         """Return the bytes a pass reads and writes to make matrices in the product type out of the type they are stored in.
@@ -351,12 +345,12 @@ class Traffic:
                 total += made * linear.weights * (wide + DORA_PASSES * FP32)
         return total
 
-    # -------------------------------------------------------------------------------------------- operator calls
-
     def operators(self) -> int:
         """Return how many operator calls eager PyTorch makes, for every weight tensor that the optimizer updates too."""
         model = self.model
-        tensors = weights.trained_tensors(model) if has_frozen_base(model) else model.layers * len(model.shapes)     # about
+        tensors = model.layers * len(model.shapes)           # about
+        if has_frozen_base(model):
+            tensors = sum(one.count for one in weights.trained_weights(model))
         casts = CAST_OPERATORS if weights.matrix_bytes(model) != self.item else 0
         share = BACKWARD_SHARE * self._share_with_backward()
         rounds = 1 + len(self.recomputed) / model.layers + share

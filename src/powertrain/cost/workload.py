@@ -54,16 +54,6 @@ def padding_share(quantiles: Mapping[str, int], documents: int, *, grouped_from:
     return max(0.0, 1 - real / slots) if slots else 0.0
 
 
-def fill_share(tokens: int, pass_tokens: int, multiple: int) -> float:
-    """Return the share of slots (0..1) that fills packed passes up to a `multiple`, of a step with so many `tokens`.
-
-    What is missing to the next multiple is as likely to be any number from 0 to `multiple` - 1.
-    """
-    passes = -(-tokens // pass_tokens)
-    filled = passes * (multiple - 1) / 2
-    return filled / (tokens + filled)
-
-
 HOPPER = (9, 0)                              # compute capability
 HOPPER_WORKSPACE = 32 << 20                  # source: getChosenWorkspaceSize in torch's CublasHandlePool.cpp
 CUBLAS_WORKSPACE = (2 * 4096 + 8 * 16) << 10     # ":4096:2:16:8", its default on older GPUs
@@ -125,7 +115,9 @@ class Workload:
     def padding_share(self) -> float:
         """The share of a step's slots (0..1) that is expected to be padding, or to fill packed passes up."""
         if self.packed_tokens is not None:
-            return fill_share(self.tokens, self.packed_tokens, self.fill_multiple)
+            # a pass lacks any number of tokens from 0 to `fill_multiple` - 1, each as likely
+            filled = -(-self.tokens // self.packed_tokens) * (self.fill_multiple - 1) / 2
+            return filled / (self.tokens + filled)
         if not self.lengths:
             return 0.0
         return padding_share(self.lengths, self.micro_batch, grouped_from=self.examples if self.grouped else None)

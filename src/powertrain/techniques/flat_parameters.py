@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from powertrain.cost.weights import trained_tensors
+from powertrain.cost.weights import trained_weights
 from powertrain.records import NotApplied, Proposal, Refusal, Why, WrongUse
 from powertrain.techniques.base import Exactness, PlannedRun, Technique
 from powertrain.training.optimizers import OPTIMIZERS
@@ -44,7 +44,7 @@ class FlatParameters(Technique):
         if hardware.device != "cpu":
             return cls.refuse(Why.WOULD_NOT_PAY, f"on {hardware.device} one kernel already updates many tensors, and a buffer "
                                                  "needs one more kernel for each gradient", cls())
-        tensors = trained_tensors(run.model)
+        tensors = sum(one.count for one in trained_weights(run.model))
         return cls.refuse(Why.NOT_MEASURED, f"{tensors:,} tensors would be clipped and updated in one or two buffers, "
                           "and no study has shown yet that this is faster", cls(), numbers={"tensors": tensors})
 
@@ -67,7 +67,6 @@ class FlatParameters(Technique):
         updated = [weight for group in setup.optimizer(setup.model, 0.0).param_groups for weight in group["params"]]
         if [weight.data_ptr() for weight in updated] != [group["params"][0].data_ptr() for group in groups]:
             raise NotApplied(f"flat_parameters: {len(updated)} tensors are updated, not the {len(groups)} buffers")
-
 
 
 def _flatten(model: nn.Module) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.estimate import COMPILER_PARTS, PASS_TOKENS
-from powertrain.records import Batch, Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
+from powertrain.records import Batch, Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.techniques.base import Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
@@ -72,8 +72,9 @@ class FusedBlocks(Technique):
     @classmethod
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         device, model = run.hardware.device, run.model
-        if (kind := _not_by_hand(model)) is not None:
-            return cls.refuse(Why.DOES_NOT_APPLY, f"{kind} adapters have no hand-written backward pass")
+        kinds = [kind for name, kind in NOT_BY_HAND.items() if any(shape.endswith(f".{name}") for shape in model.shapes)]
+        if kinds:
+            return cls.refuse(Why.DOES_NOT_APPLY, f"{kinds[0]} adapters have no hand-written backward pass")
         if model.adapter_dropout:
             return cls.refuse(Why.DOES_NOT_APPLY, f"with adapter dropout ({model.adapter_dropout:g}) adapters read different "
                                                   "inputs, and cannot share products")
@@ -83,8 +84,12 @@ class FusedBlocks(Technique):
         if run.data.kind == "blocks" and not drops:
             return cls.refuse(Why.NOT_NEEDED, "all passes have one length, for which torch_compile was faster (study: "
                                               f"{COMPILED_STUDY})", cls(), rival="torch_compile")
-        if (refusal := cls._too_small(run) or cls._short_of_memory(run)) is not None:
+        if (refusal := cls._too_small(run)) is not None:
             return refusal
+        one = run.one_example()
+        if not (need := run.need(one)).is_met:
+            return cls.refuse(Why.NO_ROOM, f"memory is short: without recomputing activations one example of {one.block:,} "
+                              f"tokens needs {need}", cls(), numbers=need.numbers)
         if device not in COMPILER_PARTS:
             return cls.refuse(Why.HARDWARE_LACKS, f"this is not tested on {device!r}")
         gain, basis = (DROPPING_GAIN, f"study: {DROPPING_STUDY}") if drops else (GAIN[device], BASIS[device])
@@ -119,16 +124,6 @@ class FusedBlocks(Technique):
                           f"pass, and calling compiled code would add {CALLS_S / products_s:.0%} to that (study: "
                           f"{SMALL_STUDY})", cls(),
                           numbers={"products_s": products_s, "calls_s": CALLS_S})
-
-    @classmethod
-    def _short_of_memory(cls, run: PlannedRun) -> Refusal | None:
-        """Return why the activations do not fit without computing any again, even for one example at a time."""
-        one = run.one_example()
-        need = run.need(one)
-        if need.is_met:
-            return None
-        return cls.refuse(Why.NO_ROOM, f"memory is short: without recomputing activations one example of {one.block:,} tokens "
-                          f"needs {need}", cls(), numbers=need.numbers)
 
     def apply(self, setup: Setup) -> Setup:
         from powertrain.models.decoder import Block, Decoder
@@ -205,10 +200,3 @@ def _blocks_recorded(loss: Tensor) -> int:
         count += node.name() == "_BlockBackward"
         open_nodes += [following for following, _ in node.next_functions]
     return count
-
-
-def _not_by_hand(model: ModelFacts) -> str | None:
-    """Return the kind of the model's adapters if no backward pass is written by hand for it."""
-    return next((kind for name, kind in NOT_BY_HAND.items() if any(shape.endswith(f".{name}") for shape in model.shapes)), None)
-
-

@@ -13,8 +13,10 @@ from powertrain.records import Effect, ModelFacts, NotApplied, Proposal, Refusal
 from powertrain.techniques.base import Exactness, PlannedRun, Technique, run_one_pass
 
 if TYPE_CHECKING:
+    import torch
+
     from powertrain.models.kernels.fused.block import HandWritten
-    from powertrain.models.kernels.fused.saving import Host, Saving
+    from powertrain.models.kernels.fused.saving import Saving
     from powertrain.training.setup import Setup
 
 ACTIONS = ("keep", "recompute", "offload")
@@ -91,7 +93,7 @@ class SavedActivations(Technique):
         if blocks is None:
             raise NotApplied(f"saved_activations: blocks are run by {setup.run_block!r}, not as fused blocks; use "
                              "techniques.fused_blocks=on")
-        saving = self._saving(blocks[0], _host_of(setup))
+        saving = self._saving(blocks[0], setup.device)
         training = [index for index, block in enumerate(blocks) if block.weights.trained]
         lowest = min(training, default=0)
         light = tuple(replace(block, saving=saving) if lowest <= index < lowest + self.blocks else block
@@ -113,12 +115,13 @@ class SavedActivations(Technique):
             raise NotApplied(f"saved_activations: {put_away} tensors of {len(light)} blocks were put away, and it should be "
                              f"{kinds} kinds in each")
 
-    def _saving(self, block: HandWritten, host: Host) -> Saving:
-        """One for all blocks; its functions are compiled if the blocks' own are."""
+    def _saving(self, block: HandWritten, device: torch.device) -> Saving:
+        """Return what all blocks share; its functions are compiled if the blocks' own are."""
         from powertrain.models.kernels.fused.compiled import CompiledPart
         from powertrain.models.kernels.fused.parts import Parts
-        from powertrain.models.kernels.fused.saving import Saving
+        from powertrain.models.kernels.fused.saving import PinnedHost, PlainHost, Saving
 
+        host = PinnedHost(device) if device.type == "cuda" else PlainHost()
         is_compiled = isinstance(block.functions.leave, CompiledPart)
         change: Callable[[Any], Any] = CompiledPart if is_compiled else lambda function: function
         return Saving.of(self.actions, host, Parts(block.weights.block.config), change)
@@ -134,13 +137,3 @@ def _in_words(model: ModelFacts, light: Workload, tokens: int, link: Link) -> st
         words.append(f"{' and '.join(out)} offloaded to the host: {sent / 2**20:,.0f} MiB a block at "
                      f"{link.bytes_per_s / 1e9:.3g} GB/s, {hides} behind the computation")
     return "; ".join(words)
-
-
-def _host_of(setup: Setup) -> Host:
-    if setup.device.type != "cuda":
-        from powertrain.models.kernels.fused.saving import PlainHost
-
-        return PlainHost()
-    from powertrain.models.kernels.fused.saving import PinnedHost
-
-    return PinnedHost(setup.device)

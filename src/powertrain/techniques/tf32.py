@@ -54,7 +54,6 @@ class Tf32(Technique):
             raise NotApplied(f"tf32: no fp32 products are left under {setup.precision.compute_dtype}")
 
 
-
 def _allow() -> None:
     import torch
 
