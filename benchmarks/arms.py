@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from powertrain.cli.environment import cache_folder, say
+from powertrain.cli.options import cache_folder, say
 from powertrain.evidence import studies
 from powertrain.evidence.clock import Arena, Pace
 from powertrain.evidence.stats import MARGIN, noise_floor

@@ -27,7 +27,7 @@ from peer import Peer
 from preparing import measure as measure_preparing
 from starting import measure as measure_starting
 
-from powertrain.cli.environment import cache_folder, say
+from powertrain.cli.options import cache_folder, say
 from powertrain.cost.work import step_work
 from powertrain.evidence import studies
 from powertrain.evidence.clock import Arena, CannotRun, Pace, Track, interleave

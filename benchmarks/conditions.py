@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import psutil
 
-from powertrain.cli.environment import say
+from powertrain.cli.options import say
 from powertrain.evidence.clock import LEAST_PAIRS, Track
 from powertrain.facts.machine_watch import MachineWatch, Meanwhile
 from powertrain.records.evidence import ArmRun, Window

@@ -36,7 +36,7 @@ import torch._dynamo.config
 from torch import Tensor
 
 from powertrain import planner
-from powertrain.cli.environment import cache_folder, say
+from powertrain.cli.options import cache_folder, say
 from powertrain.data.example import Example
 from powertrain.evidence import studies
 from powertrain.evidence.clock import Arena, Pace

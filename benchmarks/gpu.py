@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from peer import Peer
 
-from powertrain.cli.environment import cache_folder, say
+from powertrain.cli.options import cache_folder, say
 from powertrain.cost.work import step_work
 from powertrain.data.example import step_examples
 from powertrain.evidence import studies

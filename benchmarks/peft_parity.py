@@ -23,7 +23,7 @@ from nanogpt import machine, store
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from powertrain.cli.environment import cache_folder
+from powertrain.cli.options import cache_folder
 from powertrain.data.example import step_examples
 from powertrain.models.adapters.files import save_model
 from powertrain.recipe import resolve

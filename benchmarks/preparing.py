@@ -21,7 +21,7 @@ from typing import Any
 from cases import Materials
 from conditions import marked
 
-from powertrain.cli.environment import say
+from powertrain.cli.options import say
 from powertrain.evidence import studies
 from powertrain.evidence.stats import interval
 from powertrain.facts.hardware import read_hardware

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from powertrain import planner
-from powertrain.cli.environment import cache_folder, say
+from powertrain.cli.options import cache_folder, say
 from powertrain.evidence import studies
 from powertrain.evidence.ablation import ablate, subjects_of
 from powertrain.evidence.clock import Arena

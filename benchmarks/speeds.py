@@ -24,7 +24,7 @@ from typing import Any
 
 from efficiencies import fill_table, lies_within, speed_row, with_tables
 
-from powertrain.cli.environment import cache_folder
+from powertrain.cli.options import cache_folder
 from powertrain.cost.estimate import TABLE
 from powertrain.evidence.studies import describe, new_folder, save
 from powertrain.models.adapters.files import save_model

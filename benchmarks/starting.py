@@ -22,7 +22,7 @@ from cases import CASES, Materials, PeerArm
 from conditions import marked
 from preparing import plain
 
-from powertrain.cli.environment import say
+from powertrain.cli.options import say
 from powertrain.evidence import studies
 from powertrain.evidence.stats import interval
 from powertrain.facts.hardware import read_hardware

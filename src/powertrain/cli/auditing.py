@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from powertrain.cli import output as screen
-from powertrain.cli.environment import budget_s, cache_folder, say
-from powertrain.cli.options import Json
+from powertrain.cli.options import Json, budget_s, cache_folder, say
 from powertrain.records import WrongUse, to_plain
 from powertrain.records.findings import Audit, Finding
 from powertrain.report.figures import memory
@@ -268,12 +267,10 @@ def _verify(path: Path, *, budget: str, as_json: bool) -> None:
     conversion = _converted(path)
     with tempfile.TemporaryDirectory(prefix="powertrain-") as folder:
         found = verify(conversion, Path(folder), cache_folder(), budget_s(budget), say)
-    if as_json:
-        screen.print_json({"event": "verification", "path": str(path), "says": found.sentence(), "apart": list(found.apart),
-                           "original": dict(found.rendering.pins), "comparison": to_plain(found.comparison),
-                           "parity": to_plain(found.parity), "plan": [step.technique.name for step in found.plan.steps]})
-        return
-    screen.print_rows(verified_rows(found))
+    screen.tell({"event": "verification", "path": str(path), "says": found.sentence(), "apart": list(found.apart),
+                 "original": dict(found.rendering.pins), "comparison": to_plain(found.comparison),
+                 "parity": to_plain(found.parity), "plan": [step.technique.name for step in found.plan.steps]},
+                verified_rows(found), as_json=as_json)
 
 
 def verified_rows(found: Verified) -> list[tuple[str, str]]:

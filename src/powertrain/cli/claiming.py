@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from powertrain.cli import output
-from powertrain.cli.environment import budget_s, cache_folder, say
-from powertrain.cli.options import Budget, Json, StudyName
+from powertrain.cli.options import Budget, Json, StudyName, budget_s, cache_folder, say
 from powertrain.cli.training import train_missing_base
 from powertrain.records import Hardware, Software, WrongUse
 from powertrain.records.evidence import NOT_HERE

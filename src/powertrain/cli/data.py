@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from powertrain.cli import output
-from powertrain.cli.environment import cache_folder, say
-from powertrain.cli.options import Json, Words
+from powertrain.cli.options import Json, Words, cache_folder, say
 from powertrain.records import WrongUse, to_plain
 from powertrain.records.findings import Piece
 from powertrain.report.page import labelled
@@ -29,11 +28,9 @@ def check(words: Words = None, as_json: Json = False) -> None:
 
     recipe, store, asked = _looked_at(words or [])
     found = check_examples(store, train_batch_size=recipe.train_batch_size, seed=recipe.seed)
-    if as_json:
-        output.print_json({"event": "data", **to_plain(found), "totals": totals(found), "trained_share": found.trained_share,
-                           "undecided": asked})
-    else:
-        output.print_rows([*check_rows(found), *([("Decide", f"before training: {asked}")] if asked else [])])
+    output.tell({"event": "data", **to_plain(found), "totals": totals(found), "trained_share": found.trained_share,
+                 "undecided": asked},
+                [*check_rows(found), *([("Decide", f"before training: {asked}")] if asked else [])], as_json=as_json)
 
 
 def show(words: Words = None, index: Annotated[int, typer.Option(min=0, help="Number of the example, from 0.")] = 0,
@@ -75,15 +72,11 @@ def prepare(words: Words = None, as_json: Json = False) -> None:
                "validation_examples": int(store.in_validation.sum()), "tokens": int(store.lengths.sum()),
                "trained_tokens": int(store.trained.sum())}
     folders = [str(part.folder) for part in store.parts]
-    if as_json:
-        output.print_json({"event": "prepared", "folders": folders, "said": list(store.said), "counts": dict(store.counts),
-                           **figures})
-        return
-    output.print_rows([
+    output.tell({"event": "prepared", "folders": folders, "said": list(store.said), "counts": dict(store.counts), **figures}, [
         *labelled("Data", store.said),
         ("Stored", f"{figures['examples']:,} examples, {figures['tokens']:,} tokens, {figures['trained_tokens']:,} of them "
                    f"trained; {figures['validation_examples']:,} examples held out"),
-        *labelled("Files", folders)])
+        *labelled("Files", folders)], as_json=as_json)
 
 
 def _prepare_text(recipe: Recipe, *, as_json: bool) -> None:
@@ -92,12 +85,10 @@ def _prepare_text(recipe: Recipe, *, as_json: bool) -> None:
 
     store = open_recipe_store(recipe, cache_folder())
     tokens, held_out = len(store.train), len(store.validation)
-    if as_json:
-        output.print_json({"event": "prepared", "folders": [str(store.folder)], "tokens": tokens + held_out,
-                           "training_tokens": tokens, "validation_tokens": held_out})
-    else:
-        output.print_rows([("Stored", f"{tokens:,} tokens to train on and {held_out:,} held out"),
-                           ("Files", str(store.folder))])
+    output.tell({"event": "prepared", "folders": [str(store.folder)], "tokens": tokens + held_out, "training_tokens": tokens,
+                 "validation_tokens": held_out},
+                [("Stored", f"{tokens:,} tokens to train on and {held_out:,} held out"), ("Files", str(store.folder))],
+                as_json=as_json)
 
 
 def _looked_at(words: Sequence[str]) -> tuple[Recipe, ExampleStore, str | None]:

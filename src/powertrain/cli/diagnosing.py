@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from powertrain.cli import output
-from powertrain.cli.environment import budget_s, cache_folder, say
-from powertrain.cli.options import Budget, Json
+from powertrain.cli.options import Budget, Json, budget_s, cache_folder, say
 from powertrain.records import WrongUse, to_plain
 from powertrain.report.rows import diagnosis_rows, finding_rows, summary_row
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from powertrain.cli import output as screen
-from powertrain.cli.environment import cache_folder, say
-from powertrain.cli.options import Base, Json, Model, Provider
+from powertrain.cli.options import Base, Json, Model, Provider, cache_folder, say
 from powertrain.records import WrongUse, to_plain
 from powertrain.report.figures import memory
 
@@ -40,10 +39,8 @@ def export(model: Model,
     check_output(output)
     rows, report = (_adapter(model, output, base) if to == "adapter" else _merged(model, output, dtype, base, provider)
                     if to == "merged" else _gguf(model, output, dtype, base, provider))
-    if as_json:
-        screen.print_json({"event": "export", "to": to, "folder": str(output), **report})
-    else:
-        screen.print_rows([("Export", f"{to}: {output}"), *rows])
+    screen.tell({"event": "export", "to": to, "folder": str(output), **report}, [("Export", f"{to}: {output}"), *rows],
+                as_json=as_json)
 
 
 def check_dtype(to: str, dtype: str | None) -> str | None:

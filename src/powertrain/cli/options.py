@@ -1,11 +1,18 @@
-"""The arguments and options that several commands share."""
+"""What commands share: arguments and options, the cache folder, lines of progress, and times such as 10m."""
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from powertrain.records import WrongUse
+
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 Words = Annotated[list[str] | None, typer.Argument(
     metavar="[RECIPE] [KEY=VALUE ...]", show_default=False,
@@ -24,3 +31,24 @@ System = Annotated[str | None, typer.Option(help="System text of the conversatio
 Budget = Annotated[str, typer.Option(help="Time to spend, such as 90s, 10m or 1h.")]
 StudyName = Annotated[str | None, typer.Option("--study", help="Name of the folder in studies/ (default: DATE_COMMAND).")]
 Run = Annotated[Path, typer.Argument(help="Folder of the run.")]
+
+
+def cache_folder() -> Path:
+    """Return the folder of token stores and measurements: POWERTRAIN_CACHE, or the user's cache folder."""
+    named = os.environ.get("POWERTRAIN_CACHE")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "powertrain"
+
+
+def say(text: str) -> None:
+    """Print a line of progress on stderr."""
+    print(f"... {text}", file=sys.stderr, flush=True)
+
+
+def budget_s(text: str) -> float:
+    """Return the seconds of "90s", "10m" or "1h"; a bare number is seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *(s|m|h|)", text.strip())
+    if not found or not float(found[1]):
+        raise WrongUse(f"--budget={text} is not a time; use for example 90s, 10m or 1h")
+    return float(found[1]) * UNITS[found[2]]

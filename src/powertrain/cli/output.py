@@ -38,6 +38,14 @@ def print_json(value: Mapping[str, Any]) -> None:
     print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
+def tell(value: Mapping[str, Any], rows: Iterable[Sequence[str]], *, as_json: bool) -> None:
+    """Print an answer: as one JSON object, or as rows."""
+    if as_json:
+        print_json(value)
+    else:
+        print_rows(rows)
+
+
 def print_rows(rows: Iterable[Sequence[str]], *, stderr: bool = False, styles: Sequence[str] = ("bold",)) -> None:
     """Print columns that wrap within the terminal's width; without a terminal, each row is one long line."""
     from rich.table import Table

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from powertrain.cli import output
-from powertrain.cli.environment import budget_s, cache_folder, say
-from powertrain.cli.options import Budget, Json, StudyName, Words
+from powertrain.cli.options import Budget, Json, StudyName, Words, budget_s, cache_folder, say
 from powertrain.cli.training import prepare_words
 from powertrain.records import to_plain
 from powertrain.report import rows

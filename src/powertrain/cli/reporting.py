@@ -21,6 +21,7 @@ from powertrain.report.page import labelled
 from powertrain.report.result import result_rows, sample_rows, step_time_row
 
 if TYPE_CHECKING:
+    from powertrain.records.findings import Finding
     from powertrain.report.page import Page
     from powertrain.report.run_page import RunFiles
 
@@ -68,18 +69,17 @@ def show(run: Run, as_json: Json = False) -> None:
         summary = summarise(folder)
         screen.print_rows([("State", f"{summary.state}, at step {summary.step:,} of {summary.total_steps:,}"),
                            step_time_row(events), ("Continue", f"powertrain train --resume {run}")])
-    if events:
-        screen.print_rows(_worst_rows(run))
+    worst = [finding for finding in _symptoms(run) if finding.severity in ("critical", "moderate")] if events else []
+    screen.print_rows([*((finding.severity.capitalize(), finding.title) for finding in worst[:MOST_FINDINGS]),
+                       *([("Why", f"powertrain diagnose {run}")] if worst else [])])
 
 
-def _worst_rows(run: Path) -> list[tuple[str, str]]:
-    """Return the worst findings of a run's events as rows; none where nothing is above low."""
+def _symptoms(run: Path) -> list[Finding]:
+    """Return what `powertrain diagnose RUN` finds in the events, the worst first."""
     from powertrain.diagnosis.run_record import read_run
     from powertrain.diagnosis.symptoms import symptoms_of
 
-    found = [finding for finding in symptoms_of(read_run(run)) if finding.severity in ("critical", "moderate")]
-    return [*((finding.severity.capitalize(), finding.title) for finding in found[:MOST_FINDINGS]),
-            *([("Why", f"powertrain diagnose {run}")] if found else [])]
+    return list(symptoms_of(read_run(run)))
 
 
 def compare(a: Annotated[Path, typer.Argument(help="Folder of the first run.")],
@@ -107,12 +107,10 @@ def report(target: Annotated[Path, typer.Argument(help="Folder of a run or a stu
     """
     page = read_page(target)
     written = write_page(page, output or target)
-    if as_json:
-        screen.print_json({"event": "report", "what": page.what, "verdict": page.verdict, "cautions": list(page.cautions),
-                           **{path.suffix[1:]: str(path) for path in written}})
-        return
-    screen.print_rows([("Verdict", page.verdict), *labelled("Care", page.cautions),
-                       *labelled("Report", map(str, written))])
+    screen.tell({"event": "report", "what": page.what, "verdict": page.verdict, "cautions": list(page.cautions),
+                 **{path.suffix[1:]: str(path) for path in written}},
+                [("Verdict", page.verdict), *labelled("Care", page.cautions), *labelled("Report", map(str, written))],
+                as_json=as_json)
 
 
 def read_page(target: Path) -> Page:
@@ -122,7 +120,12 @@ def read_page(target: Path) -> Page:
     if (target / "evidence.json").is_file():
         return study_page.page(read_json(target / "evidence.json"), str(target), _made())
     if (target / "recipe.yaml").is_file():
-        return run_page.page(_diagnosed(replace(read_run(target), made=_made())))
+        files = replace(read_run(target), made=_made())
+        try:
+            files = replace(files, symptoms=tuple(_symptoms(target)))
+        except WrongUse as error:
+            files = replace(files, not_diagnosed=str(error))
+        return run_page.page(files)
     there = "holds neither a run (recipe.yaml) nor a study (evidence.json)" if target.is_dir() else "does not exist"
     raise WrongUse(f"{target} {there}; `powertrain runs list` shows the runs, and studies are in studies/")
 
@@ -159,17 +162,6 @@ def read_run(path: Path) -> RunFiles:
         raise WrongUse(f"{path}: {error}") from None
     facts, plan = (read_json(file) if file.is_file() else {} for file in (folder.facts, folder.plan))
     return RunFiles(str(path), recipe, facts, plan, counted(written), missing, all_events=written)
-
-
-def _diagnosed(files: RunFiles) -> RunFiles:
-    """Return the files with what `powertrain diagnose RUN` finds in the events, or why it cannot."""
-    from powertrain.diagnosis.run_record import read_run
-    from powertrain.diagnosis.symptoms import symptoms_of
-
-    try:
-        return replace(files, symptoms=tuple(symptoms_of(read_run(Path(files.folder)))))
-    except WrongUse as error:
-        return replace(files, not_diagnosed=str(error))
 
 
 def _made() -> str:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from powertrain.cli import output as screen
-from powertrain.cli.environment import cache_folder, resident_bytes, say
-from powertrain.cli.options import Json, Words
+from powertrain.cli.options import Json, Words, cache_folder, say
 from powertrain.records import RunFailed, WrongUse, to_plain
 from powertrain.records.event_log import read_events, to_line
 from powertrain.records.events import Evaluated, Event, RunWarning, Start, Step
@@ -280,3 +279,13 @@ def print_result(folder: Path, prepared: Prepared, *, as_json: bool) -> None:
         return
     screen.print_rows(result.sample_rows(events))
     screen.print_rows(result.result_rows(events, str(folder), gzip_bits))
+
+
+def resident_bytes() -> int:
+    """Return this process's memory now; on a GPU the memory that torch has allocated there."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return int(torch.cuda.memory_allocated())
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from powertrain.cli import output
-from powertrain.cli.environment import cache_folder, say
-from powertrain.cli.options import Base, Json, Model, Provider, Seed, System, Temperature, TopK, TopP
+from powertrain.cli.options import Base, Json, Model, Provider, Seed, System, Temperature, TopK, TopP, cache_folder, say
 from powertrain.records import WrongUse, to_plain
 from powertrain.report.figures import perplexity
 from powertrain.report.result import printable, quality
@@ -130,7 +129,12 @@ class Chat:
             if words.startswith("/"):
                 self.obey(words)
             elif words:
-                self._answer_or_say_why(words)
+                try:
+                    self.answer(words)
+                except WrongUse as error:    # a refusal does not end the conversation
+                    if self.as_json:
+                        output.print_json({"event": "error", "message": str(error)})
+                    say(str(error))
 
     def _read(self, lines: TextIO) -> str:
         if lines.isatty():
@@ -140,15 +144,6 @@ class Chat:
         except KeyboardInterrupt:            # at the prompt it ends the conversation
             print(file=sys.stderr)
             return ""
-
-    def _answer_or_say_why(self, words: str) -> None:
-        """Answer a message; a refusal is printed and does not end the conversation."""
-        try:
-            self.answer(words)
-        except WrongUse as error:
-            if self.as_json:
-                output.print_json({"event": "error", "message": str(error)})
-            say(str(error))
 
     def answer(self, words: str) -> None:
         prompt, pieces = self.conversation.ask(words)
@@ -229,11 +224,9 @@ def _show_loss(opened: OpenedModel, data: str | None, *, as_json: bool) -> None:
     from powertrain.use.scoring import score, score_source
 
     found, gzip_bits = score(opened, cache_folder(), say) if data is None else score_source(opened, data, cache_folder(), say)
-    if as_json:
-        output.print_json({"event": "evaluation", "gzip_bits_per_byte": gzip_bits, "perplexity": perplexity(found.loss),
-                           **{name: getattr(found, name) for name in ("loss", "tokens", "bits_per_byte", "seconds")}})
-    else:
-        output.print_rows([("Held-out" if data is None else "Data", quality(found, gzip_bits))])
+    output.tell({"event": "evaluation", "gzip_bits_per_byte": gzip_bits, "perplexity": perplexity(found.loss),
+                 **{name: getattr(found, name) for name in ("loss", "tokens", "bits_per_byte", "seconds")}},
+                [("Held-out" if data is None else "Data", quality(found, gzip_bits))], as_json=as_json)
 
 
 def _show_answers(opened: OpenedModel, data: str | None, metric: str, *, limit: int, tokens: int, as_json: bool) -> None:

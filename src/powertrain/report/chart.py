@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import ClassVar
 
 Value = float | None
 Points = tuple[tuple[float, Value], ...]
@@ -41,6 +42,7 @@ class Level:
     label: str
     value: float
     colour: str = "ink"
+    shape: ClassVar[str] = "dashed"
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Band:
     high: float
     colour: str = "grey"
     upright: bool = False
+    shape: ClassVar[str] = "shade"
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Moments:
     label: str
     places: tuple[float, ...]
     colour: str
+    shape: ClassVar[str] = "upright"
 
 
 @dataclass(frozen=True)

@@ -87,15 +87,10 @@ def _plot(plot: Plot, width: float) -> tuple[list[str], float]:
 
 
 def _entries(mark: Mark) -> Iterable[Entry]:
-    match mark:
-        case Series() | Moments():
-            return [(mark.label, mark.colour, mark.shape if isinstance(mark, Series) else "upright")]
-        case Level():
-            return [(mark.label, mark.colour, "dashed")]
-        case Band():
-            return [(mark.label, mark.colour, "shade")]
-        case Stack():
-            return [(label, colour, "hatch" if colour == "grey" else "box") for label, colour, _ in mark.layers]
+    """Return label, colour and shape of what the legend says of a mark."""
+    if isinstance(mark, Stack):
+        return [(label, colour, "hatch" if colour == "grey" else "box") for label, colour, _ in mark.layers]
+    return [(mark.label, mark.colour, mark.shape)]
 
 
 def _extent(mark: Mark) -> tuple[Iterable[float], Iterable[chart.Value]]:
