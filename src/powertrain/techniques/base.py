@@ -21,8 +21,6 @@ from powertrain.records import Effect, Facts, ModelFacts, NotApplied, Proposal, 
 from powertrain.training.optimizers import OPTIMIZERS, Row
 
 if TYPE_CHECKING:
-    import torch
-
     from powertrain.models.kernels.frozen import Coarse
     from powertrain.recipe import Recipe
     from powertrain.training.setup import Setup
@@ -285,6 +283,36 @@ class InEightBits(Technique):
         return frozen.Coarse.of(setup.model, getattr(frozen, self.stored.upper()))
 
 
+class HalfPrecision(Technique):
+    """A technique that multiplies matrices in a type of 16 bits, under autocast. Trained weights stay fp32."""
+
+    torch_dtype: ClassVar[str]               # by torch's name
+    scales_loss: ClassVar[bool] = False      # so that small gradients do not vanish
+
+    exactness = Exactness.ROUNDING
+    touches = frozenset({"precision"})
+    slots = frozenset({"precision"})
+
+    def apply(self, setup: Setup) -> Setup:
+        import torch
+
+        from powertrain.training.setup import Precision
+
+        return replace(setup, precision=Precision(getattr(torch, self.torch_dtype), loss_scaling=self.scales_loss))
+
+    def confirm(self, setup: Setup) -> None:
+        import torch
+
+        if (found := setup.product_dtype()) is not getattr(torch, self.torch_dtype):
+            raise NotApplied(f"{self.name}: matrix products are computed in {found}")
+        master = {parameter.dtype for parameter in setup.model.parameters() if parameter.requires_grad}
+        if master != {torch.float32}:
+            raise NotApplied(f"{self.name}: the weights that are trained are {', '.join(sorted(map(str, master)))}, not all "
+                             "fp32")
+        if self.scales_loss and not setup.precision.loss_scaling:
+            raise NotApplied(f"{self.name}: the loss is not scaled, so small gradients vanish")
+
+
 class OptimizerForm(Technique):
     """A technique that keeps the state of the recipe's optimizer in another form, which is another row of the table."""
 
@@ -313,17 +341,6 @@ def run_one_pass(setup: Setup) -> None:
     """Run the first micro-batch forward and backward, and leave no gradient behind."""
     setup.batch_loss(setup.prepare(0)[0].to(setup.device)).backward()  # type: ignore[no-untyped-call]
     setup.model.zero_grad(set_to_none=True)
-
-
-def confirm_products(setup: Setup, name: str, dtype: torch.dtype) -> None:
-    """Raise NotApplied unless products are computed in `dtype` and trained weights are fp32."""
-    import torch
-
-    if (found := setup.product_dtype()) is not dtype:
-        raise NotApplied(f"{name}: matrix products are computed in {found}")
-    master = {parameter.dtype for parameter in setup.model.parameters() if parameter.requires_grad}
-    if master != {torch.float32}:
-        raise NotApplied(f"{name}: the weights that are trained are {', '.join(sorted(map(str, master)))}, not all fp32")
 
 
 def find_runner(run_block: Any, kind: type[T]) -> T | None:

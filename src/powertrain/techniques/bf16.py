@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from powertrain.cost.precision import CPU_UNITS, GPU_SINCE, WORTH_IT, bf16_gain, unit_of
 from powertrain.records import Effect, Hardware, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique, confirm_products
-
-if TYPE_CHECKING:
-    from powertrain.training.setup import Setup
+from powertrain.techniques.base import HalfPrecision, PlannedRun
 
 
 @dataclass(frozen=True)
-class Bf16(Technique):
+class Bf16(HalfPrecision):
     """Matrix products run in bf16 under autocast; trained weights, gradients, optimizer, norms and softmax stay fp32.
 
     bf16 keeps fp32's 8 exponent bits, so nothing overflows and no loss scaling is needed; it keeps 8 bits of mantissa,
@@ -24,10 +21,8 @@ class Bf16(Technique):
     name = "bf16"
     decides: ClassVar = {"dtype": "bf16"}
     does = "multiplies matrices in bfloat16"
-    exactness = Exactness.ROUNDING
-    touches = frozenset({"precision"})
+    torch_dtype = "bfloat16"
     acts_on = frozenset({"products", "attention", "loss", "elementwise"})
-    slots = frozenset({"precision"})
     source = "Micikevicius et al. 2018, arXiv:1710.03740 (mixed precision); Kalamkar et al. 2019, arXiv:1905.12322 (bf16)"
 
     @classmethod
@@ -46,18 +41,6 @@ class Bf16(Technique):
         claim = Effect((1 / gain, (1 + 1 / gain) / 2), 0,
                        basis="formula: fp32 over bf16 GEMM speed; the high end if half the step is not matrix products")
         return cls().on(f"{reason}, {numbers}", claim, numbers={"gain": gain})
-
-    def apply(self, setup: Setup) -> Setup:
-        import torch
-
-        from powertrain.training.setup import Precision
-
-        return replace(setup, precision=Precision(torch.bfloat16))
-
-    def confirm(self, setup: Setup) -> None:
-        import torch
-
-        confirm_products(setup, "bf16", torch.bfloat16)
 
 
 def _why_not(hardware: Hardware) -> str:

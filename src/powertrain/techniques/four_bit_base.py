@@ -9,8 +9,6 @@ from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.techniques.base import GIB, Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from powertrain.training.setup import Setup
 
 BITS = {True: 4.13, False: 4.5}              # a weight with its share of the scales, by whether those are quantised too
@@ -56,12 +54,7 @@ class FourBitBase(Technique):
         return setup
 
     def confirm(self, setup: Setup) -> None:
-        quantised = [name for name, module in setup.model.named_modules() if _is_four_bit(module)]
-        if not quantised:
+        from powertrain.models.kernels.quantised import QuantisedLinear
+
+        if not any(isinstance(module, QuantisedLinear) or type(module).__name__ == LIBRARY for module in setup.model.modules()):
             raise NotApplied("four_bit_base: no matrix of the model is in 4 bits")
-
-
-def _is_four_bit(module: nn.Module) -> bool:
-    from powertrain.models.kernels.quantised import QuantisedLinear
-
-    return isinstance(module, QuantisedLinear) or type(module).__name__ == LIBRARY

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from powertrain.cost.precision import GPU_SINCE
-from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique, confirm_products
-
-if TYPE_CHECKING:
-    from powertrain.training.setup import Setup
+from powertrain.records import Effect, Proposal, Refusal, Why
+from powertrain.techniques.base import HalfPrecision, PlannedRun
 
 
 @dataclass(frozen=True)
-class Fp16(Technique):
+class Fp16(HalfPrecision):
     """Matrix products run in fp16 under autocast; weights, optimizer, norms and softmax stay fp32.
 
     fp16 has 5 exponent bits: gradients under 6e-8 vanish and products over 65504 overflow. So the loss is multiplied by
@@ -25,10 +22,9 @@ class Fp16(Technique):
     name = "fp16"
     decides: ClassVar = {"dtype": "fp16"}
     does = "multiplies matrices in float16, with loss scaling"
-    exactness = Exactness.ROUNDING
-    touches = frozenset({"precision"})
+    torch_dtype = "float16"
+    scales_loss = True
     acts_on = frozenset({"products", "attention", "loss", "elementwise", "optimizer"})
-    slots = frozenset({"precision"})
     source = "Micikevicius et al. 2018, arXiv:1710.03740; torch.amp.GradScaler"
 
     @classmethod
@@ -46,17 +42,3 @@ class Fp16(Technique):
                                                   "from 7.0 on")
         return cls().on(f"the tensor cores of this GPU (compute capability {found}) multiply fp16 and not bf16",
                         Effect((0.2, 0.7), 0, basis="guess: not measured yet", guessed=True))
-
-    def apply(self, setup: Setup) -> Setup:
-        import torch
-
-        from powertrain.training.setup import Precision
-
-        return replace(setup, precision=Precision(torch.float16, loss_scaling=True))
-
-    def confirm(self, setup: Setup) -> None:
-        import torch
-
-        confirm_products(setup, "fp16", torch.float16)
-        if not setup.precision.loss_scaling:
-            raise NotApplied("fp16: the loss is not scaled, so small gradients vanish")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.techniques.base import Exactness, PlannedRun, Technique, find_runner
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from powertrain.models.decoder import Block
     from powertrain.models.kernels.attention import Attention
@@ -80,7 +79,10 @@ class FrozenBackward(Technique):
         recorded: list[int] = []
         few = [setup.examples[i] for i in range(min(LOOKED_AT, len(setup.examples)))]
         batch = setup.collate([min(few, key=lambda example: example.tokens)]).to(setup.device)
-        with _watching(setup.model, recorded):
+        with ExitStack() as watching:
+            for index, block in enumerate(setup.model.get_submodule("blocks").children()):
+                watching.enter_context(block.register_forward_hook(
+                    lambda module, inputs, output, index=index: recorded.append(index) if output.requires_grad else None))
             setup.batch_loss(batch).backward()  # type: ignore[no-untyped-call]
         wrong = [name for name, parameter in setup.model.named_parameters()
                  if (parameter.grad is not None) != parameter.requires_grad]
@@ -90,17 +92,3 @@ class FrozenBackward(Technique):
                              f"as {wrong[0]}")
         if recorded and min(recorded) < self.first:
             raise NotApplied(f"frozen_backward: block {min(recorded)} is recorded, which lies below block {self.first}")
-
-
-@contextmanager
-def _watching(model: nn.Module, recorded: list[int]) -> Iterator[None]:
-    """While it lasts, the index of each block whose output needs a gradient is added to `recorded`."""
-    blocks = model.get_submodule("blocks").children()
-    hooks = [block.register_forward_hook(
-        lambda module, inputs, output, index=index: recorded.append(index) if output.requires_grad else None)
-        for index, block in enumerate(blocks)]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.precision import unit_of
@@ -42,7 +43,10 @@ class Tf32(Technique):
                         Effect((0.3, 0.95), 0, basis="guess: not measured yet", guessed=True))
 
     def apply(self, setup: Setup) -> Setup:
-        return replace(setup, runtime=(*setup.runtime, _allow))
+        import torch
+
+        allow = partial(setattr, torch.backends.cuda.matmul, "fp32_precision", "tf32")
+        return replace(setup, runtime=(*setup.runtime, allow))
 
     def confirm(self, setup: Setup) -> None:
         import torch
@@ -52,9 +56,3 @@ class Tf32(Technique):
             raise NotApplied(f"tf32: fp32 products are computed in {found!r}")
         if setup.precision.compute_dtype is not torch.float32:
             raise NotApplied(f"tf32: no fp32 products are left under {setup.precision.compute_dtype}")
-
-
-def _allow() -> None:
-    import torch
-
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
