@@ -10,7 +10,7 @@ import torch
 from driver import TINY
 from powertrain.claims.probes import Context, files, kernels, memory, runs
 from powertrain.claims.probes.memory import stands_from, step_peak
-from powertrain.claims.probes.probe import FEWEST, apart, open_training
+from powertrain.claims.probes.probe import apart, open_training
 from powertrain.evidence.worker import Probe
 from powertrain.records import WrongUse
 
@@ -60,7 +60,7 @@ def test_the_rule_of_thumb_is_held_against_the_real_peak(tiny, cache, tmp_path):
 
 def test_tokenising_runs_to_a_value(cache, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "CHARACTERS", 20_000)
-    measured = files.tokenising(Context(cache, float("inf"), None, tmp_path), repeats=FEWEST)
+    measured = files.tokenising(Context(cache, float("inf"), None, tmp_path))
     assert measured.value.median > 0
     assert measured.detail["characters"] == 20_000
 

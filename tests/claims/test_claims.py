@@ -329,7 +329,7 @@ def test_the_newest_verdict_of_this_machine_counts(tmp_path):
                   claim_study("2026-12-01_claims", "2026-12-01", "elsewhere", a="theirs")):
         studies.save(tmp_path / study.name, study, {})
     found = claim_sessions.known_verdicts(tmp_path, "here")
-    assert {name: (known.finding["verdict"], known.study) for name, known in found.items()} == {
+    assert {name: (known["verdict"], known["study"]) for name, known in found.items()} == {
         "a": ("new", "2026-11-21_claims-10"), "b": ("x", "2026-11-21_claims-9")}
 
 

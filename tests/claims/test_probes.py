@@ -20,7 +20,7 @@ from powertrain.claims.probes.files import blocked_s
 from powertrain.claims.probes.kernels import attention_flops_share, eager_attention, exponents_of
 from powertrain.claims.probes.loops import HABITS, spread
 from powertrain.claims.probes.memory import SHAPES, known_facts
-from powertrain.claims.probes.probe import FEWEST, Arms, apart, by_turns, exactly, medians, open_training, ratio
+from powertrain.claims.probes.probe import Arms, apart, by_turns, exactly, medians, open_training, ratio
 from powertrain.claims.probes.runs import first_at, smoothed
 from powertrain.data.tokenizers import ByteTokenizer
 from powertrain.evidence.worker import CannotRun
@@ -75,15 +75,13 @@ QUICK: list[tuple[str, dict[str, Any]]] = [
     ("unlike_runs", {"a": ["data.block=16"], "b": ["data.block=8"], "per": "examples", "steps": 2}),
     ("utilisation", {"steps": 2}),
 ]
-UNREPEATED = {"attention_memory", "four_bit_bytes"}
 WITHOUT_WORDS = {"attention_kernels", "attention_memory", "four_bit_bytes", "matmul"}
 
 
 @pytest.mark.parametrize(("name", "settings"), QUICK, ids=[f"{name}-{i}" for i, (name, _) in enumerate(QUICK)])
 def test_a_probe_runs_to_a_value(name: str, settings: dict[str, Any], context: Context, scratch_words: list[str]) -> None:
     words = {} if name in WITHOUT_WORDS else {"words": scratch_words}
-    repeats = {} if name in UNREPEATED else {"repeats": FEWEST}
-    check_form(PROBES[name](context, **settings, **words, **repeats))
+    check_form(PROBES[name](context, **settings, **words))
 
 
 def test_a_smaller_rank_takes_less_memory(context: Context, lora_words: list[str]) -> None:

@@ -72,7 +72,7 @@ def test_the_cache_gives_the_tokens_of_the_whole_document(family: str, asked: di
 def test_generation_leaves_training_as_it_was() -> None:
     model = make_model("gpt2", dropout=0.5).train()
     before = torch.get_rng_state()
-    for _ in generate(model, Bytes(), "ab", tokens=5):
+    for _ in generate(model, Bytes(), "ab", Sampling(5)):
         assert model.training
     assert model.training
     assert torch.equal(before, torch.get_rng_state())
@@ -84,15 +84,15 @@ def test_generation_keeps_no_graph() -> None:
 
 
 def test_the_seed_decides_the_text() -> None:
-    write = partial(generate, make_model("llama"), Bytes(), "ab", tokens=30)
-    assert "".join(write(seed=1)) == "".join(write(seed=1))
-    assert "".join(write(seed=1)) != "".join(write(seed=2))
+    write = partial(generate, make_model("llama"), Bytes(), "ab")
+    assert "".join(write(Sampling(30, seed=1))) == "".join(write(Sampling(30, seed=1)))
+    assert "".join(write(Sampling(30, seed=1))) != "".join(write(Sampling(30, seed=2)))
 
 
 @pytest.mark.parametrize(("end_of_text", "start"), [(256, 256), (None, 0)])
 def test_an_empty_prompt_starts_a_document(end_of_text: int | None, start: int) -> None:
     model = make_model("llama")
-    text = "".join(generate(model, Bytes(end_of_text), "", tokens=6, temperature=0))
+    text = "".join(generate(model, Bytes(end_of_text), "", Sampling(6, temperature=0)))
     assert text == Bytes().decode(list(generate_ids(DecoderFeed(model), [start], Sampling(6, temperature=0))))
 
 
@@ -100,7 +100,7 @@ def test_text_ends_at_end_of_text() -> None:
     model = make_model("llama")
     ids = list(generate_ids(DecoderFeed(model), [9], Sampling(20, temperature=0)))
     end = next(token for token in ids if token != ids[0])
-    text = "".join(generate(model, Bytes(end), "\t", tokens=20, temperature=0))
+    text = "".join(generate(model, Bytes(end), "\t", Sampling(20, temperature=0)))
     assert text == Bytes().decode(ids[:ids.index(end)])
 
 
@@ -154,7 +154,7 @@ def test_top_k_and_top_p_cut_the_tail() -> None:
 ])
 def test_numbers_out_of_range_are_refused_before_anything_runs(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(WrongUse, match=message):
-        generate(make_model("gpt2"), Bytes(), "a", **asked)
+        Sampling(**asked)
 
 
 @pytest.mark.parametrize(("family", "asked"), [("gpt2", {}), ("llama", {"kv_heads": 2}), ("mistral", {"window": 5})])
@@ -205,7 +205,7 @@ def test_text_ends_at_every_token_that_ends_a_turn() -> None:
     model = make_model("llama")
     ids = list(generate_ids(DecoderFeed(model), [9], Sampling(20, temperature=0)))
     stop = next(token for token in ids if token != ids[0])
-    text = "".join(generate(model, Bytes(), "\t", tokens=20, temperature=0, stops={stop, 300}))
+    text = "".join(stream(Bytes(), [9], iter(ids), stops={stop, 300}))
     assert text == Bytes().decode(ids[:ids.index(stop)])
 
 
@@ -248,7 +248,7 @@ def test_a_span_head_writes_nothing() -> None:
     head = BertForQuestionAnswering(BertConfig(vocab_size=257, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
                                                intermediate_size=8))
     with pytest.raises(WrongUse, match="writes no text"):
-        generate(BridgedModel(head, task="span"), Bytes(), "a", tokens=1)
+        generate(BridgedModel(head, task="span"), Bytes(), "a", Sampling(1))
 
 
 @pytest.mark.parametrize("asked", [{"temperature": 0.0}, {"temperature": 0.8}, {"top_k": 3}, {"top_p": 0.5}])

@@ -23,6 +23,7 @@ A row with several figures is several claims, named by a suffix. `needs` are wor
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -122,6 +123,12 @@ class Claim:
         if self.inverse and not self.is_ratio:
             raise ValueError(f"only a ratio can be inverse, and the unit is {self.unit!r}")
         return self
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the claim as plain JSON, where the end of a range without end is null."""
+        span = None if self.range is None else [end if math.isfinite(end) else None for end in self.range]
+        copied = ("id", "document", "what", "claimed", "unit", "better", "prior", "experiment", "metric")
+        return {**{name: getattr(self, name) for name in copied}, "range": span}
 
     @property
     def is_ratio(self) -> bool:

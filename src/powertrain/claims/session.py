@@ -122,15 +122,6 @@ def by_experiment(catalogue: Catalogue, claims: Sequence[Claim]) -> Iterator[tup
 # ------------------------------------------------------------------------------------------------ stored studies
 
 
-@dataclass(frozen=True)
-class Known:
-    """The newest verdict on a claim on this machine."""
-
-    finding: Mapping[str, Any]               # as in a study
-    study: str
-    place: int                               # of that study among this machine's, from the oldest
-
-
 def keep(folder: Path, study: Study, hardware: Hardware, software: Software) -> None:
     """Write the study in place of its earlier version. A reader never sees half a file."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -141,19 +132,23 @@ def keep(folder: Path, study: Study, hardware: Hardware, software: Software) -> 
             os.replace(file, folder / file.name)
 
 
-def known_verdicts(folder: Path, fingerprint: str) -> dict[str, Known]:
-    """Return claim id -> its newest verdict on the machine of this fingerprint, from the studies of `folder`."""
+def known_verdicts(folder: Path, fingerprint: str) -> dict[str, Mapping[str, Any]]:
+    """Return claim id -> its newest finding on the machine of this fingerprint, with its study's name as `study`.
+
+    The studies are those of `folder`. Findings of the oldest study come first.
+    """
     here = [study for study in _claim_studies(folder) if study.machine.get("fingerprint") == fingerprint]
-    found: dict[str, Known] = {}
-    for place, study in enumerate(sorted(here, key=lambda study: (study.date, len(study.name), study.name))):
+    found: dict[str, Mapping[str, Any]] = {}
+    for study in sorted(here, key=lambda study: (study.date, len(study.name), study.name)):
         for row in study.findings["claims"]:
-            found[row["id"]] = Known(row, study.name, place)
+            found.pop(row["id"], None)       # the newer finding takes its place at the end
+            found[row["id"]] = {**row, "study": study.name}
     return found
 
 
-def in_turn(ids: Sequence[str], found: Mapping[str, Known]) -> list[str]:
+def in_turn(ids: Sequence[str], found: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the ids without a verdict here; where all have one, all ids, those of the oldest study first."""
-    return [name for name in ids if name not in found] or sorted(ids, key=lambda name: found[name].place)
+    return [name for name in ids if name not in found] or [name for name in found if name in ids]
 
 
 def _claim_studies(folder: Path) -> Iterator[Study]:

@@ -39,11 +39,8 @@ class ClaimRow:
     conditions: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        span = None if self.claim.range is None else [end if math.isfinite(end) else None for end in self.claim.range]
-        copied = ("id", "document", "what", "claimed", "unit", "better", "prior", "experiment", "metric")
-        return {**{name: getattr(self.claim, name) for name in copied}, "range": span, "verdict": self.verdict,
-                "because": self.because, "conditions": self.conditions, "measured": to_plain(self.measured),
-                "parity": to_plain(self.parity)}
+        return {**self.claim.to_json(), "verdict": self.verdict, "because": self.because, "conditions": self.conditions,
+                "measured": to_plain(self.measured), "parity": to_plain(self.parity)}
 
 
 def judge(claim: Claim, outcome: Outcome, floor: float | None) -> ClaimRow:

@@ -19,7 +19,7 @@ from powertrain.records.evidence import NOT_HERE
 
 if TYPE_CHECKING:
     from powertrain.claims.claim import Catalogue, Claim, Experiment
-    from powertrain.claims.session import ClaimSession, Known
+    from powertrain.claims.session import ClaimSession
 
 
 def show_list(as_json: Json = False) -> None:
@@ -52,10 +52,8 @@ def _list_row(known: Catalogue, claim: Claim, reason: str | None) -> tuple[str, 
 
 
 def _plain(known: Catalogue, claim: Claim) -> dict[str, Any]:
-    experiment = known.experiment_of(claim)
-    return {"id": claim.id, "document": claim.document, "what": claim.what, "claimed": claim.claimed, "range": claim.range,
-            "unit": claim.unit, "better": claim.better, "prior": claim.prior, "needs": claim.needs,
-            "experiment": experiment.name, "kind": experiment.kind, "conditions": known.conditions_of(claim)}
+    return {**claim.to_json(), "needs": claim.needs, "kind": known.experiment_of(claim).kind,
+            "conditions": known.conditions_of(claim)}
 
 
 def _machine() -> tuple[Hardware, Software]:
@@ -101,7 +99,7 @@ def run(ids: Annotated[list[str] | None, typer.Argument(metavar="[ID ...]", help
     _print_session(session, folder, as_json=as_json)
 
 
-def _chosen(known: Catalogue, ids: Sequence[str], before: dict[str, Known]) -> tuple[Claim, ...]:
+def _chosen(known: Catalogue, ids: Sequence[str], before: Mapping[str, Mapping[str, Any]]) -> tuple[Claim, ...]:
     """Return the requested claims; else the claims without a verdict on this machine, or all if every claim has a verdict."""
     from powertrain.claims.session import in_turn
 
@@ -174,14 +172,14 @@ def _shown(row: Mapping[str, Any]) -> tuple[str, str, str]:
     return row["id"], row["verdict"], f"{said}{found}{where}"
 
 
-def _report_row(known: Catalogue, claim: Claim, last: Known | None, hardware: Hardware, software: Software) -> dict[str, Any]:
+def _report_row(known: Catalogue, claim: Claim, last: Mapping[str, Any] | None, hardware: Hardware,
+                software: Software) -> dict[str, Any]:
     """Return a claim with its newest verdict here, or with the reason why this machine cannot decide the claim."""
     from powertrain.claims.claim import why_not
 
     row = {**_plain(known, claim), "measured": None, "verdict": None, "parity": None, "study": None,
            "because": f"not measured yet: powertrain claims run {claim.id}"}
     if last is not None:
-        row |= {name: last.finding[name] for name in ("measured", "verdict", "because", "parity", "conditions")}
-        return row | {"study": last.study}
+        return row | {name: last[name] for name in ("measured", "verdict", "because", "parity", "conditions", "study")}
     reason = why_not(claim.needs, hardware, software)
     return row if reason is None else row | {"verdict": NOT_HERE, "because": reason}

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -189,11 +190,9 @@ class LibraryFeed(Feed):
 
     def __init__(self, model: BridgedModel, source: Sequence[int] | None = None) -> None:
         super().__init__(model, sys.maxsize if model.context is None else model.context)
-        self.bridged, self.source, self.goes_on = model, source, source is None
-        self.reader = self._begun()
-
-    def _begun(self) -> Reader:
-        return Reader(self.bridged) if self.source is None else Writer(self.bridged, self.source)
+        self.goes_on = source is None
+        self.begin_reading: Callable[[], Reader] = partial(Reader, model) if source is None else partial(Writer, model, source)
+        self.reader = self.begin_reading()
 
     def read(self, ids: list[int]) -> Tensor:
         return self.reader(ids)
@@ -201,7 +200,7 @@ class LibraryFeed(Feed):
     def rewind(self, tokens: int) -> int:
         if tokens == len(self.ids):
             return tokens
-        self.reader = self._begun()          # not every library cache can be cut
+        self.reader = self.begin_reading()   # not every library cache can be cut
         return 0
 
 
@@ -248,18 +247,14 @@ def _refuse_no_number(found: float) -> None:
                         "learning_rate that is too high. Use an earlier checkpoint of the model")
 
 
-def generate(model: Model, tokenizer: TextTokens, prompt: str, *, tokens: int, temperature: float = 0.8,
-             top_k: int | None = None, top_p: float | None = None, seed: int = 0,
-             stops: Collection[int] = ()) -> Iterator[str]:
-    """Yield pieces of the text that follows `prompt`, as they are drawn, up to `tokens` tokens or the end of the text.
+def generate(model: Model, tokenizer: TextTokens, prompt: str, sampling: Sampling) -> Iterator[str]:
+    """Yield pieces of the text that follows `prompt`, as they are drawn, up to the end of the text.
 
-    An empty prompt starts a document: after end_of_text if the tokenizer has one, else after token 0. The text ends at
-    end_of_text and at each of `stops`. Raises WrongUse for numbers out of their range.
+    An empty prompt starts a document: after end_of_text if the tokenizer has one, else after token 0.
     """
-    sampling = Sampling(tokens, temperature, top_k, top_p, seed)
     read = [int(token) for token in tokenizer.encode(prompt)]
     feed, ids = open_feed(model, read or [tokenizer.end_of_text or 0])
-    return stream(tokenizer, read[-1:], generate_ids(feed, ids, sampling), stops)
+    return stream(tokenizer, read[-1:], generate_ids(feed, ids, sampling))
 
 
 def stream(tokenizer: TextTokens, before: Sequence[int], drawn: Iterator[int], stops: Collection[int] = ()) -> Iterator[str]:
@@ -308,5 +303,5 @@ def write_sample(prepared: Prepared, setup: Setup, tokens: int) -> str:
     """Return the text that a run's model writes after the recipe's prompt at an evaluation, of at most so many tokens."""
     wanted, material = prepared.recipe.sample, prepared.material
     with setup.precision.context(setup.device):
-        return "".join(generate(setup.model, material.tokenizer, material.as_prompt(wanted.prompt), tokens=tokens,
-                                temperature=wanted.temperature, top_k=wanted.top_k, seed=prepared.recipe.seed))
+        return "".join(generate(setup.model, material.tokenizer, material.as_prompt(wanted.prompt),
+                                Sampling(tokens, wanted.temperature, wanted.top_k, seed=prepared.recipe.seed)))

@@ -67,15 +67,13 @@ def score(opened: OpenedModel, cache: Path, say: Say) -> tuple[Evaluated, float 
 
 
 def score_source(opened: OpenedModel, source: str, cache: Path, say: Say) -> tuple[Evaluated, float | None]:
-    """Return the loss on any data in fp32: of examples over their trained tokens, of everything else over text, end to end."""
-    if is_examples(opened, source, cache):
-        examples = examples_of(opened, source, cache, say).training
+    """Return the loss on any data in fp32: of examples over their trained tokens; of text in blocks of the model's context.
+
+    For text the second value is gzip's bits per byte.
+    """
+    examples = examples_in(opened, source, cache, say)
+    if examples is not None:
         return evaluate_examples(opened.model, examples, Plan((), ())), None
-    return score_text(opened, source, cache)
-
-
-def score_text(opened: OpenedModel, source: str, cache: Path) -> tuple[Evaluated, float]:
-    """Return the loss on text, its documents end to end in blocks of the model's context, in fp32; and gzip's bits per byte."""
     if opened.task != "causal":
         raise WrongUse(f"{source} is text, which a {opened.task} model does not continue; give rows of "
                        f"{'sources and targets' if opened.task == 'seq2seq' else 'questions with their places in a context'}")
@@ -119,29 +117,23 @@ def nothing_held_out(run: Path, recipe: Recipe) -> WrongUse:
                     "--data PATH")
 
 
-def is_examples(opened: OpenedModel, source: str, cache: Path) -> bool:
-    """Return whether `source` is rows of examples for the model, and not text."""
-    recipe = opened.found.recipe
-    if recipe is not None and recipe.method != "scratch":
-        return True
-    if Path(source).suffix.lower() not in ROW_FILES:
-        return False
-    rows = [row for row in read_rows(source, cache=cache, most=ROWS_LOOKED_AT) if isinstance(row, Row)]
-    return schema_for(opened, rows)[0].kind != "text"
-
-
-def examples_of(opened: OpenedModel, source: str, cache: Path, say: Say) -> ExampleStore:
-    """Return the examples in `source`, read like the run's own data if there is a run, all of them in `training`."""
-    recipe, folder = opened.found.recipe or Recipe(), opened.found.tokenizer_folder
-    data = recipe.data
+def examples_in(opened: OpenedModel, source: str, cache: Path, say: Say) -> Sequence[Example] | None:
+    """Return the examples in `source`, read like the run's own data if there is a run; None where `source` is text."""
+    recipe = opened.found.recipe or Recipe()
+    data, may_be_text = recipe.data, recipe.method == "scratch"
+    if may_be_text and Path(source).suffix.lower() not in ROW_FILES:
+        return None
     rows = [row for row in read_rows(source, cache=cache, split=data.split, most=ROWS_LOOKED_AT) if isinstance(row, Row)]
     schema, _ = schema_for(opened, rows)
+    if may_be_text and schema.kind == "text":
+        return None
     length = min(opened.context or DEFAULT_LENGTH, data.max_length or DEFAULT_LENGTH)
     return open_examples(
         [source], format=schema.name, columns=data.columns, split=data.split, text_field=data.text_field, max_length=length,
         long_examples=data.long_examples or "cut", train_on=data.train_on, chat_template=data.chat_template,
-        end_token=data.end_token, validation_share=0.0, task=opened.task, tokenizer_folder=folder, cache=cache, say=say,
-        decoder_start=decoder_start(opened.found.folder) if opened.task == "seq2seq" else None)
+        end_token=data.end_token, validation_share=0.0, task=opened.task, cache=cache, say=say,
+        tokenizer_folder=opened.found.tokenizer_folder,
+        decoder_start=decoder_start(opened.found.folder) if opened.task == "seq2seq" else None).training
 
 
 def _evaluate(model: Model, examples: Sequence[Example], longest: int, plan: Plan,
@@ -159,7 +151,7 @@ def _evaluate(model: Model, examples: Sequence[Example], longest: int, plan: Pla
 # ------------------------------------------------------------------------------------------------ to compare two models
 
 
-def real_examples(opened: OpenedModel, cache: Path, say: Callable[[str], None]) -> tuple[Sequence[Example], str]:
+def real_examples(opened: OpenedModel, cache: Path, say: Say) -> tuple[Sequence[Example], str]:
     """Return some examples and their source. A run whose data is gone is compared on the built-in text."""
     recipe = opened.found.recipe
     if recipe is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from powertrain.claims.probes import probe
-from powertrain.claims.probes.probe import REPEATS, Context, Measured
+from powertrain.claims.probes.probe import Context, Measured
 from powertrain.data.documents import read_documents
 from powertrain.data.tokenizers import BytePairTokenizer
 from powertrain.evidence.stats import interval
@@ -31,7 +31,7 @@ PEAK, STATUS, RESET = "VmHWM:", Path("/proc/self/status"), Path("/proc/self/clea
 
 
 def compression(context: Context, *, words: Sequence[str], a: str = "none", b: str = "gzip", steps: int = 20,
-                most_bytes: int = 8 << 20, repeats: int = REPEATS) -> Measured:
+                most_bytes: int = 8 << 20) -> Measured:
     """Return the share of arm a's bytes that arm b saves of a real checkpoint; arms are none and gzip.
 
     A larger checkpoint is cut to `most_bytes`, weights and moments alike. Detail: `times_slower`, the seconds of writing with
@@ -51,7 +51,7 @@ def compression(context: Context, *, words: Sequence[str], a: str = "none", b: s
             os.fsync(file.fileno())
 
     arms = {name: partial(probe.seconds_of, partial(write, name), CPU) for name in (a, b)}
-    rounds = probe.by_turns(arms, context.deadline, repeats)
+    rounds = probe.by_turns(arms, context.deadline)
     left = {name: (context.folder / f"compressed.{name}").stat().st_size for name in (a, b)}
     saved_share = 1 - left[b] / left[a]
     return Measured(probe.exactly(saved_share), "of the bytes", a, b,
@@ -60,8 +60,7 @@ def compression(context: Context, *, words: Sequence[str], a: str = "none", b: s
                      "bytes_per_s": left[a] / probe.medians(rounds)[b]})
 
 
-def saving(context: Context, *, words: Sequence[str], a: int = 50, b: int = 500, steps: int = 4,
-           repeats: int = REPEATS) -> Measured:
+def saving(context: Context, *, words: Sequence[str], a: int = 50, b: int = 500, steps: int = 4) -> Measured:
     """Return the share by which saving every b steps blocks training less than every a steps.
 
     The seconds of real checkpoints (synced, with sha256) are multiplied by how often each arm writes one. Detail: seconds
@@ -77,7 +76,8 @@ def saving(context: Context, *, words: Sequence[str], a: int = 50, b: int = 500,
 
     save_s()
     one, other = f"saved every {a} steps", f"saved every {b} steps"
-    rounds = probe.by_turns({one: save_s, other: save_s, "step": partial(training.step_s, steps)}, context.deadline, repeats)
+    arms: probe.Arms = {one: save_s, other: save_s, "step": partial(training.step_s, steps)}
+    rounds = probe.by_turns(arms, context.deadline)
     less = [1 - blocked_s(often, b) / blocked_s(seldom, a)
             for seldom, often in zip(rounds[one], rounds[other], strict=True)]
     save, step_s = statistics.median([*rounds[one], *rounds[other]]), probe.medians(rounds)["step"]
@@ -95,8 +95,7 @@ def blocked_s(save_s: float, every: int) -> float:
 
 # ------------------------------------------------------------------------------------------------ loading
 
-def loading(context: Context, *, a: Mapping[str, Any], b: Mapping[str, Any], repeats: int = REPEATS,
-            metric: str = "seconds") -> Measured:
+def loading(context: Context, *, a: Mapping[str, Any], b: Mapping[str, Any], metric: str = "seconds") -> Measured:
     """Compare two sets of options of transformers' from_pretrained by their "seconds" or their peak "memory".
 
     A small Llama is written once and read by turns in one process. Both arms read the file from the disk's cache.
@@ -118,7 +117,7 @@ def loading(context: Context, *, a: Mapping[str, Any], b: Mapping[str, Any], rep
             for options in (a, b)}
     for arm in arms.values():
         arm()
-    rounds = probe.by_turns(arms, context.deadline, repeats)
+    rounds = probe.by_turns(arms, context.deadline)
     if metric == "seconds":
         return probe.faster(rounds, model_bytes=model_bytes)
     one, other = arms
@@ -149,7 +148,7 @@ CHARACTERS, ROW = 3_000_000, 1_000
 VOCABULARY, LEARNED_ROWS = 2048, 300         # of the BPE tokenizer, and the rows from which its merges are learned
 
 
-def tokenising(context: Context, *, repeats: int = REPEATS) -> Measured:
+def tokenising(context: Context) -> Measured:
     """Return how many times as fast the tokenizers library tokenises with TOKENIZERS_PARALLELISM=true as with false.
 
     The rows are of Python's standard library. The library reads the variable once, so each turn is a process of its own.
@@ -159,7 +158,7 @@ def tokenising(context: Context, *, repeats: int = REPEATS) -> Measured:
     tokenizer = BytePairTokenizer.trained(rows[:LEARNED_ROWS], VOCABULARY).library.to_str()
     arms = {f"TOKENIZERS_PARALLELISM={parallel}": partial(probe.apart, tokenising_s, tokenizer, rows, parallel)
             for parallel in ("false", "true")}
-    return probe.faster(probe.by_turns(arms, context.deadline, repeats), characters=len(text))
+    return probe.faster(probe.by_turns(arms, context.deadline), characters=len(text))
 
 
 def tokenising_s(tokenizer: str, rows: list[str], parallel: str) -> float:

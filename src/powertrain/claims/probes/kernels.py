@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from powertrain.claims.probes import probe
 from powertrain.claims.probes.memory import known_facts
-from powertrain.claims.probes.probe import REPEATS, Context, Measured
+from powertrain.claims.probes.probe import Context, Measured
 from powertrain.cost.work import forward_flops, mean_keys
 from powertrain.evidence.stats import interval
 from powertrain.models.kernels.attention import Attention, over_groups, sdpa_attention, varlen_attention, visible
@@ -43,14 +43,14 @@ KERNELS: Mapping[str, Attention] = {"eager": eager_attention, "sdpa": sdpa_atten
 
 
 def attention_kernels(context: Context, *, a: str = "eager", b: str = "sdpa", length: int = 256, documents: int = 4,
-                      heads: int = 6, head_width: int = 64, repeats: int = REPEATS) -> Measured:
+                      heads: int = 6, head_width: int = 64) -> Measured:
     """Return the speed of kernel b over kernel a: eager, sdpa, or varlen (FlashAttention).
 
     Both compute in fp32 on a CPU, else in bf16.
     """
     device = probe.fastest_device()
     arms = {name: probe.timed(one_pass(name, (length,) * documents, heads, head_width, device), device) for name in (a, b)}
-    return probe.faster(probe.by_turns(arms, context.deadline, repeats), length=length, documents=documents, heads=heads,
+    return probe.faster(probe.by_turns(arms, context.deadline), length=length, documents=documents, heads=heads,
                         head_width=head_width)
 
 
@@ -103,7 +103,7 @@ def exponents_of(peaks: Mapping[int, float]) -> list[float]:
 # ------------------------------------------------------------------------------------------------ attention_share
 # The share of attention in a step: in its time, timed alone beside the whole step, and in its arithmetic, counted.
 
-def attention_share(context: Context, *, words: Sequence[str], steps: int = 4, repeats: int = REPEATS) -> Measured:
+def attention_share(context: Context, *, words: Sequence[str], steps: int = 4) -> Measured:
     """Return attention's share of the time of a step of this recipe, with the kernel of its plan.
 
     Only the kernel is counted, without the projections before and after it. Detail: `flops_share` of the same step, and of
@@ -122,7 +122,8 @@ def attention_share(context: Context, *, words: Sequence[str], steps: int = 4, r
     share = attention_flops_share(model, [length for batch in batches for length in batch.lengths])
     phi3 = {f"phi3_flops_share_{length}": attention_flops_share(known_facts("phi-3-mini"), [length]) for length in (256, 2048)}
     a, b = "attention of a step", "whole step"
-    rounds = probe.by_turns({a: attention_s, b: partial(training.step_s, steps)}, context.deadline, repeats)
+    arms: probe.Arms = {a: attention_s, b: partial(training.step_s, steps)}
+    rounds = probe.by_turns(arms, context.deadline)
     return Measured(probe.ratio(rounds, a, b), "of the time", a, b,
                     {"seconds": probe.medians(rounds), "flops_share": share, **phi3})
 
@@ -136,12 +137,9 @@ def attention_flops_share(model: ModelFacts, lengths: Sequence[int]) -> float:
 # ------------------------------------------------------------------------------------------------ products and updates
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
-WAYS: Mapping[str, Mapping[str, bool]] = {
-    "loop": {"foreach": False, "fused": False}, "foreach": {"foreach": True, "fused": False},
-    "fused": {"foreach": False, "fused": True}}
 
 
-def matmul(context: Context, *, a: str = "fp32", b: str = "tf32", edge: int = 4096, repeats: int = REPEATS) -> Measured:
+def matmul(context: Context, *, a: str = "fp32", b: str = "tf32", edge: int = 4096) -> Measured:
     """Return the speed of one square matrix product in dtype b over dtype a: fp32, tf32 (CUDA) or bf16.
 
     Detail: TFLOP/s of both.
@@ -150,7 +148,7 @@ def matmul(context: Context, *, a: str = "fp32", b: str = "tf32", edge: int = 40
     if "tf32" in (a, b) and device.type != "cuda":
         raise WrongUse(f"tf32 products are made by NVIDIA's tensor cores, and this machine trains on {device.type}")
     arms = {name: probe.timed(_product(name, edge, device), device) for name in (a, b)}
-    rounds = probe.by_turns(arms, context.deadline, repeats)
+    rounds = probe.by_turns(arms, context.deadline)
     speeds = {name: 2e-12 * edge**3 / seconds for name, seconds in probe.medians(rounds).items()}
     return Measured(probe.ratio(rounds, a, b), "times as fast", a, b, {"tflops_per_s": speeds, "edge": edge})
 
@@ -166,26 +164,27 @@ def _product(dtype: str, edge: int, device: torch.device) -> Callable[[], object
     return work
 
 
-def optimizer_step(context: Context, *, words: Sequence[str], a: str = "foreach", b: str = "fused", steps: int = 4,
-                   repeats: int = REPEATS) -> Measured:
+def optimizer_step(context: Context, *, words: Sequence[str], a: str = "foreach", b: str = "fused",
+                   steps: int = 4) -> Measured:
     """Return the speed of AdamW's update b over update a (loop over tensors, foreach or fused) on the recipe's trained weights.
 
     Detail: `share`, the share of arm a in a whole step, of which `steps` are timed beside it, and `at_most`, how many times as
     fast the whole step could then become if the update took no time at all.
     """
     training = probe.open_training(words, context.cache)
-    arms = {name: probe.timed(_optimizer(training.setup, name).step, training.setup.device) for name in (a, b)}
-    rounds = probe.by_turns({**arms, "whole step": partial(training.step_s, steps)}, context.deadline, repeats)
+    arms: probe.Arms = {name: probe.timed(_optimizer(training.setup, name).step, training.setup.device) for name in (a, b)}
+    arms["whole step"] = partial(training.step_s, steps)
+    rounds = probe.by_turns(arms, context.deadline)
     share = statistics.median(one / whole for one, whole in zip(rounds[a], rounds["whole step"], strict=True))
     return probe.faster(rounds, share=share, at_most=1 / (1 - min(share, 0.99)))
 
 
 def _optimizer(setup: Setup, way: str) -> torch.optim.AdamW:
-    """Return an optimizer of weights like the recipe's, with gradients and a tiny learning rate."""
+    """Return an optimizer of weights like the recipe's, with gradients and a tiny learning rate; way "loop" is neither."""
     weights = [nn.Parameter(weight.detach().clone()) for weight in setup.model.parameters() if weight.requires_grad]
     for weight in weights:
         weight.grad = torch.randn_like(weight)
-    return torch.optim.AdamW(weights, lr=1e-9, **WAYS[way])  # type: ignore[arg-type]
+    return torch.optim.AdamW(weights, lr=1e-9, foreach=way == "foreach", fused=way == "fused")
 
 
 # ------------------------------------------------------------------------------------------------ several devices
@@ -194,14 +193,14 @@ GPU_WIDTH, GPU_LAYERS, GPU_HEADS, GPU_ROWS, GPU_TOKENS = 1024, 8, 16, 32, 512
 SHARD_WIDTH, SHARD_LAYERS, SHARD_ROWS = 512, 6, 256
 
 
-def data_parallel(context: Context, *, repeats: int = REPEATS) -> Measured:
+def data_parallel(context: Context) -> Measured:
     """Return how many times as fast torch.nn.DataParallel trains a small transformer on two GPUs as on one of them."""
     if torch.cuda.device_count() < 2:
         raise WrongUse(f"two GPUs are compared with one, and torch sees {torch.cuda.device_count()} here")
     device = torch.device("cuda:0")
     arms = {name: probe.timed(_gpu_trainer(device, gpus), device)
             for name, gpus in (("one GPU", [0]), ("DataParallel over two", [0, 1]))}
-    return probe.faster(probe.by_turns(arms, context.deadline, repeats), "step_s")
+    return probe.faster(probe.by_turns(arms, context.deadline), "step_s")
 
 
 def _gpu_trainer(device: torch.device, gpus: list[int]) -> Callable[[], None]:
@@ -220,7 +219,7 @@ def _gpu_trainer(device: torch.device, gpus: list[int]) -> Callable[[], None]:
     return step
 
 
-def sharding(context: Context, *, repeats: int = REPEATS) -> Measured:
+def sharding(context: Context) -> Measured:
     """Return the speed of training with sharded optimizer states over plain data-parallel training, on one device.
 
     torch's ZeroRedundancyOptimizer shards the states, as DeepSpeed's ZeRO stage 1 does. With one process there is no other
@@ -233,8 +232,7 @@ def sharding(context: Context, *, repeats: int = REPEATS) -> Measured:
     try:
         trainers = {"data-parallel": _shard_trainer(device, False),
                     "data-parallel with sharded states": _shard_trainer(device, True)}
-        rounds = probe.by_turns({name: probe.timed(step, device) for name, (step, _) in trainers.items()}, context.deadline,
-                                repeats)
+        rounds = probe.by_turns({name: probe.timed(step, device) for name, (step, _) in trainers.items()}, context.deadline)
         held_bytes = {name: held() for name, (_, held) in trainers.items()}
     finally:
         distributed.destroy_process_group()

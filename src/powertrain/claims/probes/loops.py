@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from powertrain.claims.probes import probe
-from powertrain.claims.probes.probe import REPEATS, Context, Measured, Training
+from powertrain.claims.probes.probe import Context, Measured, Training
 from powertrain.data.example import Example, epoch_order
 from powertrain.evidence.stats import interval
 from powertrain.evidence.worker import wait_for
@@ -33,7 +34,7 @@ Habit = Callable[[Training, int, float], None]           # (training, steps to t
 
 
 def loop_habit(context: Context, *, habit: str, a: float, b: float, words: Sequence[str], steps: int = 10,
-               repeats: int = REPEATS, metric: str = "speed") -> Measured:
+               metric: str = "speed") -> Measured:
     """Return the speed (or on a GPU the peak memory) of setting b over setting a; a window has `steps` steps."""
     probe.one_of("habit", habit, tuple(HABITS))
     probe.one_of("metric", metric, ("speed", "peak_memory"))
@@ -56,7 +57,7 @@ def loop_habit(context: Context, *, habit: str, a: float, b: float, words: Seque
     arms = {one: partial(window, a), other: partial(window, b)}
     for arm in arms.values():                # the first windows allocate and compile
         arm()
-    rounds = probe.by_turns(arms, context.deadline, repeats)
+    rounds = probe.by_turns(arms, context.deadline)
     if metric == "peak_memory":
         peaks = probe.medians(rounds)
         return Measured(probe.ratio(rounds, other, one), "of the peak memory", one, other, {"peak_bytes": peaks})
@@ -137,7 +138,7 @@ ENDLESS = 1 << 30                            # steps, or examples
 
 
 def data_loading(context: Context, *, words: Sequence[str], a: int, b: int, also: Sequence[int] = (), steps: int = 12,
-                 repeats: int = REPEATS, metric: str = "step") -> Measured:
+                 metric: str = "step") -> Measured:
     """Return the speed of a loader with `b` worker processes over one with `a`; -1 = batches as Powertrain makes them.
 
     With metric "loading" nothing is trained. Detail: the seconds of all arms, the share of its time that each waits for
@@ -145,28 +146,19 @@ def data_loading(context: Context, *, words: Sequence[str], a: int, b: int, also
     """
     probe.one_of("metric", metric, ("step", "loading"))
     training = probe.open_training(words, context.cache)
-    waits: dict[str, list[float]] = {}
-
-    def arm(workers: int) -> Callable[[], float]:
-        batches, waited = _loader(training.setup, workers), waits.setdefault(_workers_name(workers), [])
-
-        def window() -> float:
-            for _ in range(AHEAD * max(0, workers) + 1):
-                next(batches)
-            seconds, waited_s = _window(training, batches, steps, metric == "step")
-            waited.append(waited_s / seconds)
-            return seconds / steps
-
-        return window
-
-    arms = {_workers_name(workers): arm(workers) for workers in dict.fromkeys((a, b, *also))}
-    rounds = probe.by_turns(arms, context.deadline, repeats)
+    window = partial(_window, training, steps, metric == "step")
+    arms = {_workers_name(workers): partial(window, workers, _loader(training.setup, workers))
+            for workers in dict.fromkeys((a, b, *also))}
+    found = probe.by_turns(arms, context.deadline)
+    rounds, waits = ({name: [pair[part] for pair in pairs] for name, pairs in found.items()} for part in (0, 1))
     return probe.faster(rounds, "step_s", waiting_share=probe.medians(waits), wait_a=interval(waits[_workers_name(a)]),
                         wait_b=interval(waits[_workers_name(b)]))
 
 
-def _window(training: Training, batches: Iterator[MicroBatches], steps: int, train: bool) -> tuple[float, float]:
-    """Return the seconds of a window, and how many of them were spent waiting for data."""
+def _window(training: Training, steps: int, train: bool, workers: int, batches: Iterator[MicroBatches]) -> tuple[float, float]:
+    """Return the seconds of a step of a window, and the share of the window's time that was spent waiting for data."""
+    for _ in range(AHEAD * max(0, workers) + 1):
+        next(batches)
     device, waited = training.setup.device, 0.0
     wait_for(device)
     began = time.perf_counter()
@@ -180,7 +172,8 @@ def _window(training: Training, batches: Iterator[MicroBatches], steps: int, tra
             backward(training.setup, training.state.scaler, micro_batches, tokens)
             update(training.state, training.prepared.recipe.max_grad_norm)
     wait_for(device)
-    return time.perf_counter() - began, waited
+    seconds = time.perf_counter() - began
+    return seconds / steps, waited / seconds
 
 
 def _loader(setup: Setup, workers: int) -> Iterator[MicroBatches]:
@@ -206,7 +199,7 @@ def _workers_name(workers: int) -> str:
 
 # ------------------------------------------------------------------------------------------------ dropped_examples
 
-def dropped_examples(context: Context, *, words: Sequence[str], steps: int = 10, repeats: int = REPEATS) -> Measured:
+def dropped_examples(context: Context, *, words: Sequence[str], steps: int = 10) -> Measured:
     """Return the spread of the gradient's norm over an epoch without its short last batch, over the spread with that batch.
 
     This is what drop_last changes. An epoch has `steps` whole batches and one of half as many examples, drawn anew. Detail:
@@ -215,18 +208,11 @@ def dropped_examples(context: Context, *, words: Sequence[str], steps: int = 10,
     """
     training = probe.open_training(words, context.cache, warm_up=20)
     examples, batch = len(training.setup.examples), training.setup.train_batch_size
-    found: list[tuple[float, float]] = []
-
-    def epoch() -> float:
-        norms = _norms(training, len(found), steps)
-        found.append((spread(norms), spread(norms[:-1])))
-        return 0.0
-
-    probe.by_turns({"epoch": epoch}, context.deadline, repeats)
-    dropped = examples % batch
-    return Measured(interval([without / kept for kept, without in found]), "times the spread", "short batch kept", "drop_last",
-                    {"dropped": dropped, "dropped_share": dropped / examples,
-                     "spread_kept": statistics.median(kept for kept, _ in found)})
+    numbers, dropped = itertools.count(), examples % batch
+    norms = probe.by_turns({"epoch": lambda: _norms(training, next(numbers), steps)}, context.deadline)["epoch"]
+    return Measured(interval([spread(of_epoch[:-1]) / spread(of_epoch) for of_epoch in norms]), "times the spread",
+                    "short batch kept", "drop_last", {"dropped": dropped, "dropped_share": dropped / examples,
+                                                      "spread_kept": statistics.median(map(spread, norms))})
 
 
 def _norms(training: Training, epoch: int, steps: int) -> list[float]:
@@ -257,7 +243,7 @@ UNCOUNTED = 3                                  # steps of each repeat that are n
 ROW_TOKENS = 128
 
 
-def unused_columns(context: Context, *, steps: int = 12, repeats: int = REPEATS) -> Measured:
+def unused_columns(context: Context, *, steps: int = 12) -> Measured:
     """Return the speed of transformers' own Trainer with remove_unused_columns=False over its speed with True.
 
     The data has only the columns that the model reads, as after tokenising; a small Llama learns from it.
@@ -285,12 +271,12 @@ def unused_columns(context: Context, *, steps: int = 12, repeats: int = REPEATS)
         return (clock.ends[-1] - clock.ends[UNCOUNTED - 1]) / steps
 
     arms = {f"remove_unused_columns={flag}": partial(step_s, flag) for flag in (True, False)}
-    return probe.faster(probe.by_turns(arms, context.deadline, repeats), "step_s", steps=steps)
+    return probe.faster(probe.by_turns(arms, context.deadline), "step_s", steps=steps)
 
 
 # ------------------------------------------------------------------------------------------------ utilisation
 
-def utilisation(context: Context, *, words: Sequence[str], steps: int = 10, repeats: int = REPEATS) -> Measured:
+def utilisation(context: Context, *, words: Sequence[str], steps: int = 10) -> Measured:
     """Return the efficiency of a training: the model's FLOPs per second over the measured GEMM peak.
 
     Detail: `busy`, the share of the time in which the cores worked, or on a GPU in which any kernel ran (nvidia-smi calls that
@@ -301,19 +287,17 @@ def utilisation(context: Context, *, words: Sequence[str], steps: int = 10, repe
     if estimate is None:
         raise WrongUse("the peak speed of this machine is not measured, so its utilisation is unknown; `powertrain facts "
                        "--measure` measures the peak")
-    busy: list[float] = []
 
-    def step_s() -> float:
+    def window() -> tuple[float, float]:
         before = time.process_time()
         seconds = probe.seconds_of(lambda: training.advance(steps), device)
         cores_s = time.process_time() - before
-        busy.append(torch.cuda.utilization(device) / 100 if device.type == "cuda"          # over about the last second
-                    else cores_s / (seconds * torch.get_num_threads()))
-        return seconds / steps
+        return seconds / steps, (torch.cuda.utilization(device) / 100 if device.type == "cuda"      # over about the last second
+                                 else cores_s / (seconds * torch.get_num_threads()))
 
-    rounds = probe.by_turns({"step": step_s}, context.deadline, repeats)
-    efficiency = interval([estimate.flops_per_step / seconds / estimate.peak_flops_per_s for seconds in rounds["step"]])
-    median_s = probe.medians(rounds)["step"]
+    step_s, busy = zip(*probe.by_turns({"step": window}, context.deadline)["step"], strict=True)
+    efficiency = interval([estimate.flops_per_step / seconds / estimate.peak_flops_per_s for seconds in step_s])
+    median_s = statistics.median(step_s)
     return Measured(efficiency, "of the peak", "busy", "efficient",
                     {"busy": vars(interval(busy)), "efficiency": vars(efficiency), "steps_per_s": 1 / median_s,
                      "examples_per_s": training.setup.train_batch_size / median_s, "flops_per_step": estimate.flops_per_step,
@@ -323,7 +307,7 @@ def utilisation(context: Context, *, words: Sequence[str], steps: int = 10, repe
 # ------------------------------------------------------------------------------------------------ unlike_runs
 
 def unlike_runs(context: Context, *, words: Sequence[str], a: Sequence[str], b: Sequence[str], per: str = "tokens",
-                steps: int = 8, repeats: int = REPEATS) -> Measured:
+                steps: int = 8) -> Measured:
     """Return the speed of arm b over arm a in real `tokens` or in `examples` a second, where the arms' steps differ.
 
     Arms that are the same training are compared step by step (evidence/clock.py); here each arm takes steps of its own, such as
@@ -340,7 +324,7 @@ def unlike_runs(context: Context, *, words: Sequence[str], a: Sequence[str], b: 
         return sum(result.real_tokens if per == "tokens" else examples for result in done) / seconds
 
     arms = {name: partial(rate, training) for name, training in zip(names, trainings, strict=True)}
-    rounds = probe.by_turns(arms, context.deadline, repeats)
+    rounds = probe.by_turns(arms, context.deadline)
     one, other = (training.prepared.facts.data for training in trainings)
     return Measured(probe.ratio(rounds, names[1], names[0]), "times as fast", *names, {
         f"{per}_per_s": probe.medians(rounds), "cut_share": other.cut_examples / other.examples if other.examples else 0.0,

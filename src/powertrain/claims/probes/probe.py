@@ -32,7 +32,7 @@ WARM_UP = 4                                  # steps before anything is timed
 PACE = Pace(window_s=0.5, pairs=6, most_pairs=12, warm_up_s=5.0)     # of two arms of `train`
 
 T = TypeVar("T")
-Arms = Mapping[str, Callable[[], float]]     # name -> function that carries the arm out once and returns one value
+Arms = dict[str, Callable[[], float]]        # name -> function that carries the arm out once and returns one value
 Rounds = Mapping[str, Sequence[float]]       # name of an arm -> its values, one for each repeat
 
 
@@ -61,12 +61,13 @@ class OutOfTime(RunFailed):
     """The deadline came before there were enough repeats for a result."""
 
 
-def by_turns(arms: Arms, deadline: float, repeats: int = REPEATS) -> Rounds:
-    """Run each arm `repeats` times: all in order, then all in reverse, so that a machine that drifts favours none.
+def by_turns(arms: Mapping[str, Callable[[], T]], deadline: float, repeats: int = REPEATS) -> dict[str, list[T]]:
+    """Return name of an arm -> its values, one for each repeat.
 
-    After `deadline` no repeat is begun; with fewer than five done raises OutOfTime.
+    The arms run all in order, then all in reverse, so that a machine that drifts favours none. After `deadline` no repeat is
+    begun; with fewer than five done raises OutOfTime.
     """
-    rounds: dict[str, list[float]] = {name: [] for name in arms}
+    rounds: dict[str, list[T]] = {name: [] for name in arms}
     for done in range(repeats):
         if time.monotonic() > deadline:
             if done >= FEWEST:

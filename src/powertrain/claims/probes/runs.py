@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from powertrain.claims.probes import probe
-from powertrain.claims.probes.probe import FEWEST, REPEATS, Context, Measured
+from powertrain.claims.probes.probe import FEWEST, Context, Measured
 from powertrain.evidence.stats import interval
 from powertrain.facts.hardware import read_hardware
 from powertrain.recipe import resolve_words
@@ -29,8 +30,7 @@ TENTH = 10
 SMOOTHED = 10                                # steps whose losses are averaged
 
 
-def epochs(context: Context, *, words: Sequence[str], steps: int = 20, probe_steps: int = 10,
-           repeats: int = REPEATS) -> Measured:
+def epochs(context: Context, *, words: Sequence[str], steps: int = 20, probe_steps: int = 10) -> Measured:
     """Return the wall time of an epoch with an evaluation, over its examples divided by the examples per second.
 
     The epoch has `steps` steps, and the speed is that of `probe_steps` steps. The evaluation reads a tenth as many examples
@@ -47,12 +47,12 @@ def epochs(context: Context, *, words: Sequence[str], steps: int = 20, probe_ste
 
     added, wall = "examples over examples a second", "an epoch's wall time"
     rounds = probe.by_turns({added: lambda: steps * training.step_s(probe_steps),
-                       wall: lambda: probe.seconds_of(epoch, training.setup.device)}, context.deadline, repeats)
+                             wall: lambda: probe.seconds_of(epoch, training.setup.device)}, context.deadline)
     return Measured(probe.ratio(rounds, wall, added), "of the time that was added up", added, wall,
                     {"seconds": probe.medians(rounds), "examples_per_s": examples / probe.medians(rounds)[added]})
 
 
-def start_up(context: Context, *, words: Sequence[str], repeats: int = FEWEST) -> Measured:
+def start_up(context: Context, *, words: Sequence[str]) -> Measured:
     """Return how many times sooner a run is ready for its first step where its text was tokenised before."""
     read_hardware(context.cache)             # measured once; the time of measuring does not depend on the data
     resolved = resolve_words(words)
@@ -68,7 +68,7 @@ def start_up(context: Context, *, words: Sequence[str], repeats: int = FEWEST) -
     kept = fresh()
     seconds(kept)
     arms = {"text not tokenised yet": lambda: seconds(fresh()), "text tokenised before": lambda: seconds(kept)}
-    return probe.faster(probe.by_turns(arms, context.deadline, repeats))
+    return probe.faster(probe.by_turns(arms, context.deadline, FEWEST))
 
 
 # ------------------------------------------------------------------------------------------------ target_loss
@@ -79,29 +79,26 @@ Curve = tuple[list[float], float]            # the loss of each step, and the st
 Reached = tuple[float, float]                # steps and epochs until the target
 
 
-def target_loss(context: Context, *, words: Sequence[str], a: Sequence[str], b: Sequence[str], steps: int = 120,
-                repeats: int = FEWEST) -> Measured:
+def target_loss(context: Context, *, words: Sequence[str], a: Sequence[str], b: Sequence[str],
+                steps: int = 120) -> Measured:
     """Return how many times fewer steps arm b takes to the loss than arm a.
 
     The schedules are the recipes' own, over `steps` steps. Detail: the same in epochs of the arms' data, and
     `passes_per_epoch_a` and `_b`, how often an epoch reads each token.
     """
     names = probe.arm_name(a), probe.arm_name(b)
-    curves: dict[str, list[Curve]] = {name: [] for name in names}
 
-    def run(name: str, arm: Sequence[str]) -> float:
-        curve, passes = _curve([*words, *arm, f"seed={len(curves[name])}"], context.cache, steps)
-        curves[name].append(curve)
-        return passes
+    def run(arm: Sequence[str], seeds: Iterator[int]) -> tuple[Curve, float]:
+        return _curve([*words, *arm, f"seed={next(seeds)}"], context.cache, steps)
 
-    arms = {name: partial(run, name, arm) for name, arm in zip(names, (a, b), strict=True)}
-    passes = probe.by_turns(arms, context.deadline, repeats)
-    reached = [first_at(one, other) for one, other in zip(*curves.values(), strict=True)]
+    arms = {name: partial(run, arm, itertools.count()) for name, arm in zip(names, (a, b), strict=True)}
+    of_a, of_b = probe.by_turns(arms, context.deadline, FEWEST).values()
+    reached = [first_at(one, other) for (one, _), (other, _) in zip(of_a, of_b, strict=True)]
     times = [interval([one[unit] / other[unit] for one, other in reached]) for unit in (0, 1)]
     until = [{name: statistics.median(arms[i][unit] for arms in reached) for i, name in enumerate(names)} for unit in (0, 1)]
     return Measured(times[0], "times as fast", *names, {
         "steps": until[0], "epochs": until[1], "times_fewer_steps": vars(times[0]), "times_fewer_epochs": vars(times[1]),
-        "seeds": len(reached), "passes_per_epoch_a": passes[names[0]][0], "passes_per_epoch_b": passes[names[1]][0]})
+        "seeds": len(reached), "passes_per_epoch_a": of_a[0][1], "passes_per_epoch_b": of_b[0][1]})
 
 
 def first_at(one: Curve, other: Curve) -> tuple[Reached, Reached]:
@@ -128,24 +125,18 @@ def _curve(words: Sequence[str], cache: Path, steps: int) -> tuple[Curve, float]
 
 # ------------------------------------------------------------------------------------------------ whole_runs
 
-def whole_runs(context: Context, *, words: Sequence[str], a: Sequence[str], b: Sequence[str],
-               repeats: int = FEWEST) -> Measured:
+def whole_runs(context: Context, *, words: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Measured:
     """Return the speed of whole runs of arm b over those of arm a, with evaluation, checkpoints and logging between steps.
 
     Detail: the shares of evaluation and of checkpoints in the time of both arms' runs.
     """
-    shares: dict[str, list[float]] = {f"{kind}_share_{arm}": [] for kind in ("evaluation", "checkpoint") for arm in "ab"}
+    def run(arm: Sequence[str]) -> dict[str, float]:
+        return probe.apart(whole_run, [*words, *arm], context.cache, Path(tempfile.mkdtemp(dir=context.folder)) / "run")
 
-    def run(arm: str, differs: Sequence[str]) -> float:
-        folder = context.folder / f"run-{arm}-{len(shares[f'evaluation_share_{arm}'])}"
-        found = probe.apart(whole_run, [*words, *differs], context.cache, folder)
-        for kind in ("evaluation", "checkpoint"):
-            shares[f"{kind}_share_{arm}"].append(found[kind] / found["run"])
-        return found["run"]
-
-    arms: dict[str, Callable[[], float]] = {probe.arm_name(a): partial(run, "a", a), probe.arm_name(b): partial(run, "b", b)}
-    rounds = probe.by_turns(arms, context.deadline, repeats)
-    return probe.faster(rounds, "seconds", **{name: vars(interval(values)) for name, values in shares.items()})
+    found = probe.by_turns({probe.arm_name(arm): partial(run, arm) for arm in (a, b)}, context.deadline, FEWEST)
+    shares = {f"{kind}_share_{letter}": vars(interval([seconds[kind] / seconds["run"] for seconds in runs]))
+              for letter, runs in zip("ab", found.values(), strict=True) for kind in ("evaluation", "checkpoint")}
+    return probe.faster({name: [seconds["run"] for seconds in runs] for name, runs in found.items()}, "seconds", **shares)
 
 
 def whole_run(words: Sequence[str], cache: Path, folder: Path) -> dict[str, float]:
