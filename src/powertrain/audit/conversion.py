@@ -99,9 +99,9 @@ def _part(subject: Subject, key: str, setting: Setting) -> Accounted:
                          f"OWNER/{source}:{value}")
     if key == "data.config":
         return Accounted(key, setting, "translated", "it is part of the source's name")
+    if key == "data.split" and isinstance(value, str):
+        return Accounted(key, setting, "translated", "", {"data.split": value})
     if key == "data.split":
-        if isinstance(value, str):
-            return Accounted(key, setting, "translated", "", {"data.split": value})
         return Accounted(key, setting, "not supported", "one data.split serves all sources; name the files of each split")
     if isinstance(value, dict):
         return Accounted(key, setting, "not supported", "a prompt of its own is a data.chat_template or rows written anew")
@@ -177,9 +177,9 @@ def _named_sets(subject: Subject) -> dict[str, dict[str, Any]]:
 
 
 def _entry_source(subject: Subject, entry: dict[str, Any]) -> str:
-    for key in ("hf_hub_url", "ms_hub_url"):
-        if isinstance(entry.get(key), str):
-            return f"{entry[key]}:{entry['subset']}" if entry.get("subset") else str(entry[key])
+    hub = next((entry[key] for key in ("hf_hub_url", "ms_hub_url") if isinstance(entry.get(key), str)), None)
+    if hub is not None:
+        return f"{hub}:{entry['subset']}" if entry.get("subset") else hub
     return str(_names_file(subject).parent / str(entry.get("file_name", "")))
 
 

@@ -17,6 +17,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
@@ -107,10 +108,9 @@ def _says(setting: Setting, text: str) -> bool:
 def _lines(subject: Subject, file: str) -> list[str]:
     if subject.script is not None and str(subject.script.path) == file:
         return subject.script.text.splitlines(keepends=True)
-    try:
+    with suppress(OSError, UnicodeDecodeError):
         return Path(file).read_text(encoding="utf-8").splitlines(keepends=True)
-    except (OSError, UnicodeDecodeError):
-        return []
+    return []
 
 
 def _written(value: Any, file: str) -> str:
@@ -121,12 +121,10 @@ def without(script: Script, *statements: ast.stmt) -> Edits:
     """Return the edits that take statements out; `pass` where a block would be empty."""
     if not all(_is_alone(script, statement) for statement in statements):
         return ()
-    edits, emptied = [], set()
-    for statement in statements:
+    edits = []
+    for number, statement in enumerate(statements):
         block = block_of(script, statement)
-        empties = all(other in statements for other in block) and id(block[0]) not in emptied
-        if empties:
-            emptied.add(id(block[0]))
+        empties = all(other in statements for other in block) and not any(other in block for other in statements[:number])
         text = f"{indent(script, statement)}pass\n" if empties else ""
         edits.append(Edit(str(script.path), statement.lineno, last_line(statement), text))
     return tuple(edits)

@@ -118,10 +118,8 @@ class _Follower(Expressions):
             self.bind(statement.target, self.value(statement.value, scope), scope, statement)
 
     def _augassign(self, statement: ast.AugAssign, scope: Scope) -> None:
-        before = self.value(statement.target, scope)
-        after = self.value(statement.value, scope)
-        value = self._applied(statement, type(statement.op).__name__, before, after)
-        self.bind(statement.target, value, scope, statement)
+        before, after = self.value(statement.target, scope), self.value(statement.value, scope)
+        self.bind(statement.target, self._applied(statement, type(statement.op).__name__, before, after), scope, statement)
 
     def bind(self, target: ast.expr, value: Any, scope: Scope, statement: Any) -> None:
         if isinstance(target, ast.Name):
@@ -218,9 +216,7 @@ class _Follower(Expressions):
     _asyncwith = _with
 
     def _try(self, statement: ast.Try, scope: Scope) -> None:
-        left = self.block(statement.body, scope)
-        if not left:
-            left = self.block(statement.orelse, scope)
+        left = self.block(statement.body, scope) or self.block(statement.orelse, scope)
         after = dict(scope.names)
         for handler in statement.handlers:
             if not self.block(handler.body, scope):

@@ -52,9 +52,9 @@ def result(made: Made, script: Script) -> Any:
             return Table({**first.entries, **made.named}, made.open or first.open)
         return Table(dict(made.named), made.open) if first is None else unread
     if made.name in ("vars", "dataclasses.asdict") and made.positional:
-        if isinstance(first, Made):
-            set_later = {name: item for name, item in first.attributes.items() if isinstance(item, Setting)}
-            return Table({**first.named, **set_later}, first.open)
+        if isinstance(first, Made):                      # with what was set later
+            later = {name: item for name, item in first.attributes.items() if isinstance(item, Setting)}
+            return Table(first.named | later, first.open)
         return first if isinstance(first, Table) else unread
     if made.name == "getattr":
         return get_attribute(made, script)
@@ -157,11 +157,8 @@ def foreign_base(kind: ClassValue) -> str:
 def table_method(owner: Table, method: str, made: Made) -> Any:
     first = made.positional[0] if made.positional else None
     if method == "update":
-        if isinstance(first, Table):
-            owner.entries.update(first.entries)
-        elif first is not None:
-            owner.open = owner.open or "update"
-        owner.entries.update(made.named)
+        owner.entries.update({**(first.entries if isinstance(first, Table) else {}), **made.named})
+        owner.open = owner.open or ("" if first is None or isinstance(first, Table) else "update")
         return None
     if not isinstance(first, (str, int)) or (owner.open and first not in owner.entries):
         return Unread("an entry of a dict")

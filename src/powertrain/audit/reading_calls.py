@@ -239,11 +239,19 @@ def _special(made: Made, followed: Followed) -> Iterator[Found]:
         if isinstance(made.argument(1, "args"), Unread):
             yield "training.*", said(made.argument(1, "args"))
     elif last == "Accelerator":
-        yield from _accelerator(made)
+        precision = made.named.get("mixed_precision")
+        asked = precision.value if precision is not None else None
+        for name in ("bf16", "fp16"):
+            if precision is not None and asked is not None and (asked == name or not isinstance(asked, str)):
+                yield f"training.{name}", Setting(True, precision.place, precision.spelled) if asked == name else precision
+        yield from _named(made, "training.{}", "gradient_accumulation_steps")
     elif last == "train_test_split":
         yield from _held_out(made, said)
     elif is_tokenising(made):
-        yield from _tokenising(made, followed)
+        yield from _named(made, "data.{}", "padding", "truncation")
+        # TRL cuts by its own max_length, whatever the script tokenises besides
+        if "truncation" in made.named and not any(other.name.startswith("trl.") for other in followed.calls):
+            yield from _named(made, "training.{}", "max_length")
     if last == "from_pretrained":                        # before BitsAndBytesConfig, and Unsloth's
         yield from _named(made, "quantisation.{}", "load_in_4bit", "load_in_8bit")
 
@@ -251,13 +259,6 @@ def _special(made: Made, followed: Followed) -> Iterator[Found]:
 def _named(made: Made, key: str, *names: str) -> Iterator[Found]:
     """Yield those of these arguments that a call has; `{}` in the key stands for the argument's name."""
     yield from ((key.format(name), made.named[name]) for name in names if name in made.named)
-
-
-def _tokenising(made: Made, followed: Followed) -> Iterator[Found]:
-    yield from _named(made, "data.{}", "padding", "truncation")
-    # TRL cuts by its own max_length, whatever the script tokenises besides
-    if {"truncation", "max_length"} <= set(made.named) and not any(other.name.startswith("trl.") for other in followed.calls):
-        yield "training.max_length", made.named["max_length"]
 
 
 def _autocast(made: Made, said: Any) -> Iterator[Found]:
@@ -283,17 +284,6 @@ def _held_out(made: Made, said: Any) -> Iterator[Found]:
     yield "data.validation_share", made.named.get("test_size", said(share))
     yield from _named(made, "data.validation_seed", "seed", "random_state")
     yield from _named(made, "data.validation_shuffle", "shuffle")
-
-
-def _accelerator(made: Made) -> Iterator[Found]:
-    precision = made.named.get("mixed_precision")
-    if precision is not None and isinstance(precision.value, str):
-        if precision.value in ("bf16", "fp16"):
-            yield f"training.{precision.value}", Setting(True, precision.place, precision.spelled)
-    elif precision is not None and precision.value is not None:
-        for name in ("bf16", "fp16"):
-            yield f"training.{name}", precision
-    yield from _named(made, "training.{}", "gradient_accumulation_steps")
 
 
 def settings_written(training: Training) -> Iterator[Found]:

@@ -245,19 +245,17 @@ def put(settings: dict[str, Setting], unread: dict[str, Setting], key: str, sett
     if not is_known(setting.value):
         because = setting.value.because if isinstance(setting.value, Unread) else setting.spelled
         spelled = setting.spelled if because in setting.spelled else f"{setting.spelled} ({because})"
-        key, _ = vocabulary(key, None) if key in ("model.torch_dtype",) else (vocabulary(key, False)[0], None)
+        key, _ = vocabulary(key, None if key == "model.torch_dtype" else False)
         settings.pop(key, None)
         unread.setdefault(key, Setting(None, setting.place, spelled))
         return
     key, value = vocabulary(key, plain(setting.value))
     before = settings.get(key)
-    if key in unread:
-        return
     if before is not None and before.value != value:
         del settings[key]
         unread[key] = Setting(None, setting.place, f"{before.spelled} in line {before.place.line}, or {setting.spelled}")
-        return
-    settings.setdefault(key, Setting(value, setting.place, shown(setting)))
+    elif key not in unread:
+        settings.setdefault(key, Setting(value, setting.place, shown(setting)))
 
 
 def shown(setting: Setting) -> str:
@@ -271,8 +269,7 @@ def shown(setting: Setting) -> str:
 
 def framework(followed: Followed) -> Framework:
     """What trains: the trainer whose arguments are made, else the script's own loop, else what it imports."""
-    imported = set(followed.script.imported.values())
-    trainer = _trainer({made.name for made in followed.calls})
+    imported, trainer = set(followed.script.imported.values()), _trainer({made.name for made in followed.calls})
     if trainer is None and followed.script.training_loops:
         return "pytorch"
     bases = {name.split(".")[0] for name in imported}

@@ -6,5 +6,3 @@ from powertrain.audit.rules import data, good, labels, loop, memory, model, name
 from powertrain.records.findings import rules_of
 
 RULES = rules_of(names, labels, optimizer, memory, data, loop, model, processes, good)
-
-__all__ = ["RULES"]

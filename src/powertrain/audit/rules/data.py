@@ -28,6 +28,7 @@ SAID = re.compile(r"effective batch(?: size)?\D*?(?P<sum>[\d\s=x*×·]+)", re.IG
 NEAR = 2                     # lines around the setting in which a comment is about it
 APART = ("position_ids", "cu_seqlens", "cu_seq_lens", "seq_lens", "document_mask", "doc_ids", "flex_attention", "seq_idx",
          "varlen", "packed_sequence_mask")
+CHAINING = ("itertools.chain", "itertools.chain.from_iterable")
 PROMPTED = ("instruction", "question", "messages", "prompt", "apply_chat_template")
 DRAWING = ("__getitem__", "collate", "collate_fn", "collate_batch", "__iter__", "data_collator")
 METHODS = ("encode", "encode_plus", "batch_encode_plus", "__call__", "tokenize")
@@ -181,20 +182,15 @@ def documents_concatenated(script: Script, subject: Subject, where: Circumstance
     """Documents are joined and cut into blocks, and nothing keeps them apart."""
     for function in script.functions.values() if not script.says(*APART) else ():
         inner = list(ast.walk(function)) if script.is_reached(function) else []
-        joined = next((node for node in inner if _joins(script, node)), None)
+        calls = [node for node in inner if isinstance(node, ast.Call) and node.args]
+        # `sum(lists, [])` or `chain(*lists)`
+        joined = next((call for call in calls if script.name(call) in CHAINING or (
+            script.name(call) == "sum" and len(call.args) == 2 and isinstance(call.args[1], ast.List))), None)
         # the range of `x[i : i + block] for i in range(0, total, block)`
-        cuts = any(isinstance(node, ast.Call) and script.name(node) == "range" and len(node.args) == 3 for node in inner)
+        cuts = any(script.name(call) == "range" and len(call.args) == 3 for call in calls)
         if joined is not None and cuts:
             yield found("moderate" if script.says(*PROMPTED) else "low", script.evidence(joined))
             return
-
-
-def _joins(script: Script, node: ast.AST) -> bool:
-    """Whether a node is `sum(lists, [])` or `chain(*lists)`."""
-    if not isinstance(node, ast.Call) or not node.args:
-        return False
-    sums = script.name(node) == "sum" and len(node.args) == 2 and isinstance(node.args[1], ast.List)
-    return sums or script.name(node) in ("itertools.chain", "itertools.chain.from_iterable")
 
 
 @code_rule
