@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from powertrain.models.decoder import Block, Decoder
-from powertrain.models.kernels.fused.block import Functions, HandWritten, Weights
+from powertrain.models.kernels.fused.block import Functions, HandWritten
 from powertrain.models.kernels.fused.parts import Parts
 from powertrain.records import NotApplied
 from powertrain.techniques.fused_blocks import ByHand, FusedBlocks
@@ -21,7 +21,7 @@ class NotCompiled(FusedBlocks):
     def apply(self, setup: Setup) -> Setup:
         assert isinstance(setup.model, Decoder)
         functions = Functions.of(Parts(setup.model.config))
-        blocks = tuple(HandWritten(Weights(block), functions) for block in setup.model.blocks if isinstance(block, Block))
+        blocks = tuple(HandWritten(block, functions) for block in setup.model.blocks if isinstance(block, Block))
         return replace(setup, run_block=ByHand(blocks))
 
     def confirm(self, setup: Setup) -> None:

@@ -27,8 +27,10 @@ from powertrain.models.adapters.attached import (
     adapters_of,
     add_adapters,
     has_adapters,
+    measure_adapters,
     merge_into,
     merged,
+    penalty_of,
 )
 from powertrain.models.adapters.files import load_adapter, save_model
 from powertrain.models.adapters.targets import AdapterConfig, adapted_layers, count_adapter_parameters, find_slots, find_targets
@@ -137,7 +139,7 @@ def test_lslora_puts_its_function_between_the_matrices(tiny_model: MakeModel) ->
 def test_lslora_starts_at_the_identity_and_the_given_sigma(tiny_model: MakeModel) -> None:
     model = tiny_model("llama")
     add_adapters(model, CONFIGS["lslora"])
-    told = model.diagnose()
+    told = measure_adapters(model)
     assert told.keys() == {slot.theirs for slot in find_slots(model.config)}
     for one in told.values():
         assert one == {"deviation": 0, "non_linearity": 0, "sigma": pytest.approx(0.7)}
@@ -145,17 +147,17 @@ def test_lslora_starts_at_the_identity_and_the_given_sigma(tiny_model: MakeModel
     assert isinstance(adapter, LsLora)
     with torch.no_grad():
         adapter.a.copy_(torch.tensor([0.5, 1.0, 0.3, 0.4]))
-    first = next(iter(model.diagnose().values()))
+    first = next(iter(measure_adapters(model).values()))
     assert first["deviation"] == pytest.approx(0.5 ** 0.5)
     assert first["non_linearity"] == pytest.approx(0.5)
-    penalty = model.penalty()
+    penalty = penalty_of(model)
     assert penalty is not None
     assert penalty.item() == pytest.approx(0.01 * 0.5)
 
 
 def test_the_penalty_pulls_the_function_to_the_identity_and_nothing_else(tiny_model: MakeModel) -> None:
     model = adapted(tiny_model("llama"), CONFIGS["lslora"])
-    penalty = model.penalty()
+    penalty = penalty_of(model)
     assert penalty is not None
     penalty.backward()                                                           # type: ignore[no-untyped-call]
     for name, parameter in model.named_parameters():
@@ -167,9 +169,9 @@ def test_the_penalty_pulls_the_function_to_the_identity_and_nothing_else(tiny_mo
 
 
 def test_there_is_no_penalty_without_something_to_pull(tiny_model: MakeModel) -> None:
-    assert tiny_model("llama").penalty() is None
+    assert penalty_of(tiny_model("llama")) is None
     for config in (LORA, replace(CONFIGS["lslora"], regularisation=0)):
-        assert adapted(tiny_model("llama"), config).penalty() is None
+        assert penalty_of(adapted(tiny_model("llama"), config)) is None
 
 
 @ALL_KINDS

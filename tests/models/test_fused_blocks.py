@@ -17,9 +17,8 @@ from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import FAMILIES
 from powertrain.models.decoder import Block, Decoder
 from powertrain.models.kernels.attention import bmm_attention, math_attention, ragged_attention, sdpa_attention
-from powertrain.models.kernels.fused import block as fused
 from powertrain.models.kernels.fused import parts
-from powertrain.models.kernels.fused.block import Functions, HandWritten, Weights
+from powertrain.models.kernels.fused.block import Functions, HandWritten
 from powertrain.models.kernels.fused.compiled import CompiledPart
 from powertrain.models.kernels.fused.parts import Parts
 from powertrain.records import Batch, WrongUse
@@ -33,7 +32,7 @@ class ByHand:
 
     def __init__(self, model: Decoder, *change: Any) -> None:
         functions = Functions.of(Parts(model.config), *change)
-        self.blocks = [HandWritten(Weights(block), functions) for block in model.blocks if isinstance(block, Block)]
+        self.blocks = [HandWritten(block, functions) for block in model.blocks if isinstance(block, Block)]
 
     def __call__(self, block: Block, index: int, *arguments: Any) -> Tensor:
         return self.blocks[index](*arguments)
@@ -208,7 +207,7 @@ def test_less_is_kept_than_autograd_keeps() -> None:
     plain = sum(kept.values())
     call = ByHand(model).blocks[0]
     x = torch.randn(sum(LENGTHS), model.config.width)
-    _, saved = fused.Call(call, (None, None), LENGTHS, bmm_attention, torch.float32, True).forward(x, record=True)
+    _, saved = call.forward(x, None, LENGTHS, bmm_attention, record=True)
     c, tokens = model.config, sum(LENGTHS)
     elements = 2 * c.width + (2 * c.heads + 2 * c.kv_heads) * c.head_width + 2 * c.mlp_width + 2
     assert storages(saved) == 4 * tokens * elements

@@ -16,7 +16,7 @@ from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import FAMILIES, make_config
 from powertrain.models.decoder import Block, Decoder
 from powertrain.models.kernels.attention import math_attention
-from powertrain.models.kernels.fused.block import Functions, HandWritten, Weights
+from powertrain.models.kernels.fused.block import Functions, HandWritten
 from powertrain.models.kernels.fused.parts import NormWeights, Parts
 from powertrain.models.kernels.fused.triton_kernels import TritonParts
 from powertrain.records import Batch
@@ -83,7 +83,7 @@ def blocks(family: str, method: str) -> float:
     batch = Batch(tokens, tokens, torch.cat([torch.arange(length) for length in lengths]), lengths, 23)
     found = []
     for parts in (TritonParts(model.config), Parts(model.config)):
-        hand = [HandWritten(Weights(block), Functions.of(parts)) for block in model.blocks if isinstance(block, Block)]
+        hand = [HandWritten(block, Functions.of(parts)) for block in model.blocks if isinstance(block, Block)]
         model.zero_grad(set_to_none=True)
         logits = model(batch, attention=math_attention, run_block=lambda _, index, *rest, hand=hand: hand[index](*rest))
         logits.square().mean().backward()

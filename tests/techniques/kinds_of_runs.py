@@ -14,7 +14,7 @@ from powertrain.models.adapters.attached import add_adapters
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Block, Decoder
-from powertrain.models.kernels.fused.block import Functions, HandWritten, Weights
+from powertrain.models.kernels.fused.block import Functions, HandWritten
 from powertrain.models.kernels.fused.parts import Parts
 from powertrain.models.kernels.quantised import quantise_base
 from powertrain.recipe import Recipe
@@ -89,7 +89,7 @@ def run_by_hand(setup: Setup) -> Setup:
     """With blocks written by hand, as the technique has them but for the compiler."""
     assert isinstance(setup.model, Decoder)
     functions = Functions.of(Parts(setup.model.config))
-    blocks = tuple(HandWritten(Weights(block), functions) for block in setup.model.blocks if isinstance(block, Block))
+    blocks = tuple(HandWritten(block, functions) for block in setup.model.blocks if isinstance(block, Block))
     return replace(setup, run_block=ByHand(blocks))
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from powertrain.models.kernels.attention import Attention, math_attention
@@ -40,18 +39,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-class Reporting(nn.Module):
-    """A part of a model that may add a penalty to the loss, and that may report measurements of itself: an adapted linear."""
-
-    def penalties(self) -> Iterator[Tensor]:
-        """Yield each () penalty that is added to the loss of an optimizer step."""
-        raise NotImplementedError
-
-    def diagnose(self) -> Mapping[str, Mapping[str, float]]:
-        """Return module name -> measurement -> value."""
-        raise NotImplementedError
-
-
 class Model(nn.Module):
     """A batch in, rows out, and scores for rows. See records.Batch for what the R rows are."""
 
@@ -68,15 +55,3 @@ class Model(nn.Module):
     def input_embeddings(self) -> Sequence[nn.Module]:
         """Return the modules that turn token ids into vectors: an encoder-decoder may have two."""
         raise NotImplementedError
-
-    def penalty(self) -> Tensor | None:
-        """Return the () sum of what regularised adapters add to the loss of an optimizer step, or None."""
-        penalties = [penalty for part in self._reporting() for penalty in part.penalties()]
-        return torch.stack(penalties).sum() if penalties else None
-
-    def diagnose(self) -> Mapping[str, Mapping[str, float]]:
-        """Return the measurements of adapters with a learned function, by module name and then by measurement."""
-        return {name: told for part in self._reporting() for name, told in part.diagnose().items()}
-
-    def _reporting(self) -> Iterator[Reporting]:
-        return (part for part in self.modules() if isinstance(part, Reporting))

@@ -19,6 +19,7 @@ import torch
 
 from powertrain import planner
 from powertrain.data.publishing import sync
+from powertrain.models.adapters.attached import measure_adapters
 from powertrain.models.adapters.files import save_model
 from powertrain.recipe import in_steps
 from powertrain.records import NotDurable, RunFailed, events, to_plain
@@ -117,7 +118,7 @@ def _evaluate(part: Part, *, final: bool) -> None:
         go_on_smaller(part, too_large)
     part.state.evaluations[step] = found.loss
     part.emit(replace(found, step=step, final=final))
-    if final and (told := part.setup.model.diagnose()):
+    if final and (told := measure_adapters(part.setup.model)):
         part.emit(events.Adapters(step=step, modules=to_plain(told)))
     if recipe.sample.tokens and part.ranks.is_writer:
         began = time.perf_counter()

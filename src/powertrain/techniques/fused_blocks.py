@@ -127,7 +127,7 @@ class FusedBlocks(Technique):
 
     def apply(self, setup: Setup) -> Setup:
         from powertrain.models.decoder import Block, Decoder
-        from powertrain.models.kernels.fused.block import Functions, HandWritten, Weights
+        from powertrain.models.kernels.fused.block import Functions, HandWritten
         from powertrain.models.kernels.fused.compiled import CompiledPart, StoredPart
         from powertrain.models.kernels.fused.parts import Parts
 
@@ -139,7 +139,7 @@ class FusedBlocks(Technique):
         else:
             functions = Functions.of(_triton_parts(setup))
         blocks = [block for block in setup.model.blocks if isinstance(block, Block)]
-        return replace(setup, run_block=ByHand(tuple(HandWritten(Weights(block), functions) for block in blocks)))
+        return replace(setup, run_block=ByHand(tuple(HandWritten(block, functions) for block in blocks)))
 
     def confirm(self, setup: Setup) -> None:
         """One forward and backward pass of a few tokens, which compiles; every block that trains has to be in it."""
@@ -158,7 +158,7 @@ class FusedBlocks(Technique):
         recorded = _try(setup, few)
         if settle(vars(found.blocks[0].functions).values(), ahead=self.ahead):
             recorded = _try(setup, few)
-        training = [block for block in found.blocks if block.weights.trained]
+        training = [block for block in found.blocks if block.trained]
         if recorded < len(training):
             raise NotApplied(f"fused_blocks: {recorded} of {len(training)} blocks that train are recorded as one function")
         parts = (found.blocks[0].functions.leave, found.blocks[0].functions.leave_back)

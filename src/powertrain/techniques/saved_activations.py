@@ -94,7 +94,7 @@ class SavedActivations(Technique):
             raise NotApplied(f"saved_activations: blocks are run by {setup.run_block!r}, not as fused blocks; use "
                              "techniques.fused_blocks=on")
         saving = self._saving(blocks[0], setup.device)
-        training = [index for index, block in enumerate(blocks) if block.weights.trained]
+        training = [index for index, block in enumerate(blocks) if block.trained]
         lowest = min(training, default=0)
         light = tuple(replace(block, saving=saving) if lowest <= index < lowest + self.blocks else block
                       for index, block in enumerate(blocks))
@@ -124,7 +124,7 @@ class SavedActivations(Technique):
         host = PinnedHost(device) if device.type == "cuda" else PlainHost()
         is_compiled = isinstance(block.functions.leave, CompiledPart)
         change: Callable[[Any], Any] = CompiledPart if is_compiled else lambda function: function
-        return Saving.of(self.actions, host, Parts(block.weights.block.config), change)
+        return Saving.of(self.actions, host, Parts(block.block.config), change)
 
 
 def _in_words(model: ModelFacts, light: Workload, tokens: int, link: Link) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from powertrain.models.adapters.attached import penalty_of
 from powertrain.records import NotApplied
 from powertrain.training.memory import passes, step_ledger
 from powertrain.training.objective import Sums
@@ -133,7 +134,7 @@ def add(means: Sums, of_pass: Sums) -> None:
 
 def add_penalty(setup: Setup, scaler: torch.amp.GradScaler, lap: Lap) -> None:
     """Add the gradients of the model's penalty, if it has one, to `.grad`. It is a term of the first process alone."""
-    if setup.ranks.is_writer and (penalty := setup.model.penalty()) is not None:
+    if setup.ranks.is_writer and (penalty := penalty_of(setup.model)) is not None:
         scaler.scale(penalty).backward()  # type: ignore[no-untyped-call]
         lap("backward")
 

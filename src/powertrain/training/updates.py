@@ -6,7 +6,6 @@ bitsandbytes. Weights in flat buffers are flat_optimizer.py's.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -16,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from powertrain.models.decoder import decay_groups
-from powertrain.records import WrongUse
 
 Groups = list[dict[str, Any]]                # each with "params" and their "weight_decay"
 Moments = Mapping[nn.Parameter, Mapping[str, Tensor]]    # weight -> name -> tensor of the state
@@ -133,17 +131,11 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
 def library_optimizer(name: str) -> type[Any]:
     """Return the class `name` of bitsandbytes.optim as one for runs. Raises WrongUse if bitsandbytes is not installed."""
-    logger = logging.getLogger("bitsandbytes")
-    level = logger.level
-    logger.setLevel(logging.ERROR)       # it warns of a missing kernel for inference, which is not used here
-    try:
-        import bitsandbytes.optim
-    except ImportError as error:
-        raise WrongUse(f"{name} comes from bitsandbytes, which cannot be imported here ({error}); pip install bitsandbytes, "
-                       "or choose another optimizer", keys=("optimizer.name",), cure=("optimizer=adamw",)) from error
-    finally:
-        logger.setLevel(level)
-    library: Any = getattr(bitsandbytes.optim, name)
+    from powertrain.models.kernels.quantised import load_library
+
+    loaded = load_library("bitsandbytes.optim", f"{name} comes from", "pip install bitsandbytes, or choose another optimizer",
+                          keys=("optimizer.name",), cure=("optimizer=adamw",))
+    library: Any = getattr(loaded, name)
 
     class Counted(RunOptimizer, library):  # type: ignore[misc]
         """bitsandbytes counts steps by an int, and checkpoints hold tensors. Its tables of quantiles are constants."""

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from powertrain.models.adapters.targets import AdapterConfig, Slot, find_targets
 from powertrain.models.decoder import Decoder
 from powertrain.models.kernels.frozen import FrozenLinear, compute_dtype, frozen_product
-from powertrain.models.model import Reporting
 from powertrain.records import WrongUse
 
 IDENTITY = (0.0, 1.0, 0.0, 0.0)
@@ -198,7 +197,7 @@ CLASSES: dict[str, type[Adapter]] = {kind.kind: kind for kind in (Lora, LsLora)}
 # ------------------------------------------------------------------------------------------------ a linear and its adapters
 
 
-class AdaptedLinear(Reporting):
+class AdaptedLinear(nn.Module):
     """A frozen linear and the adapters of its slots: (T, in) -> (T, out)."""
 
     def __init__(self, base: FrozenLinear, slots: tuple[Slot, ...], config: AdapterConfig) -> None:
@@ -235,13 +234,6 @@ class AdaptedLinear(Reporting):
             done = slot.last
         pieces += [y[..., done:]] if done < self.base.out_features else []
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
-
-    def penalties(self) -> Iterator[Tensor]:
-        return (penalty for slot in self.slots if (penalty := self.adapter(slot).penalty()) is not None)
-
-    def diagnose(self) -> dict[str, dict[str, float]]:
-        """Return the measurements of each adapter that is no matrix, by Hugging Face's module name."""
-        return {slot.theirs: told for slot in self.slots if (told := self.adapter(slot).diagnose())}
 
 
 def adapted_linears(model: nn.Module) -> dict[str, AdaptedLinear]:
@@ -289,6 +281,17 @@ def freeze(model: Decoder) -> None:
 def adapters_of(model: nn.Module) -> Iterator[tuple[Slot, Adapter]]:
     """Each adapter with its slot, in the model's order."""
     return ((slot, module.adapter(slot)) for module in adapted_linears(model).values() for slot in module.slots)
+
+
+def penalty_of(model: nn.Module) -> Tensor | None:
+    """Return the () sum of what regularised adapters add to the loss of an optimizer step, or None."""
+    penalties = [penalty for _, adapter in adapters_of(model) if (penalty := adapter.penalty()) is not None]
+    return torch.stack(penalties).sum() if penalties else None
+
+
+def measure_adapters(model: nn.Module) -> dict[str, dict[str, float]]:
+    """Return the measurements of adapters with a learned function, by Hugging Face's module name and then by measurement."""
+    return {slot.theirs: told for slot, adapter in adapters_of(model) if (told := adapter.diagnose())}
 
 
 def merged(model: Decoder) -> Decoder:

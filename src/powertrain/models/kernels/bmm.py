@@ -172,14 +172,24 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.add_(torch.bmm(left, right))
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, *ctx.rest = inputs
-    ctx.save_for_backward(q, k, v, output[1])
+def differentiate(forward: Any, backward: Any, saved: slice = slice(None)) -> None:
+    """Make `backward` the gradient of an attention operator: both are operators of q, k, v, and four numbers behind them.
 
+    `backward` gets the gradient, q, k, v, and then those results of `forward` that `saved` selects.
+    """
 
-def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    q, k, v, kept = ctx.saved_tensors
-    return (*bmm_backward(gradient, q, k, v, kept, *ctx.rest), None, None, None, None)
+    def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        q, k, v, *ctx.rest = inputs
+        ctx.save_for_backward(q, k, v, *output[saved])
+
+    def gradients(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (*backward(gradient, *ctx.saved_tensors, *ctx.rest), None, None, None, None)
+
+    def shapes(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+    forward.register_autograd(gradients, setup_context=remember)
+    backward.register_fake(shapes)
 
 
 @bmm_forward.register_fake
@@ -190,10 +200,4 @@ def _(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], dropout: float, w
     return q.new_empty(q.shape), kept
 
 
-@bmm_backward.register_fake
-def _(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Tensor, lengths: Sequence[int], dropout: float,
-      window: int | None, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-bmm_forward.register_autograd(_differentiate, setup_context=_remember)
+differentiate(bmm_forward, bmm_backward, saved=slice(1, None))

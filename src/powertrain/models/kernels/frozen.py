@@ -95,13 +95,9 @@ class FrozenLinear(nn.Linear):
     def device(self) -> torch.device:
         return next(itertools.chain(self.parameters(), self.buffers())).device
 
-    def is_stored_in(self, dtype: torch.dtype) -> bool:
-        """Whether `matrix(dtype)` costs nothing."""
-        return self.weight is not None and self.weight.dtype == dtype
-
     def forward(self, x: Tensor) -> Tensor:
         dtype = compute_dtype(x)
-        if self.is_stored_in(dtype):
+        if self.weight is not None and self.weight.dtype == dtype:
             return F.linear(x.to(dtype), self.weight, None if self.bias is None else self.bias.to(dtype))
         return frozen_product(x, self.bias, self.matrix)
 

@@ -30,15 +30,19 @@ from powertrain.records import WrongUse
 from powertrain.shapes import FOUR_BIT, QUANTISED_BLOCK
 
 
-def load_library(name: str, needed: str, cure: str) -> Any:
-    """Return an optional module that is `needed` for something. Raises WrongUse, with the cure, where it is not installed."""
+def load_library(name: str, needed: str, advice: str, **structured: Any) -> Any:
+    """Return the optional module `name`. Raises WrongUse where it is not installed: "`needed` NAME, ...; `advice`".
+
+    `structured` are further arguments of the error, such as the recipe's keys that are to blame.
+    """
     logger = logging.getLogger("bitsandbytes")
     level = logger.level
     logger.setLevel(logging.ERROR)       # bitsandbytes, which peft imports, warns of a missing kernel that is not used here
     try:
         return importlib.import_module(name)
     except (ImportError, NotImplementedError) as error:      # unsloth raises the second without a GPU
-        raise WrongUse(f"{needed} {name.partition('.')[0]}, which cannot be imported here ({error}); {cure}") from error
+        said = f"{needed} {name.partition('.')[0]}, which cannot be imported here ({error}); {advice}"
+        raise WrongUse(said, **structured) from error
     finally:
         logger.setLevel(level)
 

@@ -1,8 +1,8 @@
 """A block's forward and backward pass as one autograd function, around whichever attention kernel is in force.
 
-Memory: what the backward pass needs is held by the function itself and let go as soon as it is used. Trained weights are
-copied in the products' type in each forward pass, for it and its backward pass: no optimizer has to say that it changed a
-weight (torch's fused ones do so without torch noticing). A frozen weight is not copied but asked for when it is read.
+Memory: the function itself holds the tensors that its backward pass needs, and frees each after its last use. Each forward
+pass copies the trained weights in the products' dtype, for itself and its backward pass: torch's fused optimizers change a
+weight without torch noticing, so no older copy can be trusted. A frozen weight is not copied: it is converted at each use.
 """
 
 from __future__ import annotations
@@ -24,75 +24,6 @@ from powertrain.models.model import Rotary
 from powertrain.records import WrongUse
 
 LINEARS = ("qkv", "attention_out", "mlp_in", "mlp_out")
-
-@dataclass(frozen=True)
-class Weights:
-    """The weights of one block as its products read them, adapters joined.
-
-    Raises WrongUse for adapters that are not plain low-rank products.
-    """
-
-    block: Block
-    trained: tuple[nn.Parameter, ...] = field(init=False)    # in the order of `gradients`
-
-    def __post_init__(self) -> None:
-        if (why := why_not(self.block)) is not None:
-            raise WrongUse(why)
-        trained = tuple(parameter for parameter in self.block.parameters() if parameter.requires_grad)
-        object.__setattr__(self, "trained", trained)
-
-    def copies(self, dtype: torch.dtype) -> Copies:
-        """What is trained, in `dtype`."""
-        found: dict[str, tuple[Tensor, Tensor | None]] = {}
-        for name in LINEARS:
-            linear = getattr(self.block, name)
-            if isinstance(linear, AdaptedLinear):
-                found[name] = _joined(linear, dtype)
-            elif not isinstance(linear, FrozenLinear):
-                found[name] = linear.weight.detach().to(dtype), _converted(linear.bias, dtype)
-        return found
-
-    def enter(self, copies: Copies, dtype: torch.dtype) -> parts.EnterWeights:
-        block = self.block
-        q_norm, k_norm = (None if norm is None else _norm(norm).weight for norm in (block.q_norm, block.k_norm))
-        return parts.EnterWeights(_norm(block.attention_norm), self._linear("qkv", copies, dtype), dtype, q_norm, k_norm)
-
-    def leave(self, copies: Copies, dtype: torch.dtype) -> parts.LeaveWeights:
-        return parts.LeaveWeights(self._linear("attention_out", copies, dtype), _norm(self.block.mlp_norm),
-                                  self._linear("mlp_in", copies, dtype), self._linear("mlp_out", copies, dtype), dtype)
-
-    def _linear(self, name: str, copies: Copies, dtype: torch.dtype) -> parts.Linear:
-        linear = getattr(self.block, name)
-        base = linear.base if isinstance(linear, AdaptedLinear) else linear
-        if not isinstance(base, FrozenLinear):
-            return parts.Linear(*copies[name])
-        a, b = copies.get(name, (None, None))
-        if isinstance(base, ScaledLinear):
-            return parts.Linear(base.codes, _converted(base.bias, dtype), a, b, base.scales)
-        return parts.Linear(base.matrix(dtype).detach(), _converted(base.bias, dtype), a, b)
-
-    @property
-    def trains_whole(self) -> bool:
-        """Whether all its weights are trained, and not only adapters."""
-        return self.block.attention_norm.weight.requires_grad
-
-    def gradients(self, entered: parts.EnteredBack | None, left: parts.LeftBack) -> tuple[Tensor | None, ...]:
-        """Of `trained`, in fp32. Without `entered` nothing before attention is trained."""
-        block, entered = self.block, entered or parts.EnteredBack()
-        linears = dict(zip(LINEARS, (entered.qkv, left.out, left.mlp_in, left.mlp_out), strict=True))
-        found: dict[int, Tensor | None] = {}
-        for norm, gradient in ((block.attention_norm, entered.norm), (block.mlp_norm, left.norm)):
-            _put(found, norm, gradient.weight, gradient.bias)
-        for head_norm, weight in ((block.q_norm, entered.q_norm), (block.k_norm, entered.k_norm)):
-            if head_norm is not None:
-                _put(found, head_norm, weight, None)
-        for name, of in linears.items():
-            linear = getattr(block, name)
-            if isinstance(linear, AdaptedLinear):
-                found |= _adapter_gradients(linear, of)
-            else:
-                _put(found, linear, of.weight, of.bias)
-        return tuple(found[id(parameter)] for parameter in self.trained)
 
 
 def why_not(block: Block) -> str | None:
@@ -163,13 +94,13 @@ def _adapter_gradients(linear: AdaptedLinear, of: parts.Gradients) -> dict[int, 
 
 @dataclass(frozen=True)
 class Functions:
-    """The halves of a block, compiled or as they are."""
+    """The two halves of a block, forward and backward, compiled or plain."""
 
     enter: Callable[..., tuple[Tensor, parts.Entered]]
     leave: Callable[..., tuple[Tensor, parts.Left]]
     leave_back: Callable[..., parts.LeftBack]
     enter_back: Callable[..., parts.EnteredBack]
-    enter_back_of_first: Callable[..., parts.EnteredBack]    # nobody reads its input's gradient: too little to compile
+    enter_back_of_first: Callable[..., parts.EnteredBack]    # without its input's gradient: too little work to compile
 
     @classmethod
     def of(cls, halves: parts.Parts, change: Callable[[Any], Any] = lambda function: function) -> Functions:
@@ -179,71 +110,120 @@ class Functions:
 
 @dataclass(frozen=True)
 class HandWritten:
-    """One block, to be called as `decoder.Block.forward` is."""
+    """One block, to be called as `decoder.Block.forward` is.
 
-    weights: Weights
+    Raises WrongUse for adapters that are not plain low-rank products.
+    """
+
+    block: Block
     functions: Functions
-    saving: Saving | None = None             # what is not simply kept for the backward pass, and how it comes back
+    saving: Saving | None = None             # which tensors are recomputed or offloaded, and how they come back
+    trained: tuple[nn.Parameter, ...] = field(init=False)    # in the order of `gradients`
+
+    def __post_init__(self) -> None:
+        if (why := why_not(self.block)) is not None:
+            raise WrongUse(why)
+        trained = tuple(parameter for parameter in self.block.parameters() if parameter.requires_grad)
+        object.__setattr__(self, "trained", trained)
 
     def __call__(self, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...], attention: Attention) -> Tensor:
-        call = Call(self, rotary or (None, None), lengths, attention, compute_dtype(x), self.weights.block.training)
-        trained = self.weights.trained
-        if torch.is_grad_enabled() and (trained or x.requires_grad):
-            out: Tensor = _Block.apply(x, call, *trained)  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled() and (self.trained or x.requires_grad):
+            out: Tensor = _Block.apply(x, self, rotary, lengths, attention, *self.trained)  # type: ignore[no-untyped-call]
             return out
-        return call.forward(x)[0]
+        return self.forward(x, rotary, lengths, attention)[0]
 
-
-@dataclass(frozen=True)
-class Call:
-    """One block on one batch."""
-
-    block: HandWritten
-    tables: tuple[Tensor | None, Tensor | None]              # of rotary positions
-    lengths: tuple[int, ...]
-    attention: Attention
-    dtype: torch.dtype                       # of the products
-    is_training: bool
-
-    def forward(self, x: Tensor, *, record: bool = False) -> tuple[Tensor, Saved]:
-        """The next block's residual; with `record` the kernel's own graph is kept for `backward`."""
-        weights, config = self.block.weights, self.block.weights.block.config
-        copies = weights.copies(self.dtype)
-        dropout = config.dropout if self.is_training else 0.0
+    def forward(self, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...], attention: Attention, *,
+                record: bool = False) -> tuple[Tensor, Saved]:
+        """Return the next block's residual; with `record` the attention kernel's own graph is kept for `backward`."""
+        config, dtype, tables = self.block.config, compute_dtype(x), rotary or (None, None)
+        copies = self.copies(dtype)
+        dropout = config.dropout if self.block.training else 0.0
         with torch.autocast(x.device.type, enabled=False):
-            x = x.detach().float()           # what is recorded is the block, not its parts
-            heads, entered = self.block.functions.enter(x, *self.tables, weights.enter(copies, self.dtype))
+            x = x.detach().float()           # autograd records the block, not its parts
+            heads, entered = self.functions.enter(x, *tables, self.enter_weights(copies, dtype))
             q, k, v = (part.requires_grad_(record) for part in (
                 heads[:, :config.heads], heads[:, config.heads:-config.kv_heads], heads[:, -config.kv_heads:]))
             with torch.set_grad_enabled(record):
-                mixed = self.attention(q, k, v, self.lengths, layer=weights.block.index, dropout=dropout,
-                                       window=config.window, scale=config.head_width ** -0.5)
+                mixed = attention(q, k, v, lengths, layer=self.block.index, dropout=dropout, window=config.window,
+                                  scale=config.head_width ** -0.5)
             seeds = parts.Seeds(draw_seed(x.device), draw_seed(x.device)) if dropout else parts.Seeds()
-            out, left = self.block.functions.leave(x, mixed.detach().flatten(1), seeds, weights.leave(copies, self.dtype))
-        saved = Saved(copies, entered, (q, k, v), mixed, left, seeds)
-        if record and self.block.saving is not None:
-            self.block.saving.put_away(saved)
+            out, left = self.functions.leave(x, mixed.detach().flatten(1), seeds, self.leave_weights(copies, dtype))
+        saved = Saved(copies, dtype, tables, entered, (q, k, v), mixed, left, seeds)
+        if record and self.saving is not None:
+            self.saving.put_away(saved)
         return out, saved
 
     def backward(self, dx: Tensor, saved: Saved, *, needs_x: bool) -> tuple[Tensor | None, ...]:
-        """Gradients of x and of the trained weights."""
-        weights, copies = self.block.weights, saved.copies
-        wanted = parts.Wanted(weights=weights.trains_whole, input=needs_x)
-        functions, saving = self.block.functions, self.block.saving
-        if saving is not None:
-            saving.bring_left(saved, weights.leave(copies, self.dtype))
-        left = functions.leave_back(dx, saved.mixed.detach().flatten(1), saved.left, saved.seeds,
-                                    weights.leave(copies, self.dtype), wanted._replace(input=True))  # one kind of call
-        del saved.left
-        if not (wanted.input or wanted.weights or isinstance(weights.block.qkv, AdaptedLinear)):
-            return None, *weights.gradients(None, left)
-        if saving is not None:
-            saving.bring_entered(saved, *self.tables, weights.enter(copies, self.dtype))
+        """Return the gradients of x and of `trained`."""
+        # adapters train no norm, and all other training trains them all
+        wanted = parts.Wanted(weights=self.block.attention_norm.weight.requires_grad, input=needs_x)
+        leave_weights = self.leave_weights(saved.copies, saved.dtype)
+        if self.saving is not None:
+            self.saving.bring_left(saved, leave_weights)
+        left = self.functions.leave_back(dx, saved.mixed.detach().flatten(1), saved.left, saved.seeds,
+                                         leave_weights, wanted._replace(input=True))    # one kind of call for all blocks
+        del saved.left, leave_weights
+        if not (wanted.input or wanted.weights or isinstance(self.block.qkv, AdaptedLinear)):
+            return None, *self.gradients(None, left)
+        if self.saving is not None:
+            self.saving.bring_entered(saved, self.enter_weights(saved.copies, saved.dtype))
         dheads = torch.autograd.grad(saved.mixed, saved.heads, left.mixed.view_as(saved.mixed))
         del saved.mixed, saved.heads
+        functions = self.functions
         enter_back = functions.enter_back if wanted.input or wanted.weights else functions.enter_back_of_first
-        entered = enter_back(left.x, *dheads, saved.entered, *self.tables, weights.enter(copies, self.dtype), wanted)
-        return entered.x, *weights.gradients(entered, left)
+        weights = self.enter_weights(saved.copies, saved.dtype)
+        entered = enter_back(left.x, *dheads, saved.entered, *saved.tables, weights, wanted)
+        return entered.x, *self.gradients(entered, left)
+
+    # ------------------------------------------------------------------------------------------- weights
+
+    def copies(self, dtype: torch.dtype) -> Copies:
+        """Linear -> its trained weight and bias in `dtype`, or its adapters' joined a and b."""
+        found: dict[str, tuple[Tensor, Tensor | None]] = {}
+        for name in LINEARS:
+            linear = getattr(self.block, name)
+            if isinstance(linear, AdaptedLinear):
+                found[name] = _joined(linear, dtype)
+            elif not isinstance(linear, FrozenLinear):
+                found[name] = linear.weight.detach().to(dtype), _converted(linear.bias, dtype)
+        return found
+
+    def enter_weights(self, copies: Copies, dtype: torch.dtype) -> parts.EnterWeights:
+        block = self.block
+        q_norm, k_norm = (None if norm is None else _norm(norm).weight for norm in (block.q_norm, block.k_norm))
+        return parts.EnterWeights(_norm(block.attention_norm), self._linear("qkv", copies, dtype), dtype, q_norm, k_norm)
+
+    def leave_weights(self, copies: Copies, dtype: torch.dtype) -> parts.LeaveWeights:
+        return parts.LeaveWeights(self._linear("attention_out", copies, dtype), _norm(self.block.mlp_norm),
+                                  self._linear("mlp_in", copies, dtype), self._linear("mlp_out", copies, dtype), dtype)
+
+    def _linear(self, name: str, copies: Copies, dtype: torch.dtype) -> parts.Linear:
+        linear = getattr(self.block, name)
+        base = linear.base if isinstance(linear, AdaptedLinear) else linear
+        if not isinstance(base, FrozenLinear):
+            return parts.Linear(*copies[name])
+        a, b = copies.get(name, (None, None))
+        if isinstance(base, ScaledLinear):
+            return parts.Linear(base.codes, _converted(base.bias, dtype), a, b, base.scales)
+        return parts.Linear(base.matrix(dtype).detach(), _converted(base.bias, dtype), a, b)
+
+    def gradients(self, entered: parts.EnteredBack | None, left: parts.LeftBack) -> tuple[Tensor | None, ...]:
+        """Return those of `trained`, in fp32. `entered` is None where nothing before attention is trained."""
+        block, entered = self.block, entered or parts.EnteredBack()
+        linears = dict(zip(LINEARS, (entered.qkv, left.out, left.mlp_in, left.mlp_out), strict=True))
+        found: dict[int, Tensor | None] = {}
+        for norm, gradient in ((block.attention_norm, entered.norm), (block.mlp_norm, left.norm)):
+            _put(found, norm, gradient.weight, gradient.bias)
+        for head_norm, weight in ((block.q_norm, entered.q_norm), (block.k_norm, entered.k_norm)):
+            if head_norm is not None:
+                _put(found, head_norm, weight, None)
+        for name, of in linears.items():
+            linear = getattr(block, name)
+            if isinstance(linear, AdaptedLinear):
+                found |= _adapter_gradients(linear, of)
+            else:
+                _put(found, linear, of.weight, of.bias)
+        return tuple(found[id(parameter)] for parameter in self.trained)
 
 
 def draw_seed(device: torch.device) -> Tensor:
@@ -253,16 +233,17 @@ def draw_seed(device: torch.device) -> Tensor:
 
 class _Block(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, call: Call, *trained: Tensor) -> Tensor:
-        out, ctx.saved = call.forward(x, record=True)
-        ctx.call = call
+    def forward(ctx: Any, x: Tensor, block: HandWritten, rotary: Rotary | None, lengths: tuple[int, ...], attention: Attention,
+                *trained: Tensor) -> Tensor:
+        out, ctx.saved = block.forward(x, rotary, lengths, attention, record=True)
+        ctx.block = block
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.saved is None:
-            raise RuntimeError("what a block kept for its backward pass is let go as it is used, so there can be one only once")
+            raise RuntimeError("a hand-written block frees its activations as its backward pass uses them, so it has only one")
         saved, ctx.saved = ctx.saved, None
         with torch.autocast(gradient.device.type, enabled=False):
-            dx, *weights = ctx.call.backward(gradient.float(), saved, needs_x=ctx.needs_input_grad[0])
-        return dx, None, *weights
+            dx, *weights = ctx.block.backward(gradient.float(), saved, needs_x=ctx.needs_input_grad[0])
+        return dx, None, None, None, None, *weights

@@ -35,6 +35,8 @@ class Saved:
     """Between a call's two passes. The backward pass deletes what it has used."""
 
     copies: Copies
+    dtype: torch.dtype                       # of the products
+    tables: tuple[Tensor | None, Tensor | None]              # of rotary positions
     entered: Entered
     heads: tuple[Tensor, Tensor, Tensor]     # q, k and v, from which `mixed` was recorded
     mixed: Tensor
@@ -87,13 +89,12 @@ class Saving:
         else:
             self._bring(saved, "inner", saved.left.inner)
 
-    def bring_entered(self, saved: Saved, cosines: Tensor | None, sines: Tensor | None, weights: EnterWeights) -> None:
+    def bring_entered(self, saved: Saved, weights: EnterWeights) -> None:
         """What attention's backward pass reads, and that of the half before it."""
         self._bring(saved, "entered", saved.entered.normalised.n)
         if "heads" in saved.away and self.actions["heads"] == "recompute":
             del saved.away["heads"]
-            made = self.heads(saved.entered.normalised.n, cosines, sines, weights)
-            _refill(saved.heads[0], made)
+            _refill(saved.heads[0], self.heads(saved.entered.normalised.n, *saved.tables, weights))
         else:
             self._bring(saved, "heads", saved.heads[0])
 

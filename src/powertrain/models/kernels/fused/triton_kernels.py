@@ -1,8 +1,8 @@
 """The elementwise stretches of a block as Triton kernels: each reads and writes a token's numbers once.
 
-For where torch's compiler is not there, or does not fuse. Arithmetic is fp32 whatever the tensors' type; each function here
-does what the method of `Parts` of its name does, which is its definition. Only this file imports Triton. What has no kernel
-runs as `Parts` has it.
+For where torch's compiler is missing, or does not fuse. Arithmetic is fp32 whatever the tensors' type. Each method of
+`TritonParts` computes what the method of `Parts` with the same name defines. Only this file imports Triton. What has no
+kernel runs as `Parts` has it.
 
 One program has one token's row (norms), a piece of it (SwiGLU), or one head of a token (rotary). `place` is where a row
 begins, in 64 bits: a batch has more than 2^31 numbers sooner than one thinks.
@@ -103,65 +103,6 @@ def _turn_heads(x: Any, cosines: Any, sines: Any, out: Any, token_stride: Any, h
         tl.store(target + 2 * half + others, passed.to(out.dtype.element_ty), mask=beyond)
 
 
-def normalise(x: Tensor, added: Tensor | None, weight: Tensor, epsilon: float,
-              dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """RMS norm of x (T, d) fp32, after `added` (T, d) was added to it: the sum (x itself without), n, rate and h."""
-    x = x.contiguous()
-    rows, width = x.shape
-    joined = x if added is None else torch.empty_like(x)
-    n, h = torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=dtype)
-    rates = x.new_empty(rows, 1)
-    _normalise_rows[rows,](x, x if added is None else added.contiguous(), weight, joined, n, rates, h, width, epsilon,
-                           HAS_ADDED=added is not None, BLOCK=triton.next_power_of_2(width))
-    return joined, n, rates, h
-
-
-def normalise_back(dh: Tensor, n: Tensor, rates: Tensor, weight: Tensor, dx: Tensor) -> Tensor:
-    """(T, d) fp32: dx, and the gradient of the norm's input."""
-    out = torch.empty_like(dx, memory_format=torch.contiguous_format)
-    rows, width = dx.shape
-    _normalise_rows_back[rows,](dh.contiguous(), n.contiguous(), rates, weight, dx.contiguous(), out, width,
-                                BLOCK=triton.next_power_of_2(width))
-    return out
-
-
-def swiglu(inner: Tensor) -> Tensor:
-    """silu(gate) * up (T, f), in the type of inner (T, 2 f)."""
-    rows, width = len(inner), inner.shape[1] // 2
-    out = inner.new_empty(rows, width)
-    _swiglu_rows[rows, triton.cdiv(width, PIECE)](inner.contiguous(), out, width, BLOCK=_piece(width))
-    return out
-
-
-def swiglu_back(inner: Tensor, dout: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What `swiglu` gave, made again, and the gradient of inner; both in `dtype`."""
-    rows, width = len(inner), inner.shape[1] // 2
-    out, dinner = inner.new_empty(rows, width, dtype=dtype), inner.new_empty(rows, 2 * width, dtype=dtype)
-    _swiglu_rows_back[rows, triton.cdiv(width, PIECE)](inner.contiguous(), dout.contiguous(), out, dinner, width,
-                                                       BLOCK=_piece(width))
-    return out, dinner
-
-
-def turn(x: Tensor, cosines: Tensor, sines: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rotary positions on x (T, heads, D), in `dtype`; cosines and sines are (T, 1, rotary width)."""
-    x = x if x.stride(2) == 1 else x.contiguous()
-    tokens, heads, width = x.shape
-    half = cosines.shape[-1] // 2
-    rest = width - 2 * half
-    cosines, sines = cosines.contiguous(), sines.contiguous()
-    out = torch.empty(x.shape, dtype=dtype, device=x.device)
-    _turn_heads[tokens, heads](x, cosines, sines, out, x.stride(0), x.stride(1), cosines.shape[-1], heads, half, rest,
-                               BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0)
-    return out
-
-
-def _piece(width: int) -> int:
-    return min(PIECE, int(triton.next_power_of_2(width)))
-
-
-# ------------------------------------------------------------------------------------------------ parts
-
-
 @dataclass(frozen=True)
 class TritonParts(Parts):
     """RMS norms with the residual, SwiGLU and rotary positions, forward and backward. Not to be compiled on top."""
@@ -169,29 +110,60 @@ class TritonParts(Parts):
     def _join_normalise(self, x: Tensor, branch: Tensor, seed: Tensor | None, norm: NormWeights,
                         dtype: torch.dtype) -> tuple[Tensor, Normalised, Tensor]:
         if self._is_rms(norm) and seed is None and not self.config.parallel_residual:
-            joined, n, rates, h = normalise(x, branch, norm.weight, self.config.norm_epsilon, dtype)
-            return joined, Normalised(n, rates), h
+            return self._add_and_normalise(x, branch, norm, dtype)
         return super()._join_normalise(x, branch, seed, norm, dtype)
 
     def _normalise(self, x: Tensor, norm: NormWeights, dtype: torch.dtype) -> tuple[Normalised, Tensor]:
-        if not self._is_rms(norm):
-            return super()._normalise(x, norm, dtype)
-        _, n, rates, h = normalise(x, None, norm.weight, self.config.norm_epsilon, dtype)
-        return Normalised(n, rates), h
+        return self._add_and_normalise(x, None, norm, dtype)[1:] if self._is_rms(norm) else super()._normalise(x, norm, dtype)
+
+    def _add_and_normalise(self, x: Tensor, added: Tensor | None, norm: NormWeights,
+                           dtype: torch.dtype) -> tuple[Tensor, Normalised, Tensor]:
+        """RMS norm of x (T, d) fp32 after `added` (T, d) was added: the sum (x itself if None), what is saved, and h."""
+        x = x.contiguous()
+        rows, width = x.shape
+        joined = x if added is None else torch.empty_like(x)
+        n, h = torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=dtype)
+        rates = x.new_empty(rows, 1)
+        _normalise_rows[rows,](x, x if added is None else added.contiguous(), norm.weight, joined, n, rates, h, width,
+                               self.config.norm_epsilon, HAS_ADDED=added is not None, BLOCK=triton.next_power_of_2(width))
+        return joined, Normalised(n, rates), h
 
     def _normalise_back(self, dx: Tensor, dh: Tensor, normalised: Normalised, norm: NormWeights) -> Tensor:
         if not self._is_rms(norm):
             return super()._normalise_back(dx, dh, normalised, norm)
-        return normalise_back(dh, normalised.n, normalised.rate, norm.weight, dx)
+        out = torch.empty_like(dx, memory_format=torch.contiguous_format)
+        rows, width = dx.shape
+        _normalise_rows_back[rows,](dh.contiguous(), normalised.n.contiguous(), normalised.rate, norm.weight, dx.contiguous(),
+                                    out, width, BLOCK=triton.next_power_of_2(width))
+        return out
 
     def _act(self, inner: Tensor) -> Tensor:
-        return swiglu(inner) if self._is_swiglu else super()._act(inner)
+        if not self._is_swiglu:
+            return super()._act(inner)
+        rows, width = len(inner), inner.shape[1] // 2
+        out = inner.new_empty(rows, width)
+        _swiglu_rows[rows, triton.cdiv(width, PIECE)](inner.contiguous(), out, width, BLOCK=_piece(width))
+        return out
 
     def _act_back(self, inner: Tensor, dact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return swiglu_back(inner, dact, dtype) if self._is_swiglu else super()._act_back(inner, dact, dtype)
+        if not self._is_swiglu:
+            return super()._act_back(inner, dact, dtype)
+        rows, width = len(inner), inner.shape[1] // 2
+        out, dinner = inner.new_empty(rows, width, dtype=dtype), inner.new_empty(rows, 2 * width, dtype=dtype)
+        _swiglu_rows_back[rows, triton.cdiv(width, PIECE)](inner.contiguous(), dact.contiguous(), out, dinner, width,
+                                                           BLOCK=_piece(width))
+        return out, dinner
 
     def _turn(self, x: Tensor, cosines: Tensor, sines: Tensor, dtype: torch.dtype) -> Tensor:
-        return turn(x, cosines, sines, dtype)
+        x = x if x.stride(2) == 1 else x.contiguous()
+        tokens, heads, width = x.shape
+        half = cosines.shape[-1] // 2
+        rest = width - 2 * half
+        cosines, sines = cosines.contiguous(), sines.contiguous()
+        out = torch.empty(x.shape, dtype=dtype, device=x.device)
+        _turn_heads[tokens, heads](x, cosines, sines, out, x.stride(0), x.stride(1), cosines.shape[-1], heads, half, rest,
+                                   BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0)
+        return out
 
     def _is_rms(self, norm: NormWeights) -> bool:
         return self.config.norm == "rms" and norm.bias is None
@@ -199,3 +171,7 @@ class TritonParts(Parts):
     @property
     def _is_swiglu(self) -> bool:
         return self.config.gated_mlp and self.config.activation == "silu"
+
+
+def _piece(width: int) -> int:
+    return min(PIECE, int(triton.next_power_of_2(width)))

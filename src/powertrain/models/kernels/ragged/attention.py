@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from powertrain.models.kernels.bmm import differentiate
 from powertrain.models.kernels.ragged import build
 from powertrain.records import WrongUse
 
@@ -97,25 +98,10 @@ def _documents(lengths: tuple[int, ...]) -> tuple[Any, Any]:
     return starts, order
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    q, k, v, *ctx.rest = inputs
-    ctx.save_for_backward(q, k, v, *output)
-
-
-def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    return (*ragged_backward(gradient, *ctx.saved_tensors, *ctx.rest), None, None, None, None)
-
-
 @ragged_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], dropout: float, window: int | None,
       scale: float) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32), q.new_empty((), dtype=torch.int64)
 
 
-@ragged_backward.register_fake
-def _(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, seed: Tensor, lengths: Sequence[int],
-      dropout: float, window: int | None, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-ragged_forward.register_autograd(_differentiate, setup_context=_remember)
+differentiate(ragged_forward, ragged_backward)
