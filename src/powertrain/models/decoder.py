@@ -23,6 +23,7 @@ Legend: T tokens, V vocabulary, H heads, K kv heads, D head width.
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import lru_cache
 
@@ -256,13 +257,10 @@ def rotary_tables(config: ModelConfig, batch: Batch) -> tuple[Tensor, Tensor] | 
 
 def beyond(batch: Batch, tokens: int) -> Tensor:
     """(T,) bool: whether the token's document is longer than that, counting what a cache holds of it."""
-    ends, last = [], -1
-    for length in batch.lengths:
-        last += length
-        ends.append(last)
+    _, *ends = itertools.accumulate(batch.lengths, initial=-1)
     device = batch.positions.device
     is_long = batch.positions[index_on(tuple(ends), device)] >= tokens
-    return is_long.repeat_interleave(index_on(batch.lengths, device), output_size=last + 1)
+    return is_long.repeat_interleave(index_on(batch.lengths, device), output_size=sum(batch.lengths))
 
 
 @lru_cache(maxsize=64)

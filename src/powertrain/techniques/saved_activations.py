@@ -108,9 +108,9 @@ class SavedActivations(Technique):
         light = [block for block in getattr(found, "blocks", ()) if block.saving is not None]
         if not light or light[0].saving.actions != self.actions:
             raise NotApplied(f"saved_activations: blocks are run by {setup.run_block!r}, which keep all that they need")
-        before = light[0].saving.count.put_away
+        before = light[0].saving.freed
         run_one_pass(setup)
-        put_away, kinds = light[0].saving.count.put_away - before, len(self.actions)
+        put_away, kinds = light[0].saving.freed - before, len(self.actions)
         if put_away < len(light) * kinds:
             raise NotApplied(f"saved_activations: {put_away} tensors of {len(light)} blocks were put away, and it should be "
                              f"{kinds} kinds in each")
@@ -124,7 +124,8 @@ class SavedActivations(Technique):
         host = PinnedHost(device) if device.type == "cuda" else PlainHost()
         is_compiled = isinstance(block.functions.leave, CompiledPart)
         change: Callable[[Any], Any] = CompiledPart if is_compiled else lambda function: function
-        return Saving.of(self.actions, host, Parts(block.block.config), change)
+        parts = Parts(block.block.config)
+        return Saving(self.actions, host, change(parts.inner_again), change(parts.heads_again))
 
 
 def _in_words(model: ModelFacts, light: Workload, tokens: int, link: Link) -> str:

@@ -206,14 +206,6 @@ class AdaptedLinear(nn.Module):
         kind = Dora if config.use_dora else CLASSES[config.kind]     # A is drawn on the CPU with torch's global generator
         self.adapters = nn.ModuleDict({slot.name: kind(self.rows(slot), config) for slot in slots}).to(base.device)
 
-    @property
-    def in_features(self) -> int:
-        return self.base.in_features
-
-    @property
-    def out_features(self) -> int:
-        return self.base.out_features
-
     def rows(self, slot: Slot) -> Rows:
         return Rows(self.base, slot.first, slot.last)
 
@@ -317,9 +309,10 @@ def merge_into(base: Decoder, adapted: Decoder) -> Decoder:
     state = plain_state(base)
     for name, module in adapted_linears(adapted).items():
         key = f"{name}.weight"
-        if key not in state or state[key].shape != (module.out_features, module.in_features):
-            raise WrongUse(f"the adapters sit on a {name} of {module.out_features} x {module.in_features}, which this base "
-                           f"does not have; merge into the base that they were trained on")
+        rows, columns = module.base.out_features, module.base.in_features
+        if key not in state or state[key].shape != (rows, columns):
+            raise WrongUse(f"the adapters sit on a {name} of {rows} x {columns}, which this base does not have; merge into the "
+                           f"base that they were trained on")
         weight = state[key].float().clone()
         for slot in module.slots:
             adapter = module.adapter(slot)

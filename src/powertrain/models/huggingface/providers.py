@@ -79,28 +79,19 @@ def _described(config: Json) -> str:
 
 def availability(config: Json, task: str, software: Software) -> dict[str, str | None]:
     """Return provider -> why it cannot compute this model here, or None if it can."""
-    return {"native": _why_not_native(config, task),
-            "transformers": software.missing.get("transformers") or why_not_task(config, task),
-            "unsloth": _why_not_unsloth(config, task, software)}
-
-
-def _why_not_native(config: Json, task: str) -> str | None:
+    may = why_not_task(config, task)
+    native = unsloth = None
     if task != CAUSAL:
-        return f"the native decoder is for {DESCRIPTIONS[CAUSAL]}, and the task is {task}"
-    try:
-        from_hf_config(dict(config))
-    except WrongUse as refused:
-        return str(refused)
-    return None
-
-
-def _why_not_unsloth(config: Json, task: str, software: Software) -> str | None:
-    """As far as that is known before unsloth is asked to load the model."""
+        native, unsloth = (f"{what} is for {DESCRIPTIONS[CAUSAL]}, and the task is {task}"
+                           for what in ("the native decoder", "unsloth's FastLanguageModel"))
+    else:
+        try:
+            from_hf_config(dict(config))
+        except WrongUse as refused:
+            native = str(refused)
     if "unsloth" not in software.versions:
-        return f"unsloth {software.missing.get('unsloth', 'is not installed (pip install unsloth)')}"
-    if task != CAUSAL:
-        return f"unsloth's FastLanguageModel is for {DESCRIPTIONS[CAUSAL]}, and the task is {task}"
-    return why_not_task(config, task)
+        unsloth = f"unsloth {software.missing.get('unsloth', 'is not installed (pip install unsloth)')}"
+    return {"native": native, "transformers": software.missing.get("transformers") or may, "unsloth": unsloth or may}
 
 
 def choose_provider(config: Json, wanted: str | None, task: str | None, software: Software) -> Choice:

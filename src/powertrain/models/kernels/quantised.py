@@ -1,13 +1,14 @@
 """A frozen base in 4 bits: bitsandbytes' NF4 and FP4, in blocks of 64 weights with one scale each.
 
 The 4-bit codes are the quantiles of a normal distribution (NF4) or a small floating-point format (FP4); `double` stores the
-scales in 8 bits too. A weight takes 4.5 bits, or 4.13 with double. It is made whole on every use, in the dtype of the
-product, forward and again backward. Two things spare that, with the same bits in the result: where a block is computed
-again for its backward pass, what was made for that serves both; and as many blocks as `keep_whole` is told stay whole.
+scales in 8 bits too. A weight takes 4.5 bits, or 4.13 with double. Each product dequantises its matrix to the product's
+dtype, once in the forward pass and once in the backward pass. Two things save that work without changing a bit of the result.
+First, a checkpointed block that is recomputed for its backward pass dequantises once for both. Second, `keep_whole` keeps
+dequantised copies of as many blocks as it is told.
 Source: Dettmers et al. 2023 (QLoRA), section 3.
 
-q, k and v are quantised apart, as the separate modules of transformers are, so that the numbers are the same. (Only
-gpt_neox interleaves their rows in one module; there the second rounding, of the scales, sees them in another order.)
+q, k and v are quantised apart, because transformers has them as separate modules and the numbers must be the same. Only
+gpt_neox interleaves their rows in one module; there the scales are rounded in another order than in transformers.
 """
 
 from __future__ import annotations
@@ -93,19 +94,19 @@ class Packed:
 
 
 class QuantisedLinear(FrozenLinear):
-    """A frozen linear in 4 bits. It has no `weight`; `matrix` makes one."""
+    """A frozen linear in 4 bits. It has no `weight`; `matrix` dequantises."""
 
     def __init__(self, linear: nn.Linear, rows: list[int], kind: str, double: bool) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
         self.weight, self.bias = None, linear.bias  # type: ignore[assignment]
         self.requires_grad_(False)
         self.kind = kind
-        self.whole: Tensor | None = None     # kept for good
-        self.again: Tensor | None = None     # made as a checkpoint computed the product again, for the gradient that follows
+        self.whole: Tensor | None = None     # dequantised once, and kept
+        self.again: Tensor | None = None     # dequantised in a checkpoint's recomputation, for the backward pass that follows
         self.parts = [Packed.of(part, kind, double) for part in torch.split(linear.weight, rows)]
 
     def forward(self, x: Tensor) -> Tensor:
-        # a forward pass inside of a backward one, as a checkpoint makes it
+        # a forward pass inside a backward pass: a checkpoint recomputes its block
         is_computed_again = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
         if not (x.requires_grad and is_computed_again):
             return super().forward(x)
@@ -120,7 +121,7 @@ class QuantisedLinear(FrozenLinear):
         return again if again is not None and again.dtype is dtype else self.unpack(dtype)
 
     def unpack(self, dtype: torch.dtype) -> Tensor:
-        """(out, in), made of the packed weights."""
+        """Return the matrix (out, in) of the packed weights."""
         if len(self.parts) == 1:
             return self.parts[0].unpack(dtype)
         whole = torch.empty(self.out_features, self.in_features, dtype=dtype, device=self.device)
@@ -139,7 +140,7 @@ class QuantisedLinear(FrozenLinear):
 
     @property
     def held_bytes(self) -> int:
-        """With what is kept whole."""
+        """Of the packed weights and the dequantised copy."""
         return self.memory_bytes + (0 if self.whole is None else self.whole.nbytes)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -177,14 +178,14 @@ def is_quantised(model: nn.Module) -> bool:
 
 
 def keep_whole(model: nn.Module, blocks: int, dtype: torch.dtype) -> None:
-    """The 4-bit linears of the last `blocks` blocks are made whole once, in `dtype`; they keep their packed weights besides."""
+    """Dequantise the linears of the last `blocks` blocks once, to `dtype`; they keep their packed weights besides."""
     found = _by_block(model)
     for linear in itertools.chain(*found[len(found) - blocks:]):
         linear.whole = linear.unpack(dtype)
 
 
 def whole_blocks(model: nn.Module, dtype: torch.dtype) -> int:
-    """How many blocks have nothing to make whole for a product in `dtype`."""
+    """Return how many blocks need no dequantising for a product in `dtype`."""
     return sum(bool(linears) and all(linear.whole is not None and linear.whole.dtype is dtype for linear in linears)
                for linears in _by_block(model))
 

@@ -57,7 +57,7 @@ def _converted(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 def _joined(linear: AdaptedLinear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """a (R, in) and b (out, R), as in `Linear`."""
     a = torch.cat([linear.adapter(slot).A.detach() for slot in linear.slots]).to(dtype)
-    b = a.new_zeros(linear.out_features, len(a))
+    b = a.new_zeros(linear.base.out_features, len(a))
     for adapter, ranks, rows in _places(linear):
         torch.mul(adapter.B.detach(), adapter.scale, out=b[rows, ranks])
     return a, b
@@ -242,7 +242,7 @@ class _Block(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.saved is None:
-            raise RuntimeError("a hand-written block frees its activations as its backward pass uses them, so it has only one")
+            raise RuntimeError("a hand-written block frees what its backward pass has used, so that pass runs only once")
         saved, ctx.saved = ctx.saved, None
         with torch.autocast(gradient.device.type, enabled=False):
             dx, *weights = ctx.block.backward(gradient.float(), saved, needs_x=ctx.needs_input_grad[0])

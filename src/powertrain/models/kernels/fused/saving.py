@@ -1,16 +1,16 @@
-"""What a block does not keep between its passes: tensors that are made again, or that wait in the host's memory.
+"""Recomputing or offloading what a hand-written block would save between its forward and its backward pass.
 
-By default a block written by hand keeps the least that spares every product. Where that does not fit, each kind of tensor
-is worth what it takes to compute it again, per byte: its contraction length.
+By default a block saves just enough that the backward pass repeats no product. Where that does not fit in memory, some kinds
+of tensors are freed after the forward pass. Recomputing a product's result costs its contraction length per byte:
 
-  inner        what the MLP's first product gave: a product of contraction length d, from the norm's result
+  inner        result of the MLP's first product: recomputed from its norm's result (contraction length d), or offloaded
   heads        queries, keys and values: the same, from the other norm's result
-  mixed        what attention gave: never made again; it may wait in the host's memory
-  normalised   what the two norms gave: what the others are made from; it may wait in the host's memory
+  mixed        result of attention: never recomputed; it may be offloaded to the host's memory
+  normalised   results of the two norms, from which the others are recomputed; they may be offloaded
 
-An elementwise result is not among them: none is kept in the first place. The down projection is never made again, because
-nothing needs what it gave. A tensor that others refer to (autograd, inside attention) keeps its place and gives its memory
-back; before anybody looks, its numbers are there again.
+A block saves no elementwise result, and the backward pass does not read the result of the down projection. Autograd (inside
+attention) holds references to some of these tensors. Such a tensor object stays; only its memory is freed, and it is
+allocated and filled again before attention's backward pass reads it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from powertrain.models.kernels.fused.parts import Entered, EnterWeights, LeaveWeights, Left, Parts, Seeds
+from powertrain.models.kernels.fused.parts import Entered, EnterWeights, LeaveWeights, Left, Seeds
 
 Copies = Mapping[str, tuple[Tensor, Tensor | None]]      # linear -> weight and bias, or its adapters' joined a and b
 AHEAD = 4                                    # tensors that are on their way back while a block computes: about a block's
@@ -32,43 +32,31 @@ AHEAD = 4                                    # tensors that are on their way bac
 
 @dataclass
 class Saved:
-    """Between a call's two passes. The backward pass deletes what it has used."""
+    """What a block saves in its forward pass. The backward pass deletes each part after its last use."""
 
     copies: Copies
     dtype: torch.dtype                       # of the products
     tables: tuple[Tensor | None, Tensor | None]              # of rotary positions
     entered: Entered
-    heads: tuple[Tensor, Tensor, Tensor]     # q, k and v, from which `mixed` was recorded
+    heads: tuple[Tensor, Tensor, Tensor]     # q, k and v, from which autograd recorded `mixed`
     mixed: Tensor
     left: Left
     seeds: Seeds
-    away: dict[str, Any] = field(default_factory=dict)       # what `Saving.put_away` needs to bring a tensor back
+    away: dict[str, Any] = field(default_factory=dict)       # tensor that was freed -> where the host has it; None: nowhere
 
 
 @dataclass
-class Count:
-    """What was really put away, for who wants to know."""
-
-    put_away: int = 0                        # tensors; of the two norms' results of a block, the pair counts once
-
-
-@dataclass(frozen=True)
 class Saving:
-    """`actions`: kind -> "recompute" or "offload"; other kinds are kept. `change`: compiles, as for the block's own parts."""
+    """`actions`: kind -> "recompute" or "offload"; other kinds are kept. `inner` and `heads` recompute, as in `Parts`."""
 
     actions: Mapping[str, str]
     host: Host
     inner: Callable[..., Tensor] = field(repr=False)
     heads: Callable[..., Tensor] = field(repr=False)
-    count: Count = field(default_factory=Count, compare=False)
-
-    @classmethod
-    def of(cls, actions: Mapping[str, str], host: Host, parts: Parts,
-           change: Callable[[Any], Any] = lambda function: function) -> Saving:
-        return cls(actions, host, change(parts.inner_again), change(parts.heads_again))
+    freed: int = field(default=0, compare=False)             # tensors so far; the two norms' results of a block count once
 
     def put_away(self, saved: Saved) -> None:
-        """After the forward pass. In the order in which it is needed last."""
+        """Free what `actions` name, after the forward pass; the tensors that the backward pass reads last come first."""
         for name, kind, tensor in ((("entered", "normalised", saved.entered.normalised.n), ("heads", "heads", saved.heads[0]),
                                     ("inner", "inner", saved.left.inner), ("mixed", "mixed", saved.mixed),
                                     ("left", "normalised", saved.left.normalised.n))):
@@ -77,10 +65,10 @@ class Saving:
             whole = _whole(tensor)
             saved.away[name] = self.host.put(whole) if self.actions[kind] == "offload" else None
             whole.untyped_storage().resize_(0)
-            self.count.put_away += name != "entered"
+            self.freed += name != "entered"
 
     def bring_left(self, saved: Saved, weights: LeaveWeights) -> None:
-        """What the backward pass of the half after attention reads."""
+        """Bring back what the backward pass of the half after attention reads."""
         self._bring(saved, "left", saved.left.normalised.n)
         self._bring(saved, "mixed", saved.mixed)
         if "inner" in saved.away and self.actions["inner"] == "recompute":
@@ -90,7 +78,7 @@ class Saving:
             self._bring(saved, "inner", saved.left.inner)
 
     def bring_entered(self, saved: Saved, weights: EnterWeights) -> None:
-        """What attention's backward pass reads, and that of the half before it."""
+        """Bring back what the backward passes of attention and of the half before it read."""
         self._bring(saved, "entered", saved.entered.normalised.n)
         if "heads" in saved.away and self.actions["heads"] == "recompute":
             del saved.away["heads"]
@@ -105,38 +93,38 @@ class Saving:
 
 @dataclass(frozen=True)
 class PlainHost:
-    """The machine's memory, without haste: what a GPU's is tested against, and all there is on a CPU."""
+    """Copies within the machine's memory that block the caller: all there is on a CPU, and the reference for `PinnedHost`."""
 
     def put(self, tensor: Tensor) -> Tensor:
-        """Copies the numbers of a contiguous tensor, whose memory is about to be given back."""
+        """Copy a contiguous tensor, whose memory is freed next."""
         return torch.empty_like(tensor, device="cpu").copy_(tensor)
 
     def fetch(self, stay: Tensor) -> Tensor:
-        """The numbers, in any memory."""
+        """Return the copy, on any device."""
         return stay
 
 
 def _is_alone(tensor: Tensor, parts: tuple[Tensor, ...]) -> bool:
-    """Whether its memory holds nothing but these."""
+    """Return whether the tensor's storage holds these parts and nothing else, so that it may be freed."""
     return tensor.untyped_storage().nbytes() == sum(part.numel() * part.element_size() for part in parts)
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """All of a tensor's memory as one row of numbers, which autograd does not see changing."""
+    """Return a tensor's whole storage as one row. Autograd does not notice when the row is written."""
     storage = tensor.untyped_storage()
     count = storage.nbytes() // tensor.element_size()
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (count,), (1,))
 
 
 def _refill(tensor: Tensor, numbers: Tensor) -> None:
-    """Gives a tensor its memory back, with these numbers in it."""
+    """Allocate a freed tensor's memory again and copy `numbers` into it."""
     tensor.untyped_storage().resize_(numbers.numel() * numbers.element_size())
     _whole(tensor).copy_(numbers.flatten(), non_blocking=True)
 
 
 @dataclass(eq=False)
 class Stay:
-    """One tensor that is out."""
+    """One offloaded tensor."""
 
     pinned: Tensor                           # on the host
     device: torch.device
@@ -172,7 +160,7 @@ class PinnedHost:
         return stay
 
     def fetch(self, stay: Stay) -> Tensor:
-        """The numbers; the next ones are on their way."""
+        """Return the tensor's numbers on the device, and begin to copy those that are needed next."""
         self._begin(stay)
         self._out.remove(weakref.ref(stay))
         for reference in self._out[:-AHEAD - 1:-1]:
