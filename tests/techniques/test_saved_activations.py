@@ -122,13 +122,14 @@ class Counting(PlainHost):
 
 def test_what_is_out_is_a_copy_that_comes_back_once() -> None:
     setup, host = SavedActivations(**dict.fromkeys(KINDS, "offload")).apply(by_hand()), Counting()
-    blocks = tuple(replace(block, saving=replace(block.saving, host=host)) for block in setup.run_block.blocks)
+    saving = replace(setup.run_block.blocks[0].saving, host=host)
+    blocks = tuple(replace(block, saving=saving) for block in setup.run_block.blocks)
     gradients_of(replace(setup, run_block=ByHand(blocks)))
     count = 5 * len(blocks)                                  # both norms' results, heads, inner, mixed
     assert [kind for kind, _ in host.log] == ["put"] * count + ["fetch"] * count
     sizes = [size for _, size in host.log]
     assert sorted(sizes[:count]) == sorted(sizes[count:])
-    assert blocks[0].saving.count.put_away == 4 * len(blocks)        # the norms' pair is one
+    assert saving.freed == 4 * len(blocks)        # the norms' pair is one
 
 
 def in_larger_memory(layers: tuple[int, ...]) -> Any:
@@ -144,14 +145,14 @@ def test_what_shares_its_memory_stays() -> None:
     setup = SavedActivations(**(KEPT | {"mixed": "offload"})).apply(by_hand(kernel=in_larger_memory((0, 1, 2, 3))))
     for gradient, expected in zip(gradients_of(setup), gradients_of(by_hand()), strict=True):
         assert torch.equal(gradient, expected)
-    assert setup.run_block.blocks[0].saving.count.put_away == 0
+    assert setup.run_block.blocks[0].saving.freed == 0
 
 
 def test_evaluation_puts_nothing_away() -> None:
     setup = SavedActivations(**ALL).apply(by_hand())
     with torch.no_grad():
         setup.batch_loss(setup.prepare(0)[0])
-    assert setup.run_block.blocks[0].saving.count.put_away == 0
+    assert setup.run_block.blocks[0].saving.freed == 0
 
 
 def test_a_run_with_compiled_blocks_learns_the_same() -> None:

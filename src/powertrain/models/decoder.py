@@ -223,15 +223,13 @@ class Decoder(Model):
         return self.logits(self.hidden(batch, attention=attention, run_block=run_block))
 
 
-def decays(parameter: Tensor) -> bool:
-    """Whether weight decay pulls on it: matrices and embeddings yes, biases and norms no, as in nanoGPT."""
-    return parameter.dim() >= 2
-
-
 def decay_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The trainable parameters that weight decay pulls on, and those that it leaves alone."""
+    """Return the trainable parameters with weight decay (matrices and embeddings), and those without (biases and norms).
+
+    Source: nanoGPT.
+    """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return [p for p in trainable if decays(p)], [p for p in trainable if not decays(p)]
+    return [p for p in trainable if p.dim() >= 2], [p for p in trainable if p.dim() < 2]
 
 
 # ------------------------------------------------------------------------------------------------ rotary positions

@@ -176,23 +176,21 @@ def by_module(file: Path) -> dict[str, dict[str, Tensor]]:
 def refuse_other_base(model_config: ModelConfig, tensors: Mapping[str, Mapping[str, Tensor]], config: AdapterConfig,
                       who: str) -> None:
     """Raises WrongUse, naming what differs, if the adapters do not fit a model of this config."""
-    slots = {slot.theirs: slot for slot in find_slots(model_config)}
+    slots = {slot.theirs for slot in find_slots(model_config)}
     this = f"this {model_config.family} of {model_config.layers} layers"
     if lacking := [name for name in tensors if name not in slots]:
         more = f" and {len(lacking) - 1} more modules" if len(lacking) > 1 else ""
         first = min(lacking, key=lambda name: re.sub(r"\d+", lambda number: number[0].zfill(6), name))
         raise WrongUse(f"the adapter in {who} belongs to another base: it adapts {first}{more}, which {this} does not "
                        f"have; load the base that it was trained on")
-    named = [slot.theirs for slot in find_targets(model_config, config.target_modules)]
+    named = {slot.theirs: slot for slot in find_targets(model_config, config.target_modules)}
     if unnamed := [name for name in tensors if name not in named]:
         raise WrongUse(f"the adapter in {who} has weights for {unnamed[0]}, which its {CONFIG} does not name; check that both "
                        f"come from the same adapter")
     if unfilled := [name for name in named if name not in tensors]:
         raise WrongUse(f"the adapter in {who} belongs to another base: {this} has {unfilled[0]} too, which its {CONFIG} "
                        f"names and its {WEIGHTS} does not hold; load the base that it was trained on")
-    for name, slot in slots.items():
-        if name not in tensors:
-            continue
+    for name, slot in named.items():
         a, b = tensors[name].get("lora_A.weight"), tensors[name].get("lora_B.weight")
         if a is None or b is None or a.dim() != 2 or b.dim() != 2:
             raise WrongUse(f"the adapter in {who} has not the two matrices of {name}; copy or save it again")

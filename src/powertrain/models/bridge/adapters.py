@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.huggingface.folder import Shards, save_tensors
-from powertrain.models.huggingface.hub import ADAPTER_CONFIG as CONFIG
-from powertrain.models.huggingface.hub import ADAPTER_WEIGHTS as WEIGHTS
-from powertrain.models.huggingface.hub import adapter_weights, read_adapter_json
+from powertrain.models.huggingface.hub import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_weights, read_adapter_json
 from powertrain.models.kernels.quantised import load_library
 from powertrain.records import WrongUse
 
@@ -107,8 +105,8 @@ def read_peft_config(folder: Path, task: str) -> Any:
     try:
         config = peft.PeftConfig.from_pretrained(str(folder))
     except (KeyError, TypeError, ValueError) as error:
-        raise WrongUse(f"{folder / CONFIG} is not an adapter's that peft {peft.__version__} reads ({type(error).__name__}: "
-                       f"{error}); save the adapter anew with PEFT or powertrain") from error
+        raise WrongUse(f"{folder / ADAPTER_CONFIG} is not an adapter's that peft {peft.__version__} reads "
+                       f"({type(error).__name__}: {error}); save the adapter anew with PEFT or powertrain") from error
     if config.is_prompt_learning:
         raise WrongUse(f"{folder} holds an adapter of type {given['peft_type']}, which learns tokens and not weights; the "
                        "bridge trains adapters in the model's modules, such as LORA")
@@ -167,7 +165,7 @@ def adapter_tensors(library: Any) -> dict[str, Tensor]:
 def save_adapter_files(library: Any, folder: Path, *, base: str) -> None:
     """PEFT's two files. Raises OSError."""
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in adapter_tensors(library).items()}
-    save_tensors(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    save_tensors(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     config = library.peft_config["default"]
     was, config.inference_mode = config.inference_mode, True
     config.base_model_name_or_path = base or config.base_model_name_or_path

@@ -77,7 +77,9 @@ def bridged_facts(folder: Path, *, task: str, method: str, adapters: AdapterConf
     `path` is what the facts say of where it is, by default the folder.
     """
     code = check_folder(folder, method, trust_remote_code, revision)
-    bare = open_empty(folder, task, dropout, code)
+    with torch.device("meta"), quietly(), library_errors(folder):
+        kind, settings = _class_and_settings(folder, task, dropout, code)
+        bare = kind.from_config(settings, trust_remote_code=code["trust_remote_code"])
     network: nn.Module = bare
     blocks = find_blocks(bare)               # encoder and decoder, in order
     sizes, plain = count_model(bare, task, blocks), sum(p.numel() for p in bare.parameters())    # before adapters wrap modules
@@ -154,14 +156,6 @@ def open_network(folder: Path, task: str, dropout: float, four_bits: tuple[str, 
     if four_bits is not None:
         _settle_four_bits(network, folder)
     return network.train()
-
-
-def open_empty(folder: Path, task: str, dropout: float, code: Mapping[str, Any]) -> Any:
-    """The same model without weights, on torch's meta device, where nothing is drawn."""
-    pinned = {key: value for key, value in code.items() if key == "trust_remote_code"}
-    with torch.device("meta"), quietly(), library_errors(folder):
-        kind, settings = _class_and_settings(folder, task, dropout, code)
-        return kind.from_config(settings, **pinned)
 
 
 def _class_and_settings(folder: Path, task: str, dropout: float, code: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -323,9 +317,19 @@ def load_unsloth(folder: Path, *, method: str, adapters: AdapterConfig | None, q
     It needs a CUDA GPU and could not be run where this was written: the calls follow its documentation, and tests check the
     arguments only. Its models give scores as long as no labels are handed in, and none are. It decides on the dtype of what
     is frozen (bf16 or fp16) and on activation checkpointing, so no technique of ours takes part in that.
-    Raises WrongUse if it is not installed, and for what it does not do.
+    Raises WrongUse if it is not installed, and for settings that it would pass over.
     """
-    _refuse_unsloth(adapters, quantisation, dropout, method)
+    cure = "use model.provider=transformers for it"
+    if adapters is not None and adapters.kind != "lora":
+        raise WrongUse(f"lora.kind={adapters.kind} was asked for, which only the native decoder computes; leave model.provider "
+                       "out, or use lora.kind=lora")
+    if adapters is not None and adapters.use_dora:
+        raise WrongUse(f"lora.use_dora=true was asked for, and unsloth's kernels compute LoRA and rsLoRA; {cure}")
+    if method == "qlora" and quantisation not in (None, NF4):
+        raise WrongUse(f"quantisation {quantisation} was asked for, and unsloth quantises to nf4 with double scales; {cure}")
+    if dropout:
+        raise WrongUse(f"model.dropout={dropout:g} was asked for, and unsloth's kernels drop nothing; use model.dropout=0, or "
+                       "model.provider=transformers")
     fast = fast or load_library("unsloth", "model.provider=unsloth needs", "pip install unsloth beside a CUDA GPU, or leave "
                                 "model.provider out").FastLanguageModel
     opened = adapter_folder if method != "full" and adapter_folder is not None else folder
@@ -341,20 +345,4 @@ def load_unsloth(folder: Path, *, method: str, adapters: AdapterConfig | None, q
             target_modules=UNSLOTH_LINEARS if targets == "all-linear" else named,
             use_rslora=adapters.use_rslora, use_gradient_checkpointing=UNSLOTH_CHECKPOINTING,
             random_state=int(torch.randint(2**31, ())))          # it seeds anew: from the recipe's seed, not its own
-    network: nn.Module = model
-    return network
-
-
-def _refuse_unsloth(adapters: AdapterConfig | None, quantisation: tuple[str, bool] | None, dropout: float, method: str) -> None:
-    """Raises WrongUse for settings that unsloth would pass over."""
-    cure = "use model.provider=transformers for it"
-    if adapters is not None and adapters.kind != "lora":
-        raise WrongUse(f"lora.kind={adapters.kind} was asked for, which only the native decoder computes; leave model.provider "
-                       "out, or use lora.kind=lora")
-    if adapters is not None and adapters.use_dora:
-        raise WrongUse(f"lora.use_dora=true was asked for, and unsloth's kernels compute LoRA and rsLoRA; {cure}")
-    if method == "qlora" and quantisation not in (None, ("nf4", True)):
-        raise WrongUse(f"quantisation {quantisation} was asked for, and unsloth quantises to nf4 with double scales; {cure}")
-    if dropout:
-        raise WrongUse(f"model.dropout={dropout:g} was asked for, and unsloth's kernels drop nothing; use model.dropout=0, or "
-                       "model.provider=transformers")
+    return model  # type: ignore[no-any-return]

@@ -15,9 +15,8 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,18 +31,13 @@ LONGEST_ANSWER = 30                          # tokens; transformers' examples/py
 POSITION_TABLE = re.compile(r"(^|\.)(wpe|(?!rel)\w*positions?(_embed\w*)?)$")     # names of tables of absolute positions
 
 
-@dataclass(frozen=True)
 class Layout:
     """Where the T tokens of documents laid end to end lie in rows of L."""
 
-    lengths: tuple[int, ...]
-    places: Tensor                           # (T,) int64, in the flattened (B, L)
-
-    @classmethod
-    def of(cls, lengths: tuple[int, ...], device: torch.device) -> Self:
-        longest = max(lengths)
+    def __init__(self, lengths: tuple[int, ...], device: torch.device) -> None:
+        self.lengths, longest = lengths, max(lengths)
         rows = [torch.arange(length) + row * longest for row, length in enumerate(lengths)]
-        return cls(lengths, torch.cat(rows).to(device, non_blocking=True))
+        self.places = torch.cat(rows).to(device, non_blocking=True)      # (T,) int64, in the flattened (B, L)
 
     def put(self, flat: Tensor, filler: int) -> Tensor:
         """(T,) -> (B, L), `filler` behind each document."""
@@ -97,7 +91,7 @@ class BridgedModel(Model):
             if reach is not None and max(lengths) > reach:
                 raise WrongUse(f"a document of {max(lengths)} tokens is longer than the {reach} that the positions of this "
                                f"{self.network.config.model_type} reach; use data.max_length={reach} or less")
-        layout = Layout.of(batch.lengths, batch.tokens.device)
+        layout = Layout(batch.lengths, batch.tokens.device)
         if self.task == "span":
             return self._spans(batch, layout)
         inputs = self._targets(batch, layout) if self.task == "seq2seq" else self._tokens(batch, layout)
@@ -113,7 +107,7 @@ class BridgedModel(Model):
         if batch.source is None:
             raise WrongUse("an encoder-decoder learns from pairs of a source and a target, and these examples have no source; "
                            "use a decoder for them, or data with two columns such as document and summary")
-        source = Layout.of(batch.source.lengths, batch.tokens.device)
+        source = Layout(batch.source.lengths, batch.tokens.device)
         return {"input_ids": source.put(batch.source.tokens, self._filler), "attention_mask": source.mask(),
                 "decoder_input_ids": layout.put(batch.tokens, self._filler), "decoder_attention_mask": layout.mask()}
 

@@ -25,7 +25,6 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json",
 FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
 # in folders of their own lie copies for other programs, and consolidated*.safetensors are Mistral's weights once more
 NOT_FETCHED = ["*/*", "consolidated*", "*.fp16.*"]
-CONNECT = "connect and run it again, or give a folder that holds the model"
 ANSWER_S = 10.0              # to wait for the hub's first answer: what huggingface_hub waits for a file's
 
 
@@ -181,4 +180,5 @@ def explain(error: Exception, repository: str, revision: str | None, cached: Pat
     if isinstance(error, OfflineModeIsEnabled):
         return f"{have}, and HF_HUB_OFFLINE is set; unset it and run it again, or give a folder that holds the model"
     first = str(error).strip().splitlines() or ["it gave no reason"]
-    return f"{have}, and the Hugging Face hub could not be asked ({type(error).__name__}: {first[0]}); {CONNECT}"
+    return (f"{have}, and the Hugging Face hub could not be asked ({type(error).__name__}: {first[0]}); connect and run it "
+            f"again, or give a folder that holds the model")

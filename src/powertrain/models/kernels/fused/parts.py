@@ -247,11 +247,7 @@ class Parts:
 
     def _normalise(self, x: Tensor, norm: NormWeights, dtype: torch.dtype) -> tuple[Normalised, Tensor]:
         """The norm's result h in `dtype`, and what its backward pass needs."""
-        if self.config.norm == "rms":
-            n, rate = _unit(x, self.config.norm_epsilon)
-        else:
-            centred = x - x.mean(-1, keepdim=True)
-            n, rate = _unit(centred, self.config.norm_epsilon)
+        n, rate = _unit(x if self.config.norm == "rms" else x - x.mean(-1, keepdim=True), self.config.norm_epsilon)
         return Normalised(n.to(dtype), rate), _scaled(n, norm).to(dtype)
 
     def _join_normalise(self, x: Tensor, branch: Tensor, seed: Tensor | None, norm: NormWeights,

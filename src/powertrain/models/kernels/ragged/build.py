@@ -58,16 +58,9 @@ def _library() -> Path:
     return Path.home() / ".cache" / "powertrain" / "kernels" / name
 
 
-def _torch_folder() -> Path:
-    """Return where torch is installed, without loading torch."""
-    found = importlib.util.find_spec("torch")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent
-
-
 def _compile(path: Path) -> None:
-    compiler, torch = cpp_compiler(), _torch_folder()
+    compiler, found = cpp_compiler(), importlib.util.find_spec("torch")      # which does not load torch
+    torch = Path(found.origin).parent  # type: ignore[union-attr, arg-type]
     if compiler is None:
         raise CannotBuild(f"none of {', '.join(COMPILERS)} is on the PATH")
     try:
