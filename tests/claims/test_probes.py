@@ -22,7 +22,7 @@ from powertrain.claims.probes.loops import HABITS, spread
 from powertrain.claims.probes.memory import SHAPES, known_facts
 from powertrain.claims.probes.probe import Arms, apart, by_turns, exactly, medians, open_training, ratio
 from powertrain.claims.probes.runs import first_at, smoothed
-from powertrain.data.tokenizers import ByteTokenizer
+from powertrain.data.table_tokenizers import ByteTokenizer
 from powertrain.evidence.worker import CannotRun
 from powertrain.models.adapters.files import save_model
 from powertrain.models.config import make_config

@@ -16,7 +16,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from driver import run_cli
 from example_folders import json_lines
 from powertrain.cli import exporting, using
-from powertrain.data.tokenizers import ByteTokenizer
+from powertrain.data.table_tokenizers import ByteTokenizer
 
 Cli = Callable[..., tuple[int, str, str]]
 Captured = pytest.CaptureFixture[str]

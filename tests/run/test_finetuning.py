@@ -15,7 +15,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from driver import run_cli
 from powertrain.cost.precision import unit_of
-from powertrain.data.tokenizers import ByteTokenizer
+from powertrain.data.table_tokenizers import ByteTokenizer
 from powertrain.facts.hardware import read_hardware
 from powertrain.models.adapters.files import save_model
 from powertrain.models.config import make_config

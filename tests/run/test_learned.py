@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForQuestionAnswering, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from powertrain.data.tokenizers import ByteTokenizer
+from powertrain.data.table_tokenizers import ByteTokenizer
 from powertrain.models.adapters.files import save_model
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
