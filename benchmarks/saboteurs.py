@@ -175,10 +175,10 @@ def caught(prepared: Prepared, name: str, notebook: Notebook) -> dict[str, Any]:
     except RunFailed as error:
         found_out = name == IdleAdamW.name and "not fused" in str(error)
         return {"name": name, "by": "confirm", "said": str(error), "caught": found_out}
-    row, = found.findings["techniques"]
+    row, = found["techniques"]
     wanted = {Skewed.name: INVALID, Slow.name: HARMFUL}.get(name)
     return {"name": name, "by": "parity" if row["verdict"] == INVALID else "clock", "said": f"{row['verdict']}: {row['why']}",
-            "caught": row["verdict"] == wanted, "found": row, "control": found.findings["control"]}
+            "caught": row["verdict"] == wanted, "found": row, "control": found["control"]}
 
 
 def parse() -> argparse.Namespace:

@@ -60,9 +60,8 @@ def test_an_assertion_that_does_not_hold_fails_the_command(
         quick: list[str], cache: Path, tmp_path: Path, holds: bool, code: int, monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str]) -> None:
     """What was measured is put in place of measuring."""
-    found = suites.Found(tried={table: [] for table in suites.TABLES},
-                         assertions=[Assertion("loader: it does not change the losses", holds, "2 workers: 3 and 4")])
-    monkeypatch.setattr(suites, "bench", lambda suite, notebook: found)
+    found = Assertion("loader: it does not change the losses", holds, "2 workers: 3 and 4")
+    monkeypatch.setattr(suites, "bench", lambda suite, notebook: suite.assertions.append(found))
     monkeypatch.setenv("POWERTRAIN_CACHE", str(cache))
     monkeypatch.chdir(tmp_path)
     assert proving.bench(quick, budget="1s", study=None, as_json=False) == code

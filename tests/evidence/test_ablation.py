@@ -100,9 +100,10 @@ def costs(**seconds: float) -> Callable[[Steps], float]:
 def measure(prepared: Prepared, arena: SyntheticArena, names: Sequence[str] = (), *, budget_s: float = 1000.0,
             said: list[str] | None = None) -> tuple[dict[str, Subject], dict[str, Any], Notebook]:
     notebook = Notebook(arena, ("a", "recipe"), ([] if said is None else said).append, budget_s, now=arena.now)
-    found = ablate(prepared, subjects_of(prepared, names), notebook)
-    json.dumps(found.findings, allow_nan=False)
-    return {subject.name: subject for subject in found.subjects}, dict(found.findings), notebook
+    subjects = subjects_of(prepared, names)
+    found = ablate(prepared, subjects, notebook)
+    json.dumps(found, allow_nan=False)
+    return {subject.name: subject for subject in subjects}, found, notebook
 
 
 def test_each_technique_gets_the_verdict_of_leaving_it_out(prepared: Prepared) -> None:
@@ -164,7 +165,9 @@ def _measure_really(prepared: Prepared, words: list[str], scratch: Path,
                     **seconds: float) -> dict[str, Subject]:
     arena = SyntheticArena(costs(**seconds), real_probes=scratch)
     notebook = Notebook(arena, tuple(words), lambda text: None, 1000.0, now=arena.now)
-    return {subject.name: subject for subject in ablate(prepared, subjects_of(prepared), notebook).subjects}
+    subjects = subjects_of(prepared)
+    ablate(prepared, subjects, notebook)
+    return {subject.name: subject for subject in subjects}
 
 
 def test_what_cannot_matter_is_said_and_not_timed(prepared: Prepared) -> None:

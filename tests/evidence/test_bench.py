@@ -8,14 +8,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from powertrain.evidence import bench as suites
 from powertrain.evidence import studies
 from powertrain.evidence.assertions import (
-    Tried,
+    Setting,
     accumulation_takes_no_more,
     losses_agree,
     memory_grows,
@@ -24,7 +24,7 @@ from powertrain.evidence.assertions import (
 )
 from powertrain.evidence.bench import Suite, findings
 from powertrain.evidence.clock import Arena, Probe
-from powertrain.evidence.loading import data_side, loader_rates, predicted_bytes
+from powertrain.evidence.loading import data_side, loader_rates
 from powertrain.evidence.notebook import Notebook
 from powertrain.recipe import resolve_words
 from powertrain.records.evidence import Arm, ArmRun, Comparison, Interval, Study, Window
@@ -35,11 +35,16 @@ WORDS = ("model.layers=1", "model.width=32", "model.heads=2", "data.tokenizer=ch
          "train_batch_size=4", "max_steps=50", "sample.prompt=", "techniques.threads=off", "techniques.bf16=off")
 
 
-def tried(amount: int, *, measured: float | None = 100.0, predicted: float | None = 100.0, **changes: Any) -> Tried:
+LOSSES = (3.0, 2.9, 2.8, 2.7)
+
+
+def tried(amount: int, *, measured: float | None = 100.0, predicted: float | None = 100.0, dtype: str = "fp32",
+          **changes: Any) -> Setting:
     """One of several settings that all did well; memory in MiB."""
-    found = Tried(f"setting {amount}", amount, (3.0, 2.9, 2.8, 2.7), (1.0, 1.1, 1.2, 1.3),
-                  None if measured is None else round(measured * MIB), None if predicted is None else round(predicted * MIB))
-    return replace(found, **changes)
+    probe = Probe(LOSSES, (1.0, 1.1, 1.2, 1.3), None if measured is None else round(measured * MIB))
+    nothing = cast(Any, None)                # neither recipe nor plan: no assertion reads them
+    return Setting(amount, Arm(f"setting {amount}", ()), nothing, nothing, dtype,
+                   None if predicted is None else round(predicted * MIB), replace(probe, **changes))
 
 
 class TestAssertions:
@@ -113,28 +118,29 @@ class TestAssertions:
         assert "setting 2 take more, as predicted" in found.because
 
     def test_losses_that_are_the_same_numbers_agree(self) -> None:
-        agreed = losses_agree("loader", "BITWISE", tried(0), [tried(1), tried(2)])
+        settings = [tried(0), tried(1), tried(2)]
+        agreed = losses_agree("loader", "BITWISE", settings)
         assert agreed is not None
-        assert agreed[0].holds
-        assert set(agreed[1]) == {"setting 1", "setting 2"}
+        assert agreed.holds
+        assert [setting.parity is not None for setting in settings] == [False, True, True]
 
     def test_a_loader_that_changes_the_last_bit_fails(self) -> None:
-        agreed = losses_agree("loader", "BITWISE", tried(0), [tried(1), tried(2, losses=(3.0, 2.9, 2.8, 2.7000001))])
+        agreed = losses_agree("loader", "BITWISE", [tried(0), tried(1), tried(2, losses=(3.0, 2.9, 2.8, 2.7000001))])
         assert agreed is not None
-        assert not agreed[0].holds
-        assert agreed[0].because.startswith("setting 2:")
+        assert not agreed.holds
+        assert agreed.because.startswith("setting 2:")
 
     @pytest.mark.parametrize(("dtype", "factor", "holds"), [
         ("fp32", 1.00002, True), ("fp32", 1.001, False), ("bf16", 1.002, True), ("bf16", 1.03, False)])
     def test_losses_may_be_apart_by_the_rounding_of_their_type(self, dtype: str, factor: float, holds: bool) -> None:
-        other = tried(2, losses=tuple(loss * factor for loss in tried(2).losses), dtype=dtype)
-        agreed = losses_agree("accumulation", "ROUNDING", tried(1), [other])
+        other = tried(2, losses=tuple(loss * factor for loss in LOSSES), dtype=dtype)
+        agreed = losses_agree("accumulation", "ROUNDING", [tried(1), other])
         assert agreed is not None
-        assert agreed[0].holds is holds
+        assert agreed.holds is holds
 
     def test_settings_that_did_not_run_are_not_compared(self) -> None:
-        assert losses_agree("loader", "BITWISE", tried(0, error="no"), [tried(1)]) is None
-        assert losses_agree("loader", "BITWISE", tried(0), [tried(1, error="no")]) is None
+        assert losses_agree("loader", "BITWISE", [tried(0, error="no"), tried(1)]) is None
+        assert losses_agree("loader", "BITWISE", [tried(0), tried(1, error="no")]) is None
 
 
 @pytest.mark.parametrize(("batch", "sizes", "passes"), [
@@ -153,7 +159,7 @@ def prepared(cache: Path) -> Prepared:
     return prepare(resolve_words(WORDS), cache, lambda text: None)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def suite(prepared: Prepared) -> Suite:
     return suites.make_suite(WORDS, prepared)
 
@@ -193,7 +199,7 @@ class TestSuite:
         assert len(set(names)) == len(names)
 
     def test_what_does_not_fit_is_said_and_not_tried(self, suite: Suite, prepared: Prepared) -> None:
-        needed = [predicted_bytes(setting.prepared, setting.plan, 4) or 0 for setting in suite.tables["micro-batch"]]
+        needed = [setting.predicted_bytes or 0 for setting in suite.tables["micro-batch"]]
         hardware = replace(prepared.facts.hardware, free_memory_bytes=(needed[0] + needed[-1]) // 2)
         small = suites.make_suite(WORDS, replace(prepared, facts=replace(prepared.facts, hardware=hardware)))
         assert small.tables["micro-batch"][0].amount == 1
@@ -258,10 +264,10 @@ class Recorded:
 
 
 def recorded(suite: Suite, *, seconds: float = 600.0, probes: dict[str, Probe] | None = None,
-             speeds: dict[str, float] | None = None) -> tuple[suites.Found, dict[str, Any]]:
+             speeds: dict[str, float] | None = None) -> dict[str, Any]:
     notebook = Notebook(Recorded(probes or {}, speeds or {}), WORDS, lambda text: None, time.monotonic() + seconds)
-    found = suites.bench(suite, notebook)
-    return found, findings(suite, notebook, found)
+    suites.bench(suite, notebook)
+    return findings(suite, notebook) | {"noise_floor": notebook.noise_floor}
 
 
 @pytest.fixture
@@ -272,48 +278,47 @@ def quick(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
 
 
 def test_a_slow_setting_is_reported_and_fails_nothing(quick: Suite) -> None:
-    good = {setting.arm.name: Probe((3.0, 2.9, 2.8, 2.7), (1.0,) * 4, predicted_bytes(setting.prepared, setting.plan, 4))
+    good = {setting.arm.name: Probe((3.0, 2.9, 2.8, 2.7), (1.0,) * 4, setting.predicted_bytes)
             for table in quick.tables.values() for setting in table}
-    found, told = recorded(quick, probes=good, speeds={"2 workers": 0.7})
-    assert all(assertion.holds for assertion in found.assertions), found.assertions
+    told = recorded(quick, probes=good, speeds={"2 workers": 0.7})
+    assert all(assertion.holds for assertion in quick.assertions), quick.assertions
     table = told["tables"]["loader"]
     row = dict(zip(table["columns"], table["rows"][2], strict=True))
     assert (row["workers"], row["times as fast"], row["verdict"]) == (2, 0.7, "harmful")
     assert (row["batches/s"], row["times as many"], row["waiting for data %"]) == (100.0, 1.0, 25.0)
     assert [row[2] for row in table["rows"]] == [1.0, 1.5, 1.0, 0.5]     # times as many batches as without workers
-    assert not found.not_reached
-    assert found.noise_floor == 0.0
-    assert {assertion.what for assertion in found.assertions} >= {
+    assert not quick.not_reached
+    assert told["noise_floor"] == 0.0
+    assert {assertion.what for assertion in quick.assertions} >= {
         "micro-batch: memory grows with it", "micro-batch: peak memory is what was predicted, within 5%",
         "accumulation: more passes take no more memory than one pass", "loader: it does not change the losses",
         "accumulation: losses stay within rounding of one pass"}
 
 
 def test_a_setting_that_learns_something_else_fails(quick: Suite) -> None:
-    found, _ = recorded(quick, probes={"2 passes": Probe((3.0, 2.0, 1.0, 0.5), (1.0,) * 4, 1 << 20)})
-    wrong = [assertion for assertion in found.assertions if not assertion.holds]
+    recorded(quick, probes={"2 passes": Probe((3.0, 2.0, 1.0, 0.5), (1.0,) * 4, 1 << 20)})
+    wrong = [assertion for assertion in quick.assertions if not assertion.holds]
     assert "accumulation: losses stay within rounding of one pass" in [assertion.what for assertion in wrong]
 
 
 def test_a_setting_that_cannot_run_fails_and_is_not_timed(quick: Suite) -> None:
-    found, told = recorded(quick, probes={"2 workers": Probe((), (), None, "there is not enough memory")})
-    wrong = [assertion for assertion in found.assertions if not assertion.holds]
+    told = recorded(quick, probes={"2 workers": Probe((), (), None, "there is not enough memory")})
+    wrong = [assertion for assertion in quick.assertions if not assertion.holds]
     assert "2 workers: there is not enough memory" in next(
         assertion.because for assertion in wrong if assertion.what == "loader: every setting trains")
-    assert "2 workers" not in found.compared
+    assert quick.tables["loader"][2].comparison is None
     assert told["tables"]["loader"]["rows"][2][-1] == "there is not enough memory"
 
 
 def test_what_the_budget_does_not_reach_is_said(quick: Suite) -> None:
-    found, told = recorded(quick, seconds=-1.0)
-    assert found.assertions == []
+    told = recorded(quick, seconds=-1.0)
+    assert quick.assertions == []
     names = {f"{table}: {setting.arm.name}" for table, settings in quick.tables.items() for setting in settings}
     assert names <= set(told["not_reached"])
 
 
 def test_tables_are_plain_numbers_and_words_of_the_same_width(quick: Suite) -> None:
-    _, told = recorded(quick)
-    for table in told["tables"].values():
+    for table in recorded(quick)["tables"].values():
         assert all(len(row) == len(table["columns"]) for row in table["rows"])
         assert all(cell is None or isinstance(cell, (int, float, str)) for row in table["rows"] for cell in row)
 
@@ -335,16 +340,16 @@ def test_a_small_suite_runs_and_is_a_study(cache: Path, suite: Suite, tmp_path: 
 
     with Arena(cache) as arena:
         notebook = Notebook(arena, WORDS, hurry, time.monotonic() + 600)
-        found = suites.bench(small, notebook)
-    failed = [assertion for assertion in found.assertions if not assertion.holds]
+        suites.bench(small, notebook)
+    failed = [assertion for assertion in small.assertions if not assertion.holds]
     assert not failed
-    assert {assertion.what for assertion in found.assertions} >= {
+    assert {assertion.what for assertion in small.assertions} >= {
         "loader: it does not change the losses", "accumulation: losses stay within rounding of one pass"}
-    assert found.control is not None
-    assert found.compared
+    assert small.control is not None
+    assert any(setting.comparison is not None for table in small.tables.values() for setting in table)
     study = Study("bench", "bench", "what", "2026-11-21", "powertrain bench", None, {}, {}, runs=tuple(notebook.runs),
-                  comparisons=tuple(notebook.comparisons), noise_floor=found.noise_floor,
-                  findings=findings(small, notebook, found))
+                  comparisons=tuple(notebook.comparisons), noise_floor=notebook.noise_floor,
+                  findings=findings(small, notebook))
     studies.save(tmp_path / "study", study, small.base.prepared.facts)
     read = studies.load(tmp_path / "study")
     assert [row[0] for row in read.findings["tables"]["micro-batch"]["rows"]] == [1, 4]

@@ -50,7 +50,7 @@ def ablate(words: Words = None,
         notebook = Notebook(arena, tuple(words), say, began + USED * seconds)
         found = ablation.ablate(prepared, subjects, notebook)
     what = f"what each technique does here, of the plan for {' '.join(words) or 'the default recipe'}"
-    kept = _keep("ablation", what, folder, prepared, notebook, found.findings, found.noise_floor, began)
+    kept = _keep("ablation", what, folder, prepared, notebook, found, began)
     if as_json:
         _print_study(kept, folder)
         return
@@ -76,7 +76,7 @@ def tune(words: Words = None, budget: Budget = "10m", study: StudyName = None, a
         found = tuning.tune(prepared, notebook)
     findings = {**found.findings, "key": tuning_key(prepared.facts, prepared.recipe)}
     what = f"the fastest plan for {' '.join(words) or 'the default recipe'}, measured"
-    kept = _keep("tuning", what, folder, prepared, notebook, findings, found.noise_floor, began)
+    kept = _keep("tuning", what, folder, prepared, notebook, findings, began)
     cached = _cache(found, prepared, kept)
     if as_json:
         _print_study(kept, folder, because=found.because, cached=cached)
@@ -105,13 +105,13 @@ def bench(words: Words = None, budget: Budget = "10m", study: StudyName = None, 
     suite = suites.make_suite(changed, prepared)
     with Arena(cache_folder()) as arena:
         notebook = Notebook(arena, changed, say, began + seconds)
-        found = suites.bench(suite, notebook)
+        suites.bench(suite, notebook)
     arms = [setting.arm for setting in (suite.base, *(setting for table in suite.tables.values() for setting in table))]
-    arms += [] if found.control is None else [replace(suite.base.arm, name=notebook.comparisons[found.control].b)]
+    arms += [] if suite.control is None else [replace(suite.base.arm, name=notebook.comparisons[suite.control].b)]
     kept = _keep("bench", f"the performance suite on the recipe {' '.join(suite.base.arm.words)}", folder, prepared, notebook,
-                 suites.findings(suite, notebook, found), found.noise_floor, began, arms)
+                 suites.findings(suite, notebook), began, arms)
     _print_bench(kept, folder, as_json=as_json)
-    return 0 if all(assertion.holds for assertion in found.assertions) else output.FAILED
+    return 0 if all(assertion.holds for assertion in suite.assertions) else output.FAILED
 
 
 def _prepared(words: Sequence[str]) -> Prepared:
@@ -123,7 +123,7 @@ def _prepared(words: Sequence[str]) -> Prepared:
 
 
 def _keep(kind: str, what: str, folder: Path, prepared: Prepared, notebook: Notebook, findings: Mapping[str, Any],
-          noise_floor: float | None, began: float, arms: Sequence[Arm] | None = None) -> Study:
+          began: float, arms: Sequence[Arm] | None = None) -> Study:
     """Save what was measured as a study. `arms`: those to name, if not the ones that ran."""
     from powertrain.evidence import studies
     from powertrain.records.evidence import Study
@@ -131,7 +131,7 @@ def _keep(kind: str, what: str, folder: Path, prepared: Prepared, notebook: Note
     ran = {run.arm for run in notebook.runs}
     study = Study(name=folder.name, kind=kind, what=what, runs=tuple(notebook.runs),
                   arms=tuple(arms if arms is not None else (arm for arm in notebook.arms.values() if arm.name in ran)),
-                  comparisons=tuple(notebook.comparisons), noise_floor=noise_floor, findings=findings,
+                  comparisons=tuple(notebook.comparisons), noise_floor=notebook.noise_floor, findings=findings,
                   seconds=time.monotonic() - began, **studies.describe(prepared.facts))
     studies.save(folder, study, prepared.facts)
     return study

@@ -116,4 +116,4 @@ def environment_of(prepared: Prepared) -> Mapping[str, str]:
             "software": ", ".join(f"{name} {software.versions[name]}" for name in named if name in software.versions),
             "model": f"{facts.model.family}, {facts.model.parameters:,} parameters, {facts.model.method}",
             "data": f"{facts.data.source}: {facts.data.examples:,} examples, {facts.data.train_tokens:,} tokens",
-            "techniques": ", ".join(step.technique.name for step in prepared.plan.steps) or "none"}
+            "techniques": ", ".join(prepared.plan.names) or "none"}

@@ -164,7 +164,7 @@ def _less_padding(facts: Facts, other: Plan, observed: Observed) -> Effect:
     padding = observed.real_tokens * share / (1 - share)
     if padding >= observed.padding_tokens:
         return None
-    packs = any(step.technique.name == "packing" for step in other.steps)
+    packs = "packing" in other.names
     return padding / observed.padding_tokens, {
         "what": "pack examples end to end" if packs else "put examples of similar length into one pass"}
 

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from powertrain.records import several
 from powertrain.records.findings import UNMEASURED, Cure, Evidence, Expected, Finding, Risk, Severity
 
 TABLES = ("checks.toml", "symptoms.toml", "bounds.toml")
@@ -68,11 +69,6 @@ class _Figures(string.Formatter):
         if spec.startswith("count "):
             return several(value, spec.removeprefix("count "))
         return format(value, spec)
-
-
-def several(number: int, noun: str) -> str:
-    """Return "1 step" or "2 steps"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def seconds(value: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,8 +51,7 @@ class Subject:
 
     @property
     def without_name(self) -> str:
-        kept = {step.technique.name for step in self.without.steps}
-        return "without " + " and ".join(step.technique.name for step in self.with_it.steps if step.technique.name not in kept)
+        return "without " + " and ".join(name for name in self.with_it.names if name not in self.without.names)
 
     def arms(self, notebook: Notebook) -> tuple[Arm, Arm]:
         """Return the arms without the technique and with it."""
@@ -62,15 +61,6 @@ class Subject:
     def is_of_the_method(self) -> bool:
         """Return whether the technique is part of the requested method, so that leaving it out would train another model."""
         return not self.step.technique.touches
-
-
-@dataclass(frozen=True)
-class Ablation:
-    """The result of an ablation; `findings` as a study holds them."""
-
-    subjects: tuple[Subject, ...]
-    findings: Mapping[str, Any]
-    noise_floor: float | None
 
 
 def subjects_of(prepared: Prepared, names: Sequence[str] = ()) -> list[Subject]:
@@ -105,14 +95,17 @@ def plain_plan(plan: Plan) -> Plan:
     return dataclasses.replace(plan, steps=tuple(step for step in plan.steps if not step.technique.touches), estimate=None)
 
 
-def ablate(prepared: Prepared, subjects: Sequence[Subject], notebook: Notebook) -> Ablation:
-    """Measure profile, bounds, control, memory, parity, leaving out and ladder. Raises RunFailed if the plan cannot run."""
+def ablate(prepared: Prepared, subjects: Sequence[Subject], notebook: Notebook) -> dict[str, Any]:
+    """Measure profile, bounds, control, memory, parity, leaving out and ladder; return the findings of a study.
+
+    The results are in `subjects` too. Raises RunFailed if the plan cannot run.
+    """
     measured = [subject for subject in subjects if not subject.is_of_the_method]
     none = plain_plan(prepared.plan)
     full, plain, budget_s = notebook.arm(prepared.plan, "full plan"), notebook.arm(none, "no technique"), notebook.left_s()
     _check_that_it_runs(full, measured, notebook)
     profiles = _profile(plain, full, measured, notebook)
-    control, floor = notebook.noise("the full plan", full, shares(notebook.left_s(), [1.0, 9.0]))
+    control = notebook.noise("the full plan", full, shares(notebook.left_s(), [1.0, 9.0]))
     for subject in measured:
         _examine(subject, prepared, notebook, until_s=FOR_TIMING * budget_s)
     timed = [subject for subject in measured if not subject.why and _can_matter(subject, notebook)]
@@ -125,9 +118,8 @@ def ablate(prepared: Prepared, subjects: Sequence[Subject], notebook: Notebook) 
     _look_again(timed, notebook)
     for subject in subjects:
         _judge(subject, notebook)
-    found = {"recipe": list(notebook.words), "profile": {name: to_plain(profile) for name, profile in profiles.items()},
-             "control": control, "total": total, "techniques": [_row(subject, notebook) for subject in subjects]}
-    return Ablation(tuple(subjects), found, floor)
+    return {"recipe": list(notebook.words), "profile": {name: to_plain(profile) for name, profile in profiles.items()},
+            "control": control, "total": total, "techniques": [_row(subject, notebook) for subject in subjects]}
 
 
 # ------------------------------------------------------------------------------------------------ before timing

@@ -11,25 +11,44 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from powertrain.evidence.parity import compare_losses
-from powertrain.records.evidence import Parity
+from powertrain.evidence.worker import Probe
+from powertrain.records import Plan
+from powertrain.records.evidence import Arm, Parity
+from powertrain.run.prepare import Prepared
 
 MIB = 2**20
 PREDICTION = 0.05            # of the measured peak: as exact as the prediction of memory promises to be
 SLACK_MIB = 1                # less decides nothing: models so small are mostly what the arithmetic leaves out
 
 
-@dataclass(frozen=True)
-class Tried:
-    """One setting, with the results of its first steps in a fresh process."""
+@dataclass
+class Setting:
+    """One row of a table: a recipe with a complete plan, and its results so far."""
 
-    name: str                                # of its arm: "4 examples", "2 passes", "bf16", "2 workers"
     amount: int | str                        # what is varied: examples of the micro-batch, passes, workers; the precision
-    losses: tuple[float, ...] = ()
-    grad_norms: tuple[float, ...] = ()
-    measured_bytes: int | None = None        # allocated peak of a step; None: not counted on this device
+    arm: Arm                                 # "4 examples", "2 passes", "bf16", "2 workers"
+    prepared: Prepared                       # of its batch
+    plan: Plan
+    dtype: str                               # of the matrix products
     predicted_bytes: int | None = None       # None: another library computes the model
-    dtype: str = "fp32"                      # of the matrix products
-    error: str | None = None
+    probe: Probe | None = None               # its first steps in a fresh process; None: not reached within the budget
+    parity: Parity | None = None             # with the first setting of its table
+    rates: tuple[float, ...] = ()            # batches a second of its loader without training, by turns
+    comparison: int | None = None            # index of its comparison with the first setting
+    why: str = ""                            # it has no speed
+
+    @property
+    def name(self) -> str:
+        return self.arm.name
+
+    @property
+    def runs(self) -> bool:
+        return self.probe is not None and self.probe.error is None
+
+    @property
+    def measured_bytes(self) -> int | None:
+        """Return the allocated peak of a step; None where it was not counted."""
+        return self.probe.allocated_bytes if self.probe else None
 
     @property
     def error_share(self) -> float | None:
@@ -51,22 +70,24 @@ class Assertion:
     because: str                             # the numbers
 
 
-def trains(table: str, tried: Sequence[Tried]) -> Assertion:
+def trains(table: str, tried: Sequence[Setting]) -> Assertion:
     """Assert that every setting runs with finite losses and gradients that are not all zero."""
     wrong = [f"{setting.name}: {why}" for setting in tried if (why := _why_it_does_not(setting)) is not None]
     return Assertion(f"{table}: every setting trains", not wrong,
                      "; ".join(wrong) or f"{', '.join(setting.name for setting in tried)}: losses finite, gradients not zero")
 
 
-def _why_it_does_not(setting: Tried) -> str | None:
-    if setting.error is not None:
-        return setting.error
-    if not setting.losses or not all(math.isfinite(loss) for loss in setting.losses):
-        return f"the losses are not finite ({', '.join(f'{loss:g}' for loss in setting.losses)})"
-    return None if any(setting.grad_norms) else "all gradients are zero"
+def _why_it_does_not(setting: Setting) -> str | None:
+    assert setting.probe is not None
+    losses = setting.probe.losses
+    if setting.probe.error is not None:
+        return setting.probe.error
+    if not losses or not all(math.isfinite(loss) for loss in losses):
+        return f"the losses are not finite ({', '.join(f'{loss:g}' for loss in losses)})"
+    return None if any(setting.probe.grad_norms) else "all gradients are zero"
 
 
-def memory_grows(tried: Sequence[Tried]) -> Assertion | None:
+def memory_grows(tried: Sequence[Setting]) -> Assertion | None:
     """Assert that more examples in a pass take more memory. None where fewer than two settings were measured."""
     counted = _measured(tried)
     if len(counted) < 2:
@@ -76,7 +97,7 @@ def memory_grows(tried: Sequence[Tried]) -> Assertion | None:
     return Assertion("micro-batch: memory grows with it", not wrong, "; ".join(wrong) or _listed(counted, ", "))
 
 
-def memory_is_as_predicted(table: str, tried: Sequence[Tried]) -> Assertion | None:
+def memory_is_as_predicted(table: str, tried: Sequence[Setting]) -> Assertion | None:
     """Assert that measured peaks match the predicted ones within 5 % or 1 MiB. None where nothing can be compared."""
     known = sorted(((setting, share) for setting in tried if (share := setting.error_share) is not None),
                    key=lambda found: -abs(found[1]))
@@ -90,7 +111,7 @@ def memory_is_as_predicted(table: str, tried: Sequence[Tried]) -> Assertion | No
                      f"at most {abs(known[0][1]):.1%} apart: {told}")
 
 
-def accumulation_takes_no_more(tried: Sequence[Tried]) -> Assertion | None:
+def accumulation_takes_no_more(tried: Sequence[Setting]) -> Assertion | None:
     """Assert that more passes for the same batch take no more memory than one, unless more was predicted.
 
     Where weights outweigh activations it does: from the second pass on all gradients stand beside the activations.
@@ -108,22 +129,29 @@ def accumulation_takes_no_more(tried: Sequence[Tried]) -> Assertion | None:
     return Assertion(f"accumulation: more passes take no more memory than {one.name}", len(more) == len(expected), because)
 
 
-def losses_agree(what: str, exactness: str, reference: Tried, others: Sequence[Tried]
-                 ) -> tuple[Assertion, dict[str, Parity]] | None:
-    """Assert that `others` learn the same as `reference`, as `exactness` demands. None where none ran."""
-    if reference.error is not None or not (ran := [setting for setting in others if setting.error is None]):
+def losses_agree(what: str, exactness: str, settings: Sequence[Setting], in_fp32: Sequence[Probe] = ()) -> Assertion | None:
+    """Assert that all settings learn the same as the first, as `exactness` demands, and set their parity.
+
+    `in_fp32`: the first steps of all settings in fp32, which are compared instead of their own. None where too few ran.
+    """
+    probes = in_fp32 or [setting.probe for setting in settings]
+    ran = [(setting, probe) for setting, probe in zip(settings, probes, strict=True) if setting.runs and probe is not None]
+    if len(ran) < 2 or not settings[0].runs:
         return None
-    found = {setting.name: compare_losses(exactness, reference, setting, dtype=setting.dtype) for setting in ran}
+    found = {}
+    for setting, probe in ran[1:]:
+        parity = compare_losses(exactness, ran[0][1], probe, dtype="fp32" if in_fp32 else setting.dtype)
+        setting.parity = found[setting.name] = parity
     wrong = [f"{name}: {parity.because}" for name, parity in found.items() if not parity.holds]
     widest = max(found.values(), key=lambda parity: (parity.loss_difference, parity.grad_norm_difference))
-    return Assertion(what, not wrong, "; ".join(wrong) or f"{', '.join(found)}: {widest.because}"), found
+    return Assertion(what, not wrong, "; ".join(wrong) or f"{', '.join(found)}: {widest.because}")
 
 
-def _measured(tried: Sequence[Tried]) -> list[Tried]:
+def _measured(tried: Sequence[Setting]) -> list[Setting]:
     """Return the settings whose peak was measured, by their amount."""
-    return sorted((setting for setting in tried if setting.error is None and setting.measured_bytes is not None),
+    return sorted((setting for setting in tried if setting.runs and setting.measured_bytes is not None),
                   key=lambda setting: setting.amount)
 
 
-def _listed(settings: Sequence[Tried], separator: str) -> str:
+def _listed(settings: Sequence[Setting], separator: str) -> str:
     return separator.join(f"{setting.name} {setting.mib:,.1f} MiB" for setting in settings)

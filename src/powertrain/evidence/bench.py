@@ -15,13 +15,14 @@ from typing import Any
 
 from powertrain import planner
 from powertrain.evidence import assertions
-from powertrain.evidence.assertions import MIB, Assertion, Tried
-from powertrain.evidence.loading import Rounds, loader_rates, predicted_bytes
+from powertrain.evidence.assertions import MIB, Assertion, Setting
+from powertrain.evidence.loading import loader_rates, predicted_bytes
 from powertrain.evidence.notebook import Notebook, shares
 from powertrain.evidence.stats import interval
+from powertrain.evidence.worker import Probe
 from powertrain.recipe import Recipe
-from powertrain.records import Effect, Plan, Proposal, RunFailed, to_plain
-from powertrain.records.evidence import NOT_HERE, Arm, ArmRun, Parity
+from powertrain.records import Effect, Plan, Proposal, RunFailed, several, to_plain
+from powertrain.records.evidence import NOT_HERE, Arm, ArmRun
 from powertrain.records.plan import PinError, PinRefused
 from powertrain.run.prepare import Prepared
 
@@ -38,43 +39,21 @@ GUESS = Effect((0.5, 2.0), 0, basis="guess: it is what this bench measures", gue
 CONTROL_WEIGHT = 1.5                         # of the time of a comparison: every verdict rests on it
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One row of a table: a recipe with a complete plan."""
-
-    amount: int | str                        # what is varied
-    arm: Arm
-    prepared: Prepared                       # of its batch
-    plan: Plan
-
-    @property
-    def dtype(self) -> str:
-        return planner.workload_of(self.prepared.facts, self.plan).dtype
-
-
-@dataclass(frozen=True)
+@dataclass
 class Suite:
-    """The tables with their settings; the first setting of a table is its baseline."""
+    """The tables with their settings, and the results so far; the first setting of a table is its baseline."""
 
     base: Setting                            # the recipe's own plan
     tables: Mapping[str, Sequence[Setting]]
     not_here: Mapping[str, Mapping[str, str]]    # table -> setting -> why it cannot be tried on this machine
-    notes: tuple[str, ...]
-
-
-@dataclass
-class Found:
-    """The results of a suite so far."""
-
-    tried: dict[str, list[Tried]] = field(default_factory=dict)
-    parities: dict[str, Parity] = field(default_factory=dict)    # by the arm's name
+    notes: list[str]
     assertions: list[Assertion] = field(default_factory=list)
-    compared: dict[str, int] = field(default_factory=dict)       # arm's name -> index of its comparison
-    failed: dict[str, str] = field(default_factory=dict)         # arm's name -> why it has no speed
-    rates: Rounds = field(default_factory=list)                  # batches a second of the loaders, by turns
     not_reached: list[str] = field(default_factory=list)
-    noise_floor: float | None = None
-    control: int | None = None
+    control: int | None = None               # index of the plan's comparison with itself
+
+    def reached(self, table: str) -> list[Setting]:
+        """Return the settings whose first steps were watched."""
+        return [setting for setting in self.tables[table] if setting.probe is not None]
 
 
 # ------------------------------------------------------------------------------------------------ what is tried
@@ -88,20 +67,20 @@ def without_dropout(words: Sequence[str], prepared: Prepared) -> tuple[str, ...]
 
 def make_suite(words: Sequence[str], prepared: Prepared) -> Suite:
     """Return the settings to try, from the recipe's own plan without torch_compile."""
-    notes, plan = [], prepared.plan
-    if _is_on(plan, "torch_compile") and "torch_compile" not in prepared.recipe.techniques:
+    notes, plan = list[str](), prepared.plan
+    if "torch_compile" in plan.names and "torch_compile" not in prepared.recipe.techniques:
         plan = plan.without("torch_compile")
         notes.append("torch_compile is off in all settings, since each would be compiled anew; "
                      "`powertrain ablate --technique torch_compile` measures it")
     if any(word.endswith("dropout=0") for word in words):
         notes.append("dropout is off in all settings, so that their losses can be compared")
-    base = Setting("", Arm("the plan", tuple(words), planner.to_json(plan)), prepared, plan)
+    base = _setting(words, prepared, "the plan", "", plan)
     not_here: dict[str, dict[str, str]] = {table: {} for table in TABLES}
     tables = {"micro-batch": _micro_batches(base), "loader": _loaders(base),
               "precision": _precisions(base, not_here["precision"]), "accumulation": _accumulations(base)}
     for table in ("micro-batch", "accumulation"):
         tables[table] = _fitting(tables[table], not_here[table])
-    return Suite(base, tables, not_here, tuple(notes))
+    return Suite(base, tables, not_here, notes)
 
 
 def micro_batch_sizes(batch: int) -> list[int]:
@@ -118,21 +97,27 @@ def numbers_of_passes(batch: int) -> list[int]:
 
 def _micro_batches(base: Setting) -> list[Setting]:
     """Return settings with batches of different sizes, each in one pass."""
-    return [_setting(base, counted(size, "example"), size, _with(base.plan, "micro_batch", examples=size), size)
-            for size in micro_batch_sizes(base.prepared.recipe.train_batch_size)]
+    found, prepared = [], base.prepared
+    for size in micro_batch_sizes(prepared.recipe.train_batch_size):
+        resolved = prepared.resolved.with_planned({"train_batch_size": (size, "what this bench varies")})
+        facts = replace(prepared.facts, data=replace(prepared.facts.data, train_batch_size=size))
+        smaller = replace(prepared, facts=facts, material=replace(prepared.material, resolved=resolved))
+        found.append(_setting((*base.arm.words, f"train_batch_size={size}"), smaller, several(size, "example"), size,
+                              _with(base.plan, "micro_batch", examples=size)))
+    return found
 
 
 def _accumulations(base: Setting) -> list[Setting]:
     """Return settings with the recipe's batch in different numbers of passes."""
     batch = base.prepared.recipe.train_batch_size
-    return [_setting(base, "one pass" if passes == 1 else f"{passes} passes", passes,
+    return [_setting(base.arm.words, base.prepared, "one pass" if passes == 1 else f"{passes} passes", passes,
                      _with(base.plan, "micro_batch", examples=-(-batch // passes))) for passes in numbers_of_passes(batch)]
 
 
 def _loaders(base: Setting) -> list[Setting]:
     pinned = base.prepared.facts.hardware.device == "cuda"
-    bare = base.plan.without("loader") if _is_on(base.plan, "loader") else base.plan
-    return [_setting(base, counted(workers, "worker"), workers,
+    bare = base.plan.without("loader") if "loader" in base.plan.names else base.plan
+    return [_setting(base.arm.words, base.prepared, several(workers, "worker"), workers,
                      _with(bare, "loader", workers=workers, pinned=pinned) if workers else bare) for workers in WORKERS]
 
 
@@ -141,7 +126,7 @@ def _precisions(base: Setting, not_here: dict[str, str]) -> list[Setting]:
     found = []
     for name in PRECISIONS:
         pins: dict[str, Any] = {other: "on" if other == name else "off" for other in PRECISIONS if other != "fp32"}
-        if not _is_on(base.plan, "torch_compile"):
+        if "torch_compile" not in base.plan.names:
             pins["torch_compile"] = "off"
         recipe: Recipe = base.prepared.recipe
         recipe = recipe.model_copy(update={"techniques": {**recipe.techniques, **pins}})
@@ -150,144 +135,118 @@ def _precisions(base: Setting, not_here: dict[str, str]) -> list[Setting]:
         except PinError as error:
             not_here[name] = error.refusal.because if isinstance(error, PinRefused) else str(error)
             continue
-        found.append(_setting(base, name, name, plan))
+        found.append(_setting(base.arm.words, base.prepared, name, name, plan))
     return found
 
 
-def counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _setting(base: Setting, name: str, amount: int | str, plan: Plan, batch: int | None = None) -> Setting:
-    words, prepared = base.arm.words, base.prepared
-    if batch is not None:
-        words, resolved = (*words, f"train_batch_size={batch}"), prepared.resolved.with_planned(
-            {"train_batch_size": (batch, "what this bench varies")})
-        facts = replace(prepared.facts, data=replace(prepared.facts.data, train_batch_size=batch))
-        prepared = replace(prepared, facts=facts, material=replace(prepared.material, resolved=resolved))
-    return Setting(amount, Arm(name, words, planner.to_json(plan)), prepared, plan)
+def _setting(words: Sequence[str], prepared: Prepared, name: str, amount: int | str, plan: Plan) -> Setting:
+    return Setting(amount, Arm(name, tuple(words), planner.to_json(plan)), prepared, plan,
+                   planner.workload_of(prepared.facts, plan).dtype, predicted_bytes(prepared, plan, STEPS))
 
 
 def _with(plan: Plan, technique: str, **settings: Any) -> Plan:
     return planner.with_steps(plan, [Proposal(planner.BY_NAME[technique](**settings), "set by this bench", GUESS)])
 
 
-def _is_on(plan: Plan, technique: str) -> bool:
-    return any(step.technique.name == technique for step in plan.steps)
-
-
 def _fitting(settings: Sequence[Setting], not_here: dict[str, str]) -> list[Setting]:
     """Return the settings whose predicted peak fits this machine; the others are reported and not tried."""
     found = []
     for setting in settings:
-        needed, free = predicted_bytes(setting.prepared, setting.plan, STEPS), setting.prepared.facts.hardware.free_memory_bytes
+        needed, free = setting.predicted_bytes, setting.prepared.facts.hardware.free_memory_bytes
         if needed is None or needed <= free:
             found.append(setting)
         else:
-            not_here[setting.arm.name] = f"it would take {needed / MIB:,.0f} MiB, and {free / MIB:,.0f} are free"
+            not_here[setting.name] = f"it would take {needed / MIB:,.0f} MiB, and {free / MIB:,.0f} are free"
     return found
 
 
 # ------------------------------------------------------------------------------------------------ trying and timing
 
 
-def bench(suite: Suite, notebook: Notebook) -> Found:
+def bench(suite: Suite, notebook: Notebook) -> None:
     """Measure all tables until the notebook's time is up: first the assertions, then the speeds."""
-    found = Found()
     for table in TABLES:
         notebook.say(f"{table}: memory and losses of {len(suite.tables[table])} settings")
-        found.tried[table] = [tried for setting in suite.tables[table] if (tried := _try(table, setting, notebook, found))]
-    _assert(suite, notebook, found)
-    _load(suite, notebook, found)
-    _time(suite, notebook, found)
-    return found
+        for setting in suite.tables[table]:
+            if notebook.left_s() > 0:
+                setting.probe = notebook.probe(setting.arm, steps=STEPS)
+            else:
+                suite.not_reached.append(f"{table}: {setting.name}")
+    _assert(suite, notebook)
+    _load(suite, notebook)
+    _time(suite, notebook)
 
 
-def _try(table: str, setting: Setting, notebook: Notebook, found: Found) -> Tried | None:
-    if notebook.left_s() <= 0:
-        found.not_reached.append(f"{table}: {setting.arm.name}")
-        return None
-    probe = notebook.probe(setting.arm, steps=STEPS)
-    predicted = predicted_bytes(setting.prepared, setting.plan, STEPS)
-    return Tried(setting.arm.name, setting.amount, probe.losses, probe.grad_norms, probe.allocated_bytes, predicted,
-                 setting.dtype, probe.error)
-
-
-def _assert(suite: Suite, notebook: Notebook, found: Found) -> None:
-    tables = found.tried
+def _assert(suite: Suite, notebook: Notebook) -> None:
+    tables = {table: suite.reached(table) for table in TABLES}
     made: list[Assertion | None] = [assertions.trains(table, tried) for table, tried in tables.items() if tried]
     made.append(assertions.memory_grows(tables["micro-batch"]))
     made += [assertions.memory_is_as_predicted(table, tried) for table, tried in tables.items() if table != "loader"]
     made.append(assertions.accumulation_takes_no_more(tables["accumulation"]))
-    for what, exactness, tried in (
-            ("loader: it does not change the losses", "BITWISE", tables["loader"]),
-            ("precision: losses stay within rounding of fp32", "ROUNDING", tables["precision"]),
-            ("accumulation: losses stay within rounding of one pass", "ROUNDING", _in_fp32(suite, notebook, found))):
-        if len(tried) > 1 and (agreed := assertions.losses_agree(what, exactness, tried[0], tried[1:])) is not None:
-            made.append(agreed[0])
-            found.parities |= agreed[1]
-    found.assertions = [assertion for assertion in made if assertion is not None]
+    for what, exactness, tried, in_fp32 in (
+            ("loader: it does not change the losses", "BITWISE", tables["loader"], ()),
+            ("precision: losses stay within rounding of fp32", "ROUNDING", tables["precision"], ()),
+            ("accumulation: losses stay within rounding of one pass", "ROUNDING", tables["accumulation"],
+             _in_fp32(suite, notebook))):
+        if tried:
+            made.append(assertions.losses_agree(what, exactness, tried, in_fp32))
+    suite.assertions = [assertion for assertion in made if assertion is not None]
 
 
-def _in_fp32(suite: Suite, notebook: Notebook, found: Found) -> list[Tried]:
-    """Return the accumulating settings in the fp32 plan, which rounds least; unchanged where fp32 is not possible."""
-    own = found.tried["accumulation"]
-    if not own or own[0].dtype == "fp32" or notebook.left_s() <= 0 or not suite.tables["precision"]:
-        return own
-    exact = suite.tables["precision"][0].plan
-    passes = {setting.arm.name: [step for step in setting.plan.steps if step.technique.name == "micro_batch"]
-              for setting in suite.tables["accumulation"]}
-    arms = [Arm(f"{tried.name} in fp32", suite.base.arm.words, planner.to_json(planner.with_steps(exact, passes[tried.name])))
-            for tried in own]
-    probes = [notebook.probe(arm, steps=STEPS) for arm in arms]
-    if any(probe.error for probe in probes):
-        return own
-    return [replace(tried, losses=probe.losses, grad_norms=probe.grad_norms, dtype="fp32")
-            for tried, probe in zip(own, probes, strict=True)]
+def _in_fp32(suite: Suite, notebook: Notebook) -> Sequence[Probe]:
+    """Return the first steps of the accumulating settings in the fp32 plan, which rounds least; () where it cannot run."""
+    own, precisions = suite.reached("accumulation"), suite.tables["precision"]
+    if not own or own[0].dtype == "fp32" or notebook.left_s() <= 0 or not precisions:
+        return ()
+    probes = []
+    for setting in own:
+        passes = [step for step in setting.plan.steps if step.technique.name == "micro_batch"]
+        plan = planner.to_json(planner.with_steps(precisions[0].plan, passes))
+        probes.append(notebook.probe(Arm(f"{setting.name} in fp32", suite.base.arm.words, plan), steps=STEPS))
+    return () if any(probe.error for probe in probes) else probes
 
 
-def _load(suite: Suite, notebook: Notebook, found: Found) -> None:
+def _load(suite: Suite, notebook: Notebook) -> None:
     """Measure the loaders' batches per second without training."""
-    if len(found.tried["loader"]) < len(suite.tables["loader"]):
+    settings = suite.tables["loader"]
+    if len(suite.reached("loader")) < len(settings):
         return
     notebook.say("loader: batches without training")
     try:
-        found.rates = loader_rates(suite.base.prepared, [setting.plan for setting in suite.tables["loader"]], notebook.ends_at)
+        rounds = loader_rates(suite.base.prepared, [setting.plan for setting in settings], notebook.ends_at)
     except RunFailed as error:
-        found.not_reached.append(f"loader: batches without training ({error})")
+        suite.not_reached.append(f"loader: batches without training ({error})")
+        return
+    for setting, rates in zip(settings, zip(*rounds, strict=True), strict=True):
+        setting.rates = rates
 
 
-def _time(suite: Suite, notebook: Notebook, found: Found) -> None:
+def _time(suite: Suite, notebook: Notebook) -> None:
     """Time each setting against the first of its table, the tables in turn, after the plan against itself."""
-    jobs, base = _jobs(suite, found), suite.base.arm
+    jobs, base = _jobs(suite), suite.base
     if jobs and not notebook.reaches():
-        found.not_reached.append("the plan against itself, for the noise of this machine")
+        suite.not_reached.append("the plan against itself, for the noise of this machine")
     elif jobs:
         try:
-            found.control, found.noise_floor = notebook.noise(base.name, base, shares(notebook.left_s(), [
+            suite.control = notebook.noise(base.name, base.arm, shares(notebook.left_s(), [
                 CONTROL_WEIGHT, *[1.0] * len(jobs)]))
         except RunFailed as error:
-            found.failed[base.name] = str(error)
+            base.why = str(error)
     for number, (table, first, other) in enumerate(jobs):
         if not notebook.reaches():
-            found.not_reached += [f"{left}: speed of {setting.arm.name}" for left, _, setting in jobs[number:]]
+            suite.not_reached += [f"{left}: speed of {setting.name}" for left, _, setting in jobs[number:]]
             return
-        name = other.arm.name
-        notebook.say(f"{table}: {name} against {first.arm.name}")
-        index, why = notebook.attempt(f"{table}: {name}", first.arm, other.arm,
-                                      shares(notebook.left_s(), [1.0] * (len(jobs) - number)))
-        if index is None:
-            found.failed[name] = why
-        else:
-            found.compared[name] = index
+        notebook.say(f"{table}: {other.name} against {first.name}")
+        other.comparison, why = notebook.attempt(f"{table}: {other.name}", first.arm, other.arm,
+                                                 shares(notebook.left_s(), [1.0] * (len(jobs) - number)))
+        other.why = why if other.comparison is None else ""
 
 
-def _jobs(suite: Suite, found: Found) -> list[tuple[str, Setting, Setting]]:
+def _jobs(suite: Suite) -> list[tuple[str, Setting, Setting]]:
     """Return (table, A, B) from each table in turn, so that a short budget reaches every table."""
     rows: list[list[tuple[str, Setting, Setting]]] = []
     for table in TABLES:
-        runs = {tried.name for tried in found.tried[table] if tried.error is None}
-        settings = [setting for setting in suite.tables[table] if setting.arm.name in runs]
+        settings = [setting for setting in suite.tables[table] if setting.runs]
         rows.append([(table, settings[0], other) for other in settings[1:]])
     return [job for turn in itertools.zip_longest(*rows) for job in turn if job is not None]
 
@@ -295,31 +254,30 @@ def _jobs(suite: Suite, found: Found) -> list[tuple[str, Setting, Setting]]:
 # ------------------------------------------------------------------------------------------------ as a study holds it
 
 
-def findings(suite: Suite, notebook: Notebook, found: Found) -> dict[str, Any]:
+def findings(suite: Suite, notebook: Notebook) -> dict[str, Any]:
     """Return the findings of a study of kind `bench`: tables with units in their columns, and the assertions."""
-    return {"recipe": list(suite.base.arm.words), "tables": {table: _table(table, suite, notebook, found) for table in TABLES},
-            "assertions": [to_plain(assertion) for assertion in found.assertions], "control": found.control,
-            "notes": [*suite.notes, *_about_memory(suite, found)], "not_reached": list(found.not_reached)}
+    return {"recipe": list(suite.base.arm.words), "tables": {table: _table(table, suite, notebook) for table in TABLES},
+            "assertions": [to_plain(assertion) for assertion in suite.assertions], "control": suite.control,
+            "notes": [*suite.notes, *_about_memory(suite)], "not_reached": list(suite.not_reached)}
 
 
-def _about_memory(suite: Suite, found: Found) -> list[str]:
+def _about_memory(suite: Suite) -> list[str]:
     """Return why no memory is asserted, where that is so."""
-    ran = [tried for table in found.tried.values() for tried in table if tried.error is None]
+    ran = [setting for table in TABLES for setting in suite.tables[table] if setting.runs]
     model, device = suite.base.prepared.facts.model, suite.base.prepared.facts.hardware.device
     notes = []
-    if ran and all(tried.measured_bytes is None for tried in ran):
+    if ran and all(setting.measured_bytes is None for setting in ran):
         notes.append(f"memory is not counted on {device}, so no memory is asserted")
-    if ran and all(tried.predicted_bytes is None for tried in ran):
+    if ran and all(setting.predicted_bytes is None for setting in ran):
         notes.append(f"{model.provider} computes the model, and its memory is not predicted, so no prediction is asserted")
     return notes
 
 
-def _table(table: str, suite: Suite, notebook: Notebook, found: Found) -> dict[str, Any]:
+def _table(table: str, suite: Suite, notebook: Notebook) -> dict[str, Any]:
     """Return a table whose rows are compared with the first; settings that cannot run here come last, with the reason."""
-    more = LOADING if table == "loader" else ()
-    places = {setting.arm.name: place for place, setting in enumerate(suite.tables[table])}
-    rows = [[tried.amount, *(_loading(places[tried.name], tried, notebook, found) if more else ()),
-             *_cells(tried, number == 0, notebook, found)] for number, tried in enumerate(found.tried[table])]
+    more, tried = LOADING if table == "loader" else (), suite.reached(table)
+    rows = [[setting.amount, *(_loading(setting, tried[0], notebook) if more else ()),
+             *_cells(setting, setting is tried[0], notebook)] for setting in tried]
     empty = [None] * (len(more) + len(COLUMNS) - 2)
     rows += [[name, *empty, NOT_HERE, why] for name, why in suite.not_here[table].items()]
     return {"columns": [LEADING[table], *more, *COLUMNS], "rows": rows}
@@ -329,32 +287,31 @@ def _cell(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def _cells(tried: Tried, is_first: bool, notebook: Notebook, found: Found) -> list[Any]:
+def _cells(setting: Setting, is_first: bool, notebook: Notebook) -> list[Any]:
     """Return the cells of COLUMNS."""
-    share, parity, run = tried.error_share, found.parities.get(tried.name), run_of(tried.name, notebook)
-    sizes = [_cell(None if size is None else size / MIB, 2) for size in (tried.measured_bytes, tried.predicted_bytes)]
+    share, parity, run = setting.error_share, setting.parity, run_of(setting, notebook)
+    sizes = [_cell(None if size is None else size / MIB, 2) for size in (setting.measured_bytes, setting.predicted_bytes)]
     head = [*sizes, _cell(None if share is None else 100 * share, 2), parity and parity.loss_difference,
             run and _cell(statistics.median(window.tokens_per_s for window in run.windows), 1)]
-    index = found.compared.get(tried.name)
-    if index is None:
+    if setting.comparison is None:
         why = "the baseline of this table" if is_first else "not timed within the budget"
-        return [*head, None, None, None, None, tried.error or found.failed.get(tried.name) or why]
-    comparison = notebook.comparisons[index]
+        return [*head, None, None, None, None, (setting.probe and setting.probe.error) or setting.why or why]
+    comparison = notebook.comparisons[setting.comparison]
     speed = comparison.speed and (comparison.speed.median, comparison.speed.low, comparison.speed.high)
     return [*head, *(round(value, 4) for value in speed or ()), *[None] * (0 if speed else 3), comparison.verdict,
             comparison.because]
 
 
-def run_of(name: str, notebook: Notebook) -> ArmRun | None:
-    """Return the last run of an arm with windows."""
-    return next((run for run in reversed(notebook.runs) if run.arm == name and run.windows), None)
+def run_of(setting: Setting, notebook: Notebook) -> ArmRun | None:
+    """Return the last run of the setting's arm with windows."""
+    return next((run for run in reversed(notebook.runs) if run.arm == setting.name and run.windows), None)
 
 
-def _loading(place: int, tried: Tried, notebook: Notebook, found: Found) -> list[Any]:
+def _loading(setting: Setting, first: Setting, notebook: Notebook) -> list[Any]:
     """Return batches per second, their ratio to no workers, and the share of a step that waits for data."""
-    rates, run = found.rates, run_of(tried.name, notebook)
+    rates, run = setting.rates, run_of(setting, notebook)
     waits = None if run is None else sum(window.parts.get("data", 0.0) for window in run.windows) / sum(
         window.seconds for window in run.windows)
-    return [_cell(statistics.median(each[place] for each in rates) if rates else None, 1),
-            _cell(interval([each[place] / each[0] for each in rates]).median if rates else None, 3),
+    ratios = [rate / plain for rate, plain in zip(rates, first.rates, strict=True)]
+    return [_cell(statistics.median(rates) if rates else None, 1), _cell(interval(ratios).median if rates else None, 3),
             _cell(None if waits is None else 100 * waits, 2)]

@@ -39,6 +39,7 @@ class Notebook:
     arms: dict[str, Arm] = field(default_factory=dict)           # what each plan was called, by its steps
     comparisons: list[Comparison] = field(default_factory=list)
     runs: list[ArmRun] = field(default_factory=list)
+    noise_floor: float | None = None         # of this machine, once it is measured; it widens the margin
     _found: dict[tuple[str, str], int] = field(default_factory=dict)
     _probes: dict[tuple[Any, ...], Probe] = field(default_factory=dict)
     _took_s: list[float] = field(default_factory=list)           # of comparisons, each
@@ -52,7 +53,7 @@ class Notebook:
 
     def arm(self, plan: Plan, name: str = "") -> Arm:
         """Return the arm of a plan; the same plan under another name keeps its first name."""
-        name = name or " + ".join(step.technique.name for step in plan.steps) or "no technique"
+        name = name or " + ".join(plan.names) or "no technique"
         taken = {arm.name for arm in self.arms.values()}
         others = (f"{name} ({number})" for number in itertools.count(2))
         free = next(each for each in itertools.chain([name], others) if each not in taken)
@@ -117,8 +118,8 @@ class Notebook:
         self.say(f"{what}: {says}")
         return index, says
 
-    def noise(self, name: str, arm: Arm, share_s: float) -> tuple[int, float]:
-        """Compare the arm with itself, and return index and noise floor, which widens the margin. Raises RunFailed."""
+    def noise(self, name: str, arm: Arm, share_s: float) -> int:
+        """Compare the arm with itself to set the noise floor, and return the comparison's index. Raises RunFailed."""
         self.say(f"{name} against itself, for the noise of this machine")
         began = self.now()
         try:
@@ -128,11 +129,11 @@ class Notebook:
         control = self.comparisons[index]
         if control.speed is None or control.verdict == INVALID:
             raise RunFailed(f"{name} has no speed: {control.because}")
-        floor = noise_floor(control)
+        self.noise_floor = floor = noise_floor(control)
         self.margin = max(self.margin, floor)
         within = min(self.margin, TOO_NOISY)
         self.say(f"equal plans differ by up to {floor:.1%} here, so differences within {within:.1%} are no effect")
-        return index, floor
+        return index
 
     def _write(self, began: float, comparison: Comparison, *runs: ArmRun) -> int:
         self._took_s.append(self.now() - began)

@@ -68,7 +68,6 @@ class Tuning:
     plan: Plan                               # with them
     least_steps: Mapping[str, int]
     speed: Interval | None                   # of the comparison that decided; None where nothing came so far
-    noise_floor: float | None
     complete: bool                           # every candidate was reached
     because: str
     findings: Mapping[str, Any]
@@ -128,7 +127,7 @@ def tune(prepared: Prepared, notebook: Notebook) -> Tuning:
     if (error := notebook.probe(arm).error) is not None:
         raise RunFailed(error)
     profile = next(iter(notebook.profile("a step of the untuned plan", arm)), None)
-    control, floor = notebook.noise("the untuned plan", arm, CONTROL * budget_s)
+    control = notebook.noise("the untuned plan", arm, CONTROL * budget_s)
     candidates = candidates_of(prepared, untuned)
     notebook.say(f"{len(candidates)} plans with one technique changed: {', '.join(one.name for one in candidates)}")
     worth = [one for one in candidates if _can_matter(one, profile, prepared.facts, notebook)]
@@ -144,7 +143,7 @@ def tune(prepared: Prepared, notebook: Notebook) -> Tuning:
     for candidate in taken:
         candidate.kept = True
     return Tuning(
-        pins=_pins_of(taken), plan=combined, noise_floor=floor, because=because,
+        pins=_pins_of(taken), plan=combined, because=because,
         least_steps={one.technique: WORTH_IT * (one.even_steps or 0) for one in taken if one.is_slow_to_start()},
         speed=None if total is None else notebook.comparisons[total].speed,
         complete=all(one.reached for one in candidates),

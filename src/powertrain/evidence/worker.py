@@ -143,9 +143,8 @@ class Runner:
         began = time.perf_counter()
         self.prepared, self.setup = prepared, build_setup(prepared)
         apply_s = time.perf_counter() - began - sum(building_s)
-        names = tuple(step.technique.name for step in prepared.plan.steps)
         workload = planner.workload_of(prepared.facts, prepared.plan)
-        self.ready = Ready(apply_s, names, planner.to_json(prepared.plan), prepared.facts, workload.dtype,
+        self.ready = Ready(apply_s, prepared.plan.names, planner.to_json(prepared.plan), prepared.facts, workload.dtype,
                            _needed_bytes(prepared), self.setup.precision.loss_scaling)
         self._trained = {name: value for name, value in self.setup.model.named_parameters() if value.requires_grad}
         self._first = Path(order.scratch, FIRST)

@@ -225,6 +225,11 @@ class Batch(Movable):
         return sum(self.lengths) - self.padding_tokens + (sum(self.source.lengths) if self.source else 0)
 
 
+def several(number: int, noun: str) -> str:
+    """Return "1 step" or "1,200 steps"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def to_plain(value: Any) -> Any:
     """Return `value` as JSON holds it: dataclasses become objects, tuples lists, mappings objects with string keys."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -134,11 +134,16 @@ class Plan:
     refused: tuple[Refusal, ...]
     estimate: Estimate | None = None         # None where a fact it needs is unknown
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the techniques in force, in order."""
+        return tuple(step.technique.name for step in self.steps)
+
     def without(self, name: str) -> Plan:
         """Return the same plan less one technique: the other arm of its ablation."""
         kept = tuple(step for step in self.steps if step.technique.name != name)
         if len(kept) == len(self.steps):
-            raise KeyError(f"no {name!r} in this plan; it has {[s.technique.name for s in self.steps]}")
+            raise KeyError(f"no {name!r} in this plan; it has {list(self.names)}")
         return dataclasses.replace(self, steps=kept, estimate=None)
 
 

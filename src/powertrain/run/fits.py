@@ -103,7 +103,7 @@ def savings_of(prepared: Prepared) -> list[Saving]:
 def _changes(prepared: Prepared, workload: Workload, room: int) -> Iterator[tuple[str, int]]:
     """Yield the words of each change that a plan can be made with, and the bytes that a step of that plan needs."""
     facts, recipe = prepared.facts, prepared.recipe
-    in_force = {step.technique.name for step in prepared.plan.steps}
+    in_force = prepared.plan.names
     pins: list[tuple[str, str, Any]] = [(f"{name}.{setting}={count}", name, {setting: count})
                                         for name, setting, count in _smaller_passes(facts.model, workload, room)]
     optional = (*OPTIONAL, "bf16") if unit_of(facts.hardware, "bf16") is not None else OPTIONAL

@@ -281,5 +281,5 @@ def _start_fields(part: Part) -> Mapping[str, Any]:
             "provider": model.provider, "opens_in": None if recipe.lora.kind == "lslora" else "peft",
             "total_steps": prepared.total_steps, "train_batch_size": recipe.train_batch_size, "block": data.block,
             "parameters": model.parameters, "device": prepared.facts.hardware.device, "processes": part.ranks.world,
-            "techniques": tuple(step.technique.name for step in prepared.plan.steps),
+            "techniques": prepared.plan.names,
             "estimate": to_plain(prepared.plan.estimate), "load": psutil.getloadavg()[0]}

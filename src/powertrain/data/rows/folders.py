@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePath
 
-from powertrain.records import WrongUse
+from powertrain.records import WrongUse, several
 from powertrain.records.errors import did_you_mean
 from powertrain.records.json_files import read_json
 
@@ -181,8 +181,8 @@ def _found_files(folder: Path, split: str | None) -> list[Path]:
     kinds = sorted({str(data_suffix(path)) for path in rows})
     cure = f"name the ones you mean with a glob, such as '{folder}/**/*{kinds[0]}'"
     if texts:
-        raise WrongUse(f"{folder} mixes {len(rows)} file{'s' * (len(rows) > 1)} of rows ({', '.join(kinds)}) and "
-                       f"{len(texts)} text{'s' * (len(texts) > 1)} (such as {texts[0].name}); {cure}")
+        raise WrongUse(f"{folder} mixes {several(len(rows), 'file')} of rows ({', '.join(kinds)}) and "
+                       f"{several(len(texts), 'text')} (such as {texts[0].name}); {cure}")
     if len(kinds) > 1:
         raise WrongUse(f"{folder} holds rows as {' and '.join(kinds)}, which may be the same rows twice; {cure}")
     return _of_split(folder, rows, split)

@@ -16,7 +16,7 @@ from typing import Any
 from powertrain.data.rows.files import FIELDS_NAMED, json_kind
 from powertrain.data.rows.formats import ALSO_CALLED, BY_NAME, FORMATS, Format, Kind, SeveralTurns, single_exchange
 from powertrain.data.rows.row import BadRow, Conversation, Row, Sample
-from powertrain.records import WrongUse
+from powertrain.records import WrongUse, several
 from powertrain.records.errors import did_you_mean
 
 FITTING_SHARE = 0.5                          # of the first rows: a format that fits no more than these is not theirs
@@ -180,7 +180,7 @@ def _kind_for(known: Format, columns: str, task: str, *, named: bool, origin: st
 def _said(rows: Sequence[Row], schema: Schema, bad: int, *, found: bool) -> str:
     used = ", ".join(theirs if ours == theirs else f"{ours} = {theirs}" for ours, theirs in schema.columns.items())
     unused = [theirs for theirs in _found_columns(rows) if theirs not in schema.columns.values()]
-    looked = f"found by looking at {len(rows)} row{'' if len(rows) == 1 else 's'}" if found else "as data.format says"
+    looked = f"found by looking at {several(len(rows), 'row')}" if found else "as data.format says"
     return (f"rows are {schema.name} ({looked}), read as {KINDS[schema.kind]} from {used}"
             + (f"; not used: {_named(unused)}" if unused else "")
             + (f"; {bad} of these rows do not fit" if bad else ""))

@@ -314,8 +314,7 @@ def _within(section: str, leaves: Iterable[str]) -> list[str]:
 
 def _of_techniques(prepared: Prepared) -> Iterator[tuple[str, str]]:
     """Yield pins that repeat the plan's own choice, or that another technique of the plan makes idle."""
-    facts, recipe = prepared.facts, prepared.recipe
-    in_force = {step.technique.name for step in prepared.plan.steps}
+    facts, recipe, in_force = prepared.facts, prepared.recipe, prepared.plan.names
     for name, pin in recipe.techniques.items():
         key = f"techniques.{name}"
         if pin == "off" and isinstance(answer := planner.ask_anew(name, facts, recipe), Refusal):

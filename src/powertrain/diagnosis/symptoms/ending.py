@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from statistics import median
 
 from powertrain.diagnosis.run_record import RunRecord
-from powertrain.diagnosis.wording import several, told
-from powertrain.records import events
+from powertrain.diagnosis.wording import told
+from powertrain.records import events, several
 from powertrain.records.event_log import EVENTS_EVERY_S
 from powertrain.records.findings import Cure, Finding, rule
 

@@ -15,8 +15,9 @@ from statistics import median
 
 from powertrain.diagnosis.curves import noise, window
 from powertrain.diagnosis.run_record import LEAST_STEPS, RunRecord, is_finite, usual_rate
-from powertrain.diagnosis.wording import several, told
+from powertrain.diagnosis.wording import told
 from powertrain.recipe import Recipe
+from powertrain.records import several
 from powertrain.records.findings import Cure, Finding, rule
 from powertrain.records.timeline import quantile
 
