@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from driver import run_cli
-from powertrain.diagnosis.history import causes_of
+from powertrain.diagnosis.diagnose import causes_of
 from powertrain.diagnosis.run_record import RunRecord, read_run
 from powertrain.diagnosis.symptoms import symptoms_of
 

@@ -11,7 +11,7 @@ import pytest
 from observations import seen
 
 from powertrain import planner
-from powertrain.diagnosis.situation import Machine, Situation
+from powertrain.diagnosis.checks.machine import Machine, Situation
 from powertrain.recipe import resolve_words
 from powertrain.run.prepare import Prepared, prepare
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from observations import STEP_S
 
-from powertrain.diagnosis.checks import CHECKS, Situation
+from powertrain.diagnosis.checks import CHECKS
+from powertrain.diagnosis.checks.machine import Situation
 from powertrain.diagnosis.observed import Between
 from powertrain.records import Refusal
 from powertrain.records.findings import Finding

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from made_histories import STEP_S, STEPS, events, falling, on_disk, record, start
 
-from powertrain.diagnosis.history import causes_of, description_of, observe
+from powertrain.diagnosis.diagnose import causes_of, description_of, observe
 from powertrain.diagnosis.run_record import read_run
 from powertrain.diagnosis.symptoms import symptoms_of
 from powertrain.records import WrongUse

@@ -43,7 +43,7 @@ def diagnose(words: Annotated[list[str] | None, typer.Argument(
 def _of_recipe(words: Sequence[str], budget_s: float, price_per_hour: float | None, *, probe: bool) -> Diagnosis:
     from powertrain.cli.training import train_missing_base
     from powertrain.diagnosis import diagnose as room
-    from powertrain.diagnosis.situation import read_machine
+    from powertrain.diagnosis.checks.machine import read_machine
     from powertrain.recipe import resolve_words
 
     resolved = resolve_words(words)
@@ -56,8 +56,7 @@ def _of_recipe(words: Sequence[str], budget_s: float, price_per_hour: float | No
 
 
 def _of_run(words: Sequence[str]) -> Diagnosis:
-    from powertrain.diagnosis.diagnose import Diagnosis
-    from powertrain.diagnosis.history import causes_of, description_of
+    from powertrain.diagnosis.diagnose import Diagnosis, causes_of, description_of
     from powertrain.diagnosis.run_record import read_run
     from powertrain.diagnosis.symptoms import symptoms_of
 

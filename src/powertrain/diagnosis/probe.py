@@ -22,8 +22,8 @@ from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handl
 
 from powertrain import planner
 from powertrain.data.example import Example
+from powertrain.diagnosis.checks.machine import run_disk
 from powertrain.diagnosis.observed import Between, Observed, step_work
-from powertrain.diagnosis.situation import run_disk
 from powertrain.evidence.worker import wait_for
 from powertrain.facts.machine_watch import MachineWatch, Meanwhile
 from powertrain.recipe import in_steps

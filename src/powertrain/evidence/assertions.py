@@ -134,7 +134,7 @@ def losses_agree(what: str, exactness: str, settings: Sequence[Setting], in_fp32
 
     `in_fp32`: the first steps of all settings in fp32, which are compared instead of their own. None where too few ran.
     """
-    probes = in_fp32 or [setting.probe for setting in settings]
+    probes: Sequence[Probe | None] = in_fp32 or [setting.probe for setting in settings]
     ran = [(setting, probe) for setting, probe in zip(settings, probes, strict=True) if setting.runs and probe is not None]
     if len(ran) < 2 or not settings[0].runs:
         return None

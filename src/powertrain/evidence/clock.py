@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from powertrain.evidence.profile import Profile
-from powertrain.evidence.stats import MARGIN, half_width, interval, noise_floor, speed_verdict
+from powertrain.evidence.stats import MARGIN, interval, noise_floor, speed_verdict
 from powertrain.evidence.worker import ArmProcess, CannotRun, Order, Probe, Ready, Taken
 from powertrain.records import Facts
 from powertrain.records.evidence import FASTER, INCONCLUSIVE, INVALID, Arm, ArmRun, Comparison, Interval, Window
@@ -280,7 +280,7 @@ def is_clear(speed: Interval, pace: Pace, margin: float) -> bool:
     at many times.
     """
     within = 1 - margin <= speed.low and speed.high <= 1 + margin
-    return half_width(speed) <= pace.enough and (within or speed.low > 1 + margin or speed.high < 1 - margin)
+    return (speed.high - speed.low) / 2 <= pace.enough and (within or speed.low > 1 + margin or speed.high < 1 - margin)
 
 
 def judge(first: Track, second: Track, a: ArmRun, b: ArmRun, margin: float) -> Compared:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +14,8 @@ MARGIN = 0.02                                # a smaller effect is nobody's reas
 TOO_NOISY = 0.05                             # with a margin above this, "no effect" would be a claim that nobody checked
 
 
-def interval(values: Sequence[float]) -> Interval:
-    """Return the median of `values` with its 95 % bootstrap interval.
+def interval(values: Sequence[float], statistic: Callable[..., Any] = np.median) -> Interval:
+    """Return the median of `values`, or another statistic of numpy, with its 95 % bootstrap interval.
 
     The same values give the same interval. Raises ValueError for none.
     Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, percentile intervals.
@@ -23,12 +24,8 @@ def interval(values: Sequence[float]) -> Interval:
         raise ValueError("an interval needs at least one value, and there is none")
     found = np.asarray(values, dtype=np.float64)
     drawn = np.random.default_rng(0).choice(found, (DRAWS, len(found)))
-    low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
-    return Interval(float(np.median(found)), float(low), float(high))
-
-
-def half_width(found: Interval) -> float:
-    return (found.high - found.low) / 2
+    low, high = np.quantile(statistic(drawn, axis=1), [0.025, 0.975])
+    return Interval(float(statistic(found)), float(low), float(high))
 
 
 def noise_floor(control: Comparison) -> float:

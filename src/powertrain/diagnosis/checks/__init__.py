@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from powertrain.diagnosis.checks import machine, recipe
-from powertrain.diagnosis.situation import Situation
 from powertrain.records.findings import rules_of
 
 CHECKS = rules_of(machine, recipe)
-
-__all__ = ["CHECKS", "Situation"]

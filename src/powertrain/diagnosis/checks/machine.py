@@ -1,18 +1,72 @@
-"""Checks of the machine: accelerator, load, battery, threads, memory, disk and the output folder."""
+"""The facts that a check may read, and the checks of the machine: accelerator, load, battery, threads, memory and disk."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from powertrain.diagnosis.situation import Situation
+import psutil
+import torch
+
+from powertrain.diagnosis.observed import Observed
 from powertrain.diagnosis.wording import told
+from powertrain.records import several
 from powertrain.records.findings import Cure, Finding, rule
+from powertrain.records.plan import PinError
 from powertrain.run.fits import checkpoint_bytes, needed_bytes, room_bytes, savings_of
+from powertrain.run.folder import RUNS
+from powertrain.run.prepare import Prepared
+
+NVIDIA = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidia0"))     # these exist where a driver has found a GPU
 
 IDLE_LOAD, FULL_LOAD = 0.25, 0.75            # processes that want a core, per core: below the first, the run is undisturbed
 TIGHT = 0.9                  # share of the free memory: other processes may take some, and the longest batch is still to come
 SWAPPED_BYTES = 1 << 28      # swap in use, from which the machine has probably been short of memory
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The state of this machine at one moment."""
+
+    load: float                              # processes that want a core, averaged over the last minute
+    threads: int                             # torch's own choice, used if no technique sets another number
+    disk: Path                               # the nearest existing folder of the run's folder
+    disk_free_bytes: int
+    swap_used_bytes: int = 0
+    on_battery: bool = False
+    has_nvidia_driver: bool = False
+    torch_has_cuda: bool = False             # torch was built with CUDA
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Everything that a check may read."""
+
+    prepared: Prepared
+    machine: Machine
+    refused_pins: tuple[PinError, ...] = ()  # of techniques that the recipe pins on and that cannot run here
+    observed: Observed | None = None         # None before a probe, or without one
+
+
+def run_disk(output_dir: str | None) -> Path:
+    """Return the nearest existing folder of the run's folder."""
+    wanted = Path(output_dir) if output_dir else RUNS
+    return next(folder for folder in (wanted, *wanted.absolute().parents) if folder.is_dir())
+
+
+def read_machine(prepared: Prepared) -> Machine:
+    """Return the machine's state now."""
+    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    disk = run_disk(prepared.recipe.output_dir)
+    return Machine(
+        load=psutil.getloadavg()[0], threads=torch.get_num_threads(), disk=disk, disk_free_bytes=shutil.disk_usage(disk).free,
+        swap_used_bytes=int(psutil.swap_memory().used), on_battery=battery is not None and battery.power_plugged is False,
+        has_nvidia_driver=any(path.exists() for path in NVIDIA), torch_has_cuda=torch.version.cuda is not None)
+
+
+# ------------------------------------------------------------------------------------------------ the checks
 
 
 @rule("fact: torch.cuda.is_available, and the driver's own files")
@@ -35,7 +89,7 @@ def busy(where: Situation) -> Iterator[Finding]:
     load, cores = where.machine.load, where.prepared.facts.hardware.cores
     on_cpu = where.prepared.facts.hardware.device == "cpu"
     case = "idle" if load <= IDLE_LOAD * cores else "on_cpu" if on_cpu else "beside_a_gpu"
-    yield told(f"busy.{case}", f"load {load:.1f} on {cores} core{'s' if cores > 1 else ''}", load=load, cores=cores,
+    yield told(f"busy.{case}", f"load {load:.1f} on {several(cores, 'core')}", load=load, cores=cores,
                severity="good" if case == "idle" else "moderate" if on_cpu and load > FULL_LOAD * cores else "low")
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from powertrain import planner
 from powertrain.cost.precision import bf16_gain, bf16_pays, unit_of
+from powertrain.diagnosis.checks.machine import Situation
 from powertrain.diagnosis.run_record import usual_rate
-from powertrain.diagnosis.situation import Situation
 from powertrain.diagnosis.verdict import AFFORDABLE, causes
 from powertrain.diagnosis.wording import told
 from powertrain.recipe import in_steps
