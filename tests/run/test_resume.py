@@ -68,7 +68,7 @@ def assert_same(run: Path, unbroken: Path) -> None:
     assert expected is not None
     assert not rejected
     for name in FILES[:3]:                   # weights, optimizer, random state
-        assert (newest.folder / name).read_bytes() == (expected.folder / name).read_bytes()
+        assert (newest / name).read_bytes() == (expected / name).read_bytes()
 
 
 @pytest.mark.parametrize("step", [1, 4, 6, 10, 11])
@@ -114,7 +114,7 @@ def test_sigterm_finishes_the_step_saves_and_exits_75(
     assert "--resume run" in out
     newest, _ = newest_checkpoint(tmp_path / "run" / "checkpoints")
     assert newest is not None
-    assert newest.step == step
+    assert newest.name == f"step-{step:06d}"
     assert not (tmp_path / "run" / "model").exists()
     assert cli("train", "--resume", "run")[0] == 0
     assert weights(tmp_path / "run") == weights(unbroken)
@@ -187,10 +187,10 @@ def test_a_full_disk_stops_no_training_and_loses_no_checkpoint(
     assert [(event.step, event.why, event.last) for event in happened(tmp_path / "run", CheckpointFailed)] == [
         (8, "File too large", False), (11, "File too large", True)]
     assert "finished at step 11, but step 11 could not be saved: File too large" in out
-    assert newest_checkpoint(tmp_path / "run" / "checkpoints")[0].step == 4  # type: ignore[union-attr]
+    assert newest_checkpoint(tmp_path / "run" / "checkpoints")[0] == tmp_path / "run" / "checkpoints" / "step-000004"
     assert weights(tmp_path / "run") == weights(unbroken)
     assert cli("train", "--resume", "run")[0] == 0       # there is room again
-    assert newest_checkpoint(tmp_path / "run" / "checkpoints")[0].step == 11  # type: ignore[union-attr]
+    assert newest_checkpoint(tmp_path / "run" / "checkpoints")[0] == tmp_path / "run" / "checkpoints" / "step-000011"
 
 
 def test_a_disk_too_full_for_the_final_model_fails_with_the_cure_and_resuming_writes_it(
@@ -211,7 +211,7 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_no_failed_save(
     assert {(event.step, event.why) for event in happened(tmp_path / "run", CheckpointNotDeleted)} >= {
         (4, "No space left on device")}
     assert "could not be saved" not in err + out
-    assert newest_checkpoint(tmp_path / "run" / "checkpoints")[0].step == 11  # type: ignore[union-attr]
+    assert newest_checkpoint(tmp_path / "run" / "checkpoints")[0] == tmp_path / "run" / "checkpoints" / "step-000011"
     assert weights(tmp_path / "run") == weights(unbroken)
 
 

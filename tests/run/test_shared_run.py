@@ -135,7 +135,7 @@ def test_a_signal_to_one_process_stops_both_after_the_same_step_and_saves_it(
     assert (end.state, end.step) == ("stopped (SIGTERM)", 3)
     checkpoint, _ = newest_checkpoint(folder / "signal" / "checkpoints")
     assert checkpoint is not None
-    assert checkpoint.step == 3
+    assert checkpoint.name == "step-000003"
 
 
 def test_memory_that_runs_out_in_one_process_makes_the_passes_of_both_smaller(

@@ -21,8 +21,7 @@ from powertrain.records import Effect, Facts, NotApplied, Plan, Proposal
 from powertrain.techniques import CATALOGUE, Technique
 from powertrain.techniques.base import Exactness
 from powertrain.techniques.fused_blocks import FusedBlocks
-from powertrain.training.evaluation import evaluate
-from powertrain.training.loop import apply_plan, backward, new_state, train
+from powertrain.training.loop import apply_plan, backward, evaluate, new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup, changed_fields
 

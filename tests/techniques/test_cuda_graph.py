@@ -24,8 +24,7 @@ from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.cuda_graph import CudaGraph
 from powertrain.techniques.fused_blocks import FusedBlocks
 from powertrain.techniques.packing import Packing
-from powertrain.training.evaluation import evaluate
-from powertrain.training.loop import backward, new_state, train
+from powertrain.training.loop import backward, evaluate, new_state, train
 from powertrain.training.replayed_passes import PassShape, ReplayedPass, lay_out, shape_of, static_sums
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup

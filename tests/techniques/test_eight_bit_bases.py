@@ -29,8 +29,7 @@ from powertrain.techniques.frozen_backward import FrozenBackward
 from powertrain.techniques.fused_blocks import FusedBlocks
 from powertrain.techniques.int8_base import Int8Base
 from powertrain.techniques.packing import Packing
-from powertrain.training.evaluation import evaluate
-from powertrain.training.loop import apply_plan, backward, new_state, train
+from powertrain.training.loop import apply_plan, backward, evaluate, new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
 

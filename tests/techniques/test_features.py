@@ -24,8 +24,7 @@ from powertrain.techniques import CATALOGUE, Technique
 from powertrain.techniques.base import Exactness
 from powertrain.techniques.packing import Packing
 from powertrain.training.checkpoint import FILES, load_checkpoint, save_checkpoint
-from powertrain.training.evaluation import evaluate
-from powertrain.training.loop import State, apply_plan, backward, new_state, train
+from powertrain.training.loop import State, apply_plan, backward, evaluate, new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
 

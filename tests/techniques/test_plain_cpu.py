@@ -20,8 +20,7 @@ from powertrain.records.plan import Why
 from powertrain.report.plan import plan_rows
 from powertrain.techniques import CATALOGUE
 from powertrain.techniques.bf16 import Bf16
-from powertrain.training.evaluation import evaluate
-from powertrain.training.loop import apply_plan, new_state, train
+from powertrain.training.loop import apply_plan, evaluate, new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
 

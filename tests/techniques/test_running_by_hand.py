@@ -22,8 +22,7 @@ from powertrain.techniques.frozen_backward import FrozenBackward
 from powertrain.techniques.fused_adamw import FusedAdamW
 from powertrain.techniques.fused_blocks import FusedBlocks
 from powertrain.techniques.packing import Packing
-from powertrain.training.evaluation import evaluate
-from powertrain.training.loop import new_state, train
+from powertrain.training.loop import evaluate, new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
 

@@ -12,7 +12,6 @@ from powertrain.records import RunFailed, WrongUse
 from powertrain.training.checkpoint import (
     FILES,
     MANIFEST,
-    Checkpoint,
     clear_leftovers,
     keep_only,
     load_checkpoint,
@@ -39,7 +38,7 @@ def publish(folder: Path, state: State, *steps: int) -> list[Path]:
     paths = []
     for step in steps:
         state.step = step
-        paths.append(save_checkpoint(folder, state).folder)
+        paths.append(save_checkpoint(folder, state))
     return paths
 
 
@@ -63,7 +62,7 @@ def test_a_checkpoint_brings_everything_back(make_setup: MakeSetup, state: State
 
 
 def test_it_holds_no_pickle(state: State, tmp_path: Path) -> None:
-    saved = save_checkpoint(tmp_path, state).folder
+    saved = save_checkpoint(tmp_path, state)
     assert {path.name for path in saved.iterdir()} == {*FILES, MANIFEST}
     assert {path.suffix for path in saved.iterdir()} == {".safetensors", ".json"}
 
@@ -100,35 +99,35 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     older, newer = publish(tmp_path, state, 3, 4)
     damage(newer / name)
     checkpoint, rejected = newest_checkpoint(tmp_path)
-    assert checkpoint == Checkpoint(3, older)
+    assert checkpoint == older
     assert len(rejected) == 1
     assert newer.name in rejected[0][0]
     assert name in rejected[0][1] or name == MANIFEST   # a changed manifest speaks of the file it no longer fits
 
 
 def test_a_copied_checkpoint_is_as_good(state: State, tmp_path: Path) -> None:
-    saved = save_checkpoint(tmp_path / "here", state).folder
+    saved = save_checkpoint(tmp_path / "here", state)
     shutil.copytree(saved, tmp_path / "there" / saved.name)
-    assert newest_checkpoint(tmp_path / "there") == (Checkpoint(3, tmp_path / "there" / saved.name), [])
+    assert newest_checkpoint(tmp_path / "there") == (tmp_path / "there" / saved.name, [])
 
 
 def test_odd_names_are_not_checkpoints(state: State, tmp_path: Path) -> None:
-    saved = save_checkpoint(tmp_path, state).folder
+    saved = save_checkpoint(tmp_path, state)
     shutil.copytree(saved, tmp_path / "old-step-000009")
     shutil.copytree(saved, tmp_path / ".tmp-000009-1")
     (tmp_path / "step-000010").touch()
-    assert newest_checkpoint(tmp_path) == (Checkpoint(3, saved), [])
+    assert newest_checkpoint(tmp_path) == (saved, [])
 
 
 def test_a_newer_format_is_refused_with_the_cure(state: State, tmp_path: Path) -> None:
-    saved = save_checkpoint(tmp_path, state).folder
+    saved = save_checkpoint(tmp_path, state)
     manifest = json.loads((saved / MANIFEST).read_text()) | {"format": 99}
     (saved / MANIFEST).write_text(json.dumps(manifest))
     assert "upgrade" in str(what_is_wrong(saved))
 
 
 def test_a_manifest_that_points_outside_is_refused(state: State, tmp_path: Path) -> None:
-    saved = save_checkpoint(tmp_path, state).folder
+    saved = save_checkpoint(tmp_path, state)
     manifest = json.loads((saved / MANIFEST).read_text())
     manifest["files"]["../../etc/passwd"] = manifest["files"].pop("state.json")
     (saved / MANIFEST).write_text(json.dumps(manifest))
@@ -155,7 +154,7 @@ def test_a_failed_save_leaves_nothing_behind_and_the_one_before_whole(
     with pytest.raises(OSError, match="No space"):
         save_checkpoint(tmp_path, state)
     assert list(tmp_path.iterdir()) == [older]
-    assert newest_checkpoint(tmp_path)[0] == Checkpoint(3, older)
+    assert newest_checkpoint(tmp_path)[0] == older
 
 
 def test_leftovers_of_a_killed_save_are_cleared(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from powertrain.training.evaluation import evaluate, spread
+from powertrain.training.loop import evaluate, spread
 from powertrain.training.setup import Precision, Setup
 
 

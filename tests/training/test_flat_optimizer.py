@@ -23,13 +23,11 @@ from powertrain.techniques.frozen_backward import FrozenBackward
 from powertrain.techniques.fused_adamw import FusedAdamW
 from powertrain.techniques.micro_batch import MicroBatch
 from powertrain.training.checkpoint import FILES, load_checkpoint, save_checkpoint
-from powertrain.training.evaluation import evaluate
-from powertrain.training.flat_optimizer import ALIGNED, ROW, FlatOptimizer, buffer_of, flattened, views_of
-from powertrain.training.loop import State, backward, new_state, train, update
+from powertrain.training.loop import State, backward, evaluate, new_state, train, update
 from powertrain.training.memory import standing_bytes
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
-from powertrain.training.updates import for_runs, parameter_groups
+from powertrain.training.updates import ALIGNED, ROW, FlatOptimizer, buffer_of, flattened, for_runs, parameter_groups, views_of
 
 MakeSetup = Callable[..., Setup]
 FlatAdamW = for_runs(torch.optim.AdamW, None, FlatOptimizer)

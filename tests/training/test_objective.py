@@ -28,8 +28,7 @@ from powertrain.techniques.cuda_graph import CudaGraph
 from powertrain.techniques.micro_batch import MicroBatch
 from powertrain.techniques.packing import Packing
 from powertrain.training.checkpoint import load_checkpoint, save_checkpoint
-from powertrain.training.evaluation import evaluate
-from powertrain.training.loop import State, StepResult, new_state, train
+from powertrain.training.loop import State, StepResult, evaluate, new_state, train
 from powertrain.training.objective import Kernels, Objective, Sums
 from powertrain.training.objectives import NEXT_TOKEN, NextToken, embedding_noise, objective_of
 from powertrain.training.replayed_passes import lay_out, shape_of, static_sums

@@ -204,7 +204,7 @@ def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(make_setup: MakeSetup, tmp_
     assert go_on(other, resumed, 5) == expected
     again = save_checkpoint(tmp_path / "resumed", resumed)
     for file in FILES[:3]:
-        assert (again.folder / file).read_bytes() == (last.folder / file).read_bytes(), file
+        assert (again / file).read_bytes() == (last / file).read_bytes(), file
 
 
 @pytest.mark.parametrize("fused", [False, True])

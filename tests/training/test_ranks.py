@@ -18,8 +18,7 @@ from powertrain.data.example import Example, collate
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
 from powertrain.records import IGNORE
-from powertrain.training.evaluation import evaluate
-from powertrain.training.loop import new_state, train
+from powertrain.training.loop import evaluate, new_state, train
 from powertrain.training.optimizers import plain_adamw
 from powertrain.training.ranks import ALONE, GroupRanks, Ranks, joined
 from powertrain.training.schedule import Schedule

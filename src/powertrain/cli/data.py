@@ -61,7 +61,7 @@ def show(words: Words = None, index: Annotated[int, typer.Option(min=0, help="Nu
 def prepare(words: Words = None, as_json: Json = False) -> None:
     """Tokenise the data once into the cache."""
     from powertrain.recipe import resolve_words
-    from powertrain.run.pretrained import open_recipe_examples
+    from powertrain.run.material import open_recipe_examples
 
     recipe = resolve_words(words or []).recipe
     if recipe.method == "scratch":
@@ -95,7 +95,7 @@ def _looked_at(words: Sequence[str]) -> tuple[Recipe, ExampleStore, str | None]:
     """Return recipe, examples, and what training would ask first of many examples that are too long; here they are cut."""
     from powertrain.data.examples.store import undecided
     from powertrain.recipe import resolve_words
-    from powertrain.run.pretrained import open_recipe_examples
+    from powertrain.run.material import open_recipe_examples
 
     recipe = resolve_words(words).recipe
     data = recipe.data

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,8 +46,9 @@ def train(words: Words = None,
 
     Exit code: 0 done, 1 failed, 2 unusable recipe, 3 trained but not all saved, 75 stopped and saved.
     """
+    from powertrain import planner
     from powertrain.run.folder import continued, is_complete, stored_recipe
-    from powertrain.run.prepare import prepare, with_stored_plan
+    from powertrain.run.prepare import prepare
 
     tell: Say = (lambda text: None) if quiet else say
     folder = None if resume is None else _existing(resume, words or [], output)
@@ -54,7 +56,9 @@ def train(words: Words = None,
     if folder is None:
         prepared = _prepared(words or [], output, dry_run=dry_run, say=tell)
     else:
-        prepared = with_stored_plan(prepare(continued(folder, words or []), cache_folder(), tell), read_json(folder.plan))
+        # with the plan that the run was started with: another plan may round differently
+        prepared = replace(prepare(continued(folder, words or []), cache_folder(), tell),
+                           plan=planner.from_json(read_json(folder.plan)))
     if dry_run:
         _print_plan(prepared, as_json=as_json)
         return 0

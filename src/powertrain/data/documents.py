@@ -8,7 +8,6 @@ its digest, differs between Python versions. `shakespeare` is tiny-shakespeare, 
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import sysconfig
 import urllib.request
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 from powertrain.data.rows.files import FIELDS_NAMED, json_kind, parse_line
 from powertrain.data.rows.folders import CORPORA, LINES, named_files, readable
 from powertrain.records import WrongUse
+from powertrain.records.errors import did_you_mean
 from powertrain.records.json_files import replace_file
 
 Item = TypeVar("Item")
@@ -122,11 +122,10 @@ def _read_text(path: Path) -> str:
 
 def _field(row: dict[str, Any], text_field: str, origin: str) -> str:
     if text_field not in row:
-        near = difflib.get_close_matches(text_field, row, n=1)
         has = ", ".join(list(row)[:FIELDS_NAMED]) or "none"
         more = f" and {len(row) - FIELDS_NAMED} more" if len(row) > FIELDS_NAMED else ""
-        cure = f"did you mean data.text_field={near[0]}?" if near else "set data.text_field to one of them"
-        raise WrongUse(f"{origin}: no field {text_field!r}; it has: {has}{more}; {cure}")
+        cure = did_you_mean(text_field, row, key="data.text_field", otherwise="set data.text_field to one of them")
+        raise WrongUse(f"{origin}: no field {text_field!r}; it has: {has}{more}{cure}")
     text = row[text_field]
     if not isinstance(text, str):
         raise WrongUse(f"{origin}: field {text_field!r} is {json_kind(text)}, not text; "

@@ -33,8 +33,7 @@ from powertrain.records.events import Step
 from powertrain.run.fits import checkpoint_bytes, needed_bytes, room_bytes
 from powertrain.run.prepare import Prepared, build_setup, schedule_of
 from powertrain.training.checkpoint import save_checkpoint
-from powertrain.training.evaluation import evaluate, spread
-from powertrain.training.loop import State, StepResult, new_state, train
+from powertrain.training.loop import State, StepResult, evaluate, new_state, spread, train
 from powertrain.training.setup import Setup
 from powertrain.use.generation import write_sample
 

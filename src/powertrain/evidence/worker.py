@@ -34,7 +34,7 @@ from powertrain.recipe import resolve_words
 from powertrain.records import Facts, NotApplied, UnknownFact, UserError, WrongUse
 from powertrain.records.evidence import Arm, Window
 from powertrain.run.fits import needed_bytes
-from powertrain.run.prepare import Prepared, build_setup, prepare, with_stored_plan
+from powertrain.run.prepare import Prepared, build_setup, prepare
 from powertrain.training.loop import StepResult, measured_step_bytes, new_state, train
 from powertrain.training.memory import is_out_of_memory, peak_memory_bytes
 from powertrain.training.schedule import Schedule
@@ -237,7 +237,7 @@ def _prepare(order: Order) -> Prepared:
     words = [*order.arm.words, *([] if order.seed is None else [f"seed={order.seed}"])]
     prepared = prepare(resolve_words(words), Path(order.cache), lambda said: None)       # the parent tells the user
     if order.arm.plan is not None:
-        prepared = with_stored_plan(prepared, order.arm.plan)
+        prepared = replace(prepared, plan=planner.from_json(order.arm.plan))
     if order.precision is None:
         return prepared
     if order.precision != "fp32":

@@ -105,6 +105,11 @@ class DataRecipe(Strict):
     validation_share: Share = 0.1
     validation_split: Literal["seeded", "tail"] = "seeded"
 
+    @property
+    def sources(self) -> list[str]:
+        """Return `source` as a list."""
+        return [self.source] if isinstance(self.source, str) else self.source
+
 
 class LoraRecipe(Strict):
     """Adapters: small trained matrices beside frozen ones. Names as in PEFT."""
@@ -157,7 +162,7 @@ class OptimizerRecipe(Chosen):
 
 
 class ObjectiveRecipe(Chosen):
-    """What is minimised: see training/objective.py. `objective=NAME` is short for `objective.name=NAME`."""
+    """What is minimised: see training/objectives.py. `objective=NAME` is short for `objective.name=NAME`."""
 
     name: str = "next_token"                     # settings: label_smoothing, z_loss, embedding_noise
 

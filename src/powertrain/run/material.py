@@ -1,6 +1,7 @@
-"""What a run works on, its data and its model: the value, and how training from scratch makes it (pretrained.py does the rest).
+"""What a run works on: its data and its model.
 
-From scratch, the data is text in blocks, and the model a decoder of the recipe's shape.
+From scratch, the data is text in blocks, and the model a decoder of the recipe's shape. Otherwise the recipe names a pretrained
+model, whose weights are trained whole or beside adapters, and the data is examples.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from powertrain.data.documents import SHAKESPEARE, corpus_file
-from powertrain.data.example import Blocks, Example, collate, evaluation_blocks
+from powertrain.data.example import Blocks, Example, collate, collate_padded, evaluation_blocks
+from powertrain.data.examples.store import ExampleStore, open_examples
 from powertrain.data.store import TokenStore, open_store
-from powertrain.facts.data import data_facts
+from powertrain.facts.data import data_facts, example_facts
 from powertrain.facts.model import model_facts
+from powertrain.facts.software import read_software
+from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import ModelConfig, make_config
-from powertrain.recipe import Recipe, Resolved
-from powertrain.records import Batch, DataFacts, ModelFacts, WrongUse
-from powertrain.run.folder import NEWEST
+from powertrain.models.huggingface.hub import find_model, read_config, read_model_json
+from powertrain.models.huggingface.providers import Choice, availability, choose_provider, decoder_start
+from powertrain.recipe import Recipe, Resolved, flat
+from powertrain.records import Batch, DataFacts, ModelFacts, Software, WrongUse
+from powertrain.run.folder import NEWEST, newest_run
 
 if TYPE_CHECKING:
     from powertrain.models.decoder import Decoder
@@ -27,6 +33,11 @@ if TYPE_CHECKING:
 
 PRETRAINED_KEYS = {"path", "revision", "provider", "task", "adapter", "trust_remote_code"}  # of model: say nothing here
 PIPED_KEYS = {"family", "vocabulary", "context"}         # of model: passed to make_config by other names
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+SHAPE_KEYS = ("family", "layers", "width", "heads", "kv_heads", "mlp_width", "context", "vocabulary", "activation", "tied_head")
+ENDLESS = ("t5", "mt5", "umt5", "bloom")     # model types whose positions have no end
+DEFAULT_LENGTH = 2048        # tokens of an example, where the model could read more
+OWN_TOKENIZERS = ("bpe", "char", "byte")     # made for training from scratch; a pretrained model has its own
 
 
 class TextTokenizer(Protocol):
@@ -118,6 +129,189 @@ def _config(recipe: Recipe, store: TokenStore) -> tuple[ModelConfig, dict[str, t
     return config, derived
 
 
+# ------------------------------------------------------------------------------------------------ a pretrained model
+
+
+@dataclass(frozen=True)
+class Base:
+    """A pretrained model, found and looked at; nothing of it is loaded yet."""
+
+    folder: Path
+    name: str                                # what an adapter writes down as its base: a hub id, or the folder's path
+    config: Mapping[str, Any]                # its config.json
+    choice: Choice                           # who computes it, and its task
+
+    @property
+    def is_native(self) -> bool:
+        return self.choice.provider == "native"
+
+    @property
+    def context(self) -> int | None:
+        """Return the tokens that its positions reach; None where they have no end (T5)."""
+        if self.config.get("model_type") in ENDLESS:
+            return None
+        names = ("max_position_embeddings", "n_positions", "n_ctx")
+        return next((int(self.config[name]) for name in names if self.config.get(name)), None)
+
+
+def find_base(recipe: Recipe, software: Software) -> Base:
+    """Return the model that the recipe names. Raises WrongUse for none, or one that cannot be trained as the recipe says."""
+    named = recipe.model.path
+    assert named is not None
+    path = newest_run(named.removeprefix(NEWEST)) if named.startswith(NEWEST) else Path(named)
+    if (path / "recipe.yaml").is_file():
+        if not (path / "model").is_dir():
+            raise WrongUse(f"the run {path} has no model yet; finish it by `powertrain train --resume {path}`")
+        path = path / "model"
+    local = path.is_dir()
+    folder = path if local else find_model(named, revision=recipe.model.revision)
+    if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
+        raise WrongUse(f"{folder} holds an adapter, not a model; to train it further use model.path=ITS_BASE "
+                       f"model.adapter={folder}")
+    config = read_model_json(folder / "config.json")
+    choice = choose_provider(config, recipe.model.provider, recipe.model.task, software)
+    return Base(folder, str(folder.resolve()) if local else named, config, choice)
+
+
+def open_recipe_examples(recipe: Recipe, cache: Path, say: Callable[[str], None]) -> ExampleStore:
+    """Return the tokenised examples of a recipe, made if they are not there yet. Raises WrongUse for one from scratch."""
+    if recipe.method == "scratch":
+        raise WrongUse("`powertrain data` looks at the examples of a pretrained model, and training from scratch has none; "
+                       "name a model with model.path=FOLDER")
+    return _examples(recipe, find_base(recipe, read_software()), cache, say)
+
+
+def _examples(recipe: Recipe, base: Base, cache: Path, say: Callable[[str], None]) -> ExampleStore:
+    data = recipe.data
+    named = None if data.tokenizer in OWN_TOKENIZERS else Path(data.tokenizer).expanduser()
+    return open_examples(
+        data.sources, weights=data.weights, format=data.format,
+        columns=data.columns, split=data.split, validation_source=data.validation_source, max_examples=data.max_examples,
+        max_length=_max_length(recipe, base), long_examples=data.long_examples, train_on=data.train_on,
+        chat_template=data.chat_template, end_token=data.end_token, text_field=data.text_field,
+        validation_share=data.validation_share, seed=recipe.seed, task=base.choice.task, tokenizer_folder=named or base.folder,
+        decoder_start=decoder_start(base.folder) if base.choice.task == "seq2seq" else None, cache=cache, say=say)
+
+
+def _max_length(recipe: Recipe, base: Base) -> int:
+    """Return the tokens of the longest example. Raises WrongUse for more than the model's positions reach."""
+    wanted, context = recipe.data.max_length, base.context
+    if wanted is not None and context is not None and wanted > context:
+        raise WrongUse(f"data.max_length={wanted} is more than the {context} tokens that {recipe.model.path} can read; use "
+                       f"data.max_length={context} or less")
+    return wanted or min(context or DEFAULT_LENGTH, DEFAULT_LENGTH)
+
+
+def pretrained_material(resolved: Resolved, software: Software, cache: Path, say: Callable[[str], None]) -> Material:
+    """Return data and model of training a pretrained model. Raises WrongUse for whatever cannot be trained."""
+    base = find_base(resolved.recipe, software)
+    say(f"{resolved.recipe.model.path}: {base.choice.because}")
+    adapters = _adapters(resolved.recipe, base)
+    facts = _model_facts(resolved.recipe, base, adapters)
+    store = _examples(resolved.recipe, base, cache, say)
+    if (tokens := store.tokenizer.vocabulary) > facts.vocabulary:
+        raise WrongUse(f"the tokenizer has {tokens:,} tokens and the model's embedding {facts.vocabulary:,} rows, too few by "
+                       f"{tokens - facts.vocabulary:,}; use the model's own (data.tokenizer=FOLDER)")
+    resolved = resolved.with_planned(_derived(resolved, base, facts, adapters))
+    recipe = resolved.recipe
+    padded = base.choice.task == "causal" and base.is_native
+    return Material(
+        resolved, facts, example_facts(store, train_batch_size=recipe.train_batch_size),
+        training=store.training, held_out=store.validation, collate=collate_padded if padded else collate,
+        tokenizer=store.tokenizer, build=partial(_load, recipe, base, adapters), said=store.said,
+        providers=availability(base.config, base.choice.task, software), as_prompt=store.as_prompt)
+
+
+def _adapters(recipe: Recipe, base: Base) -> AdapterConfig | None:
+    """Return the adapters to train: new ones, or those of the folder that the recipe names. On the bridge, PEFT reads them."""
+    if recipe.method == "full":
+        if recipe.model.adapter is not None:
+            raise WrongUse(f"method=full trains the model's own weights, and model.adapter={recipe.model.adapter} names an "
+                           "adapter; merge it first (powertrain export --to merged), or use method=lora")
+        return None
+    if recipe.model.adapter is not None:
+        from powertrain.models.adapters.files import read_adapter_config
+
+        return read_adapter_config(Path(recipe.model.adapter)) if base.is_native else None
+    wanted = recipe.lora.model_dump()
+    targets = wanted["target_modules"]
+    return AdapterConfig(**{**wanted, "target_modules": targets if isinstance(targets, str) else tuple(targets)})
+
+
+def _model_facts(recipe: Recipe, base: Base, adapters: AdapterConfig | None) -> ModelFacts:
+    if not base.is_native:
+        from powertrain.models.bridge.loading import bridged_facts
+
+        return bridged_facts(base.folder, adapters=adapters, provider=base.choice.provider, path=base.name,
+                             **_bridge_options(recipe, base))
+    stored = "fp32" if recipe.method == "full" else DTYPES.get(str(base.config.get("dtype") or base.config.get("torch_dtype")),
+                                                              "fp32")
+    return model_facts(read_config(base.folder, recipe.model.dropout), method=recipe.method, path=base.name, adapters=adapters,
+                       frozen_dtype=recipe.quantisation.type if recipe.method == "qlora" else stored,
+                       unquantised_dtype=stored if recipe.method == "qlora" else "")
+
+
+def _bridge_options(recipe: Recipe, base: Base) -> dict[str, Any]:
+    """Return the keywords for the bridge, to count a model or to load it."""
+    return {"task": base.choice.task, "method": recipe.method, "dropout": recipe.model.dropout,
+            "quantisation": (recipe.quantisation.type, recipe.quantisation.double) if recipe.method == "qlora" else None,
+            "adapter_folder": Path(recipe.model.adapter) if recipe.model.adapter else None,
+            "trust_remote_code": recipe.model.trust_remote_code, "revision": recipe.model.revision}
+
+
+def _derived(resolved: Resolved, base: Base, facts: ModelFacts, adapters: AdapterConfig | None) -> dict[str, tuple[Any, str]]:
+    """Return the values that the model's folder and data decide. Raises WrongUse where the recipe asks for another shape."""
+    recipe, found = resolved.recipe, f"{base.name}/config.json"
+    derived: dict[str, tuple[Any, str]] = {}
+    if base.is_native:
+        config = read_config(base.folder, recipe.model.dropout)
+        shape: dict[str, Any] = {key: getattr(config, key) for key in SHAPE_KEYS}
+    else:
+        shape = {"family": facts.family, "layers": facts.layers, "width": facts.width}
+    for key, value in shape.items():
+        asked = resolved.origin(f"model.{key}")
+        if not asked.is_default and getattr(recipe.model, key) not in (None, value):
+            raise WrongUse(f"model.{key}={getattr(recipe.model, key)} was asked for ({asked}), and {recipe.model.path} has "
+                           f"{value}; leave it out")
+        derived[f"model.{key}"] = (value, found)
+    derived["model.path"] = (base.name, "where it was found")
+    derived["model.provider"] = (base.choice.provider, base.choice.because)
+    derived["model.task"] = (base.choice.task, "config.json")
+    derived["data.max_length"] = (_max_length(recipe, base), "what the model can read, at most 2048")
+    if adapters is not None and recipe.model.adapter is not None:
+        targets = adapters.target_modules
+        values = {**adapters.__dict__, "target_modules": targets if isinstance(targets, str) else list(targets)}
+        derived |= {f"lora.{key}": (value, f"{recipe.model.adapter}/adapter_config.json") for key, value in values.items()
+                    if key in type(recipe.lora).model_fields}
+    said = dict(flat(recipe.model_dump()))   # what a recipe says already keeps its own origin
+    return {key: (value, reason) for key, (value, reason) in derived.items() if said[key] != value}
+
+
+def _load(recipe: Recipe, base: Base, adapters: AdapterConfig | None) -> Model:
+    """Load the model that is trained, with its adapters."""
+    if not base.is_native:
+        from powertrain.models.bridge.loading import load_bridged
+
+        return load_bridged(base.folder, adapters=adapters, provider=base.choice.provider, base=base.name,
+                            max_length=_max_length(recipe, base), **_bridge_options(recipe, base))
+    import torch
+
+    from powertrain.models.adapters.attached import add_adapters
+    from powertrain.models.adapters.files import load_adapter
+    from powertrain.models.huggingface.folder import load_folder
+    from powertrain.models.kernels.quantised import quantise_base
+
+    model = load_folder(base.folder, dropout=recipe.model.dropout, dtype=torch.float32 if recipe.method == "full" else None)
+    model.base = base.name
+    if recipe.method == "qlora":
+        quantise_base(model, type=recipe.quantisation.type, double=recipe.quantisation.double)
+    if recipe.model.adapter is not None:
+        load_adapter(model, Path(recipe.model.adapter))
+    elif adapters is not None:
+        add_adapters(model, adapters)
+    return model
+
+
 # ------------------------------------------------------------------------------------------------ downloads
 
 
@@ -140,9 +334,8 @@ def refuse_downloads(recipe: Recipe, cache: Path) -> None:
 
 def _missing(recipe: Recipe, cache: Path) -> Iterator[tuple[str, str]]:
     """Yield the recipe's key and what it names, for each download."""
-    sources = [recipe.data.source] if isinstance(recipe.data.source, str) else recipe.data.source
     if recipe.method == "scratch":
-        if "shakespeare" in sources and not corpus_file(SHAKESPEARE, cache).is_file():
+        if "shakespeare" in recipe.data.sources and not corpus_file(SHAKESPEARE, cache).is_file():
             yield "data.source", "the text shakespeare"
         return
     path = recipe.model.path or ""
@@ -153,7 +346,7 @@ def _missing(recipe: Recipe, cache: Path) -> Iterator[tuple[str, str]]:
             cached = find_cached(path, recipe.model.revision)
             if cached is None or missing_files(cached):
                 yield "model.path", f"the model {path}"
-    for source in sources:
+    for source in recipe.data.sources:
         if not Path(source).expanduser().exists() and _is_new_dataset(source):
             yield "data.source", f"the dataset {source}"
 

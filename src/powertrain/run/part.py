@@ -42,19 +42,19 @@ WriteSample = Callable[[Prepared, Setup, int], str]  # at most so many tokens af
 WATCHED, WATCHED_RUN = 2, 20 # the step whose memory is watched, and steps of a run on a CPU from which that is worth its time
 
 
+@dataclass
 class Record:
     """The events of a run: written to its log and shown to a listener, by the writer among the run's processes."""
 
-    def __init__(self, log: EventLog, listener: Listener, ranks: Ranks):
-        self.log = log
-        self._listener = listener
-        self._writes = ranks.is_writer
-        self._listener_failed = False        # at the last event
-        self._flushed_at = time.perf_counter()
+    log: EventLog
+    listener: Listener
+    ranks: Ranks
+    _listener_failed: bool = False           # at the last event
+    _flushed_at: float = field(default_factory=time.perf_counter)
 
     def emit(self, event: events.Event, *, durable: bool = False) -> None:
         """Write an event and show it. A step waits in memory; everything else goes to the disk at once."""
-        if self._writes:
+        if self.ranks.is_writer:
             self.log.write(event)
             self.show(event)
             if not isinstance(event, events.Step):
@@ -62,10 +62,10 @@ class Record:
 
     def show(self, event: events.Event) -> None:
         """Give the event to the listener. One that raises ends no run: the first of its errors in a row becomes an event."""
-        if not self._writes:
+        if not self.ranks.is_writer:
             return
         try:
-            self._listener(event)
+            self.listener(event)
         except Exception as error:
             if not self._listener_failed:
                 self.log.write(events.ListenerFailed(step=event.step, why=f"{type(error).__name__}: {error}"))
@@ -85,7 +85,7 @@ class Record:
 
     def flush_now_and_then(self) -> None:
         """Bring the steps that wait to the disk where the last flush is some seconds ago."""
-        if self._writes and time.perf_counter() - self._flushed_at > EVENTS_EVERY_S:
+        if self.ranks.is_writer and time.perf_counter() - self._flushed_at > EVENTS_EVERY_S:
             self.flush()
 
 

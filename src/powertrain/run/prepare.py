@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from powertrain import planner
 from powertrain.facts.hardware import read_hardware
@@ -14,7 +14,7 @@ from powertrain.facts.software import read_software
 from powertrain.recipe import Recipe, Resolved
 from powertrain.records import Facts, Plan, WrongUse
 from powertrain.run.learned import read_tuned, with_speeds
-from powertrain.run.material import Material, scratch_material
+from powertrain.run.material import Material, pretrained_material, scratch_material
 from powertrain.training.objectives import objective_of
 from powertrain.training.optimizers import open_values, optimizer_of
 from powertrain.training.schedule import Schedule
@@ -60,8 +60,6 @@ def prepare(resolved: Resolved, cache: Path, say: Say) -> Prepared:
         say(f"reading {resolved.recipe.data.source}")
         material = scratch_material(resolved, cache)
     else:
-        from powertrain.run.pretrained import pretrained_material
-
         material = pretrained_material(resolved, software, cache, say)
     material = replace(material, resolved=with_optimizer(material.resolved))
     recipe = material.resolved.recipe
@@ -117,11 +115,6 @@ def with_measured_length(prepared: Prepared, setup: Setup, tell: Callable[[float
     estimate = prepared.plan.estimate and replace(prepared.plan.estimate, steps=steps)
     return replace(prepared, material=replace(prepared.material, resolved=resolved), total_steps=steps,
                    plan=replace(prepared.plan, estimate=estimate))
-
-
-def with_stored_plan(prepared: Prepared, plan: Mapping[str, Any]) -> Prepared:
-    """Return the run with the plan that it was started with, for its continuation: another plan may round differently."""
-    return replace(prepared, plan=planner.from_json(plan))
 
 
 def schedule_of(recipe: Recipe, total_steps: int) -> Schedule:

@@ -31,8 +31,7 @@ from powertrain.run.learned import keep_speed
 from powertrain.run.part import Listener, Part, WriteSample, new_run
 from powertrain.run.prepare import Prepared
 from powertrain.training.checkpoint import keep_only, save_checkpoint
-from powertrain.training.evaluation import evaluate, spread
-from powertrain.training.loop import State
+from powertrain.training.loop import State, evaluate, spread
 from powertrain.training.memory import MemoryLedger, PassTooLarge, is_out_of_memory, said_by
 from powertrain.training.ranks import ALONE
 from powertrain.training.setup import Setup
@@ -216,8 +215,8 @@ def _save(part: Part) -> events.CheckpointFailed | None:
         keep_only(checkpoints, newest=part.prepared.recipe.save_total_limit, evaluations=state.evaluations)
     except OSError as error:
         part.emit(events.CheckpointNotDeleted(step=state.step, why=error.strerror or str(error), folder=str(checkpoints)))
-    size_bytes = sum(file.stat().st_size for file in saved.folder.iterdir())
-    part.emit(events.Saved(step=saved.step, path=str(saved.folder), bytes=size_bytes, seconds=time.perf_counter() - began),
+    size_bytes = sum(file.stat().st_size for file in saved.iterdir())
+    part.emit(events.Saved(step=state.step, path=str(saved), bytes=size_bytes, seconds=time.perf_counter() - began),
                      durable=True)
     return None
 

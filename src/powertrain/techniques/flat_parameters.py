@@ -57,8 +57,7 @@ class FlatParameters(Technique):
 
     def confirm(self, setup: Setup) -> None:
         """Every trained weight lies in the buffer that the optimizer updates."""
-        from powertrain.training.flat_optimizer import buffer_of
-        from powertrain.training.updates import parameter_groups
+        from powertrain.training.updates import buffer_of, parameter_groups
 
         groups = parameter_groups(setup.model, 0.0)
         apart = [group for group in groups if buffer_of(group["params"]) is None]
@@ -71,8 +70,7 @@ class FlatParameters(Technique):
 
 def _flatten(model: nn.Module) -> None:
     """Move the weights, before anything is compiled or captured for the memory that they have."""
-    from powertrain.training.flat_optimizer import flattened
-    from powertrain.training.updates import parameter_groups
+    from powertrain.training.updates import flattened, parameter_groups
 
     for group in parameter_groups(model, 0.0):
         flattened(group["params"])

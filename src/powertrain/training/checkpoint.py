@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +31,15 @@ MANIFEST = "MANIFEST.json"
 FILES = ("model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json")
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    step: int
-    folder: Path
-
-
-def save_checkpoint(folder: Path, state: State) -> Checkpoint:
-    """Publish `folder`/step-NNNNNN. Raises OSError when the disk refuses, RunFailed when a weight is not finite."""
+def save_checkpoint(folder: Path, state: State) -> Path:
+    """Publish the state as `folder`/step-NNNNNN; return that path. Raises OSError (of the disk) and WeightsNotFinite."""
     broken = [name for name, parameter in _trained(state).items() if not bool(torch.isfinite(parameter).all())]
     if broken:
         raise WeightsNotFinite(state.step, len(broken), broken[0])
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{state.step:06d}"
     if final.exists():
-        return Checkpoint(state.step, final)  # the same step of the same run: the same bytes
+        return final                         # the same step of the same run: the same bytes
     temporary = folder / f".tmp-{state.step:06d}-{os.getpid()}"
     temporary.mkdir()
     try:
@@ -66,16 +59,16 @@ def save_checkpoint(folder: Path, state: State) -> Checkpoint:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     sync(folder)
-    return Checkpoint(state.step, final)
+    return final
 
 
-def newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[tuple[str, str]]]:
+def newest_checkpoint(folder: Path) -> tuple[Path | None, list[tuple[str, str]]]:
     """Return the newest checkpoint that verifies, and (name, reason) of each newer one that does not."""
     rejected: list[tuple[str, str]] = []
-    for step, path in sorted(_published(folder).items(), reverse=True):
+    for _, path in sorted(_published(folder).items(), reverse=True):
         reason = what_is_wrong(path)
         if reason is None:
-            return Checkpoint(step, path), rejected
+            return path, rejected
         rejected.append((path.name, reason))
     return None, rejected
 
@@ -102,9 +95,9 @@ def what_is_wrong(path: Path) -> str | None:
     return None
 
 
-def load_checkpoint(checkpoint: Checkpoint, state: State) -> None:
+def load_checkpoint(checkpoint: Path, state: State) -> None:
     """Put a verified checkpoint into `state`: weights, optimizer, loss scale, counters and random generators."""
-    weights, moments, random = (load_file(checkpoint.folder / name) for name in FILES[:3])
+    weights, moments, random = (load_file(checkpoint / name) for name in FILES[:3])
     trained = _trained(state)
     if set(trained) != set(weights) or any(trained[name].shape != weights[name].shape for name in weights):
         raise WrongUse("the checkpoint holds another model than the recipe describes; resume with the run's own recipe")
@@ -114,7 +107,7 @@ def load_checkpoint(checkpoint: Checkpoint, state: State) -> None:
     state.optimizer.restore({
         parameter: {key.removeprefix(f"{name}."): value for key, value in moments.items() if key.rpartition(".")[0] == name}
         for name, parameter in trained.items()})
-    plain = json.loads((checkpoint.folder / "state.json").read_text())
+    plain = json.loads((checkpoint / "state.json").read_text())
     state.step, state.trained_tokens = plain["step"], plain["trained_tokens"]
     state.evaluations = {int(step): loss for step, loss in plain["evaluations"].items()}
     state.clipped_steps.fill_(plain["clipped_steps"])
@@ -125,16 +118,14 @@ def load_checkpoint(checkpoint: Checkpoint, state: State) -> None:
         torch.cuda.set_rng_state(random["cuda"])
 
 
-def keep_only(folder: Path, *, newest: int, evaluations: Mapping[int, float]) -> list[Path]:
-    """Delete all but the newest checkpoints and the one with the lowest held-out loss. Returns what is gone."""
+def keep_only(folder: Path, *, newest: int, evaluations: Mapping[int, float]) -> None:
+    """Delete all but the newest checkpoints and the one with the lowest held-out loss."""
     published = _published(folder)
     evaluated = [step for step in published if step in evaluations]
     kept = {*sorted(published)[-newest:], *sorted(evaluated, key=lambda step: evaluations[step])[:1]}
-    gone = [path for step, path in sorted(published.items()) if step not in kept]
-    for path in gone:
+    for path in (path for step, path in sorted(published.items()) if step not in kept):
         (path / MANIFEST).unlink(missing_ok=True)    # first: half a deletion must not look like a checkpoint
         shutil.rmtree(path)
-    return gone
 
 
 def clear_leftovers(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The training loop. It knows no technique by name.
+"""The training loop, and the loss on held-out text. They know no technique by name.
 
 The loss is summed over the objective's units (trained tokens) and divided by the units of the whole optimizer step, so every
 split into micro-batches gives the same update. Nothing in here waits for the device: losses and norms are yielded as tensors,
@@ -7,15 +7,20 @@ and whoever wants the numbers reads them when it has to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from powertrain.data.example import Example
 from powertrain.models.adapters.attached import penalty_of
+from powertrain.models.model import evaluating
 from powertrain.records import NotApplied
+from powertrain.records.events import Evaluated
 from powertrain.training.memory import passes, step_ledger
 from powertrain.training.objective import Sums
 from powertrain.training.schedule import Schedule
@@ -179,3 +184,36 @@ def measured_step_bytes(setup: Setup, state: State, max_grad_norm: float = 1.0) 
     with step_ledger(setup.device, setup.model, state.optimizer) as ledger:
         next(steps)
     return ledger.peak_bytes
+
+
+# ------------------------------------------------------------------------------------------------ held-out loss
+
+
+def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: float | None) -> Evaluated:
+    """Return the mean loss over `examples`, which must not be empty, as an event without its step.
+
+    It has the precision and kernels of training, no dropout, and the same tokens every time.
+    `tokens_per_byte` of the text turns nats per token into bits per byte; None where it is not known.
+    """
+    started = time.perf_counter()
+    losses: list[Tensor] = []          # on the device, so that nothing waits for it batch by batch
+    units = 0
+    with evaluating(setup.model), torch.no_grad(), passes(setup.ranks):
+        for first in range(0, len(examples), setup.train_batch_size):
+            last = min(first + setup.train_batch_size, len(examples))
+            for passed in setup.passes([examples[i] for i in range(first, last)]):
+                batch = passed.to(setup.device)
+                losses.append(setup.held_out_loss(batch))
+                units += setup.objective.units(batch)
+    (total,) = setup.ranks.total(float(torch.stack(losses).cpu().double().sum()) if losses else 0.0)
+    (units,) = setup.ranks.total(units)
+    loss = total / units
+    bits_per_byte = None if tokens_per_byte is None else loss * tokens_per_byte / math.log(2)
+    return Evaluated(loss=loss, tokens=units, bits_per_byte=bits_per_byte, seconds=time.perf_counter() - started)
+
+
+def spread(examples: Sequence[Example], most: int | None) -> Sequence[Example]:
+    """Return at most `most` of the examples, evenly spaced over the whole text, the same ones every time."""
+    if most is None or len(examples) <= most:
+        return examples
+    return [examples[i * len(examples) // most] for i in range(most)]

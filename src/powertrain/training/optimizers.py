@@ -37,13 +37,14 @@ class Row:
     does: str                                # one line for people
     source: str
     kind: str | type[Any]                    # its class: a name of torch.optim, updates.py or bitsandbytes.optim
-    given: Callable[[Optimizer], dict[str, Any]]         # what the class is given, besides weights and learning rate
+    given: tuple[str, ...]                   # arguments of its class, besides weights, learning rate and settings
     state: State                             # of a hidden matrix, and of all other weights unless said otherwise
     only_with: Mapping[str, str] = field(default_factory=dict)   # tensor of the state -> the setting that it needs
     of_vectors: State | None = None          # of norms and biases
     of_outside: State | None = None          # of embeddings and head
     of_lines: State = field(default_factory=dict)        # of a matrix, for each of its rows or columns
     settings: Mapping[str, Setting] = field(default_factory=dict)
+    as_arguments: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict    # the settings, by the names of its class
     defaults: Mapping[str, Any] = field(default_factory=dict)    # of recipe keys that the recipe leaves open
     update_tensors: int = 0                  # fp32 tensors of a weight's size that its plain update makes
     update_tensors_on_cpu: int = 0           # as many again on a CPU, where a library has no kernel that works in place
@@ -88,13 +89,14 @@ class Optimizer:
 
     def __call__(self, model: nn.Module, weight_decay: float) -> RunOptimizer:
         """Make the optimizer for the trained weights of `model`."""
-        from powertrain.training.flat_optimizer import FlatOptimizer
-        from powertrain.training.updates import RunOptimizer, for_runs, parameter_groups
+        from powertrain.training.updates import FlatOptimizer, RunOptimizer, for_runs, parameter_groups
 
         kind: Any = self.row.kind
+        known = {"betas": self.betas, "eps": self.epsilon, "fused": self.fused, "foreach": False}
         groups = parameter_groups(model, weight_decay, hidden_apart=self.row.parts_hidden)
         made: RunOptimizer = for_runs(kind, self.row.part, FlatOptimizer if self.flat else RunOptimizer)(
-            groups, lr=self.learning_rate, **self.row.given(self))
+            groups, lr=self.learning_rate, **{name: known[name] for name in self.row.given},
+            **self.row.as_arguments(self.settings))
         return made
 
     def as_row(self, name: str | None) -> Optimizer:
@@ -103,63 +105,47 @@ class Optimizer:
         return dataclasses.replace(self, row=OPTIMIZERS.named(name))
 
 
-def _adamw(wanted: Optimizer) -> dict[str, Any]:
-    return {"betas": wanted.betas, "eps": wanted.epsilon, "foreach": False, "fused": wanted.fused}
+def _of_adafactor(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {"beta2_decay": settings["beta2_decay"], "d": settings["clip_threshold"], "eps": (None, settings["least_rms"])}
 
 
-def _sgd(wanted: Optimizer) -> dict[str, Any]:
-    return {**wanted.settings, "foreach": False, "fused": wanted.fused}
-
-
-def _adafactor(wanted: Optimizer) -> dict[str, Any]:
-    given = wanted.settings
-    return {"beta2_decay": given["beta2_decay"], "d": given["clip_threshold"], "eps": (None, given["least_rms"]),
-            "foreach": False}
-
-
-def _lion(wanted: Optimizer) -> dict[str, Any]:
-    return {"betas": wanted.betas}
-
-
-def _moments(wanted: Optimizer) -> dict[str, Any]:
-    return {"betas": wanted.betas, "eps": wanted.epsilon, **wanted.settings}
-
-
+ADAM = ("betas", "eps")
 NVIDIA = ("cuda",)                           # its driver does the paging
 LIBRARY = ("cpu", "cuda")                    # bitsandbytes has 8-bit updates for both
 BYTES = "Dettmers et al. 2022, arXiv:2110.02861; bitsandbytes"
 PAGES = "Dettmers et al. 2023, arXiv:2305.14314, section 3; bitsandbytes"
 ROWS = (
     Row("adamw", "divides each weight's mean gradient by its root mean square", "Loshchilov & Hutter 2019, arXiv:1711.05101; "
-        "torch.optim.AdamW", "AdamW", _adamw, MOMENTS, update_tensors=2, can_fuse=True, can_be_flat=True,
+        "torch.optim.AdamW", "AdamW", (*ADAM, "foreach", "fused"), MOMENTS, update_tensors=2, can_fuse=True, can_be_flat=True,
         in_eight_bits="adamw_8bit", paged="paged_adamw"),
     Row("sgd", "follows the mean gradient; weight decay is added to the gradient", "Sutskever et al. 2013; torch.optim.SGD",
-        "SGD", _sgd, {"momentum_buffer": FP32}, only_with={"momentum_buffer": "momentum"}, update_tensors=1,
+        "SGD", ("foreach", "fused"), {"momentum_buffer": FP32}, only_with={"momentum_buffer": "momentum"}, update_tensors=1,
         can_fuse=True, can_be_flat=True,
         settings={"momentum": Setting(0.9, 0, 1), "nesterov": Setting(False)}),
     Row("lion", "steps by the sign of the mean gradient; it wants 3 to 10 times less learning_rate than adamw",
-        "Chen et al. 2023, arXiv:2302.06675", "Lion", _lion, {"exp_avg": FP32}, update_tensors=1, can_be_flat=True,
+        "Chen et al. 2023, arXiv:2302.06675", "Lion", ("betas",), {"exp_avg": FP32}, update_tensors=1, can_be_flat=True,
         defaults={"adam_beta2": 0.99}, in_eight_bits="lion_8bit"),
     Row("adafactor", "as adamw with one moment, kept as sums over rows and columns; learning_rate is relative to each weight's "
-        "size", "Shazeer & Stern 2018, arXiv:1804.04235; torch.optim.Adafactor", "Adafactor", _adafactor, {}, update_tensors=1,
-        of_vectors={"variance": FP32}, of_lines={"row_var": FP32, "col_var": FP32},
+        "size", "Shazeer & Stern 2018, arXiv:1804.04235; torch.optim.Adafactor", "Adafactor", ("foreach",), {},
+        update_tensors=1, of_vectors={"variance": FP32}, of_lines={"row_var": FP32, "col_var": FP32},
+        as_arguments=_of_adafactor,
         settings={"beta2_decay": Setting(-0.8, below=0), "clip_threshold": Setting(1.0, least=1),
                   "least_rms": Setting(1e-3, least=0)}),
     Row("muon", "makes the update of each hidden matrix orthogonal; adamw updates embeddings, norms and head",
         "Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv:2502.16982; torch.optim.Muon",
-        "MuonAndAdamW", _moments, {"momentum_buffer": FP32}, of_vectors=MOMENTS, of_outside=MOMENTS, update_tensors=3,
+        "MuonAndAdamW", ADAM, {"momentum_buffer": FP32}, of_vectors=MOMENTS, of_outside=MOMENTS, update_tensors=3,
         parts_hidden=True, orthogonalising_rounds=5,
         settings={"momentum": Setting(0.95, 0, 1), "nesterov": Setting(True), "ns_steps": Setting(5, 1, 100),
                   "adjust_lr_fn": Setting("match_rms_adamw", choices=("match_rms_adamw", "original"))}),
-    Row("adamw_8bit", "as adamw, with both moments rounded to 8 bits", BYTES, "AdamW8bit", _moments, EIGHT_BIT_MOMENTS,
+    Row("adamw_8bit", "as adamw, with both moments rounded to 8 bits", BYTES, "AdamW8bit", ADAM, EIGHT_BIT_MOMENTS,
         part="bitsandbytes", devices=LIBRARY, update_tensors_on_cpu=5),
-    Row("lion_8bit", "as lion, with its moment rounded to 8 bits", BYTES, "Lion8bit", _lion,
+    Row("lion_8bit", "as lion, with its moment rounded to 8 bits", BYTES, "Lion8bit", ("betas",),
         {"state1": 1, "absmax1": FP32 / BLOCK}, part="bitsandbytes", devices=LIBRARY, update_tensors_on_cpu=5,
         defaults={"adam_beta2": 0.99}),
     Row("paged_adamw", "as adamw, with moments that move to the host when the GPU runs short", PAGES,
-        "PagedAdamW32bit", _moments, LIBRARY_MOMENTS, part="bitsandbytes", devices=NVIDIA),
+        "PagedAdamW32bit", ADAM, LIBRARY_MOMENTS, part="bitsandbytes", devices=NVIDIA),
     Row("paged_adamw_8bit", "as adamw_8bit, with moments that move to the host when the GPU runs short", PAGES,
-        "PagedAdamW8bit", _moments, EIGHT_BIT_MOMENTS, part="bitsandbytes", devices=NVIDIA),
+        "PagedAdamW8bit", ADAM, EIGHT_BIT_MOMENTS, part="bitsandbytes", devices=NVIDIA),
 )
 OPTIMIZERS = Table("optimizer", {row.name: row for row in ROWS})
 

@@ -145,8 +145,11 @@ class Recording:
         for parameter, gradient in zip(trained, before, strict=True):
             parameter.grad = gradient
 
-    def attach(self) -> None:
-        """Make the recording's buffers the gradients, with what eager passes of this step have added so far."""
+    def run(self, batch: Batch, units: int) -> Sums:
+        """Add the gradients of the batch's loss over `units`; return that loss and the metrics.
+
+        The recording's buffers become the gradients, with what eager passes of this step have added so far.
+        """
         fresh = []
         for parameter, buffer in zip(self.parameters, self.gradients, strict=True):
             if parameter.grad is None:
@@ -156,10 +159,6 @@ class Recording:
             parameter.grad = buffer
         if fresh:
             torch._foreach_zero_(fresh)
-
-    def run(self, batch: Batch, units: int) -> Sums:
-        """Add the gradients of the batch's loss over `units`; return that loss and the metrics."""
-        self.attach()
         for own, given in zip(_tensors(self.batch), _tensors(batch), strict=True):
             own.copy_(given, non_blocking=True)
         self.units.fill_(units)

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -26,23 +25,13 @@ from powertrain.models.huggingface.providers import decoder_start_in
 from powertrain.models.kernels.attention import sdpa_attention
 from powertrain.models.model import Model, evaluating
 from powertrain.records import IGNORE, Batch, RunFailed, WrongUse
+from powertrain.run.material import TextTokenizer
 from powertrain.run.prepare import Prepared
 from powertrain.training.setup import Setup
 
 REPLACEMENT = "\ufffd"      # decoding returns this for the bytes of an unfinished character
 LONGEST_CHARACTER = 4       # bytes of UTF-8, so tokens at most
 FIRST_ROOM = 256            # tokens that the cache has room for at first; it doubles
-
-
-class TextTokens(Protocol):
-    """The part of a tokenizer that generation uses."""
-
-    @property
-    def end_of_text(self) -> int | None: ...
-
-    def encode(self, text: str) -> Sequence[int] | Any: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -247,7 +236,7 @@ def _refuse_no_number(found: float) -> None:
                         "learning_rate that is too high. Use an earlier checkpoint of the model")
 
 
-def generate(model: Model, tokenizer: TextTokens, prompt: str, sampling: Sampling) -> Iterator[str]:
+def generate(model: Model, tokenizer: TextTokenizer, prompt: str, sampling: Sampling) -> Iterator[str]:
     """Yield pieces of the text that follows `prompt`, as they are drawn, up to the end of the text.
 
     An empty prompt starts a document: after end_of_text if the tokenizer has one, else after token 0.
@@ -257,7 +246,7 @@ def generate(model: Model, tokenizer: TextTokens, prompt: str, sampling: Samplin
     return stream(tokenizer, read[-1:], generate_ids(feed, ids, sampling))
 
 
-def stream(tokenizer: TextTokens, before: Sequence[int], drawn: Iterator[int], stops: Collection[int] = ()) -> Iterator[str]:
+def stream(tokenizer: TextTokenizer, before: Sequence[int], drawn: Iterator[int], stops: Collection[int] = ()) -> Iterator[str]:
     """Yield the text of the ids `drawn`, which follow the ids `before`, until end_of_text or one of `stops`.
 
     A character may be split over tokens and is held back until it is whole. Each piece is the text that the new ids add to the

@@ -24,10 +24,8 @@ from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, Plan, WrongUse
 from powertrain.records.events import Evaluated
 from powertrain.records.json_files import read_json
-from powertrain.run.material import open_recipe_store
-from powertrain.run.pretrained import DEFAULT_LENGTH, open_recipe_examples
-from powertrain.training.evaluation import evaluate
-from powertrain.training.loop import apply_plan
+from powertrain.run.material import DEFAULT_LENGTH, open_recipe_examples, open_recipe_store
+from powertrain.training.loop import apply_plan, evaluate
 from powertrain.training.optimizers import plain_adamw
 from powertrain.training.setup import plain_setup
 from powertrain.use.opening import OpenedModel

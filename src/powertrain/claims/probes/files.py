@@ -39,7 +39,7 @@ def compression(context: Context, *, words: Sequence[str], a: str = "none", b: s
     """
     training = probe.open_training(words, context.cache, warm_up=steps)
     saved = save_checkpoint(context.folder / "compression", training.state)
-    content = [(saved.folder / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")]
+    content = [(saved / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")]
     whole_bytes = sum(map(len, content))
     kept = min(1.0, most_bytes / whole_bytes)
     sample = b"".join(part[:round(kept * len(part))] for part in content)

@@ -22,8 +22,7 @@ from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Evaluated, Saved
 from powertrain.run.prepare import build_setup, prepare, schedule_of
 from powertrain.run.session import start_run
-from powertrain.training.evaluation import evaluate, spread
-from powertrain.training.loop import train
+from powertrain.training.loop import evaluate, spread, train
 from powertrain.use.generation import write_sample
 
 TENTH = 10

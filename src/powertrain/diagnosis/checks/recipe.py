@@ -47,9 +47,8 @@ def data_limits(where: Situation) -> Iterator[Finding]:
     if data.kind == "blocks":
         key, limit, read, unit = "data.max_chars", recipe.max_chars, data.characters, "characters"
     else:
-        sources = 1 if isinstance(recipe.source, str) else len(recipe.source)
         key, read, unit = "data.max_examples", data.documents, "rows"
-        limit = None if recipe.max_examples is None else sources * recipe.max_examples
+        limit = None if recipe.max_examples is None else len(recipe.sources) * recipe.max_examples
     if limit is not None:
         yield told("data_limits.cuts_off" if read >= limit else "data_limits.idle", key=key, limit=limit, read=read, unit=unit)
 
