@@ -59,7 +59,7 @@ def go_on(setup: Setup, state: State, to: int) -> None:
 def end_of(setup: Setup, state: State, folder: Path) -> list[bytes]:
     """The files of the last step's checkpoint."""
     go_on(setup, state, STEPS)
-    return [(save_checkpoint(folder, state).folder / file).read_bytes() for file in FILES]
+    return [(save_checkpoint(folder, state) / file).read_bytes() for file in FILES]
 
 
 def tolerance_of(technique: type[Technique], setup: Setup) -> float:
