@@ -92,7 +92,7 @@ ESTIMATE = Estimate(
     step_s=(0.5, 2.0), floor_s=0.25, bound_by="compute", flops_per_step=1e9, flops_per_token=1e6, dtype="fp32",
     peak_flops_per_s=4e9, tokens_per_step=1000, steps=100,
     memory_bytes={"weights": 1 << 30, "activations": 2 << 30, "loss": 0},
-    basis="floor: formula, at measured peaks; step: 3 runs on this machine; memory: formula",
+    basis="floor: formula, with the measured peaks; expected time: 3 runs on this machine; memory: formula",
     step_basis="3 runs on this machine", padding_share=0.125,
     largest_pass={"examples": 24, "tokens": 6144, "bytes": 5 << 30})
 

@@ -49,14 +49,14 @@ def test_zero_false_and_empty_count(word: str, key: str, value: object) -> None:
 @pytest.mark.parametrize(("words", "says"), [
     (["learnin_rate=1"], "did you mean learning_rate?"), (["model.layer=3"], "did you mean model.layers?"),
     (["layers=3"], "did you mean model.layers?"), (["learning_rate=fast"], "learning_rate is \"fast\"; use a number"),
-    (["seed=true"], "seed is true; use a whole number"), (["max_steps=0"], "greater than 0"),
+    (["seed=true"], "seed is true; use a whole number"), (["max_steps=0"], "use 1 or more"),
     (["max_steps=2.5"], "whole number"),
     (["nosuch"], "not key=value"), (["model=3"], "model is a table"), (["eval_steps=often"], "'5 epochs'"),
     (["max_steps=3", "train_time_s=4"], "both set the length"), (["lr_scheduler_type=cos"], "'cosine', 'linear' or 'constant'"),
     (["optim=rmsprop"], "muon"), (["gradient_accumulation_steps=3"], "per_device_train_batch_size"),
     (["per_device_train_batch_size=3", "gradient_accumulation_steps=4", "train_batch_size=5"], "same setting"),
     (["data="], "data.source: the value is empty"), (["data.source=['', a.txt]"], "the value is empty"),
-    (["techniques.bf16=maybe"], "'on' or 'off'"), (["learning_rate=.nan"], "finite"), (["data.block=-1"], "greater than 0"),
+    (["techniques.bf16=maybe"], "'on' or 'off'"), (["learning_rate=.nan"], "finite"), (["data.block=-1"], "use 1 or more"),
 ])
 def test_what_cannot_be_meant_is_refused_in_one_sentence(words: list[str], says: str) -> None:
     with pytest.raises(WrongUse) as error:

@@ -4,8 +4,6 @@ A container often sees the whole machine in /proc while its control group grants
 beyond that part are throttled or killed, so the smaller number counts. Loads no torch.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterable

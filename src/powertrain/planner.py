@@ -5,8 +5,6 @@ before it. Asking has no side effects: nothing is compiled, loaded or fetched. T
 CATALOGUE, in which they are applied.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import itertools

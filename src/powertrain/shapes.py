@@ -8,8 +8,6 @@
 Legend: N documents of a chunk, L tokens of a filled document.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One file -> its subject -> its audit: every rule asked, causes that another finding explains dropped, the worst first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace

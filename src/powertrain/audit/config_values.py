@@ -1,7 +1,5 @@
 """Values of configs whose meaning is more than their key: what they say in the audit's names (the vocabulary's `name()`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

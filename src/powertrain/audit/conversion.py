@@ -3,8 +3,6 @@
 Data are local files relative to the config, datasets of the hub, and LLaMA-Factory's names for both.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

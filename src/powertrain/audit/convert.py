@@ -5,8 +5,6 @@ what decides how fast is left to the plan with the pin that would keep it, and e
 more than a key's own value. Where a trainer's default differs from a recipe's it is written out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any

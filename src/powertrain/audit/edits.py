@@ -8,8 +8,6 @@ or if the file would not parse afterwards; its cure is still in the report. Two 
 characters that differ count, so that two arguments of one call can both be mended. The original is never written.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import io

@@ -6,8 +6,6 @@ call, so that a helper which builds an SFTConfig and returns it gives one. What 
 parameters' defaults. The result is every call of foreign code, in the order reached, with its arguments.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Only defaults are known of what comes from a command line; that is what the script does when it is started as it is.
 """
 
-from __future__ import annotations
-
 import ast
 from contextlib import suppress
 from pathlib import Path

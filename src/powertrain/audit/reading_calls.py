@@ -1,7 +1,5 @@
 """The calls that configure training, and which settings their arguments are."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ The left takes 1000 steps, the right 1001: where the test stands, and whether it
 counter that another statement changes too or that does not count every optimizer step, nor of a loop that its data may end.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

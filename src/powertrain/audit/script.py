@@ -4,8 +4,6 @@ A *training loop* is the innermost loop that takes an optimizer step, whether `b
 script that it calls. `step_code` is what runs at every step: the loop's body and the bodies of those functions.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -4,8 +4,6 @@ The calls of the script's functions are followed, so a loop that says `train_ste
 A loop inside the step (an evaluation, a generation) is not part of every step, and is marked as such.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

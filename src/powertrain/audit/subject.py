@@ -14,8 +14,6 @@ A key that is absent was not set; what the framework then does stands in `defaul
 to something that cannot be read without running the file is in `Subject.unread`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources

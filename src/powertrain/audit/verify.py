@@ -8,8 +8,6 @@ The plain arm is made of pins of techniques (`render`). Passes, precision, check
 of the file, or the defaults of its trainer. What has no technique here, or does not work on this machine, is named instead.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Mapping

@@ -21,8 +21,6 @@ gain. A document that gives one figure is granted half of the gain either way, a
 A row with several figures is several claims, named by a suffix. `needs` are words that `why_not` knows.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Experiments: each is carried out once, and its result is read for every claim that it decides."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -11,8 +11,6 @@ not applicable here   this machine lacks a part that the claim needs
 The margin is 2 %, or this machine's noise floor where that is larger: smaller differences are no effect.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The command line. It only parses: each command is one call into the rooms. `powertrain --help` loads no torch."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

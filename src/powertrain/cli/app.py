@@ -1,7 +1,5 @@
 """The commands by their names. `powertrain --help` imports their files, so those import the rooms within a command."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """What commands share: arguments and options, the cache folder, lines of progress, and times such as 10m."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

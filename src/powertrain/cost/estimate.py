@@ -65,7 +65,7 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
         memory_bytes=peak_memory(model, workload), padding_share=workload.padding_share,
         largest_pass=largest_pass(model, workload, hardware.free_memory_bytes),
         bytes_per_step=work.gemm_bytes + work.optimizer_bytes,
-        basis=f"floor: formula, at measured peaks{coarse}; step: {expect.basis}{copies}; "
+        basis=f"floor: formula, with the measured peaks{coarse}; expected time: {expect.basis}{copies}; "
               f"memory: formula{of_decoder}",
         step_basis=expect.basis,
     )

@@ -1,7 +1,5 @@
 """What fits the memory: the size of a pass, and what a fused block keeps for its backward pass."""
 
-from __future__ import annotations
-
 import itertools
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence

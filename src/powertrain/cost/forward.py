@@ -4,8 +4,6 @@ It follows the decoder line by line and holds the same tensors in variables, so 
 time. Read the two files beside each other. See replay.py and operators.py for what a line does.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

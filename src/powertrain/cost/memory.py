@@ -13,8 +13,6 @@ torch's allocator does not see. A compiled step counts as if it were not compile
 library counts as the built-in decoder of the same shape.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial

@@ -5,8 +5,6 @@ Each takes a tape and values and returns a value. A view has the block of what i
 that it held would count as memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from powertrain.cost.replay import COPIES, Block, Gradients, Saved, Tape, Value

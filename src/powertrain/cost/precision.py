@@ -1,7 +1,5 @@
 """The types that a machine multiplies fast: by units of CPUs, or by tensor cores of GPUs."""
 
-from __future__ import annotations
-
 from powertrain.records import Hardware
 
 # compute capability of the first tensor cores; torch.cuda.is_bf16_supported() also says yes where bf16 is emulated

@@ -9,8 +9,6 @@ Trained weights are stored in fp32, frozen ones in the type of their files, in 8
 `OptimizerFacts`: bytes by kind of weight. No optimizer is known by name here.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

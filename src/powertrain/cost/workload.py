@@ -3,8 +3,6 @@
 How much of a padded batch is padding, and how much fills a packed pass up, is estimated from the quantiles of the lengths.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ The corpus `stdlib` is Python's own standard library as it lies on this machine:
 its digest, differs between Python versions. `shakespeare` is tiny-shakespeare, downloaded once and verified by checksum.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sysconfig
 import urllib.request

@@ -4,8 +4,6 @@ A folder of the cache has meta.json, written last, with the size of every other 
 not whole, and counts as absent. Its name is a key: a digest of all that decides its content.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -4,8 +4,6 @@ Saved, they are models of the `tokenizers` library that give the same ids: a Wor
 and a byte-level BPE without merges. A marker beside the files names the kind of tokenizer.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ normal noise of that size. Medians are used throughout, so that one wild value m
 number of slots, the time of a step is scaled to the mean number, because a step with more tokens rightly takes longer.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ at the measured bandwidth. The rest of the computing time is overhead: starting 
 peak.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

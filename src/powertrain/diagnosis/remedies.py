@@ -6,8 +6,6 @@ windows of steps with the change and without, in turns, each in a process of its
 could bring; two processes measure in seconds what it does bring.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

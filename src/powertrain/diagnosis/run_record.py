@@ -1,7 +1,5 @@
 """The record of a run, read from its folder: recipe, facts, plan, events, and its state."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

@@ -8,8 +8,6 @@ else given by a formula on the measured parts, which is named.
 Causes are ranked by the predicted gain of their cures. Causes without a cure come last, the largest share first.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

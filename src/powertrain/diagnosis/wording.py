@@ -6,8 +6,6 @@ cases of a rule share stands in `[rule]`. Beside Python's own formats a figure m
 `:count step` ("1 step", "2 steps").
 """
 
-from __future__ import annotations
-
 import math
 import string
 import tomllib

@@ -5,8 +5,6 @@ techniques add up, from none to all of them, in the order of the catalogue. Befo
 technique can change at most, and what cannot matter is not timed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

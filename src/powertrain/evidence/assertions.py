@@ -3,8 +3,6 @@
 Only what must be true of a correct program is here: memory and losses. Speed is measured and reported, and fails nothing.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ asserts those. Then each setting is timed against the first of its table, in tur
 its interval, and no assertion depends on it.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence

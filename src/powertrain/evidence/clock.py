@@ -6,8 +6,6 @@ that slows both. Each pair gives one ratio of speeds; their median with its boot
 An arm that was measured keeps its process, and is wound back to its first step for the next comparison.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import tempfile

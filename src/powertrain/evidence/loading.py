@@ -1,7 +1,5 @@
 """Batches without training: the passes of a plan, and the batches per second that its loader makes."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ Arms are measured by an arena (clock.py); the notebook keeps what came out, in o
 each comparison its share of the time.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

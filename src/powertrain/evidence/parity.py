@@ -8,8 +8,6 @@ Gradient norms are looked at beside losses because they show what a loss hides: 
 no longer learns. A changed learning rate shows in neither at the first step, so several steps are compared.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

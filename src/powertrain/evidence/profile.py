@@ -6,8 +6,6 @@ computes: both carry the same sequence number. The profiler slows a step, so its
 those of steps without it.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping

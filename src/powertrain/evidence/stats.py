@@ -1,7 +1,5 @@
 """Statistics of repeated measurements: median with interval, noise floor, and the verdict on a ratio of speeds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

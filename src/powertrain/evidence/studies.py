@@ -14,8 +14,6 @@ each arm's plan. Nothing is written over, and no path of this machine is written
   comparison  nothing
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import math

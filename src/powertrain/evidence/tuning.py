@@ -6,8 +6,6 @@ greedily, each combination measured too. Choosing the best of many noisy numbers
 that comes out is compared with the untuned one once more, on fresh windows, and is kept only if it is faster there.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

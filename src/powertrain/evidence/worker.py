@@ -7,8 +7,6 @@ Between two requests the process sleeps. It waits for the device at the ends of 
 is sent back as a `CannotRun`, in one sentence; the process ends when its pipe closes or its parent is gone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

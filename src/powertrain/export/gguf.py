@@ -15,8 +15,6 @@ The file's tensors are ours, split and renamed, with three exceptions:
 Source: llama.cpp, src/models/*.cpp and conversion/*.py, as of llama-cpp-python 0.3.36; equal logits were seen there.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -10,8 +10,6 @@ The ids that llama.cpp will make are computed here from the file's own values, a
 where ids differ nothing is written.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile

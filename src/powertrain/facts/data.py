@@ -1,7 +1,5 @@
 """Facts of the training data: blocks of a token store's text, or the examples of an example store."""
 
-from __future__ import annotations
-
 import math
 
 from powertrain.data.example import count_blocks

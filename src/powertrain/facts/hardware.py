@@ -6,8 +6,6 @@ where a datasheet states only the sparse figure, the row has half of it. Tensor 
 GeForce runs at half the rate of fp16 accumulation. The Tesla T4 has no bandwidth: its editions state 300 and 320 GB/s.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import importlib.metadata

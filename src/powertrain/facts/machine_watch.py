@@ -4,8 +4,6 @@ Computing threads spin while they wait for each other, so an undisturbed process
 processor time was taken by other processes, as far as they used the cores meanwhile.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass

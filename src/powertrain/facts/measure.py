@@ -5,8 +5,6 @@ and a virtual machine reaches only what its host leaves it. A peak is the best o
 only ever makes a repeat slower.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

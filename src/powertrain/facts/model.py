@@ -1,7 +1,5 @@
 """The decoder that a config asks for, counted without building it; and facts read back from a run's folder. Loads no torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

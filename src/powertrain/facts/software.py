@@ -1,7 +1,5 @@
 """What is installed beside powertrain, and why the rest is not usable here. Nothing is imported to find out."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import platform

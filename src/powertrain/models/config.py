@@ -5,8 +5,6 @@ resulting `ModelConfig`; no code branches on a family's name except where Huggin
 Loads no torch.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 from dataclasses import dataclass

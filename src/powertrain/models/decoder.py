@@ -21,8 +21,6 @@ Sources: Su et al. 2021 (RoPE); Chen et al. 2023 (position interpolation); Llama
 Legend: T tokens, V vocabulary, H heads, K kv heads, D head width.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from functools import lru_cache

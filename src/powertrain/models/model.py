@@ -1,7 +1,5 @@
 """What the trainer asks of a model, whoever computes it: our decoder, or another library behind the bridge."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

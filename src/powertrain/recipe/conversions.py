@@ -5,8 +5,6 @@ recipe's keys, with a reason where there is more to say. It raises NotSupported 
 the conversions of several keys together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

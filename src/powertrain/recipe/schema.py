@@ -44,7 +44,7 @@ def _check_interval(value: Any) -> Any:
 Interval = Annotated[int | str, BeforeValidator(_check_interval)]  # optimizer steps, or "5 epochs"; 0 = never
 Source = Annotated[str | list[str], BeforeValidator(_check_source)]
 Place = Annotated[str | None, BeforeValidator(_below_home)]        # a path, or what is called like one
-Positive = Annotated[int, Field(gt=0)]
+Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 

@@ -4,8 +4,6 @@ A key that can have no effect here says why, and one that cannot be ignored with
 vocabulary.md has the keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

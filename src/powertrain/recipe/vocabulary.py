@@ -1,7 +1,5 @@
 """The vocabulary of everybody's keys: vocabulary.md as rows, one a key, and how they are looked up."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache

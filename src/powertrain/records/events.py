@@ -3,8 +3,6 @@
 event_log.py writes and reads them. docs/events.schema.json is made from these classes (`make schema`).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ An arm is one side of a comparison: a complete recipe with a complete plan, in a
 padding) tokens per second, and a ratio of speeds above 1 means that the second arm is faster.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

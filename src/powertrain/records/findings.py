@@ -5,8 +5,6 @@ sees. `@rule("what it rests on")` makes a `Rule` of the function, under the func
 them. A check of a diagnosis, a symptom of a run and a rule of an audit are such rules, and differ in what they are given.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

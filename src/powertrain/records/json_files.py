@@ -1,7 +1,5 @@
 """JSON files that hold one object: read with an error that names the file, written with an end of line; and whole files."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

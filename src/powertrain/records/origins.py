@@ -3,8 +3,6 @@
 A run keeps the origins of its values as data, in origins.json; the comments in recipe.yaml are made from them, for people.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

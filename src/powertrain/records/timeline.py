@@ -5,8 +5,6 @@ the time of day at which it was written, and steps are written several at a time
 seconds have passed, and the clock is set by the other events. What lies between is nobody's: it is `other`.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

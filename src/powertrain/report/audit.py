@@ -3,8 +3,6 @@
 SARIF 2.1.0 is what code hosts show beside the lines: https://docs.oasis-open.org/sarif/sarif/v2.1.0/
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ A colour is the name of a CSS variable of the page, so that light and dark are t
 or not finite is a gap: nothing is drawn there, and nothing is drawn across it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise

@@ -1,7 +1,5 @@
 """How two runs differ: recipes, plans, machine, data and results; and whether the two runs can be compared at all."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Draws a plot or rows as SVG of any width."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 

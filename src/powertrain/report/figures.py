@@ -1,7 +1,5 @@
 """Numbers as people read them."""
 
-from __future__ import annotations
-
 import math
 
 LARGEST_LOSS = 700.0         # nats: e to the power of more is more than a float holds

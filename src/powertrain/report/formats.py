@@ -4,8 +4,6 @@ The HTML is one file: nothing is loaded, no script runs, light or dark as the re
 styles are page.css and drawing.css. Markdown has no pictures (page.md.jinja); audits use `render` too (audit.md.jinja).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

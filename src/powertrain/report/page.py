@@ -4,8 +4,6 @@ Every figure carries its numbers in tables, so that each way of saying it says t
 picture.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

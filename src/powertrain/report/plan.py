@@ -3,8 +3,6 @@
 `overview_rows` is the beginning of `powertrain train`, in a few short lines; `powertrain plan` shows all of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run in a terminal: the live line and its events, then the result: speed against the plan, quality, what to do next."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 

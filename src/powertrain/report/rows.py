@@ -3,8 +3,6 @@
 The values of a diagnosis are plain (records.to_plain), so a diagnosis and its JSON print the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The figures of a run: what it learned, where its time went, how fast it was, and how its machine was used."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -1,7 +1,5 @@
 """The page of a run: what it came to, what to distrust, and every figure that its files allow."""
 
-from __future__ import annotations
-
 import datetime
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 A study is read as evidence.json holds it (records/evidence.py). Its runs lie in the order of its comparisons, two for each.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The page of an ablation: the ladder from no technique to the plan, each technique left out, profile, memory, parity."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

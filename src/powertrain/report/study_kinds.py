@@ -2,8 +2,6 @@
 runs (rows prepared per second, seconds to the first step, crippled recipes), and of what documents claim.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 Studies from before studies had kinds hold step times, a ratio and losses of two or more arms; `older` reads them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 """SVG from numbers: elements, scales, ticks, legends. What a figure shows is in chart.py, who draws it in drawing.py.
 Everything that comes from outside is escaped here."""
 
-from __future__ import annotations
-
 import html
 import math
 from collections.abc import Iterable, Sequence

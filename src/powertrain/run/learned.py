@@ -4,8 +4,6 @@ Both lie in the cache folder, speeds as one line of JSON a run in `speeds/<finge
 `tuned/<key>.json`. What cannot be read is passed over, and a speed that cannot be written is lost: neither stops a run.
 """
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import json

@@ -4,8 +4,6 @@ A run of several processes has one folder: the first process writes events, chec
 the end, on smaller passes and on a save that failed. A run of one process is the plainest case of that (training/ranks.py).
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

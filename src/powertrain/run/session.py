@@ -5,8 +5,6 @@ Clearing the gradients is enough, for a pass that ran out of memory left weights
 second try draws other masks than the first: the random numbers that the failed pass drew are spent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gc

@@ -1,7 +1,5 @@
 """bf16 matrix products: half the bytes and the fast matrix units, with fp32's range."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

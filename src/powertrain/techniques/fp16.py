@@ -1,7 +1,5 @@
 """fp16 matrix products with loss scaling, for GPUs whose tensor cores know no bf16."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """fp8 base: frozen weights in 8-bit floating point, multiplied as such."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from powertrain.cost.precision import GPU_SINCE

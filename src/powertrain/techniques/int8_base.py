@@ -1,7 +1,5 @@
 """int8 base: frozen weights as whole numbers of 8 bits, multiplied as such."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from powertrain.techniques.base import InEightBits

@@ -4,8 +4,6 @@ A checkpoint is written into a temporary folder, each file synced, its manifest 
 it. So a kill at any instant leaves the one before. Only safetensors and JSON: nothing in it can run code.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -8,8 +8,6 @@ allocator is in neither.
 A forward or backward pass that runs out of memory leaves weights and optimizer as they were; an optimizer's update does not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

@@ -12,8 +12,6 @@ fills the tokens up to a constant number. The others become tensors of a constan
 weigh nothing. A pass that does not fit the shape runs eagerly into the same gradients, and is counted.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Learning-rate schedules: a pure function of the optimizer step, so that resuming needs no state."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -11,8 +11,6 @@ any gradient counts as one with zeros: the plain update would pass over the weig
 must not leave weights out.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

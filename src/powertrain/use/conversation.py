@@ -4,8 +4,6 @@ A conversation that is longer than the context loses its oldest exchanges, never
 Encoder-decoders answer each message by itself: they were trained on pairs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 

@@ -7,8 +7,6 @@ last half is fed again as a prompt, which costs a pass over half a context for e
 own random generator, so training's random numbers do not change.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence

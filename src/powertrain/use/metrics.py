@@ -6,8 +6,6 @@ Sources: exact match and F1 as in SQuAD's evaluation (Rajpurkar et al. 2016); RO
 beta = 1; final numbers as in GSM8K (Cobbe et al. 2021), whose solutions end in `#### 42`.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter

@@ -1,7 +1,5 @@
 """Opening a trained model: a run, a model's folder or hub id, or an adapter on its base, with tokenizer and template."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

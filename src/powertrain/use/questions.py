@@ -1,7 +1,5 @@
 """Questions with known answers, from any data or from a run's held-out examples, and the model's answers with their scores."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

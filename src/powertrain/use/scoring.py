@@ -1,7 +1,5 @@
 """The loss of a trained model on a run's held-out data or on any data, and real examples to compare two models on."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable, Sequence
 from dataclasses import replace

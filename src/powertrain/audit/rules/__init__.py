@@ -1,7 +1,5 @@
 """The rules of the audit, in topic files; their sentences stand in findings.yaml. A new rule is a function and its entry."""
 
-from __future__ import annotations
-
 from powertrain.audit.rules import data, good, labels, loop, memory, model, names, optimizer, processes
 from powertrain.records.findings import rules_of
 

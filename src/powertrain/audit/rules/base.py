@@ -12,8 +12,6 @@ entry in findings.yaml has `why`, `cure` and `rests_on` (the document, fact or t
     cases        by name, what is said differently; `found(case=...)` names the case
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, wraps

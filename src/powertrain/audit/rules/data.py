@@ -1,7 +1,5 @@
 """Rules on examples and batches: padding, packing, cut examples, the arithmetic of a step, and their loaders."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Rules on what is done well, so that nobody changes it."""
 
-from __future__ import annotations
-
 from powertrain.audit.rules.base import GIB, Findings, found, room, rule
 from powertrain.audit.rules.memory import CHECKPOINTING, PASS, TIMES, asked_for
 from powertrain.audit.subject import TRAINERS, Circumstances, Subject

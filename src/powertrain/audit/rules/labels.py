@@ -1,7 +1,5 @@
 """Rules on labels: what the loss compares, and which tokens it counts."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from itertools import chain

@@ -1,7 +1,5 @@
 """Rules on a script's own training loop: what it waits for, its evaluation, and what stands outside of it."""
 
-from __future__ import annotations
-
 import ast
 
 from powertrain.audit.edits import Edits, block_of, indent, indented, set_to, with_line, with_text, without

@@ -1,7 +1,5 @@
 """Rules on number formats (bf16, fp16 and its scaling, TF32) and on memory: what is kept, recomputed, offloaded, given back."""
 
-from __future__ import annotations
-
 import ast
 
 from powertrain.audit.edits import added, removed, renamed, set_to, with_line, with_text

@@ -1,7 +1,5 @@
 """Rules on the model: LoRA adapters, quantised weights below them, attention kernels and torch.compile."""
 
-from __future__ import annotations
-
 import math
 
 from powertrain.audit.edits import removed, set_to

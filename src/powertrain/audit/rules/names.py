@@ -1,7 +1,5 @@
 """Rules on names that the installed libraries do not have: arguments, keys and imports."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Rules on the update of the weights: gradients, optimizer, learning rate, schedule, and the intervals of a run."""
 
-from __future__ import annotations
-
 import ast
 import math
 

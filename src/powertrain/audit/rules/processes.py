@@ -1,7 +1,5 @@
 """Rules on several processes and devices, and on the checkpoints that they write."""
 
-from __future__ import annotations
-
 import ast
 
 from powertrain.audit.edits import set_to, with_argument, with_import, with_text

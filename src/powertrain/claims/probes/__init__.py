@@ -1,7 +1,5 @@
 """Probes: experiments that are not two arms of `train`, as functions in topic files. To add one, write it and name it here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from powertrain.claims.probes import files, kernels, loops, memory, runs

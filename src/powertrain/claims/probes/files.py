@@ -1,7 +1,5 @@
 """Probes of files: compressing a checkpoint, saving it, loading a model, and tokenising text."""
 
-from __future__ import annotations
-
 import gc
 import gzip
 import os

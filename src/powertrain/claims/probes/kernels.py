@@ -1,7 +1,5 @@
 """Probes of single operations: attention, matrix products, the optimizer's update, and the same work on several devices."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Probes of training loops: habits, loaders, batches that are dropped, columns that are kept, and utilisation."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools

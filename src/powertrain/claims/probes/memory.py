@@ -1,7 +1,5 @@
 """Probes of memory: the peak of a step and the step that reaches it, 4-bit weights, and a rule of thumb."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

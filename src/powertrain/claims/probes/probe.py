@@ -1,7 +1,5 @@
 """The parts of every probe: its context and result, timing in turns A B B A, a process of its own, and a training in it."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Probes of whole runs: epochs, start-up, evaluation and checkpoints between steps, and how soon a loss is reached."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

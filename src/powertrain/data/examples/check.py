@@ -1,7 +1,5 @@
 """Examples before they train: which rows were left out and why, lengths, the cost of padding, and one example in words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

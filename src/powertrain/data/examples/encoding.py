@@ -4,8 +4,6 @@ The tokenizer runs over a batch of texts at once, on all cores. A token is train
 text. A beginning of sequence stands once in front, and an end behind every turn or text is trained like any other token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -9,8 +9,6 @@ not of this kind. The first texts are encoded both ways, and after a difference 
 Source of the scheme: tokenizers' pipeline, https://huggingface.co/docs/tokenizers/pipeline
 """
 
-from __future__ import annotations
-
 import json
 import re
 from array import array

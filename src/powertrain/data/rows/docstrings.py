@@ -4,8 +4,6 @@ Made from the interpreter's own sources, so it needs no download and differs bet
 without its docstring, the completion the docstring's first paragraph. Short ones only: a small model learns what it can see.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -6,8 +6,6 @@ cannot be read is yielded as Rejected, so that a check can list it; a file that 
 compressed with gzip (.gz).
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import itertools

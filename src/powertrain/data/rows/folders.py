@@ -7,8 +7,6 @@ because they are most often the same rows twice. A mixture of rows and texts is 
 a dataset: README, LICENSE and their like.
 """
 
-from __future__ import annotations
-
 import difflib
 import glob
 import os

@@ -5,8 +5,6 @@ order of detection, the most specific first: a row that has the columns of two f
 spellings of a turn are known, {"role", "content"} and {"from", "value"}, and so are other names of the roles.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

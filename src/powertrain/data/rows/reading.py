@@ -7,8 +7,6 @@ path), and a path over a dataset of the hub. `datasets` downloads once into its 
 CSV and TSV are read by the line here, Parquet and Arrow through pyarrow, a few hundred rows at a time; files.py reads the rest.
 """
 
-from __future__ import annotations
-
 import csv
 import difflib
 import itertools

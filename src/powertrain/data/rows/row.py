@@ -1,7 +1,5 @@
 """Rows (of JSONL, CSV, a table or a text file) before a format is known; and samples, which are rows read by their format."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

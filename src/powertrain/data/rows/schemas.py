@@ -7,8 +7,6 @@ The model's task decides how a row is read: a decoder (causal) takes conversatio
 pairs and conversations of one exchange, a question-answering head (span) questions with their places in a context.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The facts that a check may read, and the checks of the machine: accelerator, load, battery, threads, memory and disk."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The recipe's are batch, schedule, clipping, precision, quantisation, intervals, 
 Pins of techniques are held against the plan; parts that are missing, and models that another library computes, are named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The symptoms that a run's events may show, in the order in which they are asked: each is a function in a topic file."""
 
-from __future__ import annotations
-
 from powertrain.diagnosis.run_record import RunRecord
 from powertrain.diagnosis.symptoms import ending, gradients, learning, speed
 from powertrain.records.findings import Finding, rules_of, worst_first

@@ -1,7 +1,5 @@
 """Symptoms of how a run ended: stalled, failed, killed, out of memory, work done twice, and its own warnings."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from statistics import median

@@ -6,8 +6,6 @@ that stands out.
 Source: Goodfellow et al. 2016, 8.2.4 (cliffs and clipping); Goyal et al. 2017, 2.2 (warm-up).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

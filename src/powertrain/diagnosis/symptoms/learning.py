@@ -1,7 +1,5 @@
 """Symptoms in the loss curve: divergence, a loss of guessing, no progress, a plateau, overfitting, evaluations that lack."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from statistics import median

@@ -1,7 +1,5 @@
 """Symptoms of time and memory: slow stretches, slow single steps, and a run unlike its plan's prediction."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence

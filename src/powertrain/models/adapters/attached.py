@@ -15,8 +15,6 @@ Whatever an adapter can compute comes before the frozen product, whose output no
 recomputes a block only up to the last thing that is needed, and so never computes the product again.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple

@@ -5,8 +5,6 @@ on ours. Kinds that PEFT does not have are in the same two files under a type of
 unpickled. What a file asks for and is not computed here is refused, not passed over.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Users name modules as Hugging Face does (`q_proj`), while our q, k and v are one
 rows of the output of one of our linears, with its own A and B in Hugging Face's shapes.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Adapters on a model of transformers: PEFT's own, put on, taken up again from a folder, written and merged."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ activations to a weight's dtype. Nothing is fetched: a model comes from a folder
 What may run, what is filled in, and what is wrong with a model is said before training.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

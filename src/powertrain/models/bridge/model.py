@@ -9,8 +9,6 @@ one; without it the whole document is read again for each token. Drawing tokens 
 Legend: B documents, L tokens of the longest, T tokens of the flat batch, V classes.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence

@@ -11,8 +11,6 @@ make ours. `transposed`: GPT-2 stores linears as (in, out). `interleaved`: GPT-N
 other, where ours has all q, then all k, then all v.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ Loading fills our tensors from theirs, as families.py pairs them, part by part, 
 the model is in memory.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import os

@@ -5,8 +5,6 @@ files. Only files that cannot run anything by being read are fetched: JSON, text
 that a repository brings is fetched as text; running it takes `trust_remote_code`, which is not this module's.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

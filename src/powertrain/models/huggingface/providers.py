@@ -3,8 +3,6 @@
 Everything is read off `config.json`. Loads no torch until transformers is asked which models it knows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

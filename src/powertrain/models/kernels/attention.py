@@ -17,8 +17,6 @@ their shapes and not in any number that Python passes to a kernel. So documents 
 empty ones last, and by the length that none of them exceeds.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -13,8 +13,6 @@ It is one operator to torch.compile and to checkpointing: neither looks inside.
 Legend: T tokens, H heads, K kv heads, G = H / K, D head width, L tokens of a (filled) document, N documents of a chunk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any

@@ -23,8 +23,6 @@ Source: Dettmers et al. 2022, arXiv:2208.07339 (a scale for each row; outliers);
 (8-bit products forward and for dX); Micikevicius et al. 2022, arXiv:2209.05433 (fp8).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ Sources: Szegedy et al. 2016, arXiv:1512.00567, section 7 (label smoothing); Cho
 section 5 (z-loss).
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, Protocol
 
 import torch

@@ -12,8 +12,6 @@ own, because torch's ahead-of-time compiler is loaded for it, and because severa
 Legend: T is the number of rows of the first argument, the one size that may differ from call to call.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

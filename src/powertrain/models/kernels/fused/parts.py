@@ -10,8 +10,6 @@ tensor between two products once.
 Legend: T tokens, d width, f MLP width, H heads, K kv heads, D head width, R ranks of a linear's adapters together.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple

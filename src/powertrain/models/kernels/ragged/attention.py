@@ -5,8 +5,6 @@ a number per row and head. Which weights dropout keeps is a function of a seed, 
 Legend: T tokens, H heads, K kv heads, D head width.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 from collections.abc import Sequence

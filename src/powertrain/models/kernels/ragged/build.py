@@ -1,7 +1,5 @@
 """Compiles the kernel for this machine, once; the library is kept in the user's cache folder."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib
