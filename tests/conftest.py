@@ -22,7 +22,16 @@ from powertrain.training.setup import Setup, plain_setup
 torch.set_num_threads(1)                     # tiny tensors: a second thread would only wait
 os.environ["OMP_NUM_THREADS"] = "1"          # so it would in the processes that tests start, beside those of other tests
 
+# The files that take longest go first, so that no worker begins one of them when the others are done.
+LONGEST = ("test_readme.py", "test_shipped_recipes.py", "test_ledger.py", "test_bench.py", "test_compiled_ahead.py",
+           "test_learned.py", "test_audit_recipe_command.py", "test_contract.py", "test_features.py", "test_plan_command.py",
+           "test_ablation.py", "test_plain_cpu.py", "test_resume.py", "test_clock.py", "test_finetuning.py", "test_probe.py")
+
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 @pytest.fixture(autouse=True)

@@ -106,7 +106,7 @@ def test_make_demo_trains_and_shows_the_plan_and_the_samples(tmp_path: Path) -> 
 
 
 def test_make_test_runs_the_tests(tmp_path: Path) -> None:
-    found = make("test", tmp_path, TESTS="tests/test_architecture.py")
+    found = make("test", tmp_path, TESTS="tests/training/test_schedule.py")
     assert found.returncode == 0, found.stdout + found.stderr
     assert re.search(r"\d+ passed", found.stdout)
 

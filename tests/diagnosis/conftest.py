@@ -25,7 +25,7 @@ WELL = ["model.layers=2", "model.width=32", "model.heads=2", "data.tokenizer=cha
 
 
 @pytest.fixture(scope="session")
-def well_prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Prepared]:
+def well_prepared(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Prepared]:
     """The run with further words, planned anew with what a test says of machine, data and model."""
     folder = tmp_path_factory.mktemp("diagnosis")
     text = folder / "text.txt"
@@ -36,7 +36,7 @@ def well_prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pre
     def make(*words: str, hardware: Mapping[str, Any] | None = None, data: Mapping[str, Any] | None = None,
              model: Mapping[str, Any] | None = None) -> Prepared:
         resolved = resolve_words([str(folder / "tiny.yaml"), f"data={text}", *WELL, *words])
-        found = prepare(resolved, folder / "cache", lambda said: None)
+        found = prepare(resolved, cache, lambda said: None)
         facts = replace(found.facts, hardware=replace(found.facts.hardware, **{**HARDWARE, **(hardware or {})}),
                         data=replace(found.facts.data, **(data or {})), model=replace(found.facts.model, **(model or {})))
         return replace(found, facts=facts, plan=planner.make_plan(facts, found.recipe, found.total_steps))

@@ -27,7 +27,6 @@ LEAST_PAIRS = 5
 STEADY = 0.10                                # two parts of a warm-up whose speeds differ by less
 LEAST_PARTS, MOST_PARTS = 3, 13              # of a warm-up: the first step and two more; data of changing lengths stay unsteady
 PART = 0.1                                   # of a window: what one part of a warm-up takes
-LEAD_IN_FROM = 5                             # steps in a window, from which one more before it, untimed, is cheap
 
 Compared = tuple[Comparison, ArmRun, ArmRun]     # of B against A, the run of A, the run of B
 
@@ -41,6 +40,7 @@ class Pace:
     most_pairs: int = 24
     enough: float = 0.02                     # half-width of the interval at which a verdict is believed
     warm_up_s: float = 20.0
+    lead_in_from: int = 5                    # steps in a window, from which one more before it, untimed, is cheap
 
 
 USUAL = Pace()
@@ -199,7 +199,7 @@ class Arena:
                 if not warm:
                     warm, steps = track.warm_up_steps, steps_per_window(pace, [track.step_s])
                 if track.why_invalid is None:
-                    track.windows += [track.take(steps, untimed=steps >= LEAD_IN_FROM) for _ in range(each)]
+                    track.windows += [track.take(steps, untimed=steps >= pace.lead_in_from) for _ in range(each)]
                 run = track.run()
             earlier = runs.get(arm.name)
             tracks.setdefault(arm.name, track)
@@ -219,7 +219,7 @@ def interleave(a: Track, b: Track, pace: Pace, *, margin: float = MARGIN, deadli
         steps = steps_per_window(pace, [a.step_s, b.step_s])
         while not enough_pairs(a.windows, b.windows, pace, margin, deadline):
             for track in (a, b) if len(a.windows) % 2 == 0 else (b, a):      # A B B A
-                track.windows.append(track.take(steps, untimed=steps >= LEAD_IN_FROM))
+                track.windows.append(track.take(steps, untimed=steps >= pace.lead_in_from))
     return judge(a, b, a.run(), b.run(), margin)
 
 
