@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from powertrain.report.figures import memory
+from powertrain.report.words import memory
 from tables.stored import Study, folder_of, machine, markdown_table, studies_of, times
 
 NONE = "No ablation is stored in `studies/` yet: `powertrain ablate RECIPE` makes one.\n"

@@ -15,10 +15,15 @@ from powertrain.records import WrongUse
 from powertrain.records.origins import COMMAND_LINE
 from powertrain.report import formats, run_page
 from powertrain.report.formats import as_json
-from powertrain.report.page import figures, said
+from powertrain.report.page import Figure, Page
+from powertrain.report.words import said
 
 EVIL = '</text><script>alert(1)</script><img src=x onerror=alert(1)> "\' & ]]> `x` | [a](javascript:alert(1))'
 VOID = {"meta", "br", "img", "link", "input"}
+
+
+def figures(page: Page) -> list[Figure]:
+    return [block for section in page.sections for block in section.blocks if isinstance(block, Figure)]
 
 
 class Reader(HTMLParser):

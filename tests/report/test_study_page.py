@@ -7,12 +7,11 @@ from pathlib import Path
 
 import made_studies
 import pytest
-from test_run_page import EVIL, check_safe
+from test_run_page import EVIL, check_safe, figures
 
 from powertrain.records import WrongUse
 from powertrain.report import formats, study_page
 from powertrain.report.formats import as_json
-from powertrain.report.page import figures
 
 OLDER = sorted(path for path in (Path(__file__).parents[2] / "studies").glob("*/evidence.json")
                if "kind" not in json.loads(path.read_text(encoding="utf-8")))

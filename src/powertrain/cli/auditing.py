@@ -15,8 +15,7 @@ from powertrain.cli import output as screen
 from powertrain.cli.options import Json, budget_s, cache_folder, say
 from powertrain.records import WrongUse, to_plain
 from powertrain.records.findings import Audit, Finding
-from powertrain.report.figures import memory
-from powertrain.report.page import pins_in_words
+from powertrain.report.words import memory, pins_in_words
 
 if TYPE_CHECKING:
     from powertrain.audit.conversion import Conversion

@@ -11,9 +11,9 @@ from powertrain.cli import output
 from powertrain.cli.options import Json, Words, cache_folder, say
 from powertrain.records import WrongUse, to_plain
 from powertrain.records.findings import Piece
-from powertrain.report.page import labelled
 from powertrain.report.result import printable
 from powertrain.report.rows import check_rows, marked, totals
+from powertrain.report.words import labelled
 
 if TYPE_CHECKING:
     from powertrain.data.examples.store import ExampleStore

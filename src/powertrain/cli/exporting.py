@@ -11,7 +11,7 @@ import typer
 from powertrain.cli import output as screen
 from powertrain.cli.options import Base, Json, Model, Provider, cache_folder, say
 from powertrain.records import WrongUse, to_plain
-from powertrain.report.figures import memory
+from powertrain.report.words import memory
 
 if TYPE_CHECKING:
     from powertrain.data.example import Example

@@ -16,9 +16,8 @@ from powertrain.records import WrongUse, to_plain
 from powertrain.records.event_log import counted, read_all_events
 from powertrain.records.json_files import read_json, replace_file
 from powertrain.records.origins import asked_lines
-from powertrain.report.figures import count
-from powertrain.report.page import labelled
 from powertrain.report.result import result_rows, sample_rows, step_time_row
+from powertrain.report.words import count, labelled
 
 if TYPE_CHECKING:
     from powertrain.records.findings import Finding

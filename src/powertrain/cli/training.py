@@ -22,7 +22,7 @@ from powertrain.records.origins import COMMAND_LINE, Origin, Stored
 from powertrain.records.timeline import last_of
 from powertrain.report import plan as plan_report
 from powertrain.report import result
-from powertrain.report.figures import perplexity
+from powertrain.report.words import perplexity
 
 if TYPE_CHECKING:
     from rich.live import Live as RichLive

@@ -11,8 +11,8 @@ import typer
 from powertrain.cli import output
 from powertrain.cli.options import Base, Json, Model, Provider, Seed, System, Temperature, TopK, TopP, cache_folder, say
 from powertrain.records import WrongUse, to_plain
-from powertrain.report.figures import perplexity
 from powertrain.report.result import printable, quality
+from powertrain.report.words import perplexity
 
 if TYPE_CHECKING:
     from powertrain.use.conversation import Conversation, Prompt

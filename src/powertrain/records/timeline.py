@@ -10,7 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeGuard, TypeVar
 
 from powertrain.records.events import End, Evaluated, Event, ModelSaved, Sample, Saved, Start, Step
 
@@ -199,6 +199,11 @@ def last_of(kind: type[AnEvent], events: Sequence[Event]) -> AnEvent | None:
     return next((event for event in reversed(events) if isinstance(event, kind)), None)
 
 
+def is_finite(value: float | None) -> TypeGuard[float]:
+    """Return whether a value is known, and neither NaN nor infinite."""
+    return value is not None and math.isfinite(value)
+
+
 def quantile(found: Sequence[float], share: float) -> float:
     """Return the value below which `share` of the values lie, by linear interpolation between the two nearest."""
     ordered = sorted(found)
@@ -211,7 +216,7 @@ def quantile(found: Sequence[float], share: float) -> float:
 def smoothed(found: Sequence[float | None], steps: int,
              middle: Callable[[Sequence[float]], float] = statistics.fmean) -> list[float | None]:
     """Return the middle of the finite values around each, so many together, fewer at the ends; a gap stays a gap."""
-    known = [value if value is not None and math.isfinite(value) else None for value in found]
+    known = [value if is_finite(value) else None for value in found]
     around = [known[max(0, place - steps // 2):place + steps // 2 + 1] for place in range(len(known))]
     return [None if here is None else middle([value for value in near if value is not None])
             for here, near in zip(known, around, strict=True)]

@@ -13,7 +13,6 @@ from powertrain.records import to_plain
 from powertrain.records.findings import NO_SPEED, SEVERITIES, UNMEASURED, Audit, Edit, Evidence, Finding, Severity
 from powertrain.report.formats import render
 
-MARKS = {"critical": "CRITICAL", "moderate": "MODERATE", "low": "LOW", "good": "GOOD"}
 PHASES = {"low": "Now: small changes that break nothing", "medium": "Next: changes to test on a short run",
           "high": "Later: changes that need work"}
 LONGEST = 110                # characters of evidence; a call over twenty lines is found by its line
@@ -34,7 +33,7 @@ def terminal_rows(audit: Audit) -> Iterator[tuple[str, str]]:
     yield "Found", counted(audit.findings)
     for number, finding in enumerate(audit.findings, 1):
         yield "", ""
-        yield MARKS[finding.severity], f"{number}. {finding.title} [{finding.rule}]"
+        yield finding.severity.upper(), f"{number}. {finding.title} [{finding.rule}]"
         yield "", finding.why
         yield from (("", f"  {where}") for where in places(finding))
         if finding.severity != "good":

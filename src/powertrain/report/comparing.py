@@ -2,16 +2,15 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 from powertrain.records import timeline
 from powertrain.records.events import Evaluated, Event, Step
 from powertrain.records.origins import Stored
-from powertrain.report.figures import count, duration, memory
-from powertrain.report.page import listed, pairs
 from powertrain.report.run_page import RunFiles
+from powertrain.report.words import count, duration, listed, memory, with_settings
 
 ABSENT = "(no such key)"
 UNPINNED = ("(not pinned)", "the plan decides")
@@ -65,7 +64,7 @@ class RunResult:
     wall_s: float | None                     # from the first step to the last event; None without any
     peak_memory_bytes: int | None
     evaluation: Evaluated | None             # the last one
-    parts: Mapping[str, float] = field(default_factory=dict)     # seconds by part
+    parts: Mapping[str, float]               # seconds by part
 
 
 @dataclass(frozen=True)
@@ -243,9 +242,7 @@ def _value(value: Any) -> str:
 
 
 def _answer(settings: Any) -> str:
-    if settings == "off":
-        return "off"
-    return f"on ({pairs(settings)})" if settings else "on"
+    return "off" if settings == "off" else with_settings("on", settings)
 
 
 def _part_texts(result: RunResult) -> dict[str, str]:

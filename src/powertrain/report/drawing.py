@@ -1,8 +1,9 @@
 """Draws a plot or rows as SVG of any width."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
+from powertrain.records.timeline import is_finite
 from powertrain.report import chart, svg
 from powertrain.report.chart import Band, Level, Mark, Moments, Plot, Row, Rows, Series, Stack
 from powertrain.report.svg import CHAR_PX, LINE_PX, TEXT_PX, Entry, Scale
@@ -23,13 +24,13 @@ def draw(drawing: chart.Drawing, width: float, *, name: str, title: str, descrip
     return svg.document(body, width, height, name=name, title=title, description=description)
 
 
-def _head(title: str, entries: Mapping[tuple[str, str], str], width: float, gap: float) -> tuple[list[str], float]:
+def _head(title: str, entries: Iterable[Entry], width: float, gap: float) -> tuple[list[str], float]:
     """Return title and legend, and where the drawing begins below them."""
     body, top = [], 0.0
     if title:
         body.append(svg.text(0, TEXT_PX, svg.shortened(title, width), bold=True))
         top += LINE_PX + gap
-    marks, height = svg.legend([(label, colour, shape) for (label, colour), shape in entries.items() if label], width)
+    marks, height = svg.legend(list({entry[:2]: entry for entry in entries if entry[0]}.values()), width)
     if marks:
         body.append(svg.element("g", *marks, transform=f"translate(0 {top})"))
         top += height + gap
@@ -47,14 +48,11 @@ def _axis(axis: chart.Axis, scale: Scale, ticks: Ticks, bottom: float, widest: f
                    svg.shortened(axis.label, scale.end_px - scale.start_px + 60), anchor="middle", colour="quiet")
 
 
-def _ticks(axis: chart.Axis, scale: Scale, about: int) -> Ticks:
+def _ticks(axis: chart.Axis, scale: Scale, about: int | None = None) -> Ticks:
+    """Return about so many ticks; without a number, as many as have room on a lower axis."""
+    about = about or max(2, int((scale.end_px - scale.start_px) / TICK_PX))
     return [(value, label) for value, label in svg.ticks(scale.low, scale.high, log=axis.log, about=about)
             if scale.low <= value <= scale.high]
-
-
-def _across(scale: Scale) -> int:
-    """Return the number of ticks that have room on a lower axis."""
-    return max(2, int((scale.end_px - scale.start_px) / TICK_PX))
 
 
 # ------------------------------------------------------------------------------------------------ a plot
@@ -62,7 +60,7 @@ def _across(scale: Scale) -> int:
 
 def _plot(plot: Plot, width: float) -> tuple[list[str], float]:
     """Return the plot's elements and height."""
-    entries = {entry[:2]: entry[2] for mark in plot.marks for entry in _entries(mark)} if plot.legend else {}
+    entries = [entry for mark in plot.marks for entry in _entries(mark)] if plot.legend else []
     body, top = _head(plot.title, entries, width, gap=2)
     body.append(svg.text(0, top + TEXT_PX, svg.shortened(plot.y.label, width), colour="quiet"))
     top += LINE_PX + 2
@@ -76,7 +74,7 @@ def _plot(plot: Plot, width: float) -> tuple[list[str], float]:
     for value, label in y_ticks:
         body += [svg.element("path", d=f"M{x.start_px:.1f} {y(value):.1f}H{x.end_px:.1f}", class_="grid"),
                  svg.text(x.start_px - 6, y(value) + 4, label, anchor="end", colour="quiet")]
-    x_ticks = _ticks(plot.x, x, _across(x))
+    x_ticks = _ticks(plot.x, x)
     body += [svg.element("path", d=f"M{x(value):.1f} {bottom:.1f}v5", class_="axis") for value, _ in x_ticks]
     body += _axis(plot.x, x, x_ticks, bottom, width)
     for mark in sorted(plot.marks, key=_depth):
@@ -201,7 +199,7 @@ def _rows(drawing: Rows, width: float) -> tuple[list[str], float]:
     body, top = _head(drawing.title, _row_entries(drawing), width, gap=4)
     row_px = 46.0 if narrow else 26.0
     bottom = top + row_px * len(drawing.rows) + 4
-    ticks = _ticks(drawing.axis, scale, _across(scale))
+    ticks = _ticks(drawing.axis, scale)
     body += [svg.stripe(scale(band.low), top, scale(band.high), bottom, band.colour) for band in drawing.bands]
     body += [svg.element("path", d=f"M{scale(value):.1f} {top:.1f}V{bottom:.1f}", class_="grid") for value, _ in ticks]
     body += [svg.element("path", d=f"M{scale(level.value):.1f} {top:.1f}V{bottom:.1f}",
@@ -219,15 +217,13 @@ def _row_values(drawing: Rows) -> Iterator[chart.Value]:
         yield from (value for point in row.points for value in (point.value, point.low, point.high))
 
 
-def _row_entries(drawing: Rows) -> dict[tuple[str, str], str]:
-    found: dict[tuple[str, str], str] = {}
+def _row_entries(drawing: Rows) -> Iterator[Entry]:
     for row in drawing.rows:
-        found |= {(s.label, s.colour): "hatch" if s.hatched else "shade" if s.thin else "box" for s in row.segments}
-        found |= {(p.label, p.colour): p.shape for p in row.points}
-    found |= dict.fromkeys(drawing.legend, "box")
+        yield from ((s.label, s.colour, "hatch" if s.hatched else "shade" if s.thin else "box") for s in row.segments)
+        yield from ((p.label, p.colour, p.shape) for p in row.points)
+    yield from ((label, colour, "box") for label, colour in drawing.legend)
     across: tuple[Mark, ...] = (*drawing.levels, *drawing.bands)
-    found |= {entry[:2]: entry[2] for mark in across for entry in _entries(mark)}
-    return found
+    yield from (entry for mark in across for entry in _entries(mark))
 
 
 def _row(row: Row, scale: Scale, top: float, row_px: float, width: float, *, narrow: bool, says_px: float) -> Iterator[str]:
@@ -240,7 +236,7 @@ def _row(row: Row, scale: Scale, top: float, row_px: float, width: float, *, nar
         yield svg.told(row.label, svg.text(room, middle + 4, svg.shortened(row.label, room), anchor="end"))
         yield svg.text(width - says_px + 10, middle + 4, svg.shortened(row.says, says_px - 8), colour=row.tone, bold=True)
     for segment in row.segments:
-        if svg.is_finite(segment.start) and svg.is_finite(segment.end):
+        if is_finite(segment.start) and is_finite(segment.end):
             yield _segment(segment, scale, middle, row.label)
     for point in row.points:
         if point.value is not None and scale.shows(point.value):

@@ -13,9 +13,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from powertrain.records import several
 from powertrain.report import drawing as drawings
 from powertrain.report.chart import Drawing
-from powertrain.report.page import TONES, Block, Cell, Code, Figure, Missing, Page, Table, is_number, said, several, shown
+from powertrain.report.page import TONES, Block, Cell, Code, Figure, Missing, Page, Table, shown
+from powertrain.report.words import is_number, said
 
 MOST_ROWS, MOST_ROWS_IN_MARKDOWN = 200, 40   # of a table; report.json has all
 LONG_TABLE = 60              # rows; longer tables are folded
@@ -58,7 +60,7 @@ def _html_prose(words: str) -> Markup:
 def _draw(drawing: Drawing, width: float, figure: Figure, form: str, number: int) -> Markup:
     title = f"{figure.title}: {drawing.title}" if drawing.title else figure.title
     return Markup(drawings.draw(drawing, width, name=f"{figure.key}-{form}-{number}", title=title,
-                                description=figure.description))
+                                description=figure.more or figure.title))
 
 
 def _cells(table: Table) -> Iterator[list[tuple[str, str, str]]]:

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from powertrain.records import DataFacts, Effect, Estimate, Facts, Hardware, ModelFacts, Plan
-from powertrain.report.figures import count, counted, digits, duration, flops, interval, memory
-from powertrain.report.page import labelled, pairs
+from powertrain.report.words import count, counted, digits, duration, flops, interval, labelled, memory, with_settings
 
 Row = tuple[str, str]
 SHOWN_PADDING = 0.005        # share of the slots: less is not worth a word
@@ -40,8 +39,7 @@ def data_row(data: DataFacts) -> Row:
 
 
 def _examples_row(data: DataFacts) -> Row:
-    cut = getattr(data, "cut_examples", 0)
-    truncated = f"; {count(cut)} cut at the length limit" if cut else ""
+    truncated = f"; {count(data.cut_examples)} cut at the length limit" if data.cut_examples else ""
     return "Data", (f"{data.source}: {counted(data.documents, 'row')}; {counted(data.examples, data.kind)} to train on, "
                     f"{count(data.train_tokens / data.examples)} tokens on average and {count(data.max_length)} at most, "
                     f"{data.trained_share:.0%} of them trained on{truncated}; {count(data.validation_tokens)} tokens held out "
@@ -90,16 +88,9 @@ def _minimised(recipe: Mapping[str, Any]) -> str:
 
 def plan_rows(plan: Plan) -> list[tuple[str, str, str]]:
     """Return (on or off, technique with its settings, what it does and the reason) for every technique of the catalogue."""
-    on = [("on", _with_settings(step.technique), f"{step.technique.does}; {step.because} [{claim(step.claim)}]")
-          for step in plan.steps]
-    off = [(refusal.technique, "; ".join(filter(None, (refusal.does, refusal.because)))) for refusal in plan.refused]
-    return on + [("off", name, reason) for name, reason in off]
-
-
-def _with_settings(technique: object) -> str:
-    settings = pairs(vars(technique))
-    name = str(getattr(technique, "name", technique))
-    return f"{name} ({settings})" if settings else name
+    return [*(("on", with_settings(step.technique.name, vars(step.technique)),
+               f"{step.technique.does}; {step.because} [{claim(step.claim)}]") for step in plan.steps),
+            *(("off", refusal.technique, "; ".join(filter(None, (refusal.does, refusal.because)))) for refusal in plan.refused)]
 
 
 def claim(effect: Effect) -> str:

@@ -7,9 +7,8 @@ from powertrain.records import events as kinds
 from powertrain.records import timeline
 from powertrain.records.events import Adapters, End, Evaluated, Event, Memory, Sample, Start, Step
 from powertrain.records.timeline import last_of
-from powertrain.report.figures import count, digits, duration, flops, memory, perplexity
-from powertrain.report.page import labelled
 from powertrain.report.plan import Row
+from powertrain.report.words import count, digits, duration, flops, labelled, memory, perplexity
 
 BUSY = 0.75                  # load of the machine, of the minute before, from which something else was at work
 FULLER = 1.1                 # times the memory of the watched step: the fullest step's is named beside it
@@ -22,18 +21,13 @@ class Live:
     """Takes events and gives the live line. `memory_bytes` returns the memory that the process uses now."""
 
     memory_bytes: Callable[[], int]
-    total_steps: int = 0
-    flops_per_token: float | None = None
-    peak_flops_per_s: float | None = None
+    start: Start = field(default_factory=Start)
     saved_step: int | None = None
     steps: list[Step] = field(default_factory=list)
 
     def take(self, event: Event) -> None:
         if isinstance(event, Start):
-            self.total_steps = event.total_steps
-            if event.estimate:
-                self.flops_per_token = event.estimate["flops_per_token"]
-                self.peak_flops_per_s = event.estimate["peak_flops_per_s"]
+            self.start = event
         elif isinstance(event, Step):
             self.steps = [*self.steps[-RECENT_STEPS + 1:], event]
         elif isinstance(event, kinds.Saved):
@@ -42,13 +36,14 @@ class Live:
     def line(self) -> str:
         if not self.steps:
             return "first step ..."
+        total_steps, estimate = self.start.total_steps, self.start.estimate
         last, seconds = self.steps[-1], sum(step.seconds for step in self.steps)
         tokens_per_s = sum(step.real_tokens for step in self.steps) / seconds
-        left_s = (self.total_steps - last.step) * seconds / len(self.steps)
+        left_s = (total_steps - last.step) * seconds / len(self.steps)
         recent_loss = sum(step.loss for step in self.steps[-10:]) / len(self.steps[-10:])
-        parts = [f"step {last.step:,}/{self.total_steps:,}", f"loss {recent_loss:.3f}", f"{count(tokens_per_s)} tokens/s"]
-        if self.flops_per_token and self.peak_flops_per_s:
-            parts.append(f"{tokens_per_s * self.flops_per_token / self.peak_flops_per_s:.0%} of the limit")
+        parts = [f"step {last.step:,}/{total_steps:,}", f"loss {recent_loss:.3f}", f"{count(tokens_per_s)} tokens/s"]
+        if estimate:
+            parts.append(f"{tokens_per_s * estimate['flops_per_token'] / estimate['peak_flops_per_s']:.0%} of the limit")
         parts += [memory(self.memory_bytes()), f"{duration(left_s)} left",
                   "not saved yet" if self.saved_step is None else f"saved at {self.saved_step:,}"]
         return " | ".join(parts)

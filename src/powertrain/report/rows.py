@@ -9,8 +9,7 @@ from typing import Any
 
 from powertrain.records.evidence import Study
 from powertrain.records.findings import SEVERITIES, ExampleCheck, Piece
-from powertrain.report.figures import count, duration, interval, memory
-from powertrain.report.page import labelled, pins_in_words, said
+from powertrain.report.words import count, duration, interval, labelled, memory, pins_in_words, said
 
 Row = tuple[str, ...]
 NAMED_ROWS = 5                               # of each kind of problem

@@ -1,18 +1,17 @@
 """The figures of a run: what it learned, where its time went, how fast it was, and how its machine was used."""
 
 import itertools
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from powertrain.records import timeline
+from powertrain.records import several, timeline
 from powertrain.records.events import End, Evaluated, Event, Memory, ModelSaved, Resume, RunWarning, Sample, Saved
-from powertrain.records.timeline import NOT_SPLIT, OTHER, History, spread, steady_speeds
+from powertrain.records.timeline import NOT_SPLIT, OTHER, History, is_finite, spread, steady_speeds
 from powertrain.report import chart
 from powertrain.report.chart import COMPONENT_COLOURS, Axis, Moments, Plot, Point, Row, Rows, Segment, Series, stacked
-from powertrain.report.figures import count, duration, flops, memory
-from powertrain.report.page import Cell, Figure, Missing, Table, several
+from powertrain.report.page import Cell, Figure, Missing, Table
+from powertrain.report.words import count, duration, flops, memory
 
 SMOOTHED_SHARE = 1 / 40      # of the steps: over so many the faint line is smoothed
 LEAST_SMOOTHED = 5
@@ -81,7 +80,7 @@ def _loss_plot(title: str, axis: str, xs: Sequence[float], raw: list[float], mea
 
 
 def _gaps(xs: Sequence[float], raw: list[float]) -> tuple[Moments, ...]:
-    broken = tuple(float(x) for x, value in zip(xs, raw, strict=True) if value is None or not math.isfinite(value))
+    broken = tuple(float(x) for x, value in zip(xs, raw, strict=True) if not is_finite(value))
     return (Moments("not finite", broken, "orange"),) if broken else ()
 
 
@@ -92,7 +91,7 @@ def signals(history: History, limit: float | None) -> Figure | Missing:
         return Missing("gradient norm and learning rate", "No step was done.")
     numbers = [step.step for step in steps]
     norms = [step.grad_norm for step in steps]
-    finite = [norm for norm in norms if norm is not None and math.isfinite(norm)]
+    finite = [norm for norm in norms if is_finite(norm)]
     log = bool(finite) and min(finite) > 0 and max(finite) / min(finite) > 30
     norm_plot = Plot(Axis("step"), Axis("gradient norm before clipping", log=log),
                      (Series("each step", tuple(zip(numbers, norms, strict=True)), "purple"),
@@ -241,8 +240,9 @@ def prediction(history: History, estimate: Mapping[str, Any] | None) -> Figure |
     table = Table(("", "low", "median", "high"), (("expected (tokens/s)", slow, None, fast),
                                                   ("measured (tokens/s)", low, middle, high),
                                                   ("ceiling (tokens/s)", None, ceiling, None)))
-    title = {"inside": f"The measured {count(middle)} tokens/s lie inside the plan's {count(slow)} to {count(fast)}",
-             }.get(verdict, f"At {count(middle)} tokens/s the run was {verdict}: the plan said {count(slow)} to {count(fast)}")
+    title = (f"The measured {count(middle)} tokens/s lie inside the plan's {count(slow)} to {count(fast)}"
+             if verdict == "inside" else
+             f"At {count(middle)} tokens/s the run was {verdict}: the plan said {count(slow)} to {count(fast)}")
     return Figure("prediction", title, (Rows(Axis("real tokens per second", log=True), (row,)),),
                   f"Expected before the first step; its basis: {estimate.get('basis', 'not said')}. The ceiling is what "
                   f"{estimate['bound_by']} alone allows at the peak measured on this machine.", (table,))
@@ -273,12 +273,11 @@ def roofline(history: History, estimate: Mapping[str, Any] | None, hardware: Map
     marks.append(Series(f"this run, {flops(reached)}", ((intensity, reached),), "red", "circle" if known else "ring",
                         note=f"{share:.0%} of the {estimate['dtype']} peak"))
     title = (f"The run reached {flops(reached)}: {share:.0%} of the {estimate['dtype']} peak measured on this machine")
-    rows: list[tuple[Cell, ...]] = [(f"{dtype} GEMM peak, measured", limit, limit / bandwidth)
-                                    for dtype, limit in peaks.items()]
-    rows += [(f"{dtype}, datasheet (dense)", limit, limit / bandwidth)
-             for dtype, limit in datasheet.items()]
-    rows += [("this run, median step", reached, intensity), ("this run, 10% of the steps are below", slow, intensity),
-             ("this run, 10% of the steps are above", fast, intensity)]
+    rows: tuple[tuple[Cell, ...], ...] = (
+        *((f"{dtype} GEMM peak, measured", limit, limit / bandwidth) for dtype, limit in peaks.items()),
+        *((f"{dtype}, datasheet (dense)", limit, limit / bandwidth) for dtype, limit in datasheet.items()),
+        ("this run, median step", reached, intensity), ("this run, 10% of the steps are below", slow, intensity),
+        ("this run, 10% of the steps are above", fast, intensity))
     return Figure(
         "roofline", title, (Plot(Axis("arithmetic intensity, FLOP per byte moved", log=True),
                                  Axis("FLOP per second", log=True), tuple(marks)),),
@@ -288,7 +287,7 @@ def roofline(history: History, estimate: Mapping[str, Any] | None, hardware: Map
         + ("The bytes are the operands and results of the matrix products and the optimizer's state, each moved once."
            if known else "Ring: the bytes were not recorded. The plan expected compute to be the limit, so the true point lies "
                          "here or further right; only its height is measured."),
-        (Table(("", "FLOP/s", "FLOP per byte (of a limit: its ridge)"), tuple(rows)),))
+        (Table(("", "FLOP/s", "FLOP per byte (of a limit: its ridge)"), rows),))
 
 
 def _intensity(estimate: Mapping[str, Any], bandwidth: float) -> tuple[float, bool]:

@@ -1,22 +1,21 @@
 """The page of a run: what it came to, what to distrust, and every figure that its files allow."""
 
 import datetime
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from powertrain.records import Effect, WrongUse, timeline
+from powertrain.records import Effect, WrongUse, several, timeline
 from powertrain.records.events import Evaluated, Event, Memory, RunWarning, Sample
 from powertrain.records.findings import Finding
 from powertrain.records.origins import Stored, asked_lines
 from powertrain.records.plan import is_guess
-from powertrain.records.timeline import OTHER, History, quantile, spread, steady, steady_speeds
+from powertrain.records.timeline import OTHER, History, is_finite, quantile, spread, steady, steady_speeds
 from powertrain.report import run_figures
-from powertrain.report.figures import count, duration, flops, interval, memory
-from powertrain.report.page import Block, Cell, Code, Number, Page, Section, Table, Text, facts, pairs, several
+from powertrain.report.page import Block, Cell, Code, Number, Page, Section, Table, Text, facts
 from powertrain.report.plan import claim
 from powertrain.report.result import BUSY
+from powertrain.report.words import count, duration, flops, interval, memory, with_settings
 
 MOST_SAMPLES = 6
 SYMPTOMS = "What the events say"
@@ -35,7 +34,7 @@ class RunFiles:
     plan: Mapping[str, Any]
     events: Sequence[Event]                  # the history as it counts
     missing: tuple[str, ...] = ()            # sentences
-    all_events: Sequence[Event] = field(default=())
+    all_events: Sequence[Event] = ()
     made: str = ""
     symptoms: Sequence[Finding] = ()         # what `powertrain diagnose RUN` finds in the events, the worst first
     not_diagnosed: str = ""                  # why it finds nothing out, where it cannot
@@ -116,9 +115,8 @@ def _plan(plan: Mapping[str, Any]) -> Iterator[Block]:
         return
     rows: list[tuple[Cell, ...]] = []
     for step in plan["steps"]:
-        settings = pairs(step["settings"])
         effect = Effect(**{**step["claim"], "step_time": tuple(step["claim"]["step_time"])})
-        rows.append(("on", step["technique"] + (f" ({settings})" if settings else ""), step.get("exactness", "").lower(),
+        rows.append(("on", with_settings(step["technique"], step["settings"]), step.get("exactness", "").lower(),
                      step["because"], claim(effect)))
     rows += [("off", refusal["technique"], "", refusal["because"], "") for refusal in plan["refused"]]
     yield Text(f"{several(len(plan['steps']), 'technique')} on, each confirmed before the first step; "
@@ -226,8 +224,7 @@ def _broken(history: History) -> Iterator[str]:
         why = history.state or "no end was written: the run is still going, or was killed"
         yield (f"The run is not finished: {done:,} of {history.start.total_steps:,} steps; {why}. "
                "The learning-rate schedule is not finished either.")
-    broken = [step.step for step in history.steps
-              if not all(value is not None and math.isfinite(value) for value in (step.loss, step.grad_norm))]
+    broken = [step.step for step in history.steps if not (is_finite(step.loss) and is_finite(step.grad_norm))]
     if broken:
         yield (f"A loss or gradient norm is not finite in {several(len(broken), 'step')}, first in step {broken[0]:,}; the "
                "curves have gaps there.")
@@ -246,14 +243,13 @@ def _time(history: History) -> Iterator[str]:
     parts, wall_s = history.parts, history.wall_s
     if not wall_s:
         return
-    if parts.get(OTHER, 0.0) > LARGE_SHARE * wall_s:
-        yield f"{parts[OTHER] / wall_s:.0%} of the wall time belongs to no part of a step (other)."
-    if parts.get("data wait", 0.0) > LARGE_SHARE * wall_s:
-        yield f"{parts['data wait'] / wall_s:.0%} of the wall time went into waiting for data."
-    beside = sum(parts.get(part, 0.0) for part in ("evaluation", "samples", "checkpoint"))
-    if beside > LARGE_SHARE * wall_s:
-        yield (f"{beside / wall_s:.0%} of the wall time went into evaluating, sampling and saving; tokens/s count "
-               "the steps only.")
+    for names, where in (((OTHER,), "belongs to no part of a step (other)."),
+                         (("data wait",), "went into waiting for data."),
+                         (("evaluation", "samples", "checkpoint"),
+                          "went into evaluating, sampling and saving; tokens/s count the steps only.")):
+        share = sum(parts.get(name, 0.0) for name in names) / wall_s
+        if share > LARGE_SHARE:
+            yield f"{share:.0%} of the wall time {where}"
     if history.overrun_s > 0.01 * wall_s:
         yield (f"The parts add up to {duration(history.overrun_s)} more than the measured wall time; the report shows "
                "their sum.")

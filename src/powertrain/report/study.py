@@ -3,7 +3,6 @@
 A study is read as evidence.json holds it (records/evidence.py). Its runs lie in the order of its comparisons, two for each.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,13 +12,13 @@ from typing import Any
 import yaml
 from jinja2 import ChainableUndefined, Environment
 
+from powertrain.records.timeline import is_finite
 from powertrain.report.chart import COLOURS, Axis, Band, Level, Plot, Point, Row, Rows, Segment, Series
-from powertrain.report.page import TONES, Cell, Figure, Missing, Number, Section, Table, is_number, pairs, pins_in_words
-from powertrain.report.svg import is_finite
+from powertrain.report.page import TONES, Cell, Figure, Missing, Number, Section, Table
+from powertrain.report.words import is_number, pairs, pins_in_words
 
 Study = Mapping[str, Any]
 Rowed = Iterable[Mapping[str, Any]]
-BEHIND = "The comparisons behind it"
 TONE_COLOURS = {"good": "green", "bad": "red", "open": "orange", "quiet": "grey"}
 
 
@@ -121,7 +120,7 @@ def counted(verdicts: Sequence[str], order: Sequence[str]) -> str:
 
 
 def speed_words(speed: Mapping[str, Any] | None) -> str:
-    if speed is None or not math.isfinite(speed["median"]):
+    if speed is None or not is_finite(speed["median"]):
         return "no speed"
     return f"{speed['median']:.3g} times as fast ({speed['low']:.3g} to {speed['high']:.3g})"
 
@@ -181,7 +180,8 @@ def picked(study: Study, found: Sequence[Compared], name: str) -> Compared | Non
     return None if place is None else found[place]
 
 
-def behind(study: Study, found: Sequence[Compared], title: str, *more: Figure | Missing, of: str = BEHIND) -> Section:
+def behind(study: Study, found: Sequence[Compared], title: str, *more: Figure | Missing,
+           of: str = "The comparisons behind it") -> Section:
     """Return the section with all comparisons and their windows."""
     return Section(of, (intervals(study, found, title), paired_windows(study, found), *more))
 
@@ -244,4 +244,4 @@ def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Differences:
 
 def relative(a: float | None, b: float | None) -> float | None:
     """Return how far `b` is from `a`, as a share of `a`."""
-    return abs(b - a) / abs(a) if a and b is not None and is_finite(a) and is_finite(b) else None
+    return abs(b - a) / abs(a) if a and is_finite(a) and is_finite(b) else None

@@ -6,9 +6,9 @@ from typing import Any
 
 from powertrain.report import study as studies
 from powertrain.report.chart import Point, Row, Segment, stacked
-from powertrain.report.figures import count, memory
 from powertrain.report.page import Figure, Missing, Number, Section, Table
 from powertrain.report.study import Compared, Findings, Study
+from powertrain.report.words import count, memory
 
 ORDER = ("faster", "no effect", "inconclusive", "harmful", "invalid", "not applicable here")
 CLASS_COLOURS = {"products": "blue", "attention": "sky", "loss": "purple", "elementwise": "yellow", "optimizer": "green",

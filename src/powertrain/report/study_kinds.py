@@ -6,24 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from powertrain.records import several
 from powertrain.records.timeline import quantile
 from powertrain.report import study as studies
 from powertrain.report.chart import COMPONENT_COLOURS, Point, Row, Segment, stacked
-from powertrain.report.figures import duration, memory
-from powertrain.report.page import (
-    Block,
-    Figure,
-    Missing,
-    Number,
-    Section,
-    Table,
-    Text,
-    is_number,
-    listed,
-    pins_in_words,
-    several,
-)
+from powertrain.report.page import Block, Figure, Missing, Number, Section, Table, Text
 from powertrain.report.study import Findings, Study
+from powertrain.report.words import duration, is_number, listed, memory, pins_in_words
 
 LATE = "not reached within the budget"       # of candidates in studies from before `reached` was stored
 ORDER = ("faster", "no effect", "inconclusive", "harmful", "invalid")

@@ -9,9 +9,9 @@ from typing import Any
 from powertrain.records import WrongUse
 from powertrain.report import study_ablation, study_kinds
 from powertrain.report.chart import COLOURS, Axis, Plot, Series
-from powertrain.report.figures import duration, memory
 from powertrain.report.page import Block, Code, Figure, Missing, Number, Page, Section, Table, facts
 from powertrain.report.study import Findings, Study, compared, relative
+from powertrain.report.words import duration, memory
 
 KINDS: Mapping[str, Callable[[Study], Findings]] = {
     "ablation": study_ablation.read, "claims": study_kinds.claims, "tuning": study_kinds.tuning,

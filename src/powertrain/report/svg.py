@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from powertrain.records.timeline import is_finite
 from powertrain.report.chart import Axis
 
 TEXT_PX = 12.0
@@ -43,10 +44,6 @@ def told(words: str, shape: str) -> str:
     return element("g", element("title", html.escape(words)), shape)
 
 
-def is_finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
-
-
 @dataclass(frozen=True)
 class Scale:
     """Converts values to pixels, within the ends of the axis."""
@@ -65,12 +62,12 @@ class Scale:
         return self.start_px + share * (self.end_px - self.start_px)
 
     def shows(self, value: float | None) -> bool:
-        return value is not None and math.isfinite(value) and (value > 0 or not self.log)
+        return is_finite(value) and (value > 0 or not self.log)
 
 
 def limits(found: Iterable[float | None], axis: Axis, room: float = 0.04) -> tuple[float, float]:
     """Return the ends of an axis that shows all finite values, with a little room; its own ends are taken as given."""
-    real = [value for value in found if value is not None and math.isfinite(value) and (value > 0 or not axis.log)]
+    real = [value for value in found if is_finite(value) and (value > 0 or not axis.log)]
     least, most = min(real, default=1.0), max(real, default=1.0)
     if axis.log:
         least, most = (least / 1.5, most * 1.5) if most / least < 1.5 else (least, most)

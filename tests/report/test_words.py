@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from powertrain.report.figures import count, duration, flops, memory, perplexity
+from powertrain.report.words import count, duration, flops, memory, perplexity
 
 
 @pytest.mark.parametrize(("shown", "text"), [
