@@ -31,7 +31,7 @@ from typing import Any
 from powertrain.evidence.worker import PRELOADED
 
 # a process has one fork server, and measuring uses it too: whoever starts it, children find all of this loaded
-PRELOADED += ["powertrain.cli.app", "powertrain.run.prepare", "powertrain.use.scoring"]
+PRELOADED += ["powertrain.cli", "powertrain.run.prepare", "powertrain.use.scoring"]
 
 Fault = tuple[str, int]
 

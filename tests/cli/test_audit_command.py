@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from powertrain.cli import auditing
-from powertrain.cli.auditing import Reports, audit_files
+from powertrain.cli.auditing import audit_files
 from powertrain.records import WrongUse
 
 BAD = """import torch
@@ -38,7 +38,7 @@ SFTTrainer(model="Qwen/Qwen3-0.6B", args=args).train()
 
 
 def run(path: Path, *, apply: bool = False, destination: Path | None = None, **reports: Any) -> int:
-    return audit_files(path, Reports(**reports), apply=apply, destination=destination, elsewhere=True)
+    return audit_files(path, **reports, apply=apply, destination=destination, elsewhere=True)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from powertrain.cli.app import app
+from powertrain.cli import app
 
 WIDTH = 100
 

@@ -14,8 +14,7 @@ import torch
 from typer.main import get_command
 
 import powertrain
-from powertrain.cli import main
-from powertrain.cli.app import app
+from powertrain.cli import app, main
 from powertrain.cli.output import FAILED, explain
 
 SOURCE = Path(powertrain.__file__).parent

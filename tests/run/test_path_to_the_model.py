@@ -14,8 +14,7 @@ from torch import Tensor
 
 import powertrain
 from driver import TINY
-from powertrain.cli import output
-from powertrain.cli.app import app
+from powertrain.cli import app, output
 from powertrain.models.decoder import Decoder
 from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Event, ListenerFailed, Step

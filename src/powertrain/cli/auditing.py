@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,7 @@ import typer
 from powertrain.cli import output as screen
 from powertrain.cli.options import Json, budget_s, cache_folder, say
 from powertrain.records import WrongUse, to_plain
-from powertrain.records.findings import Audit, Finding
+from powertrain.records.findings import Audit
 from powertrain.report.words import memory, pins_in_words
 
 if TYPE_CHECKING:
@@ -27,19 +27,6 @@ if TYPE_CHECKING:
 
 STDOUT = Path("-")
 TASTE = "the fix changes what is learned, and the finding is small: decide yourself"
-
-
-@dataclass(frozen=True)
-class Reports:
-    """Where an audit is written besides the terminal."""
-
-    as_json: bool = False
-    sarif: Path | None = None
-    markdown: Path | None = None
-
-    @property
-    def stdout_is_taken(self) -> bool:
-        return STDOUT in (self.sarif, self.markdown)
 
 
 def audit(path: Annotated[Path, typer.Argument(help="A training script or config of any trainer, or a folder of such files.",
@@ -75,10 +62,12 @@ def audit(path: Annotated[Path, typer.Argument(help="A training script or config
     if to_recipe:
         _convert(path, output, as_json=as_json)
         return 0
-    return audit_files(path, Reports(as_json, sarif, markdown), apply=apply, destination=output, elsewhere=elsewhere)
+    return audit_files(path, as_json=as_json, sarif=sarif, markdown=markdown, apply=apply, destination=output,
+                       elsewhere=elsewhere)
 
 
-def audit_files(path: Path, reports: Reports, *, apply: bool, destination: Path | None, elsewhere: bool) -> int:
+def audit_files(path: Path, *, as_json: bool = False, sarif: Path | None = None, markdown: Path | None = None, apply: bool,
+                destination: Path | None, elsewhere: bool) -> int:
     """Audit a file, or each script and config in a folder; return the exit code, by severity."""
     from powertrain import __version__
     from powertrain.audit.edits import read
@@ -86,22 +75,23 @@ def audit_files(path: Path, reports: Reports, *, apply: bool, destination: Path 
 
     if destination is not None and not apply:
         raise WrongUse("--output names the file of --apply or --convert; add one of these options")
-    if [reports.as_json, reports.sarif == STDOUT, reports.markdown == STDOUT].count(True) > 1:
+    if [as_json, sarif == STDOUT, markdown == STDOUT].count(True) > 1:
         raise WrongUse("only one of --json, --sarif - and --markdown - can write to stdout; give the others a file")
     audits, skipped = _audits(path, _circumstances(elsewhere))
     edited = {edit.file for found in audits for finding in found.findings for edit in finding.cure.edits}
     texts = {file: read(Path(file)) for file in sorted(edited)}
-    for file in (reports.sarif, reports.markdown):
+    for file in (sarif, markdown):
         if file is not None and file.exists() and file.resolve() in {Path(found.subject).resolve() for found in audits}:
             raise WrongUse(f"{file} is the audited file; give the report another name")
-    _show(audits, skipped, reports)
-    if reports.markdown is not None:
-        _write(reports.markdown, "\n".join(report.markdown(found, texts) for found in audits))
-    if reports.sarif is not None:
+    aside = STDOUT in (sarif, markdown)      # stdout holds another report
+    _show(audits, skipped, as_json=as_json, aside=aside)
+    if markdown is not None:
+        _write(markdown, "\n".join(report.markdown(found, texts) for found in audits))
+    if sarif is not None:
         log = report.sarif(audits, __version__, texts, Path.cwd())
-        _write(reports.sarif, json.dumps(log, indent=1, ensure_ascii=False) + "\n")
+        _write(sarif, json.dumps(log, indent=1, ensure_ascii=False) + "\n")
     if apply:
-        _apply(audits, destination, as_json=reports.as_json, aside=reports.as_json or reports.stdout_is_taken)
+        _apply(audits, destination, as_json=as_json, aside=as_json or aside)
     return screen.BY_SEVERITY[screen.worst(finding for found in audits for finding in found.findings)]
 
 
@@ -157,15 +147,15 @@ def _circumstances(elsewhere: bool) -> Where:
     return here
 
 
-def _show(audits: Sequence[Audit], skipped: Sequence[Path], reports: Reports) -> None:
+def _show(audits: Sequence[Audit], skipped: Sequence[Path], *, as_json: bool, aside: bool) -> None:
     from powertrain.report import audit as report
 
-    if reports.as_json:
+    if as_json:
         for found in audits:
             severity = screen.worst(found.findings)
             screen.print_json({"event": "audit", **report.plain(found), "severity": severity,
                                "exit_code": screen.BY_SEVERITY[severity]})
-    elif not reports.stdout_is_taken:
+    elif not aside:
         for number, found in enumerate(audits):
             rows = list(report.terminal_rows(found))
             screen.print_rows([("", ""), *rows] if number else rows)
@@ -190,7 +180,9 @@ def _apply(audits: Sequence[Audit], destination: Path | None, *, as_json: bool, 
 
     several = len(audits) > 1
     for found in audits:
-        yours = [finding for finding in found.findings if _is_a_matter_of_taste(finding)]
+        # the fix of a small finding is left to the user where it changes the result of the training
+        yours = [finding for finding in found.findings
+                 if finding.cure.edits and finding.severity == "low" and finding.risk.accuracy != "none"]
         patch = patches.make_patch(finding for finding in found.findings if finding not in yours)
         patch = replace(patch, left_out=(*patch.left_out, *((finding, TASTE) for finding in yours)))
         if not patch.applied:
@@ -207,11 +199,6 @@ def _apply(audits: Sequence[Audit], destination: Path | None, *, as_json: bool, 
                                    "left_out": {finding.rule: reason for finding, reason in patch.left_out}})
                 continue
             _say_patched(found, only, written[0], aside=aside)
-
-
-def _is_a_matter_of_taste(finding: Finding) -> bool:
-    """Return whether a fix of a small finding changes the result of the training; --apply leaves such a fix to the user."""
-    return bool(finding.cure.edits) and finding.severity == "low" and finding.risk.accuracy != "none"
 
 
 def _say_patched(found: Audit, patch: Patch, written: Path, *, aside: bool) -> None:

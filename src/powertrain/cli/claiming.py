@@ -56,11 +56,11 @@ def _plain(known: Catalogue, claim: Claim) -> dict[str, Any]:
             "conditions": known.conditions_of(claim)}
 
 
-def _machine() -> tuple[Hardware, Software]:
+def _machine(*, measure: bool = False) -> tuple[Hardware, Software]:
     from powertrain.facts.hardware import read_hardware
     from powertrain.facts.software import read_software
 
-    return read_hardware(cache_folder(), measure=False), read_software()
+    return read_hardware(cache_folder(), measure=measure), read_software()
 
 
 def run(ids: Annotated[list[str] | None, typer.Argument(metavar="[ID ...]", help="Claims to measure (default: all "
@@ -72,11 +72,9 @@ def run(ids: Annotated[list[str] | None, typer.Argument(metavar="[ID ...]", help
     from powertrain.claims import session as sessions
     from powertrain.evidence import studies
     from powertrain.evidence.clock import Arena
-    from powertrain.facts.hardware import read_hardware
-    from powertrain.facts.software import read_software
 
     deadline = time.monotonic() + budget_s(budget)
-    known, hardware, software = claims.catalogue(), read_hardware(cache_folder()), read_software()
+    known, (hardware, software) = claims.catalogue(), _machine(measure=True)
     before = sessions.known_verdicts(studies.STUDIES, hardware.fingerprint)
     chosen = _chosen(known, ids or [], before)
     folder = studies.new_folder("claims", study)

@@ -1,4 +1,4 @@
-"""`powertrain ablate`, `tune` and `bench`: what is measured on this machine and kept as a study."""
+"""`powertrain ablate`, `tune` and `bench`, which keep their measurements as a study, and `powertrain diagnose`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import typer
 
 from powertrain.cli import output
 from powertrain.cli.options import Budget, Json, StudyName, Words, budget_s, cache_folder, say
-from powertrain.cli.training import prepare_words
-from powertrain.records import to_plain
+from powertrain.cli.training import prepare_words, train_missing_base
+from powertrain.records import WrongUse, to_plain
 from powertrain.report import rows
 from powertrain.report.plan import plan_rows
 
 if TYPE_CHECKING:
+    from powertrain.diagnosis.diagnose import Diagnosis
     from powertrain.evidence.notebook import Notebook
     from powertrain.evidence.tuning import Tuning
     from powertrain.records.evidence import Arm, Study
@@ -172,3 +173,80 @@ def _print_bench(study: Study, folder: Path, *, as_json: bool) -> None:
     output.print_rows([("holds" if assertion["holds"] else "FAILS", assertion["what"], assertion["because"])
                        for assertion in findings["assertions"]])
     output.print_rows(rows.bench_rows(study, folder))
+
+
+# ------------------------------------------------------------------------------------------------ what holds a run back
+
+
+def diagnose(words: Annotated[list[str] | None, typer.Argument(
+                 metavar="[RECIPE | RUN] [KEY=VALUE ...]", show_default=False,
+                 help="A recipe, whose first steps are run, or a run's folder, whose events are read.")] = None,
+             budget: Budget = "60s",
+             probe: Annotated[bool, typer.Option(help="Run the first steps and try cures; --no-probe only checks.")] = True,
+             price_per_hour: Annotated[float | None, typer.Option(help="Price of an hour of this machine, to report the "
+                                                                   "cost of the run.")] = None,
+             as_json: Json = False) -> int:
+    """Find what makes a run slow or keeps it from learning.
+
+    Each finding comes with its cure.
+
+    Exit code: 0 no finding worse than low, 4 moderate findings, 5 critical findings.
+    """
+    words = words or []
+    if price_per_hour is not None and price_per_hour < 0:
+        raise WrongUse(f"--price-per-hour={price_per_hour:g} is below 0; name what an hour of this machine costs")
+    seconds = budget_s(budget)
+    found = _of_run(words) if _names_a_run(words) else _of_recipe(words, seconds, price_per_hour, probe=probe)
+    _print_diagnosis(to_plain(found), as_json=as_json, severity=found.severity)
+    return output.BY_SEVERITY[found.severity]
+
+
+def _of_recipe(words: Sequence[str], budget_s: float, price_per_hour: float | None, *, probe: bool) -> Diagnosis:
+    from powertrain.diagnosis import diagnose as room
+    from powertrain.diagnosis.checks.machine import read_machine
+    from powertrain.recipe import resolve_words
+
+    resolved = resolve_words(words)
+    train_missing_base(resolved.recipe, say)
+    prepared, refused = room.prepare_for_diagnosis(resolved, cache_folder(), say)
+    if probe:
+        return room.diagnose(words, prepared, refused, cache=cache_folder(), budget_s=budget_s, say=say,
+                             price_per_hour=price_per_hour)
+    return room.Diagnosis(room.environment_of(prepared), room.check(prepared, read_machine(prepared), refused))
+
+
+def _of_run(words: Sequence[str]) -> Diagnosis:
+    from powertrain.diagnosis.diagnose import Diagnosis, causes_of, description_of
+    from powertrain.diagnosis.run_record import read_run
+    from powertrain.diagnosis.symptoms import symptoms_of
+
+    if len(words) > 1:
+        raise WrongUse(f"{words[0]} is a run, and is diagnosed without changes; `powertrain diagnose {words[0]}/recipe.yaml "
+                       f"{' '.join(words[1:])}` probes its recipe with them")
+    run = read_run(Path(words[0]))
+    return Diagnosis(description_of(run), tuple(symptoms_of(run)), tuple(causes_of(run)))
+
+
+def _names_a_run(words: Sequence[str]) -> bool:
+    """Return whether the first word is a folder, and not the name of a shipped recipe."""
+    from powertrain.recipe.resolve import shipped_recipes
+
+    if not words or "=" in words[0] or not (folder := Path(words[0])).is_dir():
+        return False
+    return (folder / "recipe.yaml").is_file() or words[0] not in shipped_recipes()
+
+
+def _print_diagnosis(found: Mapping[str, Any], *, as_json: bool, severity: str) -> None:
+    if as_json:
+        for event, objects in (("environment", [found["environment"]]), ("finding", found["findings"]),
+                               ("cause", found["causes"]), ("forecast", [found["forecast"]] if found["forecast"] else [])):
+            for one in objects:
+                output.print_json({"event": event, **one})
+        output.print_json({"event": "diagnosis", "severity": severity, "exit_code": output.BY_SEVERITY[severity],
+                           "bound_by": found["causes"][0]["name"] if found["causes"] else None, "failed": found["failed"],
+                           "observed": found["probed"] and found["probed"]["observed"]})
+        return
+    output.print_rows(rows.diagnosis_rows(found))
+    print()
+    output.print_rows(rows.finding_rows(found["findings"]), styles=("bold", "bold"))
+    output.print_rows([rows.summary_row(found["findings"])])

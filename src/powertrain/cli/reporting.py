@@ -13,7 +13,7 @@ import typer
 from powertrain.cli import output as screen
 from powertrain.cli.options import Json, Run
 from powertrain.records import WrongUse, to_plain
-from powertrain.records.event_log import counted, read_all_events
+from powertrain.records.event_log import counted, read_all_events, read_events
 from powertrain.records.json_files import read_json, replace_file
 from powertrain.records.origins import asked_lines
 from powertrain.report.result import result_rows, sample_rows, step_time_row
@@ -52,7 +52,7 @@ def show(run: Run, as_json: Json = False) -> None:
     from powertrain.run.folder import existing, stored_recipe, summarise
 
     folder = existing(run)
-    events = counted(read_all_events(folder.events))
+    events = read_events(folder.events)
     if as_json:
         screen.print_json({"event": "run", **to_plain(summarise(folder)), "folder": str(run)})
         return

@@ -102,16 +102,13 @@ def facts(words: Words = None, as_json: Json = False,
         say("measuring the machine")
         hardware.forget_peaks(cache_folder())
     prepared = prepare(resolve_words(words or []), cache_folder(), say)
-    if as_json:
-        screen.print_json({"event": "facts", **to_plain(prepared.facts), "providers": dict(prepared.material.providers)})
-        return
-    per_token = prepared.plan.estimate
     rows = plan_report.facts_rows(prepared.facts)
     rows += [(f"provider {name}", "can compute the model" if why_not is None else "cannot compute the model", why_not or "")
              for name, why_not in prepared.material.providers.items()]
-    if per_token is not None:
-        rows.append(("FLOPs per token", f"{per_token.flops_per_token:,.0f}", "forward and backward, causal attention exact"))
-    screen.print_rows(rows)
+    if (estimate := prepared.plan.estimate) is not None:
+        rows.append(("FLOPs per token", f"{estimate.flops_per_token:,.0f}", "forward and backward, causal attention exact"))
+    screen.tell({"event": "facts", **to_plain(prepared.facts), "providers": dict(prepared.material.providers)}, rows,
+                as_json=as_json)
 
 
 def _prepared(words: Sequence[str], output: Path | None, *, dry_run: bool, say: Say) -> Prepared:
