@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,10 +84,8 @@ def run(ids: Annotated[list[str] | None, typer.Argument(metavar="[ID ...]", help
         found = session.study(folder.name, circumstances, time.monotonic() - began)
         sessions.keep(folder, found, hardware, software)
 
-    with ExitStack() as open_things:
-        scratch = Path(open_things.enter_context(tempfile.TemporaryDirectory(prefix="powertrain-claims-")))
-        arena = open_things.enter_context(Arena(cache_folder()))
-        session = sessions.ClaimSession(known, probes.Context(cache_folder(), deadline, arena, scratch), say, keep)
+    with tempfile.TemporaryDirectory(prefix="powertrain-claims-") as scratch, Arena(cache_folder()) as arena:
+        session = sessions.ClaimSession(known, probes.Context(cache_folder(), deadline, arena, Path(scratch)), say, keep)
         try:
             session.decide(chosen, hardware, software)
         except KeyboardInterrupt:

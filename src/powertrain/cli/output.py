@@ -66,12 +66,6 @@ def print_rows(rows: Iterable[Sequence[str]], *, stderr: bool = False, styles: S
     out.print(table)
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    from powertrain.training.memory import is_out_of_memory  # which loads torch
-
-    return is_out_of_memory(error)
-
-
 def explain(error: Exception, *, as_json: bool) -> int | None:
     """Print in one sentence what went wrong; return the exit code, or None for our own fault, which needs its traceback."""
     fields: dict[str, Any] = {}
@@ -82,7 +76,11 @@ def explain(error: Exception, *, as_json: bool) -> int | None:
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         message, code = f"{where}{error.strerror or error}", FAILED
-    elif isinstance(error, (MemoryError, RuntimeError)) and _is_out_of_memory(error):
+    elif isinstance(error, (MemoryError, RuntimeError)):
+        from powertrain.training.memory import is_out_of_memory  # which loads torch
+
+        if not is_out_of_memory(error):
+            return None
         message, code = ("out of memory; use a smaller micro-batch (techniques.micro_batch.examples=1 keeps the batch), "
                          "techniques.activation_checkpointing=on, or a smaller model"), FAILED
     else:

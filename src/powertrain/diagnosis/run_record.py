@@ -1,6 +1,5 @@
 """The record of a run, read from its folder: recipe, facts, plan, events, and its state."""
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +12,9 @@ from powertrain.recipe import Recipe, resolve
 from powertrain.recipe.schema import METHOD_DEFAULTS
 from powertrain.records import WrongUse
 from powertrain.records.event_log import counted, read_all_events
-from powertrain.records.events import Step
+from powertrain.records.events import End, Step
 from powertrain.records.json_files import read_json
-from powertrain.records.timeline import History, estimate_of, read, steady
+from powertrain.records.timeline import History, estimate_of, is_finite, read, steady
 from powertrain.run.folder import existing, is_being_written
 
 IDLE_LOAD = 0.75             # of a machine when a session began: above it, another process was at work
@@ -35,19 +34,12 @@ class RunRecord:
     @property
     def state(self) -> str:
         """Return "finished", "stopped", "failed", "running", "killed", or "unknown": no end, and no locks on this system."""
-        if self.history.ends:
-            return self.history.ends.reason
-        return {True: "running", False: "killed", None: "unknown"}[self.being_written]
+        return self.end.reason or {True: "running", False: "killed", None: "unknown"}[self.being_written]
 
     @property
-    def said_at_end(self) -> str:
-        """Return why the run failed, as its end event says for people."""
-        return self.history.ends.message if self.history.ends else ""
-
-    @property
-    def error(self) -> Mapping[str, Any]:
-        """Return kind and fields of the error that ended the run; empty where no error did, or the error has no fields."""
-        return self.history.ends.error if self.history.ends else {}
+    def end(self) -> End:
+        """Return the end of the last session; an end without a reason, a message and an error where none was written."""
+        return self.history.ends or End(reason="")
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -92,8 +84,7 @@ class RunRecord:
     def memory_share(self) -> float:
         """The share of the machine's memory that the process held at its peak; 0 where it is unknown."""
         machine_bytes = (self.facts.get("hardware") or {}).get("memory_bytes") or 0
-        peak_bytes = (self.history.ends.peak_memory_bytes if self.history.ends else None) or 0
-        return float(peak_bytes / machine_bytes) if machine_bytes else 0.0
+        return float((self.end.peak_memory_bytes or 0) / machine_bytes) if machine_bytes else 0.0
 
     @property
     def total_steps(self) -> int:
@@ -120,10 +111,6 @@ class RunRecord:
         return round(recipe.warmup_ratio * self.total_steps) if recipe.warmup_steps is None else recipe.warmup_steps
 
 
-def is_finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
-
-
 def read_run(folder: Path, now: float | None = None) -> RunRecord:
     """Return the record of a run's folder.
 
@@ -131,7 +118,7 @@ def read_run(folder: Path, now: float | None = None) -> RunRecord:
     """
     files = existing(folder)
     being_written = is_being_written(files)
-    written = read_all_events(files.events) if files.events.is_file() else []
+    written = read_all_events(files.events)
     history = read(counted(written), written)
     if not history.sessions:
         cure = "it may write its first one soon" if being_written else f"`powertrain train --resume {folder}` goes on with it"

@@ -10,7 +10,7 @@ Causes are ranked by the predicted gain of their cures. Causes without a cure co
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
@@ -131,9 +131,8 @@ def forecast(observed: Observed, *, start_s: float, last_s: float, price_per_hou
              **{str(name): part.per_step_s(observed.steps) * observed.steps for name, part in observed.between.items()},
              "recompilation": observed.recompile_s, "the end": last_s}
     fixed_s = sum(parts.values()) - parts["steps"]
-    seconds = Interval(*((fixed_s + observed.steps * value) for value in (step_s.median, step_s.low, step_s.high)))
-    cost = None if price_per_hour is None else Interval(*(price_per_hour * value / 3600 for value in (
-        seconds.median, seconds.low, seconds.high)))
+    seconds = Interval(*(fixed_s + observed.steps * value for value in astuple(step_s)))
+    cost = None if price_per_hour is None else Interval(*(price_per_hour * value / 3600 for value in astuple(seconds)))
     return Forecast(observed.steps, step_s, seconds, {name: part_s for name, part_s in parts.items() if part_s},
                     observed.real_tokens / step_s.median, cost, None if watts is None else watts * seconds.median / 3.6e6)
 

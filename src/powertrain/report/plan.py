@@ -238,11 +238,10 @@ def _hardware_rows(hardware: Hardware) -> Iterable[tuple[str, str, str]]:
              ("compute capability", "compute_capability", "{}.{}".format(*capability) if capability else ""),
              *((f"measured {dtype}", "peak_flops_per_s", flops(peak)) for dtype, peak in hardware.peak_flops_per_s.items()),
              *((f"datasheet {dtype}", "datasheet_flops_per_s", flops(peak))
-               for dtype, peak in hardware.datasheet_flops_per_s.items())]
-    for name, field in (("measured bandwidth", "bandwidth_bytes_per_s"),
-                        ("measured copy to and from the host", "host_link_bytes_per_s")):
-        speed = getattr(hardware, field)
-        known.append((name, field, f"{speed / 1e9:.3g} GB/s" if speed else ""))
+               for dtype, peak in hardware.datasheet_flops_per_s.items()),
+             *((name, field, f"{speed / 1e9:.3g} GB/s") for name, field, speed in (
+                 ("measured bandwidth", "bandwidth_bytes_per_s", hardware.bandwidth_bytes_per_s),
+                 ("measured copy to and from the host", "host_link_bytes_per_s", hardware.host_link_bytes_per_s)) if speed)]
     return ((name, value, hardware.sources.get(field, "")) for name, field, value in known if value)
 
 

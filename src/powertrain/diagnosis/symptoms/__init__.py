@@ -6,8 +6,6 @@ from powertrain.records.findings import Finding, rules_of, worst_first
 
 SYMPTOMS = rules_of(ending, gradients, learning, speed)
 
-__all__ = ["SYMPTOMS", "symptoms_of"]
-
 
 def symptoms_of(run: RunRecord) -> tuple[Finding, ...]:
     """Return what a run's events show, the worst first; of two findings with one cause, the one that explains the other."""

@@ -51,7 +51,7 @@ def out_of_memory(run: RunRecord) -> Iterator[Finding]:
     warnings = run.history.of(events.OutOfMemory)
     predicted = [f"predicted {run.predicted_bytes / MIB:,.0f} MiB at the peak, of {run.free_bytes / MIB:,.0f} MiB that were "
                  "free"] if run.predicted_bytes and run.free_bytes else []
-    if run.error.get("kind") == "does_not_fit":
+    if run.end.error.get("kind") == "does_not_fit":
         repeated = f", of which {len(warnings)} had been repeated in smaller passes" if warnings else ""
         yield told("out_of_memory.ended", *predicted, run=run, repeated=repeated)
     elif warnings:
@@ -74,7 +74,7 @@ def ended_early(run: RunRecord) -> Iterator[Finding]:
     lost = run.last_step - (saved[-1] if saved else 0)
     yield told(f"ended_early.{case}", f"the last checkpoint is of step {saved[-1]:,}" if saved else "there is no checkpoint",
                f"{several(lost, 'step')} would be repeated" if lost else "no step is lost",
-               steps_left=run.total_steps - run.last_step, run=run, said=run.said_at_end or "it wrote no reason")
+               steps_left=run.total_steps - run.last_step, run=run, said=run.end.message or "it wrote no reason")
 
 
 @rule("formula: Young 1974")

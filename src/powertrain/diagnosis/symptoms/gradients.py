@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from statistics import median
 
 from powertrain.diagnosis.curves import noise, window
-from powertrain.diagnosis.run_record import LEAST_STEPS, RunRecord, is_finite, usual_rate
+from powertrain.diagnosis.run_record import LEAST_STEPS, RunRecord, usual_rate
 from powertrain.diagnosis.wording import told
 from powertrain.recipe import Recipe
 from powertrain.records import several
 from powertrain.records.findings import Cure, Finding, rule
-from powertrain.records.timeline import quantile
+from powertrain.records.timeline import is_finite, quantile
 
 ZERO_NORM = 1e-12            # of all gradients together: a smaller norm is zero, or the rounding of zero
 LEAST_ZERO_STEPS = 5         # adapters that start at zero may have one or two steps without a gradient
@@ -54,7 +54,7 @@ def not_finite(run: RunRecord) -> Iterator[Finding]:
     first, subject = _first_not_finite(run)
     if not first:
         return
-    said = [f"the run ended: {run.said_at_end}"] if run.said_at_end else []
+    said = [f"the run ended: {run.end.message}"] if run.end.message else []
     place = next((number for number, step in enumerate(run.steps) if step.step >= first), len(run.steps))
     if not place:
         yield told("not_finite.from_the_start", *said, subject=subject, step=first)
@@ -72,10 +72,11 @@ def _first_not_finite(run: RunRecord) -> tuple[int, str]:
             return step.step, f"the loss is {step.loss}"
         if not is_finite(step.grad_norm) and not fp16:
             return step.step, f"the gradient is not finite ({step.grad_norm})"
-    if run.error.get("kind") == "loss_not_finite":
-        return run.error["step"], f"the loss is {run.error['loss']}"
-    if run.error.get("kind") == "weights_not_finite":
-        return run.error["step"], f"{several(run.error['weights'], 'weight')} are not finite"
+    error = run.end.error
+    if error.get("kind") == "loss_not_finite":
+        return error["step"], f"the loss is {error['loss']}"
+    if error.get("kind") == "weights_not_finite":
+        return error["step"], f"{several(error['weights'], 'weight')} are not finite"
     return 0, ""
 
 
