@@ -113,18 +113,27 @@ def _stretch(seconds: Sequence[float], levels: Sequence[float], first: int, unti
 
 
 def single_slow(times: Timed) -> dict[int, float]:
-    """Return place -> seconds lost, of steps that took far longer than those around them."""
-    found = {}
+    """Return place -> seconds lost, of steps that took far longer than those around them; of a short run none.
+
+    Steps in slow stretches are left out.
+    """
+    if len(times.seconds) < LEAST_STEPS:
+        return {}
+    found, within = {}, {place for one in slow_stretches(times.seconds) for place in range(one.first, one.until)}
     for place, seconds in enumerate(times.seconds):
         near = times.seconds[max(0, place - WINDOW_STEPS):place] + times.seconds[place + 1:place + 1 + WINDOW_STEPS]
-        if near and seconds > SINGLE * median(near):
+        if place not in within and near and seconds > SINGLE * median(near):
             found[place] = seconds - median(near)
     return found
 
 
-def grown_parts(inside: Sequence[Step], outside: Sequence[Step]) -> dict[str, tuple[float, float]]:
-    """Return part of a step -> its median seconds outside and inside, the part that grew most first."""
-    names = [name for name in inside[0].parts if all(name in step.parts for step in outside)]
+def grown_parts(times: Timed, one: Stretch) -> dict[str, tuple[float, float]]:
+    """Return part of a step -> its median seconds outside and inside of a stretch, the part that grew most first.
+
+    Empty where no step lies outside.
+    """
+    inside, outside = times.steps[one.first:one.until], (*times.steps[:one.first], *times.steps[one.until:])
+    names = [name for name in inside[0].parts if outside and all(name in step.parts for step in outside)]
     found = {name: (median(step.parts[name] for step in outside), median(step.parts[name] for step in inside))
              for name in names}
     return dict(sorted(found.items(), key=lambda one: one[1][0] - one[1][1]))

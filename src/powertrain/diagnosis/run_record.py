@@ -38,7 +38,7 @@ class RunRecord:
 
     @property
     def end(self) -> End:
-        """Return the end of the last session; an end without a reason, a message and an error where none was written."""
+        """Return the end of the last session; where none was written, one without reason, message and error."""
         return self.history.ends or End(reason="")
 
     @cached_property

@@ -81,6 +81,10 @@ class History:
         """Return what happened of one kind, its subclasses included."""
         return tuple(Happened(one.at_s, one.after_step, one.event) for one in self.happened if isinstance(one.event, kind))
 
+    def last(self, kind: type[AnEvent]) -> AnEvent | None:
+        """Return the last event of one kind, its subclasses included."""
+        return last_of(kind, [one.event for one in self.happened])
+
 
 @dataclass
 class _Clock:

@@ -301,7 +301,7 @@ def _intensity(estimate: Mapping[str, Any], bandwidth: float) -> tuple[float, bo
 
 def memory_by_component(history: History, estimate: Mapping[str, Any] | None, device: str) -> Figure | Missing:
     """Plot predicted memory by component, allocated memory, and the memory of the process."""
-    event = history.of(Memory)[-1].event if history.of(Memory) else Memory()
+    event = history.last(Memory) or Memory()
     predicted = dict(event.predicted or (estimate or {}).get("memory_bytes") or {})
     allocated = event.allocated_bytes
     resident = history.ends.peak_memory_bytes if history.ends else None

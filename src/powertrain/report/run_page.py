@@ -85,12 +85,10 @@ def _verdict(history: History, estimate: Mapping[str, Any] | None) -> str:
 
 
 def _numbers(history: History, device: str) -> Iterator[Number]:
-    evaluated = history.of(Evaluated)
-    if evaluated:
-        bits = evaluated[-1].event.bits_per_byte
-        yield Number(f"{evaluated[-1].event.loss:.4f}", "held-out loss, nats a token",
-                     f"{count(evaluated[-1].event.tokens)} tokens; one run, one seed"
-                     + (f"; {bits:.3f} bits per byte" if bits is not None else ""))
+    if evaluated := history.last(Evaluated):
+        bits = f"; {evaluated.bits_per_byte:.3f} bits per byte" if evaluated.bits_per_byte is not None else ""
+        yield Number(f"{evaluated.loss:.4f}", "held-out loss, nats a token",
+                     f"{count(evaluated.tokens)} tokens; one run, one seed{bits}")
     elif history.steps:
         yield Number(f"{history.steps[-1].loss:.4f}", "training loss of the last step", "no held-out text was evaluated")
     if found := steady_speeds(history):
@@ -99,9 +97,9 @@ def _numbers(history: History, device: str) -> Iterator[Number]:
         yield Number(f"{count(middle)} tokens/s", "speed of the median step",
                      f"{count(low)} to {count(high)} in 80% of the steps, n = {len(found):,}; "
                      f"{count(together)} over all steps together")
-    memory_events = history.of(Memory)
-    if memory_events and memory_events[-1].event.allocated_bytes:
-        yield Number(memory(memory_events[-1].event.allocated_bytes), "allocated at the peak", "measured in a step")
+    measured = history.last(Memory)
+    if measured and measured.allocated_bytes:
+        yield Number(memory(measured.allocated_bytes), "allocated at the peak", "measured in a step")
     elif history.ends and history.ends.peak_memory_bytes:
         held = "allocated on the device" if device == "cuda" else "resident, the process with its libraries"
         yield Number(memory(history.ends.peak_memory_bytes), "memory at the peak", held)
@@ -145,24 +143,22 @@ def _predictions(history: History, estimate: Mapping[str, Any] | None) -> Block:
     seconds = [history.steps[place].seconds for place in places]
     low_s, high_s = estimate["step_s"]
     number, total_s = len(history.steps), sum(step.seconds for step in history.steps)
-    rows: list[tuple[Cell, ...]] = [
+    slow, fast = (estimate["tokens_per_step"] / one for one in (high_s, low_s))
+    middle, measured = quantile(steady_speeds(history), 0.5), history.last(Memory) or Memory()
+    predicted = sum(measured.predicted.values()) or sum(estimate["memory_bytes"].values())
+    allocated = measured.allocated_bytes
+    rows: tuple[tuple[Cell, ...], ...] = (
         ("a step", interval(duration(low_s), duration(high_s)), duration(quantile(seconds, 0.5)),
          _within(quantile(seconds, 0.5), low_s, high_s)),
         (f"all {number:,} steps", interval(duration(low_s * number), duration(high_s * number)),
          f"{duration(total_s)} in steps, {duration(history.wall_s)} in all",
-         _within(total_s, low_s * number, high_s * number))]
-    slow, fast = (estimate["tokens_per_step"] / one for one in (high_s, low_s))
-    middle = quantile(steady_speeds(history), 0.5)
-    rows.append(("tokens/s", interval(count(slow), count(fast)), count(middle), _within(middle, slow, fast)))
-    rows.append(("of the measured peak", f"at most 100% of {flops(estimate['peak_flops_per_s'])} ({estimate['dtype']})",
-                 f"{middle * estimate['flops_per_token'] / estimate['peak_flops_per_s']:.1%}", ""))
-    predicted = sum(estimate["memory_bytes"].values())
-    events = history.of(Memory)
-    allocated = events[-1].event.allocated_bytes if events else None
-    predicted = sum(events[-1].event.predicted.values()) or predicted if events else predicted
-    rows.append(("allocated at the peak", memory(predicted), memory(allocated) if allocated else "not measured in this run",
-                 f"prediction {predicted / allocated - 1:+.1%}" if allocated else ""))
-    return Table(("", "predicted before the run", "measured", ""), tuple(rows), "Prediction against result")
+         _within(total_s, low_s * number, high_s * number)),
+        ("tokens/s", interval(count(slow), count(fast)), count(middle), _within(middle, slow, fast)),
+        ("of the measured peak", f"at most 100% of {flops(estimate['peak_flops_per_s'])} ({estimate['dtype']})",
+         f"{middle * estimate['flops_per_token'] / estimate['peak_flops_per_s']:.1%}", ""),
+        ("allocated at the peak", memory(predicted), memory(allocated) if allocated else "not measured in this run",
+         f"prediction {predicted / allocated - 1:+.1%}" if allocated else ""))
+    return Table(("", "predicted before the run", "measured", ""), rows, "Prediction against result")
 
 
 def _within(value: float, low: float, high: float) -> str:

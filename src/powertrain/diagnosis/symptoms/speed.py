@@ -35,7 +35,7 @@ def slow_down(run: RunRecord) -> Iterator[Finding]:
     if not found or lost_s < WORTH_SHARE * total_s:
         return
     worst = max(found, key=lambda one: one.lost_s)
-    growth, more = _growth(times, worst), len(found) - 1
+    growth, more = curves.grown_parts(times, worst), len(found) - 1
     yield told(f"slow_down.{_why_slow(run, growth, worst)}", *_beginning(run, times, worst),
                severity="moderate" if lost_s > SERIOUS_SHARE * total_s else "low", times=worst.slow_s / worst.usual_s,
                where=_where(times, worst), usual_s=worst.usual_s, slow_s=worst.slow_s, lost_s=lost_s, total_s=total_s,
@@ -56,15 +56,10 @@ def _is_explained(run: RunRecord, times: curves.Timed, one: curves.Stretch) -> b
     return any(before <= warning.after_step + 1 <= first + curves.WINDOW_STEPS for warning in run.history.of(OutOfMemory))
 
 
-def _growth(times: curves.Timed, one: curves.Stretch) -> dict[str, tuple[float, float]]:
-    outside = (*times.steps[:one.first], *times.steps[one.until:])
-    return curves.grown_parts(times.steps[one.first:one.until], outside) if outside else {}
-
-
 def _beginning(run: RunRecord, times: curves.Timed, one: curves.Stretch) -> Iterator[str]:
     first, before = times.steps[one.first].step, times.steps[one.first - 1].step if one.first else 0
     yield f"it began {'at once' if one.sudden else 'slowly'}, about step {first:,}" if one.first else "slow from the start"
-    for part, (elsewhere, within) in _growth(times, one).items():
+    for part, (elsewhere, within) in curves.grown_parts(times, one).items():
         if within > elsewhere * 1.05:
             yield f"{part}: {seconds(elsewhere)} elsewhere, {seconds(within)} there"
     # a session that began between these steps, and the load of the machine then
@@ -94,10 +89,11 @@ def _evenly(growth: dict[str, tuple[float, float]]) -> bool:
 def slow_steps(run: RunRecord) -> Iterator[Finding]:
     """Single steps took far longer than those around them, at an interval or at random.
 
-    Where blocks are compiled, steps that compile again are slow too: the verdict counts those as recompilation.
+    Steps in slow stretches are left to slow_down. Where blocks are compiled, steps that compile again are slow too: the verdict
+    counts those as recompilation.
     """
     times = curves.timed(run)
-    found = {} if "torch_compile" in run.techniques else _single_slow(times)
+    found = {} if "torch_compile" in run.techniques else curves.single_slow(times)
     total_s, lost_s = sum(times.seconds), sum(found.values())
     if len(found) < LEAST_SLOW or lost_s < WORTH_SHARE * total_s:
         return
@@ -109,14 +105,6 @@ def slow_steps(run: RunRecord) -> Iterator[Finding]:
                lost_s=lost_s, share=lost_s / total_s, most=total_s / (total_s - lost_s), key=interval_key, log_every=10 * every,
                rarer=2 * max(1, every or round(run.last_step / len(numbers))),
                places=", ".join(f"{number:,}" for number in numbers[:6]) + (", ..." if len(numbers) > 6 else ""))
-
-
-def _single_slow(times: curves.Timed) -> dict[int, float]:
-    """Return place -> seconds lost, without the steps in slow stretches, which slow_down reports."""
-    if len(times.steps) < curves.LEAST_STEPS:
-        return {}
-    within = {place for one in curves.slow_stretches(times.seconds) for place in range(one.first, one.until)}
-    return {place: lost_s for place, lost_s in curves.single_slow(times).items() if place not in within}
 
 
 def _interval(numbers: Sequence[int]) -> int:
@@ -147,24 +135,21 @@ def _why_slow_steps(run: RunRecord, times: curves.Timed, found: dict[int, float]
 @rule("formula: cost/memory.py", gives_way_to=("out_of_memory",))
 def memory_over_prediction(run: RunRecord) -> Iterator[Finding]:
     """A step allocated more memory than the plan had predicted, or a full GPU reserved much more than it used."""
-    events = run.history.of(Memory)
-    if not events:
+    event = run.history.last(Memory)
+    if event is None:
         return
-    event = events[-1].event
     allocated, predicted, reserved = event.allocated_bytes, sum(event.predicted.values()), event.reserved_bytes
     tight = 0 < TIGHT * run.free_bytes < max(allocated, reserved)
     if predicted and allocated > max(OVER * predicted, predicted + LEAST_BYTES):
+        examples = run.techniques.get("micro_batch", {}).get("examples", run.recipe.train_batch_size)
+        smaller = f"techniques.micro_batch.examples={examples // 2}" if examples > 1 else \
+            "techniques.activation_checkpointing=on"
         yield told("memory_over_prediction.tight" if tight else "memory_over_prediction.loose", times=allocated / predicted,
-                   smaller=_smaller(run), step=event.step, allocated_bytes=allocated, predicted_bytes=predicted,
+                   smaller=smaller, step=event.step, allocated_bytes=allocated, predicted_bytes=predicted,
                    reserved_bytes=reserved)
     elif reserved > FRAGMENTED * allocated and tight:
         yield told("memory_over_prediction.fragmented", times=reserved / allocated, step=event.step,
                    allocated_bytes=allocated, predicted_bytes=predicted, reserved_bytes=reserved)
-
-
-def _smaller(run: RunRecord) -> str:
-    examples = run.techniques.get("micro_batch", {}).get("examples", run.recipe.train_batch_size)
-    return f"techniques.micro_batch.examples={examples // 2}" if examples > 1 else "techniques.activation_checkpointing=on"
 
 
 @rule("formula: cost/estimate.py", gives_way_to=("slow_down", "slow_steps", "out_of_memory"))
@@ -183,8 +168,6 @@ def unlike_prediction(run: RunRecord) -> Iterator[Finding]:
 
 
 def _peak(run: RunRecord) -> Iterator[str]:
-    for happened in run.history.of(Memory)[-1:]:
-        predicted = sum(happened.event.predicted.values())
-        if predicted:
-            yield (f"{happened.event.allocated_bytes / MIB:,.0f} MiB allocated at the peak; the plan predicted "
-                   f"{predicted / MIB:,.0f} MiB")
+    event = run.history.last(Memory)
+    if event and (predicted := sum(event.predicted.values())):
+        yield f"{event.allocated_bytes / MIB:,.0f} MiB allocated at the peak; the plan predicted {predicted / MIB:,.0f} MiB"
