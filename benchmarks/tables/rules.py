@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from powertrain.audit.rules import RULES
-from powertrain.records.findings import SEVERITIES, Rule
+from powertrain.records.findings import SEVERITIES, Finding, Rule, Severity
 from tables.stored import markdown_table
 
 COLUMNS = ("rule", "what it finds", "severity", "rests on")
@@ -41,10 +41,10 @@ def _severities(module: ModuleType, code: ast.AST) -> Iterator[str]:
             yield from (name for other in ast.walk(code) if isinstance(other, (ast.Assign, ast.AnnAssign)) and other.value
                         and names & {item.id for item in ast.walk(other) if isinstance(item, ast.Name)
                                      and isinstance(item.ctx, ast.Store)} for name in _constants(other.value))
-        elif inspect.isfunction(helper) and helper.__module__ == module.__name__ and helper.__annotations__.get("return") in (
-                "Finding", "Severity"):
-            tree = ast.parse(inspect.getsource(helper))
-            yield from _constants(tree) if helper.__annotations__["return"] == "Severity" else _severities(module, tree)
+        elif inspect.isfunction(helper) and helper.__module__ == module.__name__:
+            returns, tree = inspect.get_annotations(helper, eval_str=True).get("return"), ast.parse(inspect.getsource(helper))
+            if returns in (Finding, Severity):
+                yield from _constants(tree) if returns is Severity else _severities(module, tree)
 
 
 def _constants(node: ast.AST) -> Iterator[str]:
