@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from powertrain.records import timeline
 from powertrain.records.event_log import from_line
 from powertrain.records.events import Event
 from powertrain.records.origins import COMMAND_LINE, DEFAULT
@@ -68,8 +69,8 @@ def typed(events: Sequence[dict[str, Any]]) -> list[Event]:
 
 def files(events: list[dict[str, Any]], **more: Any) -> RunFiles:
     recipe = {"max_grad_norm": (1.0, DEFAULT), "name": ("default", COMMAND_LINE)}
-    return RunFiles(**({"folder": "runs/a", "recipe": recipe, "facts": FACTS, "plan": PLAN, "events": typed(events),
-                        "all_events": typed(events), "made": "made by a test"} | more))
+    return RunFiles(**({"folder": "runs/a", "recipe": recipe, "facts": FACTS, "plan": PLAN,
+                        "history": timeline.read(typed(events), typed(events)), "made": "made by a test"} | more))
 
 
 def on_disk(folder: Path, events: list[dict[str, Any]]) -> Path:

@@ -11,6 +11,7 @@ import pytest
 from powertrain.records.event_log import from_line
 from powertrain.records.events import Event, Step
 from powertrain.records.origins import COMMAND_LINE, DEFAULT, Origin
+from powertrain.records.timeline import read
 from powertrain.report.comparing import ABSENT, comparison_rows, difference, equal_losses, sentences
 from powertrain.report.result import step_time_row
 from powertrain.report.run_page import RunFiles
@@ -45,7 +46,7 @@ def events(losses: list[float], *, tokens: int = 100, seconds: float = 0.5, end:
 
 
 def run(path: str = "runs/a", **changes: Any) -> RunFiles:
-    return replace(RunFiles(path, RECIPE, FACTS, PLAN, events([3.0, 2.0, 1.0, 0.5])), **changes)
+    return replace(RunFiles(path, RECIPE, FACTS, PLAN, read(events([3.0, 2.0, 1.0, 0.5]))), **changes)
 
 
 def with_fact(part: str, **changes: Any) -> dict[str, Any]:
@@ -117,25 +118,26 @@ def test_free_memory_is_no_difference_and_another_machine_is_one() -> None:
 
 def test_one_run_each_is_no_evidence_of_speed_and_the_command_that_measures_is_named() -> None:
     off = {"steps": PLAN["steps"][1:], "refused": [{"technique": "bf16", "because": "switched off"}]}
-    found = difference(run(plan=off), run("runs/b", events=events([3.0, 2.0, 1.0, 0.5], seconds=0.25)))
+    found = difference(run(plan=off), run("runs/b", history=read(events([3.0, 2.0, 1.0, 0.5], seconds=0.25))))
     assert "2.00 times as fast" in found.speed
     assert "one run of each says nothing sure" in found.speed
     assert "`powertrain ablate runs/b/recipe.yaml --technique bf16`" in found.speed      # where it is on
 
 
 def test_losses_are_compared_after_equal_steps() -> None:
-    found = list(equal_losses(events([4.0, 3.0, 2.0, 1.0]), events([4.5, 3.5])))
+    found = list(equal_losses(read(events([4.0, 3.0, 2.0, 1.0])).steps, read(events([4.5, 3.5])).steps))
     assert [(at.steps, at.tokens, at.a, at.b) for at in found] == [(1, None, 4.0, 4.5), (2, None, 3.5, 4.0)]
 
 
 def test_losses_are_compared_after_equal_tokens_where_a_step_has_others() -> None:
-    found = list(equal_losses(events([4.0, 3.0, 2.0, 1.0], tokens=100), events([4.0, 2.0], tokens=200)))
+    found = list(equal_losses(read(events([4.0, 3.0, 2.0, 1.0], tokens=100)).steps,
+                              read(events([4.0, 2.0], tokens=200)).steps))
     assert [(at.tokens, at.a, at.b) for at in found if at.tokens] == [(200, 3.5, 4.0), (300, 3.0, 4.0), (400, 2.5, 3.0)]
 
 
 def test_a_run_without_an_end_or_without_files_is_described() -> None:
-    found = difference(run(events=events([3.0], end=False)), run("runs/b", facts={}, plan={}, events=[],
-                                                                 missing=("runs/b has no facts.json",)))
+    found = difference(run(history=read(events([3.0], end=False))), run("runs/b", facts={}, plan={}, history=read([]),
+                                                                        missing=("runs/b has no facts.json",)))
     assert not found.comparable
     assert "is missing" in found.because
     text = text_of(found)
@@ -145,7 +147,7 @@ def test_a_run_without_an_end_or_without_files_is_described() -> None:
 
 
 def test_the_time_of_a_run_is_shown_by_part() -> None:
-    found = difference(run(events=events([3.0, 2.0])), run("runs/b"))
+    found = difference(run(history=read(events([3.0, 2.0]))), run("runs/b"))
     assert found.results[0].wall_s == pytest.approx(2.5)
     assert sum(found.results[0].parts.values()) == pytest.approx(2.5)
     assert ("", "evaluation", "1 s, 40.0%", "1 s, 28.6%") in comparison_rows(found)

@@ -37,8 +37,13 @@ def export(model: Model,
 
     dtype = check_dtype(to, dtype)
     check_output(output)
-    rows, report = (_adapter(model, output, base) if to == "adapter" else _merged(model, output, dtype, base, provider)
-                    if to == "merged" else _gguf(model, output, dtype, base, provider))
+    if to == "adapter":
+        rows, report = _adapter(model, output, base)
+    else:
+        from powertrain.use.opening import open_model
+
+        opened = open_model(model, base=base, provider=provider, say=say)
+        rows, report = _merged(opened, output, dtype) if to == "merged" else _gguf(model, opened, output, dtype)
     screen.tell({"event": "export", "to": to, "folder": str(output), **report}, [("Export", f"{to}: {output}"), *rows],
                 as_json=as_json)
 
@@ -68,19 +73,14 @@ def _adapter(path: str, folder: Path, base: str | None) -> tuple[list[Row], dict
     tensors = export_adapter(found.adapter, folder, open_tokenizer(found.tokenizer_folder), base=found.base)
     ours = read_json(found.adapter / ADAPTER_CONFIG).get("peft_type") == NATIVE_ONLY
     opens = f"powertrain chat {folder}" if ours else f'peft.PeftModel.from_pretrained(base, "{folder}")'
-    return ([("Adapter", f"{tensors:,} tensors for {found.base}"), ("Opens", opens)],
-            {"tensors": tensors, "base": found.base})
+    return [("Adapter", f"{tensors:,} tensors for {found.base}"), ("Opens", opens)], {"tensors": tensors, "base": found.base}
 
 
-def _merged(path: str, folder: Path, dtype: str | None, base: str | None,
-            provider: str | None) -> tuple[list[Row], dict[str, Any]]:
+def _merged(opened: OpenedModel, folder: Path, dtype: str | None) -> tuple[list[Row], dict[str, Any]]:
     from powertrain.export.merged import export_merged
     from powertrain.models.huggingface.providers import AUTO_CLASSES
-    from powertrain.use.opening import open_model
 
-    opened = open_model(path, base=base, provider=provider, say=say)
-    stored = opened.stored_dtype
-    examples = _real_examples(opened)
+    stored, examples = opened.stored_dtype, _real_examples(opened)
     chosen = dtype or stored
     found = export_merged(opened.model, folder, opened.tokenizer, examples, dtype=chosen, base_dtype=stored)
     written = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
@@ -90,14 +90,11 @@ def _merged(path: str, folder: Path, dtype: str | None, base: str | None,
     return rows, to_plain(found) | {"folder": str(folder)}
 
 
-def _gguf(path: str, folder: Path, dtype: str | None, base: str | None,
-          provider: str | None) -> tuple[list[Row], dict[str, Any]]:
+def _gguf(path: str, opened: OpenedModel, folder: Path, dtype: str | None) -> tuple[list[Row], dict[str, Any]]:
     from powertrain.export.gguf import export_gguf
     from powertrain.export.merged import merge_checked
     from powertrain.models.decoder import Decoder
-    from powertrain.use.opening import open_model
 
-    opened = open_model(path, base=base, provider=provider, say=say)
     if not isinstance(opened.model, Decoder):
         raise WrongUse(f"{path} is computed by {opened.choice.provider}, and GGUF files can be made only from the native "
                        "decoder's families; use --to merged and llama.cpp's own converter")

@@ -12,7 +12,7 @@ import typer
 
 from powertrain.cli import output as screen
 from powertrain.cli.options import Json, Run
-from powertrain.records import WrongUse, to_plain
+from powertrain.records import WrongUse, timeline, to_plain
 from powertrain.records.event_log import counted, read_all_events, read_events
 from powertrain.records.json_files import read_json, replace_file
 from powertrain.records.origins import asked_lines
@@ -160,7 +160,7 @@ def read_run(path: Path) -> RunFiles:
     except ValueError as error:              # WrongUse is one too, and says which line
         raise WrongUse(f"{path}: {error}") from None
     facts, plan = (read_json(file) if file.is_file() else {} for file in (folder.facts, folder.plan))
-    return RunFiles(str(path), recipe, facts, plan, counted(written), missing, all_events=written)
+    return RunFiles(str(path), recipe, facts, plan, timeline.read(counted(written), written), missing)
 
 
 def _made() -> str:

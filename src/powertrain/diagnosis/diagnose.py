@@ -8,7 +8,7 @@ there; where steps became slower, the symptoms say when.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
@@ -18,7 +18,7 @@ from powertrain.diagnosis.checks import CHECKS
 from powertrain.diagnosis.checks.machine import Machine, Situation, read_machine
 from powertrain.diagnosis.observed import Between, Observed, passes_of, step_work
 from powertrain.diagnosis.probe import Probed, probe
-from powertrain.diagnosis.remedies import remedies_of, try_remedies
+from powertrain.diagnosis.remedies import Say, remedies_of, try_remedies
 from powertrain.diagnosis.run_record import RunRecord
 from powertrain.diagnosis.verdict import Cause, Forecast, causes, forecast
 from powertrain.facts.model import facts_from_json
@@ -30,7 +30,6 @@ from powertrain.records.plan import PinError, PinRefused, PinsClash
 from powertrain.run.prepare import Prepared, prepare
 from powertrain.training.memory import is_out_of_memory, said_by
 
-Say = Callable[[str], None]
 PROBE_SHARE = 0.35           # of the time that is given; the rest is for trying cures
 CRITICAL, MODERATE = 1.5, 1.1        # times as fast, from which a cure that is passed over is worth such a word
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from powertrain.records import timeline
-from powertrain.records.events import Evaluated, Event, Step
+from powertrain.records.events import Evaluated, Step
 from powertrain.records.origins import Stored
 from powertrain.report.run_page import RunFiles
 from powertrain.report.words import count, duration, listed, memory, with_settings
@@ -89,8 +88,8 @@ def difference(a: RunFiles, b: RunFiles) -> Difference:
     recipe, facts = tuple(changed_keys(a.recipe, b.recipe)), tuple(changed_facts(a.facts, b.facts))
     plan, results = tuple(changed_techniques(a.plan, b.plan)), (result_of(a), result_of(b))
     comparable, because = can_be_compared(a, b, recipe)
-    return Difference(a.folder, b.folder, recipe, plan, facts, results, tuple(equal_losses(a.events, b.events)), comparable,
-                      because, about_speed(a, b, plan, facts, results, comparable), (*a.missing, *b.missing))
+    return Difference(a.folder, b.folder, recipe, plan, facts, results, tuple(equal_losses(a.history.steps, b.history.steps)),
+                      comparable, because, about_speed(a, b, plan, facts, results, comparable), (*a.missing, *b.missing))
 
 
 # ---------------------------------------------------------------------------------------- what differs
@@ -133,31 +132,29 @@ def _facts(facts: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
 
 
 def result_of(run: RunFiles) -> RunResult:
-    history = timeline.read(run.events)
-    steps = history.steps
+    history, steps = run.history, run.history.steps
     seconds = sum(step.seconds for step in steps)
-    state = history.state or ("running or killed" if run.events else "without events: killed before its first step")
-    return RunResult(state, steps[-1].step if steps else 0, history.start.total_steps, sum(step.tokens for step in steps),
+    no_end = "without events: killed before its first step" if history.first_time is None else "running or killed"
+    return RunResult(history.state or no_end, steps[-1].step if steps else 0, history.start.total_steps, sum(step.tokens for step in steps),
                      sum(step.real_tokens for step in steps) / seconds if seconds else None, history.wall_s or None,
-                     history.ends.peak_memory_bytes if history.ends else None, timeline.last_of(Evaluated, run.events),
+                     history.ends.peak_memory_bytes if history.ends else None, history.last(Evaluated),
                      history.parts)
 
 
-def equal_losses(a: Sequence[Event], b: Sequence[Event]) -> Iterator[LossAt]:
+def equal_losses(a: Sequence[Step], b: Sequence[Step]) -> Iterator[LossAt]:
     """Yield losses after the same steps and after the same trained tokens, at a few places of the shorter run."""
-    steps_a, steps_b = ([event for event in events if isinstance(event, Step)] for events in (a, b))
-    if not steps_a or not steps_b:
+    if not a or not b:
         return
-    shorter = min(len(steps_a), len(steps_b))
+    shorter = min(len(a), len(b))
     for place in _places(shorter):
-        yield LossAt(place, None, _recent(steps_a, place), _recent(steps_b, place))
-    counts_a, counts_b = (list(accumulate(step.tokens for step in steps)) for steps in (steps_a, steps_b))
+        yield LossAt(place, None, _recent(a, place), _recent(b, place))
+    counts_a, counts_b = (list(accumulate(step.tokens for step in steps)) for steps in (a, b))
     if counts_a[:shorter] == counts_b[:shorter]:
         return                               # the same tokens at the same steps: it would be said twice
     for tokens in _places(min(counts_a[-1], counts_b[-1])):
         at_a, at_b = (sum(1 for count in counts if count <= tokens) for counts in (counts_a, counts_b))
         if at_a and at_b:
-            yield LossAt(None, tokens, _recent(steps_a, at_a), _recent(steps_b, at_b))
+            yield LossAt(None, tokens, _recent(a, at_a), _recent(b, at_b))
 
 
 def _places(last: int) -> list[int]:

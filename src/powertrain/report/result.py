@@ -164,8 +164,7 @@ def _next_rows(reason: str, folder: str, start: Start) -> list[Row]:
     commands = [use[task]] if task in use else []
     commands += [f"powertrain evaluate {folder}", f"powertrain runs show {folder}", f"powertrain report {folder}"]
     commands += [f"powertrain export {folder} --to merged --output FOLDER"] if has_adapter and opens else []
-    return [(what, f"{folder}/model opens in powertrain" + (f" and {opens}" if opens else "")),
-            *labelled("Next", commands)]
+    return [(what, f"{folder}/model opens in powertrain" + (f" and {opens}" if opens else "")), *labelled("Next", commands)]
 
 
 def step_time_row(events: Sequence[Event]) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from powertrain.records import Effect, WrongUse, several, timeline
-from powertrain.records.events import Evaluated, Event, Memory, RunWarning, Sample
+from powertrain.records.events import Evaluated, Memory, RunWarning, Sample
 from powertrain.records.findings import Finding
 from powertrain.records.origins import Stored, asked_lines
 from powertrain.records.plan import is_guess
@@ -32,9 +32,8 @@ class RunFiles:
     recipe: Stored
     facts: Mapping[str, Any]
     plan: Mapping[str, Any]
-    events: Sequence[Event]                  # the history as it counts
+    history: History                         # its events, on one clock
     missing: tuple[str, ...] = ()            # sentences
-    all_events: Sequence[Event] = ()
     made: str = ""
     symptoms: Sequence[Finding] = ()         # what `powertrain diagnose RUN` finds in the events, the worst first
     not_diagnosed: str = ""                  # why it finds nothing out, where it cannot
@@ -42,10 +41,10 @@ class RunFiles:
 
 def page(files: RunFiles) -> Page:
     """Return the page of a run. Raises WrongUse for a run without a single event."""
-    if not files.events:
+    history = files.history
+    if history.first_time is None:
         raise WrongUse(f"{files.folder} holds a run that ended before its first event, so there is nothing to report; "
                        f"`powertrain train --resume {files.folder}` continues the run")
-    history = timeline.read(files.events, files.all_events)
     estimate = timeline.estimate_of(history, files.plan)
     hardware = files.facts.get("hardware") or {}
     device, (limit, _) = history.start.device, files.recipe.get("max_grad_norm", (None, None))

@@ -82,7 +82,8 @@ def peers(study: Study) -> Findings:
     """Read a study of powertrain against other trainers, with a profile of our step."""
     findings, plain = study["findings"], comparison(study)
     step_s = sum(findings["profile"].values())
-    parts = sorted(findings["profile"].items(), key=lambda part: -part[1])
+    parts = [{"name": name, "seconds": seconds, "share": f"{seconds / step_s:.0%}"}
+             for name, seconds in sorted(findings["profile"].items(), key=lambda part: -part[1])]
     share = Number(f"{findings['products_share']:.0%}", "of the measured GEMM limit", "exact FLOPs of our arm, per second")
     under = findings.get("conditions") or ()
     alone: Block = studies.table("peers alone", under) if under else \
@@ -92,9 +93,7 @@ def peers(study: Study) -> Findings:
     return replace(plain, numbers=(*plain.numbers, share), cautions=(*unclean, *plain.cautions), sections=(
         *plain.sections, Section("Conditions", (alone,)),
         Section("How far apart", (studies.table("peers apart", findings["losses"]),)),
-        Section("Where our step's time goes", (Table(
-            ("class of work", "ms", "share"),
-            tuple((name, 1e3 * seconds, f"{seconds / step_s:.0%}") for name, seconds in parts)),))))
+        Section("Where our step's time goes", (studies.table("peers profile", parts),))))
 
 
 def bench(study: Study) -> Findings:
