@@ -33,8 +33,7 @@ Run = Annotated[Path, typer.Argument(help="Folder of the run.")]
 
 def cache_folder() -> Path:
     """Return the folder of token stores and measurements: POWERTRAIN_CACHE, or the user's cache folder."""
-    named = os.environ.get("POWERTRAIN_CACHE")
-    if named:
+    if named := os.environ.get("POWERTRAIN_CACHE"):
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "powertrain"
 

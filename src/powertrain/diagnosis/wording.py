@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from powertrain.records import several
-from powertrain.records.findings import UNMEASURED, Cure, Evidence, Expected, Finding, Risk, Severity
+from powertrain.records.findings import UNMEASURED, Cure, Expected, Finding, Risk, Severity, finding
 
 TABLES = ("checks.toml", "symptoms.toml", "bounds.toml")
 RISKS = ("breaking", "accuracy", "difficulty")
@@ -33,13 +33,12 @@ def told(case: str, *seen: str, severity: Severity | None = None, cure: Cure | N
     if "because" in entry:
         figures["because"] = filled(entry["because"], figures)
     row = {key: filled(text, figures) for key, text in entry.items() if not isinstance(text, dict)}
-    cure = cure or Cure(row.get("cure", "nothing to do"), words=row.get("words", ()))
     if expected is None:
         expected = Expected(row["expected"], row.get("basis", "none"), speed) if "expected" in row else UNMEASURED
-    return Finding(
-        rule="", severity=severity or row["severity"], title=row["title"], why=row["why"], rests_on="",
-        evidence=tuple(map(Evidence, (*row.get("seen", ()), *seen))), expected=expected, cure=cure,
-        risk=Risk(**{risk: row[risk] for risk in RISKS if risk in row}), keys=row.get("keys", cure.keys),
+    return finding(
+        severity or row["severity"], row["title"], row["why"], *row.get("seen", ()), *seen, expected=expected,
+        cure=cure or row.get("cure", "nothing to do"), words=row.get("words", ()),
+        risk=Risk(**{risk: row[risk] for risk in RISKS if risk in row}), keys=row.get("keys", ()),
         numbers={key: figure for key, figure in figures.items() if isinstance(figure, (int, float)) and math.isfinite(figure)})
 
 

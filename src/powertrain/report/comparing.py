@@ -135,9 +135,9 @@ def result_of(run: RunFiles) -> RunResult:
     history, steps = run.history, run.history.steps
     seconds = sum(step.seconds for step in steps)
     no_end = "without events: killed before its first step" if history.first_time is None else "running or killed"
-    return RunResult(history.state or no_end, steps[-1].step if steps else 0, history.start.total_steps, sum(step.tokens for step in steps),
-                     sum(step.real_tokens for step in steps) / seconds if seconds else None, history.wall_s or None,
-                     history.ends.peak_memory_bytes if history.ends else None, history.last(Evaluated),
+    return RunResult(history.state or no_end, steps[-1].step if steps else 0, history.start.total_steps,
+                     sum(step.tokens for step in steps), sum(step.real_tokens for step in steps) / seconds if seconds else None,
+                     history.wall_s or None, history.ends.peak_memory_bytes if history.ends else None, history.last(Evaluated),
                      history.parts)
 
 

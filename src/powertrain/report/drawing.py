@@ -1,5 +1,6 @@
 """Draws a plot or rows as SVG of any width."""
 
+import html
 import math
 from collections.abc import Iterable, Iterator
 
@@ -11,6 +12,7 @@ from powertrain.report.svg import CHAR_PX, LINE_PX, TEXT_PX, Entry, Scale
 TICK_PX = 70.0               # room that a label on the x axis wants
 MOST_MOMENTS = 60            # more upright marks than this would hide the curve: they become ticks at its foot
 NARROW_PX = 560.0            # below, a row's name stands above its row instead of beside it
+ENLARGED_PX = 500.0          # up to here a drawing may be enlarged, for what is between narrow and wide
 BAR_PX = 16.0
 LABEL_SHARE = 0.42           # of the width, at most, for names of rows
 DRAWN_ORDER = (Band, Stack, Moments, Series, Level)    # what is behind what; single points are over lines
@@ -19,9 +21,14 @@ Ticks = list[tuple[float, str]]
 
 
 def draw(drawing: chart.Drawing, width: float, *, name: str, title: str, description: str) -> str:
-    """Return the drawing as an <svg> of this width; `name` is its own on the page."""
+    """Return the drawing as an <svg> of this width. `name` is its own on the page: screen readers find its words by it."""
     body, height = _plot(drawing, width) if isinstance(drawing, Plot) else _rows(drawing, width)
-    return svg.document(body, width, height, name=name, title=title, description=description)
+    return svg.element(
+        "svg", svg.element("title", html.escape(title), id=f"{name}-title"),
+        svg.element("desc", html.escape(description), id=f"{name}-desc"), *body,
+        viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", class_="drawing",
+        style=f"max-width:{width * (1.1 if width > ENLARGED_PX else 1.45):.0f}px",
+        aria_labelledby=f"{name}-title {name}-desc")
 
 
 def _head(title: str, entries: Iterable[Entry], width: float, gap: float) -> tuple[list[str], float]:

@@ -75,15 +75,21 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Page:
-    what: str                                # "run" or a study's kind
-    title: str
-    about: str                               # what was done, where the title does not say it; may be empty
+class Findings:
+    """What a run or a study shows."""
+
     verdict: str                             # one sentence
     tone: str                                # "good", "bad" or "open": the colour beside the words
     numbers: tuple[Number, ...]
     cautions: tuple[str, ...]                # what to distrust, the weightiest first
     sections: tuple[Section, ...]
+
+
+@dataclass(frozen=True)
+class Page(Findings):
+    what: str                                # "run" or a study's kind
+    title: str
+    about: str                               # what was done, where the title does not say it; may be empty
     made: str                                # by which version, when
 
 

@@ -61,8 +61,8 @@ def page(files: RunFiles) -> Page:
         Section("Environment, and how to repeat this", tuple(_environment(files, history))))
     title = f"{history.start.name or 'run'}: {files.folder}"
     tone = {"finished": "good", "failed": "bad"}.get(history.state, "open")
-    return Page("run", title, "", _verdict(history, estimate), tone, tuple(_numbers(history, device)),
-                tuple(cautions_of(history, files.plan)), sections, files.made)
+    return Page(_verdict(history, estimate), tone, tuple(_numbers(history, device)), tuple(cautions_of(history, files.plan)),
+                sections, what="run", title=title, about="", made=files.made)
 
 
 def _verdict(history: History, estimate: Mapping[str, Any] | None) -> str:
@@ -219,8 +219,7 @@ def _broken(history: History) -> Iterator[str]:
         why = history.state or "no end was written: the run is still going, or was killed"
         yield (f"The run is not finished: {done:,} of {history.start.total_steps:,} steps; {why}. "
                "The learning-rate schedule is not finished either.")
-    broken = [step.step for step in history.steps if not (is_finite(step.loss) and is_finite(step.grad_norm))]
-    if broken:
+    if broken := [step.step for step in history.steps if not (is_finite(step.loss) and is_finite(step.grad_norm))]:
         yield (f"A loss or gradient norm is not finite in {several(len(broken), 'step')}, first in step {broken[0]:,}; the "
                "curves have gaps there.")
     if warnings := history.of(RunWarning):
@@ -283,8 +282,7 @@ def _speed(history: History, plan: Mapping[str, Any]) -> Iterator[str]:
 
 def _general(plan: Mapping[str, Any]) -> Iterator[str]:
     steps = plan.get("steps") or []
-    guessed = [step["technique"] for step in steps if is_guess(step["claim"])]
-    if guessed:
+    if guessed := [step["technique"] for step in steps if is_guess(step["claim"])]:
         yield (f"{len(guessed)} of the {len(steps)} techniques have a guessed gain ({', '.join(guessed)}); `powertrain ablate` "
                "measures their gain.")
     yield "This is one run with one seed; another seed gives other losses."

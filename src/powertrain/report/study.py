@@ -22,17 +22,6 @@ Rowed = Iterable[Mapping[str, Any]]
 TONE_COLOURS = {"good": "green", "bad": "red", "open": "orange", "quiet": "grey"}
 
 
-@dataclass(frozen=True)
-class Findings:
-    """The content of a study's page, before its method and its general cautions are added."""
-
-    verdict: str                             # one sentence
-    tone: str                                # "good", "bad" or "open"
-    numbers: tuple[Number, ...]
-    cautions: tuple[str, ...]
-    sections: tuple[Section, ...]
-
-
 # ------------------------------------------------------------------------------------------------ charts and tables
 
 
@@ -70,9 +59,14 @@ def table(name: str, rows: Rowed, title: str = "", **words: str) -> Table:
 
 
 def chart(name: str, title: str, rows: Sequence[Row], *tables: Table, study: Study | None = None, key: str = "",
-          axis: str = "", log: bool = False) -> Figure:
-    """Return the chart that studies.yaml describes by `name`. `study`: whose noise is drawn behind the rows."""
+          axis: str = "", log: bool = False) -> Figure | Missing:
+    """Return the chart that studies.yaml describes by `name`; without rows, what is missing and why.
+
+    `study`: whose noise is drawn behind the rows.
+    """
     described = _described()[name]
+    if not rows:
+        return Missing(*described["missing"])
     log = log or described.get("log", False)
     level = described.get("level")
     levels = () if level is None else (Level(level, 1.0 if level else 0.0),)
@@ -188,8 +182,6 @@ def behind(study: Study, found: Sequence[Compared], title: str, *more: Figure | 
 
 def intervals(study: Study, found: Sequence[Compared], title: str) -> Figure | Missing:
     """Plot the speed of B over A of every comparison, with its interval."""
-    if not found:
-        return Missing("speed of each comparison", "The study holds no comparison.")
     rows = [verdict_row(one.name, one.speed, one.verdict) for one in found]
     return chart("comparisons", title, rows, table("comparisons", [one.comparison for one in found]), study=study)
 

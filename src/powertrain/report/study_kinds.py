@@ -10,8 +10,8 @@ from powertrain.records import several
 from powertrain.records.timeline import quantile
 from powertrain.report import study as studies
 from powertrain.report.chart import COMPONENT_COLOURS, Point, Row, Segment, stacked
-from powertrain.report.page import Block, Figure, Missing, Number, Section, Table, Text
-from powertrain.report.study import Findings, Study
+from powertrain.report.page import Block, Figure, Findings, Missing, Number, Section, Table, Text
+from powertrain.report.study import Study
 from powertrain.report.words import duration, is_number, listed, memory, pins_in_words
 
 LATE = "not reached within the budget"       # of candidates in studies from before `reached` was stored
@@ -48,8 +48,6 @@ def tuning(study: Study) -> Findings:
 
 
 def _candidates(study: Study, tried: Sequence[Mapping[str, Any]]) -> Figure | Missing:
-    if not tried:
-        return Missing("candidates by round", "No candidate was measured.")
     rows = []
     for candidate in sorted(tried, key=lambda one: (len(one["rounds"]), one["rounds"][-1]["median"]), reverse=True):
         *early, last = candidate["rounds"]
@@ -116,7 +114,7 @@ def bench(study: Study) -> Findings:
         studies.behind(study, found, f"Speed of the {len(found)} comparisons")))
 
 
-def _bench_chart(given: Table) -> Figure | None:
+def _bench_chart(given: Table) -> Figure | Missing | None:
     """Plot measured memory beside its prediction; None where the table does not have both."""
     if not {PEAK, PREDICTED} <= set(given.columns):
         return None
@@ -145,8 +143,7 @@ def speed(study: Study) -> Findings:
                         (*studies.interval_point(measured, "blue", "measured"), *floor), says, tone))
     inside = sum(row.says == "inside" for row in rows)
     title = f"{inside} of {len(rows)} measured step times lie inside what was expected"
-    figure = studies.chart("speed", title, rows, studies.table("speed", found)) if rows else \
-        Missing("expected and measured step times", "The study has no rows.")
+    figure = studies.chart("speed", title, rows, studies.table("speed", found))
     slowest = max((row["measured_s"]["median"] for row in found), default=0.0)
     return Findings(f"{title}.", "good" if inside == len(rows) else "open",
                     (Number(f"{inside} of {len(rows)}", "inside the expected interval", f"steps up to {duration(slowest)}"),),
@@ -264,8 +261,6 @@ def _case_cautions(cases: Sequence[Case]) -> list[str]:
 
 def _gains(cases: Sequence[Case]) -> Figure | Missing:
     shown = [case for case in cases if case.get("measured") is not None]
-    if not shown:
-        return Missing("predicted and measured gains", "No cure was measured.")
     rows = []
     for case in shown:
         low, high = case.get("interval") or (None, None)
@@ -333,13 +328,12 @@ def _claim_figures(claims: Sequence[Case]) -> Iterator[Block]:
         return
     for number, unit in enumerate(dict.fromkeys(claim["unit"] for claim in measured)):
         yield _claim_chart([claim for claim in measured if claim["unit"] == unit], unit, number)
-    without = len(claims) - len(measured)
-    if without:
+    if without := len(claims) - len(measured):
         yield Text(f"Without a measured value (not applicable here, not reached, or decided without a number): "
                    f"{several(without, 'claim')}, in the tables below with the reason.")
 
 
-def _claim_chart(claims: Sequence[Case], unit: str, number: int) -> Figure:
+def _claim_chart(claims: Sequence[Case], unit: str, number: int) -> Figure | Missing:
     edges = [value for claim in claims for value in (*(claim.get("range") or ()), *claim["measured"].values())
              if value is not None]
     log = all(value > 0 for value in edges)

@@ -9,8 +9,8 @@ from typing import Any
 from powertrain.records import WrongUse
 from powertrain.report import study_ablation, study_kinds
 from powertrain.report.chart import COLOURS, Axis, Plot, Series
-from powertrain.report.page import Block, Code, Figure, Missing, Number, Page, Section, Table, facts
-from powertrain.report.study import Findings, Study, compared, relative
+from powertrain.report.page import Block, Code, Figure, Findings, Missing, Number, Page, Section, Table, facts
+from powertrain.report.study import Study, compared, relative
 from powertrain.report.words import duration, memory
 
 KINDS: Mapping[str, Callable[[Study], Findings]] = {
@@ -41,8 +41,8 @@ def _page(study: Study, kind: str, folder: str, made: str) -> Page:
     found = KINDS[kind](study)
     cautions = (*found.cautions, *_circumstances(study))[:MOST_CAUTIONS]
     sections = (*found.sections, Section("How it was measured, and how to repeat it", tuple(_method(study))))
-    return Page(kind, study.get("name") or folder, study["what"], found.verdict, found.tone, found.numbers, cautions, sections,
-                made)
+    return Page(found.verdict, found.tone, found.numbers, cautions, sections, what=kind, title=study.get("name") or folder,
+                about=study["what"], made=made)
 
 
 def _circumstances(study: Study) -> Iterator[str]:
@@ -80,8 +80,7 @@ def _method(study: Study) -> Iterator[Block]:
     yield facts("Versions", study.get("versions") or {})
     if study.get("command"):
         yield Code(study["command"], "The command that measures it again")
-    arms = study.get("arms") or []
-    if arms:
+    if arms := study.get("arms"):
         yield Code("\n".join(f"{arm['name']}: powertrain train {' '.join(arm['words'])}".rstrip() for arm in arms),
                    "The arms; their plans are in plans.json")
 
@@ -106,11 +105,12 @@ def _older(study: Study, folder: str, made: str) -> Page:
         (name, found["median"], found["lowest"], found["highest"], found["steps"]) for name, found in times.items()),
         "Seconds of a step, of all runs of the arm after warm-up") if times else \
         Missing("step times", "The study timed nothing; it compares losses.")
-    return Page("study", study.get("study") or folder, study["what"], verdict, "open", tuple(numbers), (
+    return Page(verdict, "open", tuple(numbers), (
         "The study has an older form: single steps instead of paired windows, and no A/A control, so the noise of the "
         "machine is not known.",), (
         Section("Step times", (steps,)), Section("Losses", tuple(_older_losses(study))),
-        Section("How it was measured", tuple(_older_method(study)))), made)
+        Section("How it was measured", tuple(_older_method(study)))),
+        what="study", title=study.get("study") or folder, about=study["what"], made=made)
 
 
 def _older_losses(study: Mapping[str, Any]) -> Iterator[Block]:

@@ -12,7 +12,6 @@ from powertrain.report.chart import Axis
 TEXT_PX = 12.0
 CHAR_PX, BOLD_PX = 7.1, 7.7   # mean width of a character at that size, in a wide font
 LINE_PX = 16.0
-NARROW_PX = 500.0            # up to here a drawing may be enlarged, for what is between narrow and wide
 NEARLY_LINEAR = 6.0          # from end to end of a logarithmic axis: up to there, evenly spaced values make better ticks
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -185,13 +184,3 @@ def hatched(x: float, y: float, width: float, height: float, colour: str) -> str
         at += 5
     return (element("rect", x=x, y=y, width=max(width, 0.0), height=height, class_=f"f-{colour} shade")
             + element("path", d="".join(lines) or "M0 0", class_=f"s-{colour} hatch"))
-
-
-def document(body: Sequence[str], width: float, height: float, *, name: str, title: str, description: str) -> str:
-    """Return one drawing. `name` is unique on the page: screen readers find title and description by it."""
-    return element(
-        "svg", element("title", html.escape(title), id=f"{name}-title"),
-        element("desc", html.escape(description), id=f"{name}-desc"), *body,
-        viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", class_="drawing",
-        style=f"max-width:{width * (1.1 if width > NARROW_PX else 1.45):.0f}px",
-        aria_labelledby=f"{name}-title {name}-desc")

@@ -83,8 +83,7 @@ def _first_not_finite(run: RunRecord) -> tuple[int, str]:
 def _before(run: RunRecord, place: int) -> Iterator[str]:
     last = run.steps[place - 1]
     yield f"loss {last.loss:.4g} at step {last.step:,}, the last that is known"
-    skipped = [step.step for step in run.steps[:place] if not is_finite(step.grad_norm)]
-    if skipped:
+    if skipped := [step.step for step in run.steps[:place] if not is_finite(step.grad_norm)]:
         yield f"fp16's loss scaling skipped {several(len(skipped), 'step')} before it, first step {skipped[0]:,}"
 
 
