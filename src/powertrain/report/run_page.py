@@ -241,8 +241,7 @@ def _time(history: History) -> Iterator[str]:
                          (("data wait",), "went into waiting for data."),
                          (("evaluation", "samples", "checkpoint"),
                           "went into evaluating, sampling and saving; tokens/s count the steps only.")):
-        share = sum(parts.get(name, 0.0) for name in names) / wall_s
-        if share > LARGE_SHARE:
+        if (share := sum(parts.get(name, 0.0) for name in names) / wall_s) > LARGE_SHARE:
             yield f"{share:.0%} of the wall time {where}"
     if history.overrun_s > 0.01 * wall_s:
         yield (f"The parts add up to {duration(history.overrun_s)} more than the measured wall time; the report shows "
