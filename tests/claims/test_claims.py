@@ -14,13 +14,14 @@ from powertrain.claims import experiments
 from powertrain.claims import session as claim_sessions
 from powertrain.claims.claim import METRICS, catalogue, read_catalogue, why_not
 from powertrain.claims.experiments import Bound, Outcome, arms_of, carry_out, reading
-from powertrain.claims.probes import PROBES, Context, Measured, OutOfTime
+from powertrain.claims.probes import PROBES, Context, Measured
 from powertrain.claims.session import ClaimSession, by_experiment
 from powertrain.claims.verdicts import judge
 from powertrain.cli import claiming
 from powertrain.evidence import studies
 from powertrain.evidence.clock import CannotRun, Pace
 from powertrain.evidence.profile import Profile
+from powertrain.evidence.stats import OutOfTime
 from powertrain.recipe import resolve_words
 from powertrain.records import Hardware, Software, WrongUse
 from powertrain.records.evidence import (

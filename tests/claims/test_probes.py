@@ -15,14 +15,15 @@ import pytest
 import torch
 
 from driver import TINY
-from powertrain.claims.probes import PROBES, Context, Measured, OutOfTime
+from powertrain.claims.probes import PROBES, Context, Measured
 from powertrain.claims.probes.files import blocked_s
 from powertrain.claims.probes.kernels import attention_flops_share, eager_attention, exponents_of
 from powertrain.claims.probes.loops import HABITS, spread
 from powertrain.claims.probes.memory import SHAPES, known_facts
-from powertrain.claims.probes.probe import Arms, apart, by_turns, exactly, medians, open_training, ratio
+from powertrain.claims.probes.probe import Arms, apart, exactly, medians, open_training, ratio
 from powertrain.claims.probes.runs import first_at, smoothed
 from powertrain.data.table_tokenizers import ByteTokenizer
+from powertrain.evidence.stats import OutOfTime, by_turns
 from powertrain.evidence.worker import CannotRun
 from powertrain.models.adapters.files import save_model
 from powertrain.models.config import make_config

@@ -8,12 +8,12 @@ from typing import Any
 
 from powertrain import planner
 from powertrain.claims.claim import Claim, Experiment
-from powertrain.claims.probes import PROBES, Context, Measured, OutOfTime
+from powertrain.claims.probes import PROBES, Context, Measured
 from powertrain.claims.probes.probe import exactly
 from powertrain.evidence.clock import CannotRun, Probe
 from powertrain.evidence.parity import compare_losses
 from powertrain.evidence.profile import bound
-from powertrain.evidence.stats import MARGIN, interval
+from powertrain.evidence.stats import MARGIN, OutOfTime, interval
 from powertrain.records import RunFailed, WrongUse
 from powertrain.records.evidence import Arm, ArmRun, Comparison, Interval, Parity, Window
 

@@ -24,8 +24,8 @@ from powertrain import planner
 from powertrain.data.example import Example
 from powertrain.diagnosis.checks.machine import run_disk
 from powertrain.diagnosis.observed import Between, Observed, step_work
-from powertrain.evidence.worker import wait_for
 from powertrain.facts.machine_watch import MachineWatch, Meanwhile
+from powertrain.facts.measure import seconds_of, wait_for
 from powertrain.recipe import in_steps
 from powertrain.records import Batch, RunFailed
 from powertrain.records.event_log import EventLog
@@ -105,7 +105,7 @@ def _watch(prepared: Prepared, setup: Setup, state: State, compiling: CompileWat
     steps = train(setup, state, schedule_of(prepared.recipe, total), prepared.recipe.max_grad_norm)
     for _ in range(unwatched):
         next(steps)
-    wait_for(setup.device)
+    wait_for(setup.device.type)
     first_s, compiled_first = time.perf_counter() - began, compiling.take()
     results, compilations = list[StepResult](), list[tuple[Compilation, ...]]()
     with MachineWatch() as machine:
@@ -113,11 +113,11 @@ def _watch(prepared: Prepared, setup: Setup, state: State, compiling: CompileWat
             results.append(result)
             compilations.append(compiling.take())
             if len(results) % WAIT_EVERY == 0:
-                wait_for(setup.device)
+                wait_for(setup.device.type)
             late = time.perf_counter() - began - first_s > seconds and len(results) >= LEAST_STEPS
             if len(results) == STEPS or late:
                 break
-        wait_for(setup.device)
+        wait_for(setup.device.type)
     steps.close()  # type: ignore[attr-defined]
     parts, compilations = told_apart([result.laps.parts() for result in results], compilations)
     return Watched(tuple(results), parts, compilations, first_s, compiled_first, pass_seconds(setup), machine.seen)
@@ -140,11 +140,7 @@ def pass_seconds(setup: Setup) -> float | None:
 
 
 def _pass_s(setup: Setup, batch: Batch) -> float:
-    wait_for(setup.device)
-    began = time.perf_counter()
-    setup.batch_loss(batch).backward()  # type: ignore[no-untyped-call]
-    wait_for(setup.device)
-    taken_s = time.perf_counter() - began
+    taken_s = seconds_of(lambda: setup.batch_loss(batch).backward(), setup.device.type)  # type: ignore[no-untyped-call]
     setup.model.zero_grad(set_to_none=True)
     return taken_s
 
@@ -226,9 +222,7 @@ def _sample_s(prepared: Prepared, setup: Setup) -> float:
     tokens = min(wanted, SAMPLE_TOKENS)
     if not tokens:
         return 0.0
-    began = time.perf_counter()
-    write_sample(prepared, setup, tokens)
-    return (time.perf_counter() - began) * wanted / tokens
+    return seconds_of(lambda: write_sample(prepared, setup, tokens), setup.device.type) * wanted / tokens
 
 
 def _save_s(prepared: Prepared, state: State) -> float | None:

@@ -31,7 +31,7 @@ class Setting:
     predicted_bytes: int | None = None       # None: another library computes the model
     probe: Probe | None = None               # its first steps in a fresh process; None: not reached within the budget
     parity: Parity | None = None             # with the first setting of its table
-    rates: tuple[float, ...] = ()            # batches a second of its loader without training, by turns
+    rates: Sequence[float] = ()              # batches a second of its loader without training, by turns
     comparison: int | None = None            # index of its comparison with the first setting
     why: str = ""                            # it has no speed
 

@@ -211,11 +211,11 @@ def _load(suite: Suite, notebook: Notebook) -> None:
         return
     notebook.say("loader: batches without training")
     try:
-        rounds = loader_rates(suite.base.prepared, [setting.plan for setting in settings], notebook.ends_at)
+        found = loader_rates(suite.base.prepared, [setting.plan for setting in settings], notebook.ends_at)
     except RunFailed as error:
         suite.not_reached.append(f"loader: batches without training ({error})")
         return
-    for setting, rates in zip(settings, zip(*rounds, strict=True), strict=True):
+    for setting, rates in zip(settings, found, strict=True):
         setting.rates = rates
 
 

@@ -1,18 +1,19 @@
 """Batches without training: the passes of a plan, and the batches per second that its loader makes."""
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
 
 from powertrain import planner
-from powertrain.cost.memory import peak_memory
-from powertrain.evidence.worker import wait_for
+from powertrain.cost.fitting import total_bytes
+from powertrain.evidence.stats import by_turns
+from powertrain.facts.measure import seconds_of
 from powertrain.models.model import Model
-from powertrain.records import Plan, RunFailed
+from powertrain.records import Plan
 from powertrain.run.prepare import Prepared
 from powertrain.training.optimizers import plain_adamw
 from powertrain.training.setup import MicroBatches, Setup, plain_setup
@@ -21,10 +22,6 @@ ABOUT_DATA = frozenset({"collate", "arrange", "micro_batch", "loader"})      # o
 WINDOW_S = 0.25              # of making batches
 LEAST_BATCHES = 4
 ENDLESS = 1 << 30            # optimizer steps
-REPEATS = 6                  # of each loader's turn
-FEWEST = 5                   # repeats that a median is made of
-
-Rounds = list[tuple[float, ...]]             # for each repeat a rate of each loader
 
 
 def data_side(prepared: Prepared, plan: Plan) -> Setup:
@@ -51,32 +48,23 @@ def predicted_bytes(prepared: Prepared, plan: Plan, step: int) -> int | None:
         return None
     workload = planner.workload_of(facts, plan)
     if facts.data.kind == "blocks":
-        return sum(peak_memory(facts.model, workload).values())
+        return total_bytes(facts.model, workload)
     passes = data_side(prepared, plan).prepare(step)
     alike = [replace(workload, documents=(tuple(batch.lengths),) * len(passes),
                      trained_share=batch.trained_tokens / sum(batch.lengths)) for batch in passes]
-    return max(sum(peak_memory(facts.model, one).values()) for one in alike)
+    return max(total_bytes(facts.model, one) for one in alike)
 
 
-def loader_rates(prepared: Prepared, plans: Sequence[Plan], deadline: float) -> Rounds:
-    """Return the batches per second of the loaders of `plans`, in order and then in reverse, so that drift favours none.
-
-    After `deadline` (of time.monotonic()) no repeat is begun. Raises RunFailed where there were too few by then.
-    """
+def loader_rates(prepared: Prepared, plans: Sequence[Plan], deadline: float) -> list[list[float]]:
+    """Return the batches per second of each plan's loader, one figure for each turn. By `deadline` raises OutOfTime."""
     feeds = [Feed(data_side(prepared, plan), plan) for plan in plans]
-    rounds: Rounds = []
     try:
-        count = max(LEAST_BATCHES, math.ceil(WINDOW_S / max(feeds[0].seconds_of(1), 1e-9)))
-        while len(rounds) < REPEATS and time.monotonic() < deadline:
-            forward = len(rounds) % 2 == 0
-            rates = [count / feed.seconds_of(count) for feed in (feeds if forward else feeds[::-1])]
-            rounds.append(tuple(rates if forward else rates[::-1]))
+        count = max(LEAST_BATCHES, math.ceil(WINDOW_S * feeds[0].batches_per_s(1)))
+        turns = {str(place): partial(feed.batches_per_s, count) for place, feed in enumerate(feeds)}
+        return list(by_turns(turns, deadline).values())
     finally:
         for feed in feeds:
             feed.close()
-    if len(rounds) < FEWEST:
-        raise RunFailed(f"there was time for {len(rounds)} repeats, and {FEWEST} are the fewest that say anything")
-    return rounds
 
 
 class Feed:
@@ -88,18 +76,15 @@ class Feed:
         # the batches made ahead while other loaders had their turn are used up before the clock starts
         self._ahead = max((int(getattr(step.technique, "ahead", 0)) for step in plan.steps), default=0)
 
-    def seconds_of(self, count: int) -> float:
-        """Return the seconds of making so many batches and copying them to the device."""
+    def batches_per_s(self, count: int) -> float:
+        """Return the speed of making so many batches and copying them to the device."""
         self._take(self._ahead + 1)
-        began = time.perf_counter()
-        self._take(count)
-        return time.perf_counter() - began
+        return count / seconds_of(partial(self._take, count), self._device.type)
 
     def _take(self, count: int) -> None:
         for _ in range(count):
             for batch in next(self._batches):
                 batch.to(self._device)
-        wait_for(self._device)
 
     def close(self) -> None:
         self._batches.close()  # type: ignore[attr-defined]

@@ -1,15 +1,43 @@
-"""Statistics of repeated measurements: median with interval, noise floor, and the verdict on a ratio of speeds."""
+"""Repeated measurements: taken by turns; median with interval, noise floor, and the verdict on a ratio of speeds."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
+from powertrain.records import RunFailed
 from powertrain.records.evidence import FASTER, HARMFUL, INCONCLUSIVE, NO_EFFECT, Comparison, Interval
 
+REPEATS = 6                                  # A B, B A, A B, B A, A B, B A
+FEWEST = 5                                   # repeats that a median with an interval is made of
 DRAWS = 4000                                 # of the bootstrap; its error is then well below the intervals' width
 MARGIN = 0.02                                # a smaller effect is nobody's reason for anything
 TOO_NOISY = 0.05                             # with a margin above this, "no effect" would be a claim that nobody checked
+
+T = TypeVar("T")
+
+
+class OutOfTime(RunFailed):
+    """The deadline came before there were enough repeats for a result."""
+
+
+def by_turns(arms: Mapping[str, Callable[[], T]], deadline: float, repeats: int = REPEATS) -> dict[str, list[T]]:
+    """Return name of an arm -> its values, one for each repeat.
+
+    The arms run all in order, then all in reverse, so that a machine that drifts favours none. After `deadline` (of
+    time.monotonic()) no repeat is begun; with fewer than five done raises OutOfTime.
+    """
+    rounds: dict[str, list[T]] = {name: [] for name in arms}
+    for done in range(repeats):
+        if time.monotonic() > deadline:
+            if done >= FEWEST:
+                break
+            raise OutOfTime(f"there was time for {done} repeats, and {FEWEST} are the fewest that say anything; give it "
+                            "a larger --budget")
+        for name in arms if done % 2 == 0 else reversed(list(arms)):
+            rounds[name].append(arms[name]())
+    return rounds
 
 
 def interval(values: Sequence[float], statistic: Callable[..., Any] = np.median) -> Interval:

@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 
 from powertrain import planner
 from powertrain.evidence.profile import Profile, from_shares, profile_steps
+from powertrain.facts.measure import wait_for
 from powertrain.recipe import resolve_words
 from powertrain.records import Facts, NotApplied, UnknownFact, UserError, WrongUse
 from powertrain.records.evidence import Arm, Window
@@ -178,10 +179,10 @@ class Runner:
     def window(self, untimed: int, steps: int) -> Taken:
         """Take `untimed` steps, then `steps` that are timed from one wait for the device to the next."""
         before = [next(self._steps) for _ in range(untimed)]
-        wait_for(self.setup.device)
+        wait_for(self.setup.device.type)
         began = time.perf_counter()
         timed = [next(self._steps) for _ in range(steps)]
-        wait_for(self.setup.device)
+        wait_for(self.setup.device.type)
         seconds = time.perf_counter() - began
         laps = [result.laps.parts() for result in timed]
         parts = {part: sum(step_parts[part] for step_parts in laps) for part in laps[0]}
@@ -221,14 +222,6 @@ class Runner:
         self.setup = build_setup(replace(self.prepared, cache=None))
         self._begin()
         self.window(0, 2)
-
-
-def wait_for(device: torch.device) -> None:
-    """Wait until the device has finished its queue."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
 
 
 def _prepare(order: Order) -> Prepared:

@@ -100,23 +100,25 @@ def host_link_bytes_per_s(device: str, buffer_bytes: int = LINK_BYTES) -> float:
 
 def _best_s(work: Callable[[], object], device: str, until: float) -> float:
     """Return the fastest of at most REPEATS runs of `work` after one warm-up, at least one, ending about at `until`."""
-    _timed_s(work, device)
-    seconds = [_timed_s(work, device)]
+    seconds_of(work, device)
+    seconds = [seconds_of(work, device)]
     while len(seconds) < REPEATS and time.perf_counter() + seconds[-1] < until:
-        seconds.append(_timed_s(work, device))
-    return min(seconds)
+        seconds.append(seconds_of(work, device))
+    return max(min(seconds), 1e-9)
 
 
-def _timed_s(work: Callable[[], object], device: str) -> float:
-    _wait(device)
-    start = time.perf_counter()
-    work()
-    _wait(device)
-    return max(time.perf_counter() - start, 1e-9)
+def seconds_of(work: Callable[[], object], device: str, times: int = 1) -> float:
+    """Return the seconds of one of `times` calls in a row; the device is idle before and after."""
+    wait_for(device)
+    began = time.perf_counter()
+    for _ in range(times):
+        work()
+    wait_for(device)
+    return (time.perf_counter() - began) / times
 
 
-def _wait(device: str) -> None:
-    """Return when the device has finished its queued work; the CPU always has."""
+def wait_for(device: str) -> None:
+    """Wait until the device ("cpu", "cuda" or "mps") has finished its queue; the CPU always has."""
     if device == "cpu":
         return
     import torch

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from powertrain.claims.probes import files, kernels, loops, memory, runs
-from powertrain.claims.probes.probe import Context, Measured, OutOfTime, in_own_process
+from powertrain.claims.probes.probe import Context, Measured, in_own_process
 
 PROBES: Mapping[str, Callable[..., Measured]] = {
     **{probe.__name__: in_own_process(probe) for probe in (
@@ -16,4 +16,4 @@ PROBES: Mapping[str, Callable[..., Measured]] = {
         memory.step_memory, memory.memory_rule, memory.four_bit_bytes, files.tokenising, runs.whole_runs)},
 }
 
-__all__ = ["PROBES", "Context", "Measured", "OutOfTime"]
+__all__ = ["PROBES", "Context", "Measured"]

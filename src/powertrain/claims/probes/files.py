@@ -10,17 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from powertrain.claims.probes import probe
 from powertrain.claims.probes.probe import Context, Measured
 from powertrain.data.documents import read_documents
 from powertrain.data.tokenizers import BytePairTokenizer
-from powertrain.evidence.stats import interval
+from powertrain.evidence.stats import by_turns, interval
+from powertrain.facts.measure import seconds_of
 from powertrain.records import WrongUse
 from powertrain.training.checkpoint import save_checkpoint
 
-CPU = torch.device("cpu")                    # nothing here waits for another device
 COMPRESSIONS: Mapping[str, Callable[[bytes], bytes]] = {"none": bytes, "gzip": partial(gzip.compress, compresslevel=6)}
 PER_STEPS = 1000                             # the steps over which the time of saving is counted
 SMALL_LLAMA: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
@@ -48,8 +46,8 @@ def compression(context: Context, *, words: Sequence[str], a: str = "none", b: s
             file.flush()
             os.fsync(file.fileno())
 
-    arms = {name: partial(probe.seconds_of, partial(write, name), CPU) for name in (a, b)}
-    rounds = probe.by_turns(arms, context.deadline)
+    arms = {name: partial(seconds_of, partial(write, name), "cpu") for name in (a, b)}
+    rounds = by_turns(arms, context.deadline)
     left = {name: (context.folder / f"compressed.{name}").stat().st_size for name in (a, b)}
     saved_share = 1 - left[b] / left[a]
     return Measured(probe.exactly(saved_share), "of the bytes", a, b,
@@ -68,14 +66,14 @@ def saving(context: Context, *, words: Sequence[str], a: int = 50, b: int = 500,
 
     def save_s() -> float:
         training.advance(1)                  # each checkpoint is of a step of its own
-        seconds = probe.seconds_of(lambda: save_checkpoint(folder, training.state), training.setup.device)
+        seconds = seconds_of(lambda: save_checkpoint(folder, training.state), training.setup.device.type)
         shutil.rmtree(folder)
         return seconds
 
     save_s()
     one, other = f"saved every {a} steps", f"saved every {b} steps"
     arms: probe.Arms = {one: save_s, other: save_s, "step": partial(training.step_s, steps)}
-    rounds = probe.by_turns(arms, context.deadline)
+    rounds = by_turns(arms, context.deadline)
     less = [1 - blocked_s(often, b) / blocked_s(seldom, a)
             for seldom, often in zip(rounds[one], rounds[other], strict=True)]
     save, step_s = statistics.median([*rounds[one], *rounds[other]]), probe.medians(rounds)["step"]
@@ -110,12 +108,12 @@ def loading(context: Context, *, a: Mapping[str, Any], b: Mapping[str, Any], met
         loaded = LlamaForCausalLM.from_pretrained(context.folder / "model", **options)
         sum(value.sum().item() for value in loaded.parameters())     # pages that are only mapped are not loaded yet
 
-    take = peak_bytes if metric == "memory" else partial(probe.seconds_of, device=CPU)
+    take = peak_bytes if metric == "memory" else partial(seconds_of, device="cpu")
     arms = {", ".join(f"{key}={value}" for key, value in options.items()) or "as it is": partial(take, partial(load, options))
             for options in (a, b)}
     for arm in arms.values():
         arm()
-    rounds = probe.by_turns(arms, context.deadline)
+    rounds = by_turns(arms, context.deadline)
     if metric == "seconds":
         return probe.faster(rounds, model_bytes=model_bytes)
     one, other = arms
@@ -156,7 +154,7 @@ def tokenising(context: Context) -> Measured:
     tokenizer = BytePairTokenizer.trained(rows[:LEARNED_ROWS], VOCABULARY).library.to_str()
     arms = {f"TOKENIZERS_PARALLELISM={parallel}": partial(probe.apart, tokenising_s, tokenizer, rows, parallel)
             for parallel in ("false", "true")}
-    return probe.faster(probe.by_turns(arms, context.deadline), characters=len(text))
+    return probe.faster(by_turns(arms, context.deadline), characters=len(text))
 
 
 def tokenising_s(tokenizer: str, rows: list[str], parallel: str) -> float:
@@ -166,4 +164,4 @@ def tokenising_s(tokenizer: str, rows: list[str], parallel: str) -> float:
 
     library = Tokenizer.from_str(tokenizer)
     library.encode_batch(rows[:100])
-    return probe.seconds_of(lambda: library.encode_batch(rows), CPU)
+    return seconds_of(lambda: library.encode_batch(rows), "cpu")

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +14,8 @@ from powertrain.claims.probes import probe
 from powertrain.claims.probes.memory import known_facts
 from powertrain.claims.probes.probe import Context, Measured
 from powertrain.cost.work import forward_flops, mean_keys
-from powertrain.evidence.stats import interval
+from powertrain.evidence.stats import by_turns, interval
+from powertrain.facts.measure import TORCH_DTYPES, seconds_of
 from powertrain.models.kernels.attention import Attention, over_groups, sdpa_attention, varlen_attention, visible
 from powertrain.records import ModelFacts, WrongUse
 from powertrain.training.memory import MemoryLedger, standing_bytes
@@ -48,7 +48,7 @@ def attention_kernels(context: Context, *, a: str = "eager", b: str = "sdpa", le
     """
     device = probe.fastest_device()
     arms = {name: probe.timed(one_pass(name, (length,) * documents, heads, head_width, device), device) for name in (a, b)}
-    return probe.faster(probe.by_turns(arms, context.deadline), length=length, documents=documents, heads=heads,
+    return probe.faster(by_turns(arms, context.deadline), length=length, documents=documents, heads=heads,
                         head_width=head_width)
 
 
@@ -114,14 +114,14 @@ def attention_share(context: Context, *, words: Sequence[str], steps: int = 4) -
                        dtype=setup.precision.compute_dtype) for batch in batches]
 
     def attention_s() -> float:
-        return model.layers * sum(probe.seconds_of(work, setup.device, steps) for work in passes)
+        return model.layers * sum(seconds_of(work, setup.device.type, steps) for work in passes)
 
     attention_s()                            # the first call allocates
     share = attention_flops_share(model, [length for batch in batches for length in batch.lengths])
     phi3 = {f"phi3_flops_share_{length}": attention_flops_share(known_facts("phi-3-mini"), [length]) for length in (256, 2048)}
     a, b = "attention of a step", "whole step"
     arms: probe.Arms = {a: attention_s, b: partial(training.step_s, steps)}
-    rounds = probe.by_turns(arms, context.deadline)
+    rounds = by_turns(arms, context.deadline)
     return Measured(probe.ratio(rounds, a, b), "of the time", a, b,
                     {"seconds": probe.medians(rounds), "flops_share": share, **phi3})
 
@@ -134,9 +134,6 @@ def attention_flops_share(model: ModelFacts, lengths: Sequence[int]) -> float:
 
 # ------------------------------------------------------------------------------------------------ products and updates
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
-
-
 def matmul(context: Context, *, a: str = "fp32", b: str = "tf32", edge: int = 4096) -> Measured:
     """Return the speed of one square matrix product in dtype b over dtype a: fp32, tf32 (CUDA) or bf16.
 
@@ -146,13 +143,13 @@ def matmul(context: Context, *, a: str = "fp32", b: str = "tf32", edge: int = 40
     if "tf32" in (a, b) and device.type != "cuda":
         raise WrongUse(f"tf32 products are made by NVIDIA's tensor cores, and this machine trains on {device.type}")
     arms = {name: probe.timed(_product(name, edge, device), device) for name in (a, b)}
-    rounds = probe.by_turns(arms, context.deadline)
+    rounds = by_turns(arms, context.deadline)
     speeds = {name: 2e-12 * edge**3 / seconds for name, seconds in probe.medians(rounds).items()}
     return Measured(probe.ratio(rounds, a, b), "times as fast", a, b, {"tflops_per_s": speeds, "edge": edge})
 
 
 def _product(dtype: str, edge: int, device: torch.device) -> Callable[[], object]:
-    x, w = (torch.randn(edge, edge, device=device).to(DTYPES[dtype]) for _ in range(2))
+    x, w = (torch.randn(edge, edge, device=device).to(getattr(torch, TORCH_DTYPES[dtype])) for _ in range(2))
 
     def work() -> torch.Tensor:
         if device.type == "cuda":
@@ -172,8 +169,8 @@ def optimizer_step(context: Context, *, words: Sequence[str], a: str = "foreach"
     training = probe.open_training(words, context.cache)
     arms: probe.Arms = {name: probe.timed(_optimizer(training.setup, name).step, training.setup.device) for name in (a, b)}
     arms["whole step"] = partial(training.step_s, steps)
-    rounds = probe.by_turns(arms, context.deadline)
-    share = statistics.median(one / whole for one, whole in zip(rounds[a], rounds["whole step"], strict=True))
+    rounds = by_turns(arms, context.deadline)
+    share = probe.ratio(rounds, a, "whole step").median
     return probe.faster(rounds, share=share, at_most=1 / (1 - min(share, 0.99)))
 
 
@@ -198,7 +195,7 @@ def data_parallel(context: Context) -> Measured:
     device = torch.device("cuda:0")
     arms = {name: probe.timed(_gpu_trainer(device, gpus), device)
             for name, gpus in (("one GPU", [0]), ("DataParallel over two", [0, 1]))}
-    return probe.faster(probe.by_turns(arms, context.deadline), "step_s")
+    return probe.faster(by_turns(arms, context.deadline), "step_s")
 
 
 def _gpu_trainer(device: torch.device, gpus: list[int]) -> Callable[[], None]:
@@ -230,7 +227,7 @@ def sharding(context: Context) -> Measured:
     try:
         trainers = {"data-parallel": _shard_trainer(device, False),
                     "data-parallel with sharded states": _shard_trainer(device, True)}
-        rounds = probe.by_turns({name: probe.timed(step, device) for name, (step, _) in trainers.items()}, context.deadline)
+        rounds = by_turns({name: probe.timed(step, device) for name, (step, _) in trainers.items()}, context.deadline)
         held_bytes = {name: held() for name, (_, held) in trainers.items()}
     finally:
         distributed.destroy_process_group()

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, RandomSampler
 from powertrain.claims.probes import probe
 from powertrain.claims.probes.probe import Context, Measured, Training
 from powertrain.data.example import Example, epoch_order
-from powertrain.evidence.stats import interval
-from powertrain.evidence.worker import wait_for
+from powertrain.evidence.stats import by_turns, interval
+from powertrain.facts.measure import seconds_of, wait_for
 from powertrain.records import Batch, WrongUse
 from powertrain.training.loop import StepResult, backward, update
 from powertrain.training.memory import peak_memory_bytes
@@ -42,12 +42,12 @@ def loop_habit(context: Context, *, habit: str, a: float, b: float, words: Seque
         raise WrongUse(f"the peak of a window of steps is counted by CUDA's allocator, and this machine trains on {device}")
 
     def step_s(setting: float) -> float:
-        return probe.seconds_of(lambda: HABITS[habit](training, steps, setting), device) / steps
+        return seconds_of(lambda: HABITS[habit](training, steps, setting), device.type) / steps
 
     def peak_bytes(setting: float) -> float:
         torch.cuda.reset_peak_memory_stats(device)
         HABITS[habit](training, steps, setting)
-        wait_for(device)
+        wait_for(device.type)
         return float(torch.cuda.max_memory_allocated(device))
 
     one, other = _habit_name(habit, a), _habit_name(habit, b)
@@ -55,7 +55,7 @@ def loop_habit(context: Context, *, habit: str, a: float, b: float, words: Seque
     arms = {one: partial(window, a), other: partial(window, b)}
     for arm in arms.values():                # the first windows allocate and compile
         arm()
-    rounds = probe.by_turns(arms, context.deadline)
+    rounds = by_turns(arms, context.deadline)
     if metric == "peak_memory":
         peaks = probe.medians(rounds)
         return Measured(probe.ratio(rounds, other, one), "of the peak memory", one, other, {"peak_bytes": peaks})
@@ -147,7 +147,7 @@ def data_loading(context: Context, *, words: Sequence[str], a: int, b: int, also
     window = partial(_window, training, steps, metric == "step")
     arms = {_workers_name(workers): partial(window, workers, _loader(training.setup, workers))
             for workers in dict.fromkeys((a, b, *also))}
-    found = probe.by_turns(arms, context.deadline)
+    found = by_turns(arms, context.deadline)
     rounds, waits = ({name: [pair[part] for pair in pairs] for name, pairs in found.items()} for part in (0, 1))
     return probe.faster(rounds, "step_s", waiting_share=probe.medians(waits), wait_a=interval(waits[_workers_name(a)]),
                         wait_b=interval(waits[_workers_name(b)]))
@@ -158,7 +158,7 @@ def _window(training: Training, steps: int, train: bool, workers: int, batches: 
     for _ in range(AHEAD * max(0, workers) + 1):
         next(batches)
     device, waited = training.setup.device, 0.0
-    wait_for(device)
+    wait_for(device.type)
     began = time.perf_counter()
     for _ in range(steps):
         asked = time.perf_counter()
@@ -169,7 +169,7 @@ def _window(training: Training, steps: int, train: bool, workers: int, batches: 
             tokens = sum(batch.trained_tokens for batch in micro_batches)
             backward(training.setup, training.state.scaler, micro_batches, tokens)
             update(training.state, training.prepared.recipe.max_grad_norm)
-    wait_for(device)
+    wait_for(device.type)
     seconds = time.perf_counter() - began
     return seconds / steps, waited / seconds
 
@@ -207,7 +207,7 @@ def dropped_examples(context: Context, *, words: Sequence[str], steps: int = 10)
     training = probe.open_training(words, context.cache, warm_up=20)
     examples, batch = len(training.setup.examples), training.setup.train_batch_size
     numbers, dropped = itertools.count(), examples % batch
-    norms = probe.by_turns({"epoch": lambda: _norms(training, next(numbers), steps)}, context.deadline)["epoch"]
+    norms = by_turns({"epoch": lambda: _norms(training, next(numbers), steps)}, context.deadline)["epoch"]
     return Measured(interval([spread(of_epoch[:-1]) / spread(of_epoch) for of_epoch in norms]), "times the spread",
                     "short batch kept", "drop_last", {"dropped": dropped, "dropped_share": dropped / examples,
                                                       "spread_kept": statistics.median(map(spread, norms))})
@@ -269,7 +269,7 @@ def unused_columns(context: Context, *, steps: int = 12) -> Measured:
         return (clock.ends[-1] - clock.ends[UNCOUNTED - 1]) / steps
 
     arms = {f"remove_unused_columns={flag}": partial(step_s, flag) for flag in (True, False)}
-    return probe.faster(probe.by_turns(arms, context.deadline), "step_s", steps=steps)
+    return probe.faster(by_turns(arms, context.deadline), "step_s", steps=steps)
 
 
 # ------------------------------------------------------------------------------------------------ utilisation
@@ -288,12 +288,12 @@ def utilisation(context: Context, *, words: Sequence[str], steps: int = 10) -> M
 
     def window() -> tuple[float, float]:
         before = time.process_time()
-        seconds = probe.seconds_of(lambda: training.advance(steps), device)
+        seconds = seconds_of(lambda: training.advance(steps), device.type)
         cores_s = time.process_time() - before
         return seconds / steps, (torch.cuda.utilization(device) / 100 if device.type == "cuda"      # over about the last second
                                  else cores_s / (seconds * torch.get_num_threads()))
 
-    step_s, busy = zip(*probe.by_turns({"step": window}, context.deadline)["step"], strict=True)
+    step_s, busy = zip(*by_turns({"step": window}, context.deadline)["step"], strict=True)
     efficiency = interval([estimate.flops_per_step / seconds / estimate.peak_flops_per_s for seconds in step_s])
     median_s = statistics.median(step_s)
     return Measured(efficiency, "of the peak", "busy", "efficient",
@@ -318,11 +318,11 @@ def unlike_runs(context: Context, *, words: Sequence[str], a: Sequence[str], b: 
     def rate(training: Training) -> float:
         examples = training.setup.train_batch_size
         done: list[StepResult] = []
-        seconds = probe.seconds_of(lambda: done.extend(training.steps(steps)), training.setup.device)
+        seconds = seconds_of(lambda: done.extend(training.steps(steps)), training.setup.device.type)
         return sum(result.real_tokens if per == "tokens" else examples for result in done) / seconds
 
     arms = {name: partial(rate, training) for name, training in zip(names, trainings, strict=True)}
-    rounds = probe.by_turns(arms, context.deadline)
+    rounds = by_turns(arms, context.deadline)
     one, other = (training.prepared.facts.data for training in trainings)
     return Measured(probe.ratio(rounds, names[1], names[0]), "times as fast", *names, {
         f"{per}_per_s": probe.medians(rounds), "cut_share": other.cut_examples / other.examples if other.examples else 0.0,

@@ -1,8 +1,7 @@
-"""The parts of every probe: its context and result, timing in turns A B B A, a process of its own, and a training in it."""
+"""The parts of every probe: its context and result, operations that are timed, a process of its own, and a training in it."""
 
 import os
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
@@ -14,7 +13,8 @@ import torch
 
 from powertrain.evidence.clock import Arena, Pace
 from powertrain.evidence.stats import MARGIN, interval
-from powertrain.evidence.worker import ChildProcess, be_silent, wait_for
+from powertrain.evidence.worker import ChildProcess, be_silent
+from powertrain.facts.measure import seconds_of
 from powertrain.recipe import resolve_words
 from powertrain.records import RunFailed, UserError, WrongUse
 from powertrain.records.evidence import Interval
@@ -23,8 +23,6 @@ from powertrain.training.loop import State, StepResult, new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
 
-FEWEST = 5                                   # repeats that a median with an interval is made of
-REPEATS = 6                                  # A B, B A, A B, B A, A B, B A
 LONG_ENOUGH_S, MOST_TIMES = 0.1, 1000        # a short operation is repeated for this long, and at most this often
 WARM_UP = 4                                  # steps before anything is timed
 PACE = Pace(window_s=0.5, pairs=6, most_pairs=12, warm_up_s=5.0)     # of two arms of `train`
@@ -55,28 +53,6 @@ class Measured:
     detail: Mapping[str, Any]                # plain JSON: the values that `value` was computed from
 
 
-class OutOfTime(RunFailed):
-    """The deadline came before there were enough repeats for a result."""
-
-
-def by_turns(arms: Mapping[str, Callable[[], T]], deadline: float, repeats: int = REPEATS) -> dict[str, list[T]]:
-    """Return name of an arm -> its values, one for each repeat.
-
-    The arms run all in order, then all in reverse, so that a machine that drifts favours none. After `deadline` no repeat is
-    begun; with fewer than five done raises OutOfTime.
-    """
-    rounds: dict[str, list[T]] = {name: [] for name in arms}
-    for done in range(repeats):
-        if time.monotonic() > deadline:
-            if done >= FEWEST:
-                break
-            raise OutOfTime(f"there was time for {done} repeats, and {FEWEST} are the fewest that say anything; give it "
-                            "a larger --budget")
-        for name in arms if done % 2 == 0 else reversed(list(arms)):
-            rounds[name].append(arms[name]())
-    return rounds
-
-
 def ratio(rounds: Rounds, upper: str, lower: str) -> Interval:
     """Return arm `upper` over arm `lower`, repeat by repeat."""
     return interval([one / other for one, other in zip(rounds[upper], rounds[lower], strict=True)])
@@ -101,25 +77,15 @@ def exactly(value: float) -> Interval:
     return Interval(value, value, value)
 
 
-def seconds_of(work: Callable[[], object], device: torch.device, times: int = 1) -> float:
-    """Return the seconds of one of `times` calls in a row."""
-    wait_for(device)
-    began = time.perf_counter()
-    for _ in range(times):
-        work()
-    wait_for(device)
-    return (time.perf_counter() - began) / times
-
-
 def timed(work: Callable[[], object], device: torch.device) -> Callable[[], float]:
     """Return a function that gives the seconds of one call of `work`, from as many calls as take long enough to time.
 
     The first calls, which may allocate or compile, are made here.
     """
     work()
-    once_s = seconds_of(work, device, 2)
+    once_s = seconds_of(work, device.type, 2)
     times = max(1, min(MOST_TIMES, round(LONG_ENOUGH_S / max(once_s, 1e-9))))
-    return partial(seconds_of, work, device, times)
+    return partial(seconds_of, work, device.type, times)
 
 
 def fastest_device() -> torch.device:
@@ -194,7 +160,7 @@ class Training:
 
     def step_s(self, count: int) -> float:
         """Return the seconds of one of the next `count` steps."""
-        return seconds_of(lambda: self.advance(count), self.setup.device) / count
+        return seconds_of(lambda: self.advance(count), self.setup.device.type) / count
 
 
 def open_training(words: Sequence[str], cache: Path, *, warm_up: int = WARM_UP) -> Training:

@@ -9,12 +9,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from powertrain.claims.probes import probe
-from powertrain.claims.probes.probe import FEWEST, Context, Measured
-from powertrain.evidence.stats import interval
+from powertrain.claims.probes.probe import Context, Measured
+from powertrain.evidence.stats import FEWEST, by_turns, interval
 from powertrain.facts.hardware import read_hardware
+from powertrain.facts.measure import seconds_of
 from powertrain.recipe import resolve_words
 from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Evaluated, Saved
@@ -43,8 +42,8 @@ def epochs(context: Context, *, words: Sequence[str], steps: int = 20, probe_ste
             evaluate(training.setup, held_out, tokens_per_byte=None)
 
     added, wall = "examples over examples a second", "an epoch's wall time"
-    rounds = probe.by_turns({added: lambda: steps * training.step_s(probe_steps),
-                             wall: lambda: probe.seconds_of(epoch, training.setup.device)}, context.deadline)
+    rounds = by_turns({added: lambda: steps * training.step_s(probe_steps),
+                       wall: lambda: seconds_of(epoch, training.setup.device.type)}, context.deadline)
     return Measured(probe.ratio(rounds, wall, added), "of the time that was added up", added, wall,
                     {"seconds": probe.medians(rounds), "examples_per_s": examples / probe.medians(rounds)[added]})
 
@@ -60,12 +59,12 @@ def start_up(context: Context, *, words: Sequence[str]) -> Measured:
         return beside
 
     def seconds(where: Path) -> float:
-        return probe.seconds_of(lambda: build_setup(prepare(resolved, where, probe.quiet)), torch.device("cpu"))
+        return seconds_of(lambda: build_setup(prepare(resolved, where, probe.quiet)), "cpu")
 
     kept = fresh()
     seconds(kept)
     arms = {"text not tokenised yet": lambda: seconds(fresh()), "text tokenised before": lambda: seconds(kept)}
-    return probe.faster(probe.by_turns(arms, context.deadline, FEWEST))
+    return probe.faster(by_turns(arms, context.deadline, FEWEST))
 
 
 # ------------------------------------------------------------------------------------------------ target_loss
@@ -89,7 +88,7 @@ def target_loss(context: Context, *, words: Sequence[str], a: Sequence[str], b: 
         return _curve([*words, *arm, f"seed={next(seeds)}"], context.cache, steps)
 
     arms = {name: partial(run, arm, itertools.count()) for name, arm in zip(names, (a, b), strict=True)}
-    of_a, of_b = probe.by_turns(arms, context.deadline, FEWEST).values()
+    of_a, of_b = by_turns(arms, context.deadline, FEWEST).values()
     reached = [first_at(one, other) for (one, _), (other, _) in zip(of_a, of_b, strict=True)]
     times = [interval([one[unit] / other[unit] for one, other in reached]) for unit in (0, 1)]
     until = [{name: statistics.median(arms[i][unit] for arms in reached) for i, name in enumerate(names)} for unit in (0, 1)]
@@ -130,7 +129,7 @@ def whole_runs(context: Context, *, words: Sequence[str], a: Sequence[str], b: S
     def run(arm: Sequence[str]) -> dict[str, float]:
         return probe.apart(whole_run, [*words, *arm], context.cache, Path(tempfile.mkdtemp(dir=context.folder)) / "run")
 
-    found = probe.by_turns({probe.arm_name(arm): partial(run, arm) for arm in (a, b)}, context.deadline, FEWEST)
+    found = by_turns({probe.arm_name(arm): partial(run, arm) for arm in (a, b)}, context.deadline, FEWEST)
     shares = {f"{kind}_share_{letter}": vars(interval([seconds[kind] / seconds["run"] for seconds in runs]))
               for letter, runs in zip("ab", found.values(), strict=True) for kind in ("evaluation", "checkpoint")}
     return probe.faster({name: [seconds["run"] for seconds in runs] for name, runs in found.items()}, "seconds", **shares)
