@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,22 +12,21 @@ import pytest
 import torch
 
 from powertrain.evidence.parity import compare_losses
+from powertrain.evidence.worker import Probe
 from powertrain.records import IGNORE
 from powertrain.training.loop import new_state, train
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Precision, Setup
 
 
-@dataclass(frozen=True)
-class Run:
-    losses: tuple[float, ...]
-    grad_norms: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)
+def traced(losses: tuple[float, ...], grad_norms: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)) -> Probe:
+    return Probe(losses, grad_norms, None)
 
 
-def run(setup: Setup, steps: int = 4, learning_rate: float = 1e-2) -> Run:
+def run(setup: Setup, steps: int = 4, learning_rate: float = 1e-2) -> Probe:
     torch.manual_seed(0)
     taken = list(train(setup, new_state(setup, 0.1), Schedule("constant", learning_rate, steps), 1.0))
-    return Run(tuple(result.loss.item() for result in taken), tuple(result.grad_norm.item() for result in taken))
+    return traced(tuple(result.loss.item() for result in taken), tuple(result.grad_norm.item() for result in taken))
 
 
 Make = Callable[..., Setup]
@@ -90,28 +89,28 @@ def test_a_slightly_other_learning_rate_is_caught(make_setup: Make) -> None:
 
 
 def test_a_gradient_that_stays_zero_is_caught_where_the_losses_are_close() -> None:
-    a, b = Run((5.0, 4.99999, 4.99998)), Run((5.0, 5.0, 5.0), (0.0, 0.0, 0.0))
+    a, b = traced((5.0, 4.99999, 4.99998)), traced((5.0, 5.0, 5.0), (0.0, 0.0, 0.0))
     assert not compare_losses("ROUNDING", a, b, dtype="bf16").holds
 
 
 def test_gradients_that_only_balance_out_are_caught() -> None:
-    a, b = Run((5.0, 4.0, 3.0, 2.0)), Run((5.0, 4.0, 3.0, 2.0), (1.2, 0.8, 1.2, 0.8))
+    a, b = traced((5.0, 4.0, 3.0, 2.0)), traced((5.0, 4.0, 3.0, 2.0), (1.2, 0.8, 1.2, 0.8))
     assert not compare_losses("ROUNDING", a, b, dtype="bf16").holds
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_what_is_not_finite_is_nothing_that_rounding_explains(broken: float) -> None:
-    a, b = Run((5.0, 4.0, 3.0)), Run((5.0, 4.0, broken))
+    a, b = traced((5.0, 4.0, 3.0)), traced((5.0, 4.0, broken))
     assert not compare_losses("ROUNDING", a, b, dtype="bf16").holds
 
 
 def test_one_step_is_not_enough_to_compare() -> None:
     with pytest.raises(ValueError, match="needs 3 steps"):
-        compare_losses("ROUNDING", Run((5.0,)), Run((5.0,)), dtype="fp32")
+        compare_losses("ROUNDING", traced((5.0,)), traced((5.0,)), dtype="fp32")
 
 
-def seeds(*ends: float) -> list[Run]:
-    return [Run((5.0, 4.0, 3.0, end)) for end in ends]
+def seeds(*ends: float) -> list[Probe]:
+    return [traced((5.0, 4.0, 3.0, end)) for end in ends]
 
 
 def test_other_mathematics_may_differ_by_what_seeds_differ() -> None:

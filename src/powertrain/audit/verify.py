@@ -191,8 +191,7 @@ def verify(conversion: Conversion, folder: Path, cache: Path, budget_s: float, s
         notebook = Notebook(arena, (str(file),), say, began + budget_s)
         original, ours = notebook.arm(rendering.plan, ORIGINAL), notebook.arm(prepared.plan, OURS)
         say("whether both learn the same")
-        attempts = _attempts(rendering.plan, prepared.plan)
-        parity, why = notebook.parity("ROUNDING", attempts, prepared.facts, prepared.recipe.seed)
+        parity, why = notebook.parity("ROUNDING", [(rendering.plan, prepared.plan)], prepared.facts, prepared.recipe.seed)
         say("both side by side, in turns")
         try:
             index = notebook.compare(original, ours, max(1.0, notebook.left_s()))
@@ -220,10 +219,3 @@ def _is_a_path(name: Any) -> bool:
         return False
     known = text.endswith((".jsonl", ".json", ".csv", ".parquet", ".txt", ".arrow"))
     return known or text.startswith(("/", "./", "../", "~")) or text.count("/") > 1
-
-
-def _attempts(original: Plan, ours: Plan) -> list[tuple[Plan, Plan, str | None]]:
-    """Return the pairs of plans to compare: in fp32 first, where only the order of sums differs, unless the precision does."""
-    as_they_are: tuple[Plan, Plan, str | None] = (original, ours, None)
-    precision = [[step.technique for step in plan.steps if "precision" in step.technique.slots] for plan in (original, ours)]
-    return [as_they_are] if precision[0] != precision[1] else [(original, ours, "fp32"), as_they_are]

@@ -160,10 +160,7 @@ def _examine(subject: Subject, prepared: Prepared, notebook: Notebook, *, until_
         subject.memory_bytes = with_it.allocated_bytes - without.allocated_bytes
     technique, none = subject.step.technique, plain_plan(prepared.plan)
     alone, both = (none, planner.with_steps(none, [subject.step])), (subject.without, subject.with_it)
-    attempts: list[tuple[Plan, Plan, str | None]] = [(*alone, None), (*both, None)]
-    if "precision" not in technique.slots:        # rounding would hide what else is different
-        attempts = [(*alone, "fp32"), (*both, "fp32"), (*both, None)]
-    subject.parity, why = notebook.parity(technique.exactness.name, attempts, prepared.facts, prepared.recipe.seed)
+    subject.parity, why = notebook.parity(technique.exactness.name, [alone, both], prepared.facts, prepared.recipe.seed)
     if why:
         subject.remarks.append(f"losses could not be compared: {why}")
 

@@ -56,7 +56,7 @@ def predicted_bytes(prepared: Prepared, plan: Plan, step: int) -> int | None:
 
 
 def loader_rates(prepared: Prepared, plans: Sequence[Plan], deadline: float) -> list[list[float]]:
-    """Return the batches per second of each plan's loader, one figure for each turn. By `deadline` raises OutOfTime."""
+    """Return the batches per second of each plan's loader, one figure for each turn. `deadline`: see by_turns."""
     feeds = [Feed(data_side(prepared, plan), plan) for plan in plans]
     try:
         count = max(LEAST_BATCHES, math.ceil(WINDOW_S * feeds[0].batches_per_s(1)))

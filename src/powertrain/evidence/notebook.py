@@ -73,15 +73,16 @@ class Notebook:
             self.say(f"no profile: {error}")
             return ()
 
-    def parity(self, exactness: str, attempts: Sequence[tuple[Plan, Plan, str | None]], facts: Facts, seed: int
-               ) -> tuple[Parity | None, str]:
-        """Return the parity of two plans, by the first of the attempts (A, B, precision) that both can run, or why none can.
+    def parity(self, exactness: str, pairs: Sequence[tuple[Plan, Plan]], facts: Facts, seed: int) -> tuple[Parity | None, str]:
+        """Return the parity of plans A and B, for the first of the pairs (A, B) that runs, or why none runs.
 
+        Plans of the same precision are compared in fp32, where rounding hides nothing. The last pair is tried as planned too.
         Lossy techniques are compared by their final losses over several seeds, all others by the first steps of one seed.
         """
         why = ""
         steps, seeds = (LOSSY_STEPS, range(seed, seed + SEEDS)) if exactness == "LOSSY" else (4, [None])
-        for a, b, precision in attempts:
+        attempts = [(a, b, common_precision(a, b)) for a, b in pairs]
+        for a, b, precision in [*attempts, (*pairs[-1], None)]:
             why = why_no_room(a, facts) or why_no_room(b, facts) or ""
             if why:
                 continue
@@ -156,6 +157,12 @@ def key_of(plan: Plan) -> str:
     """Return a key that is equal for equal plans."""
     steps: list[Mapping[str, Any]] = planner.to_json(plan)["steps"]
     return json.dumps([(step["technique"], step["settings"]) for step in steps], sort_keys=True)
+
+
+def common_precision(a: Plan, b: Plan) -> str | None:
+    """Return "fp32" for plans of the same precision, whose products can then be fp32 in both; None for others."""
+    first, second = ([step.technique for step in plan.steps if "precision" in step.technique.slots] for plan in (a, b))
+    return "fp32" if first == second else None
 
 
 def why_no_room(plan: Plan, facts: Facts) -> str | None:

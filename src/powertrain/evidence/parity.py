@@ -12,22 +12,12 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from powertrain.evidence.worker import Probe
 from powertrain.records.evidence import Parity
 
 LEAST_STEPS = 3
 LEAST_SEEDS = 2
-
-
-class Trace(Protocol):
-    """The losses and gradient norms of a run's first steps: a Probe, or an ArmRun."""
-
-    @property
-    def losses(self) -> tuple[float, ...]: ...
-
-    @property
-    def grad_norms(self) -> tuple[float, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +39,7 @@ IN_FP32 = Tolerance(1e-4, 1e-3, 1e-3, "fp32 sums in another order")
 IN_HALF = Tolerance(1e-2, 5e-2, 1e-2, "products of 8 to 11 bits")
 
 
-def compare_losses(exactness: str, a: Trace | Sequence[Trace], b: Trace | Sequence[Trace], *, dtype: str) -> Parity:
+def compare_losses(exactness: str, a: Probe | Sequence[Probe], b: Probe | Sequence[Probe], *, dtype: str) -> Parity:
     """Compare B with A over the steps that both have. `dtype` is of the products of the arm that rounds more.
 
     For LOSSY, `a` and `b` are runs from the same several seeds. Raises ValueError where there is too little to compare.
@@ -94,7 +84,7 @@ def _apart(x: float, y: float) -> float:
     return abs(x - y) / max(abs(x), abs(y))
 
 
-def _no_worse(a: Sequence[Trace], b: Sequence[Trace]) -> Parity:
+def _no_worse(a: Sequence[Probe], b: Sequence[Probe]) -> Parity:
     if len(a) < LEAST_SEEDS or len(a) != len(b):
         raise ValueError(f"a technique that is not exact needs runs of both arms from the same seeds, at least {LEAST_SEEDS}; "
                          f"there are {len(a)} and {len(b)}")

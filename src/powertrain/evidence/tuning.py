@@ -270,11 +270,8 @@ def _decide(untuned: Plan, combined: Plan, prepared: Prepared, notebook: Noteboo
                for technique in (step.technique for step in plan.steps) if technique not in
                [step.technique for step in other.steps]]
     exactness = "BITWISE" if all(technique.exactness.name == "BITWISE" for technique in changed) else "ROUNDING"
-    as_planned: tuple[Plan, Plan, str | None] = (untuned, combined, None)
-    attempts = [as_planned] if any("precision" in technique.slots for technique in changed) else \
-        [(untuned, combined, "fp32"), as_planned]
     notebook.say("the faster plan against the untuned one: comparing their losses")
-    parity, why = notebook.parity(exactness, attempts, prepared.facts, prepared.recipe.seed)
+    parity, why = notebook.parity(exactness, [(untuned, combined)], prepared.facts, prepared.recipe.seed)
     if parity is None:
         return None, f"the losses of the faster plan could not be compared ({why})"
     if not parity.holds:
