@@ -72,7 +72,7 @@ class Peer:
         self._process.wait()
         self._errors.seek(0)
         said = self._errors.read().strip().splitlines() or ["it said nothing"]
-        return CannotRun(f"{self.arm.name}: {said[-1]}", arm=self.arm.name, details="\n".join(said[-40:]))
+        return CannotRun(f"{self.arm.name}: {said[-1]}", details="\n".join(said[-40:]))
 
     def close(self) -> None:
         """End the process, whatever it is doing."""

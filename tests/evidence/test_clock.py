@@ -146,7 +146,7 @@ def test_a_technique_that_does_nothing_is_found_out_by_its_confirm(arena: Arena,
     idle = planned(arena, words, idle_adamw={})
     with pytest.raises(CannotRun, match=r"fused_adamw: parameter groups \[0, 1\] of 2 are not fused") as error:
         arena.compare(planned(arena, words), idle, QUICK)
-    assert error.value.arm == "idle_adamw"
+    assert error.value.technique == "idle_adamw"
     assert "fused_adamw" in str(arena.probe(idle).error)
 
 

@@ -104,7 +104,6 @@ class Arena:
     def __init__(self, cache: Path, *, preload: Sequence[str] = ()):
         self.plans: dict[str, Mapping[str, Any]] = {}
         self.facts: Facts | None = None
-        self.dtypes: dict[str, str] = {}     # of the arms' matrix products
         self._cache, self._preload = cache, tuple(preload)
         self._processes: list[ArmProcess] = []
 
@@ -163,7 +162,7 @@ class Arena:
         scratch = tempfile.mkdtemp(dir=self._scratch.name)
         process = ArmProcess(Order(arm, str(self._cache), str(Path.cwd()), scratch, self._preload, precision, seed))
         if precision is None and seed is None:
-            self.plans[arm.name], self.dtypes[arm.name] = process.ready.plan, process.ready.dtype
+            self.plans[arm.name] = process.ready.plan
             self.facts = self.facts or process.ready.facts
         return process
 

@@ -30,7 +30,7 @@ from powertrain import planner
 from powertrain.evidence.profile import Profile, from_shares, profile_steps
 from powertrain.facts.measure import wait_for
 from powertrain.recipe import resolve_words
-from powertrain.records import Facts, NotApplied, UnknownFact, UserError, WrongUse
+from powertrain.records import Facts, NotApplied, UserError, WrongUse
 from powertrain.records.evidence import Arm, Window
 from powertrain.run.fits import needed_bytes
 from powertrain.run.prepare import Prepared, build_setup, prepare
@@ -67,7 +67,6 @@ class Ready:
     techniques: tuple[str, ...]
     plan: Mapping[str, Any]                  # as plan.json
     facts: Facts
-    dtype: str                               # of the matrix products
     needed_bytes: int                        # of memory, predicted; the process has taken no step yet
     loss_scaling: bool                       # then a step now and then has gradients that are not finite, and is skipped
 
@@ -98,10 +97,9 @@ class CannotRun(Exception):
     `details` is the traceback, for developers; `technique` the one that was asked for and is not in force.
     """
 
-    def __init__(self, sentence: str, *, arm: str = "", out_of_memory: bool = False, details: str = "",
-                 technique: str = ""):
+    def __init__(self, sentence: str, *, out_of_memory: bool = False, details: str = "", technique: str = ""):
         super().__init__(sentence)
-        self.arm, self.out_of_memory, self.details, self.technique = arm, out_of_memory, details, technique
+        self.out_of_memory, self.details, self.technique = out_of_memory, details, technique
 
 
 def serve(pipe: connection.Connection, order: Order) -> None:
@@ -142,9 +140,8 @@ class Runner:
         began = time.perf_counter()
         self.prepared, self.setup = prepared, build_setup(prepared)
         apply_s = time.perf_counter() - began - sum(building_s)
-        workload = planner.workload_of(prepared.facts, prepared.plan)
-        self.ready = Ready(apply_s, prepared.plan.names, planner.to_json(prepared.plan), prepared.facts, workload.dtype,
-                           _needed_bytes(prepared), self.setup.precision.loss_scaling)
+        self.ready = Ready(apply_s, prepared.plan.names, planner.to_json(prepared.plan), prepared.facts,
+                           needed_bytes(prepared.facts, prepared.plan), self.setup.precision.loss_scaling)
         self._trained = {name: value for name, value in self.setup.model.named_parameters() if value.requires_grad}
         self._first = Path(order.scratch, FIRST)
         self._random = [module.get_rng_state() for module in self._drawing()]
@@ -237,14 +234,6 @@ def _prepare(order: Order) -> Prepared:
     return replace(prepared, plan=replace(prepared.plan, steps=steps))
 
 
-def _needed_bytes(prepared: Prepared) -> int:
-    """Return the predicted peak memory; 0 where it is unknown."""
-    try:
-        return needed_bytes(prepared.facts, prepared.plan)
-    except UnknownFact:
-        return 0
-
-
 def _timed_building(prepared: Prepared) -> tuple[Prepared, list[float]]:
     """Return `prepared` whose model building adds its seconds to a list; they are not counted as the plan's."""
     seconds: list[float] = []
@@ -285,8 +274,8 @@ def _leave_with_parent(leave: Callable[[int], Any] = os._exit) -> None:
 class ChildProcess:
     """A process that runs `target(pipe, *arguments)` and answers through the pipe. Raises CannotRun where it ends instead."""
 
-    def __init__(self, name: str, target: Callable[..., None], *arguments: Any, arm: str = ""):
-        self.name, self.arm_name = name, arm
+    def __init__(self, name: str, target: Callable[..., None], *arguments: Any):
+        self.name = name
         context = process_context()
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=target, args=(theirs, *arguments), name=name)
@@ -305,12 +294,12 @@ class ChildProcess:
         return self.answer()
 
     def answer(self) -> Any:
+        """Return what the process sends next, or raise the error that it sends."""
         try:
             answer = self._pipe.recv()
         except (EOFError, OSError):
             raise self._gone() from None
-        if isinstance(answer, CannotRun):
-            answer.arm = self.arm_name
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
@@ -320,7 +309,7 @@ class ChildProcess:
         how = f"ended with code {code}" if code is None or code >= 0 else f"was ended by {signal.Signals(-code).name}"
         memory = code == -signal.SIGKILL
         why = ", as Linux does when the memory is used up" if memory else ""
-        return CannotRun(f"the process of {self.name} {how}{why}", arm=self.arm_name, out_of_memory=memory)
+        return CannotRun(f"the process of {self.name} {how}{why}", out_of_memory=memory)
 
     def close(self) -> None:
         """End the process at once."""
@@ -345,7 +334,7 @@ class ArmProcess(ChildProcess):
         self.arm, self._first = order.arm, Path(order.scratch, FIRST)
         self.first_step_s = 0.0              # set by the caller that asks for the very first step
         began = time.perf_counter()
-        super().__init__(f"the arm {order.arm.name!r}", serve, order, arm=order.arm.name)
+        super().__init__(f"the arm {order.arm.name!r}", serve, order)
         try:
             self.ready: Ready = self.answer()
         except BaseException:

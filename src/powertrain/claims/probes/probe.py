@@ -110,12 +110,8 @@ def apart(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
 
     Raises what it raises of this program's errors, RunFailed where it fails otherwise, and CannotRun where the process dies.
     """
-    with ChildProcess(function.__module__, _answer, os.getcwd(), torch.get_num_threads(), function,
-                      arguments, named) as child:
-        error, value = child.answer()
-    if error is not None:
-        raise error
-    return cast(T, value)
+    with ChildProcess(function.__module__, _answer, os.getcwd(), torch.get_num_threads(), function, arguments, named) as child:
+        return cast(T, child.answer())
 
 
 def in_own_process(probe: Callable[..., Measured]) -> Callable[..., Measured]:
@@ -134,11 +130,11 @@ def _answer(sender: Connection, folder: str, threads: int, function: Callable[..
     torch.set_num_threads(threads)
     with sender:
         try:
-            sender.send((None, function(*arguments, **named)))
+            sender.send(function(*arguments, **named))
         except UserError as error:
-            sender.send((error, None))
+            sender.send(error)
         except Exception as error:           # the sentence can be sent to the parent, the traceback cannot
-            sender.send((RunFailed(f"{function.__module__} failed: {type(error).__name__}: {error}"), None))
+            sender.send(RunFailed(f"{function.__module__} failed: {type(error).__name__}: {error}"))
 
 
 @dataclass
