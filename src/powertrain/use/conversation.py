@@ -30,10 +30,6 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)      # without the system text
     _feed: Feed | None = None
 
-    @property
-    def remembers(self) -> bool:
-        return self.opened.task == "causal"
-
     def forget(self) -> None:
         self.messages.clear()
 
@@ -45,9 +41,7 @@ class Conversation:
         self.messages.append(Message("user", words))
         try:
             prompt = self._prompt()
-            ids = prompt.ids
-            if self._feed is None or not self.remembers:     # else the last answer's feed has read most of this prompt
-                self._feed, ids = open_feed(self.opened.model, ids)
+            self._feed, ids = open_feed(self.opened.model, prompt.ids, self._feed)
         except WrongUse:
             self.messages.pop()
             raise
@@ -64,7 +58,7 @@ class Conversation:
             self.messages.append(Message("assistant", "".join(answer).strip()))
 
     def _prompt(self) -> Prompt:
-        if not self.remembers:
+        if self.opened.task != "causal":     # an encoder-decoder answers this message by itself
             return Prompt(self.messages[-1].content, self.opened.prompt_ids(self.messages[-1].content), 0)
         context, dropped = self.opened.context, 0
         while True:

@@ -191,11 +191,14 @@ class LibraryFeed(Feed):
         return 0
 
 
-def open_feed(model: Model, prompt: Sequence[int]) -> tuple[Feed, list[int]]:
+def open_feed(model: Model, prompt: Sequence[int], before: Feed | None = None) -> tuple[Feed, list[int]]:
     """Return a feed for `model`, and the ids to feed first: `prompt`, or the start token of an encoder-decoder's decoder.
 
-    Raises WrongUse for a model that writes no text.
+    `before`, the feed of an earlier prompt, is used again unless an encoder read that prompt; what both prompts begin with is
+    then read once. Raises WrongUse for a model that writes no text.
     """
+    if before is not None and before.goes_on:
+        return before, list(prompt)
     if isinstance(model, Decoder):
         return DecoderFeed(model), list(prompt)
     assert isinstance(model, BridgedModel), type(model)

@@ -18,10 +18,9 @@ from powertrain.data.rows.reading import read_rows
 from powertrain.data.rows.row import BadRow, Conversation, Pair, Row, Sample, Span
 from powertrain.data.rows.schemas import Schema, find_schema
 from powertrain.models.bridge.model import BridgedModel, best_span
-from powertrain.models.decoder import Decoder
 from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, WrongUse
-from powertrain.use.generation import DecoderFeed, Feed, Sampling, generate_ids, open_feed
+from powertrain.use.generation import Feed, Sampling, generate_ids, open_feed
 from powertrain.use.metrics import ANSWER_MARK, Scores, check_metric, mean, score
 from powertrain.use.opening import OpenedModel
 
@@ -253,19 +252,16 @@ def choose_metric(name: str, questions: Questions, task: str) -> tuple[str, str]
 
 
 def _texts(opened: OpenedModel, questions: Sequence[Question], tokens: int) -> Iterator[str]:
+    """Yield the model's answers, each up to the end of its turn."""
     if opened.task == "span":
         with_none = any(not question.references for question in questions)
-        return (point(opened, question, with_none=with_none) for question in questions)
+        yield from (point(opened, question, with_none=with_none) for question in questions)
+        return
+    feed: Feed | None = None
     sampling = Sampling(tokens, temperature=0)
-    # with one feed a beginning that the prompts share is read once
-    shared = DecoderFeed(opened.model) if isinstance(opened.model, Decoder) else None
-    return (write(opened, question, sampling, shared) for question in questions)
-
-
-def write(opened: OpenedModel, question: Question, sampling: Sampling, shared: Feed | None) -> str:
-    """Return the model's answer, up to the end of its turn."""
-    feed, ids = (shared, list(question.ids)) if shared is not None else open_feed(opened.model, question.ids)
-    return "".join(opened.answer_pieces(ids, generate_ids(feed, ids, sampling))).strip()
+    for question in questions:
+        feed, ids = open_feed(opened.model, question.ids, feed)
+        yield "".join(opened.answer_pieces(ids, generate_ids(feed, ids, sampling))).strip()
 
 
 def point(opened: OpenedModel, question: Question, *, with_none: bool) -> str:

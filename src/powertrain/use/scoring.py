@@ -52,13 +52,13 @@ def score(opened: OpenedModel, cache: Path, say: Say) -> tuple[Evaluated, float 
     plan = from_json(read_json(run / "plan.json"))
     if recipe.method != "scratch":
         store = held_out_examples(opened, recipe, cache, say)
-        return evaluate_examples(opened.model, store.validation, plan), None
+        return _evaluate(opened.model, store.validation, plan), None
     say(f"reading {recipe.data.source}")
     texts = open_recipe_store(recipe, cache)
     if len(texts.validation) < 2:
         raise nothing_held_out(run, recipe)
     blocks = evaluation_blocks(texts.validation, recipe.data.block)
-    found = _evaluate(opened.model, blocks, blocks.block, plan, len(texts.validation) / texts.validation_bytes)
+    found = _evaluate(opened.model, blocks, plan, len(texts.validation) / texts.validation_bytes)
     return found, 8 * texts.validation_text_gzip_bytes / texts.validation_bytes
 
 
@@ -69,7 +69,7 @@ def score_source(opened: OpenedModel, source: str, cache: Path, say: Say) -> tup
     """
     examples = examples_in(opened, source, cache, say)
     if examples is not None:
-        return evaluate_examples(opened.model, examples, Plan((), ())), None
+        return _evaluate(opened.model, examples, Plan((), ())), None
     if opened.task != "causal":
         raise WrongUse(f"{source} is text, which a {opened.task} model does not continue; give rows of "
                        f"{'sources and targets' if opened.task == 'seq2seq' else 'questions with their places in a context'}")
@@ -78,14 +78,8 @@ def score_source(opened: OpenedModel, source: str, cache: Path, say: Say) -> tup
     if len(tokens) < 2:
         raise WrongUse(f"{source} has {len(tokens)} tokens; at least 2 are needed to predict one from another")
     blocks, size_bytes = evaluation_blocks(tokens, opened.context or DEFAULT_LENGTH), len(text.encode())
-    found = _evaluate(opened.model, blocks, blocks.block, Plan((), ()), len(tokens) / size_bytes)
+    found = _evaluate(opened.model, blocks, Plan((), ()), len(tokens) / size_bytes)
     return found, 8 * len(gzip.compress(text.encode(), 9, mtime=0)) / size_bytes
-
-
-def evaluate_examples(model: Model, examples: Sequence[Example], plan: Plan) -> Evaluated:
-    """Return the mean loss over the examples' targets."""
-    longest = max(example.tokens for example in (examples[i] for i in range(len(examples))))
-    return _evaluate(model, examples, longest, plan)
 
 
 # ------------------------------------------------------------------------------------------------ which examples
@@ -132,12 +126,12 @@ def examples_in(opened: OpenedModel, source: str, cache: Path, say: Say) -> Sequ
         decoder_start=decoder_start(opened.found.folder) if opened.task == "seq2seq" else None).training
 
 
-def _evaluate(model: Model, examples: Sequence[Example], longest: int, plan: Plan,
-              tokens_per_byte: float | None = None) -> Evaluated:
-    """Return the loss on examples of at most `longest` tokens.
+def _evaluate(model: Model, examples: Sequence[Example], plan: Plan, tokens_per_byte: float | None = None) -> Evaluated:
+    """Return the mean loss over the examples' targets.
 
     Only the parts of the plan that change a forward pass are applied, so that a run's own loss comes out the same.
     """
+    longest = max(example.tokens for example in examples)
     setup = plain_setup(model, examples, collate, train_batch_size=max(1, MICRO_BATCH_TOKENS // longest), seed=0,
                         optimizer=plain_adamw(0.0, (0.9, 0.95), 1e-8))
     forward = Plan(tuple(step for step in plan.steps if step.technique.touches & {"precision", "attention"}), ())
