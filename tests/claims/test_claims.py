@@ -346,7 +346,7 @@ def test_claims_without_a_verdict_come_first_and_then_the_oldest(tmp_path):
 def test_a_study_is_replaced_whole_as_it_grows(tmp_path, facts):
     folder = tmp_path / "studies" / "2026-11-21_claims"
     for verdict in ("first", "second"):
-        claim_sessions.keep(folder, claim_study("x", "2026-11-21", a=verdict), facts.hardware, facts.software)
+        studies.save(folder, claim_study("x", "2026-11-21", a=verdict), facts, over=True)
     assert studies.load(folder).findings["claims"][0]["verdict"] == "second"
     assert studies.load(folder).name == folder.name
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]

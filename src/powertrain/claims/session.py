@@ -5,9 +5,6 @@ The same studies are read for the verdicts on this machine.
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,8 +18,9 @@ from powertrain.claims.verdicts import ClaimRow, judge
 from powertrain.evidence import studies
 from powertrain.evidence.clock import CannotRun
 from powertrain.evidence.stats import MARGIN, noise_floor
-from powertrain.records import Hardware, Software, WrongUse, to_plain
+from powertrain.records import Hardware, Software, to_plain
 from powertrain.records.evidence import NOT_HERE, Arm, ArmRun, Comparison, Study
+from powertrain.records.json_files import read_json
 
 WHAT = "claims"
 
@@ -122,16 +120,6 @@ def by_experiment(catalogue: Catalogue, claims: Sequence[Claim]) -> Iterator[tup
 # ------------------------------------------------------------------------------------------------ stored studies
 
 
-def keep(folder: Path, study: Study, hardware: Hardware, software: Software) -> None:
-    """Write the study in place of its earlier version. A reader never sees half a file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as beside:
-        fresh = Path(beside) / folder.name
-        studies.save(fresh, study, {"hardware": to_plain(hardware), "software": to_plain(software)})
-        for file in fresh.iterdir():
-            os.replace(file, folder / file.name)
-
-
 def known_verdicts(folder: Path, fingerprint: str) -> dict[str, Mapping[str, Any]]:
     """Return claim id -> its newest finding on the machine of this fingerprint, with its study's name as `study`.
 
@@ -153,9 +141,5 @@ def in_turn(ids: Sequence[str], found: Mapping[str, Mapping[str, Any]]) -> list[
 
 def _claim_studies(folder: Path) -> Iterator[Study]:
     for path in sorted(folder.glob(f"*/{studies.EVIDENCE}")):
-        try:
-            kind = json.loads(path.read_text(encoding="utf-8")).get("kind")
-        except (ValueError, AttributeError):
-            raise WrongUse(f"{path} is damaged; repair it, or move {path.parent} out of {folder}/") from None
-        if kind == WHAT:
+        if read_json(path, f"repair it, or move {path.parent} out of {folder}/").get("kind") == WHAT:
             yield studies.load(path.parent)

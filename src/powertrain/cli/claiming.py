@@ -82,7 +82,7 @@ def run(ids: Annotated[list[str] | None, typer.Argument(metavar="[ID ...]", help
 
     def keep(session: sessions.ClaimSession) -> None:
         found = session.study(folder.name, circumstances, time.monotonic() - began)
-        sessions.keep(folder, found, hardware, software)
+        studies.save(folder, found, {"hardware": hardware, "software": software}, over=True)
 
     with tempfile.TemporaryDirectory(prefix="powertrain-claims-") as scratch, Arena(cache_folder()) as arena:
         session = sessions.ClaimSession(known, probes.Context(cache_folder(), deadline, arena, Path(scratch)), say, keep)

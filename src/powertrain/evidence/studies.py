@@ -1,7 +1,7 @@
 """Studies: measurements, stored so that they can be read, checked and made again.
 
 A study is a folder, `studies/<date>_<what>`: evidence.json (the Study, curves thinned), facts.json, and plans.json with
-each arm's plan. Nothing is written over, and no path of this machine is written down.
+each arm's plan. A study is not written over, except one of claims as it grows; no path of this machine is written down.
 
 `findings` holds what the kind of study adds to runs and comparisons, as plain JSON:
   ablation    recipe, profile, control, total, techniques       (evidence/ablation.py)
@@ -31,6 +31,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from powertrain.records import Facts, Hardware, Software, WrongUse, to_plain
 from powertrain.records.evidence import Study
+from powertrain.records.json_files import replace_file
 
 STUDIES = Path("studies")
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -97,19 +98,16 @@ def _git(*words: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def save(folder: Path, study: Study, facts: Facts | Mapping[str, Any]) -> None:
-    """Write the study. Raises WrongUse where the folder holds a study."""
-    folder.mkdir(parents=True, exist_ok=True)
+def save(folder: Path, study: Study, facts: Facts | Mapping[str, Any], *, over: bool = False) -> None:
+    """Write the study, each file whole. Raises WrongUse where the folder holds a study, unless it is written `over`."""
+    if not over and any((folder / name).exists() for name in (FACTS, PLANS, EVIDENCE)):
+        raise WrongUse(f"there is a study in {folder} already, and none is written over; take another name")
     evidence = to_plain(replace(study, name=folder.name))
     evidence["arms"] = [{"name": arm["name"], "words": arm["words"]} for arm in evidence["arms"]]
     evidence["runs"] = [thinned(run) for run in evidence["runs"]]
     plans = {arm.name: arm.plan for arm in study.arms if arm.plan is not None}
     for name, value in ((FACTS, to_plain(facts)), (PLANS, to_plain(plans)), (EVIDENCE, evidence)):
-        try:
-            with (folder / name).open("x", encoding="utf-8") as file:
-                file.write(as_text(without_paths(value)) + "\n")
-        except FileExistsError:
-            raise WrongUse(f"there is a study in {folder} already, and none is written over; take another name") from None
+        replace_file(folder / name, (as_text(without_paths(value)) + "\n").encode())
 
 
 def load(folder: Path) -> Study:
