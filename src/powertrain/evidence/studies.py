@@ -106,8 +106,8 @@ def save(folder: Path, study: Study, facts: Facts | Mapping[str, Any], *, over: 
     evidence["arms"] = [{"name": arm["name"], "words": arm["words"]} for arm in evidence["arms"]]
     evidence["runs"] = [thinned(run) for run in evidence["runs"]]
     plans = {arm.name: arm.plan for arm in study.arms if arm.plan is not None}
-    for name, value in ((FACTS, to_plain(facts)), (PLANS, to_plain(plans)), (EVIDENCE, evidence)):
-        replace_file(folder / name, (as_text(without_paths(value)) + "\n").encode())
+    for name, value in ((FACTS, facts), (PLANS, plans), (EVIDENCE, evidence)):
+        replace_file(folder / name, (as_text(to_plain(value, portable)) + "\n").encode())
 
 
 def load(folder: Path) -> Study:
@@ -136,14 +136,10 @@ def rounded(value: float, digits: int = 6) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def without_paths(value: Any) -> Any:
-    """Return `value` with absolute paths cut to their last part, and None for numbers that are not finite."""
+def portable(value: Any) -> Any:
+    """Return a text with its absolute paths cut to their last part, None for a number that is not finite, or else the value."""
     if isinstance(value, str):
         return ABSOLUTE.sub(lambda found: found[1] or "…", value)
-    if isinstance(value, Mapping):
-        return {key: without_paths(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_paths(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -10,7 +10,7 @@ missing key), never a guess.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -230,12 +230,15 @@ def several(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def to_plain(value: Any) -> Any:
-    """Return `value` as JSON holds it: dataclasses become objects, tuples lists, mappings objects with string keys."""
+def to_plain(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
+    """Return `value` as JSON holds it: dataclasses become objects, tuples lists, mappings objects with string keys.
+
+    `leaf` turns each value that is none of these into what JSON holds of it.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: to_plain(getattr(value, f.name), leaf) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
+        return {str(key): to_plain(item, leaf) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [to_plain(item) for item in value]
-    return value
+        return [to_plain(item, leaf) for item in value]
+    return leaf(value)

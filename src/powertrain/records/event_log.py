@@ -159,17 +159,9 @@ def to_line(event: Event) -> dict[str, Any]:
     """Return the event as JSON holds it. A field that is None is left out: what is unknown is absent."""
     about = getattr(event, "about", "")
     head = {"event": event.event if isinstance(event, Unknown) else event.kind, **({"about": about} if about else {})}
-    fields = {name: value for name, value in to_plain(event).items() if value is not None and name not in ("more", "event")}
-    line: dict[str, Any] = _with_finite_numbers({**head, **fields, **event.more})
-    return line
-
-
-def _with_finite_numbers(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _with_finite_numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_finite_numbers(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    plain = to_plain(event, lambda value: str(value) if isinstance(value, float) and not math.isfinite(value) else value)
+    fields = {name: value for name, value in plain.items() if value is not None and name not in ("more", "event")}
+    return {**head, **fields, **plain["more"]}
 
 
 def from_line(line: Mapping[str, Any]) -> Event:
