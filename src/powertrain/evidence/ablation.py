@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from powertrain import planner
-from powertrain.evidence.notebook import Notebook, shares, why_no_room
+from powertrain.evidence.notebook import Notebook, why_no_room
 from powertrain.evidence.profile import Profile, bound
 from powertrain.evidence.stats import TOO_NOISY
 from powertrain.records import Effect, Facts, Plan, Proposal, Refusal, RunFailed, WrongUse, to_plain
@@ -103,7 +103,7 @@ def ablate(prepared: Prepared, subjects: Sequence[Subject], notebook: Notebook) 
     full, plain, budget_s = notebook.arm(prepared.plan, "full plan"), notebook.arm(none, "no technique"), notebook.left_s()
     _check_that_it_runs(full, measured, notebook)
     profiles = _profile(plain, full, measured, notebook)
-    control = notebook.noise("the full plan", full, shares(notebook.left_s(), [1.0, 9.0]))
+    control = notebook.noise("the full plan", full, notebook.share_s([1.0, 9.0]))
     for subject in measured:
         _examine(subject, prepared, notebook, until_s=FOR_TIMING * budget_s)
     timed = [subject for subject in measured if not subject.why and _can_matter(subject, notebook)]
@@ -190,7 +190,7 @@ def _leave_out(subject: Subject, notebook: Notebook, weights: Sequence[float]) -
         subject.why = LATER
         return
     notebook.say(f"{subject.name}: the plan without it against the plan with it")
-    subject.left_out, why = notebook.attempt(subject.name, *subject.arms(notebook), shares(notebook.left_s(), weights))
+    subject.left_out, why = notebook.attempt(subject.name, *subject.arms(notebook), notebook.share_s(weights))
     subject.why = f"it could not be timed: {why}" if subject.left_out is None else ""
 
 
@@ -199,7 +199,7 @@ def _look_again(timed: Sequence[Subject], notebook: Notebook) -> None:
     undecided = [subject for subject in timed if subject.left_out is not None
                  and notebook.comparisons[subject.left_out].verdict == INCONCLUSIVE]
     for number, subject in enumerate(undecided):
-        share_s = shares(notebook.left_s(), [1.0] * (len(undecided) - number))
+        share_s = notebook.share_s([1.0] * (len(undecided) - number))
         if share_s < MORE_PAIRS * PAIR_S:
             return
         assert subject.left_out is not None
@@ -219,7 +219,7 @@ def _total(plain: Arm, full: Arm, notebook: Notebook, weights: Sequence[float]) 
         notebook.say("no technique against the full plan: not reached within the budget")
         return None
     notebook.say("no technique against the full plan")
-    return notebook.attempt("the full plan", plain, full, shares(notebook.left_s(), weights))[0]
+    return notebook.attempt("the full plan", plain, full, notebook.share_s(weights))[0]
 
 
 def _climb(measured: Sequence[Subject], below: Plan, facts: Facts, notebook: Notebook) -> None:
@@ -238,7 +238,7 @@ def _climb(measured: Sequence[Subject], below: Plan, facts: Facts, notebook: Not
         index, why = None, why_no_room(here, facts) or why_no_room(above, facts)
         if why is None:
             index, why = notebook.attempt("ladder", notebook.arm(here, foot_name), notebook.arm(above, top_name),
-                                          shares(notebook.left_s(), [RUNG] * (len(measured) - number)))
+                                          notebook.share_s([RUNG] * (len(measured) - number)))
         if index is None:
             notebook.say(f"ladder: {subject.name} joins the next technique ({why})")
             subject.remarks.append(f"in the ladder it joins the next technique, because it cannot run alone there: {why}")

@@ -15,7 +15,7 @@ from powertrain import planner
 from powertrain.evidence import assertions
 from powertrain.evidence.assertions import MIB, Assertion, Setting
 from powertrain.evidence.loading import loader_rates, predicted_bytes
-from powertrain.evidence.notebook import Notebook, shares
+from powertrain.evidence.notebook import Notebook
 from powertrain.evidence.stats import interval
 from powertrain.evidence.worker import Probe
 from powertrain.recipe import Recipe
@@ -24,12 +24,11 @@ from powertrain.records.evidence import NOT_HERE, Arm, ArmRun
 from powertrain.records.plan import PinError, PinRefused
 from powertrain.run.prepare import Prepared
 
-TABLES = ("micro-batch", "loader", "precision", "accumulation")
+TABLES = {"micro-batch": "examples", "loader": "workers", "precision": "precision", "accumulation": "passes"}  # -> first column
 WORKERS = (0, 1, 2, 4)
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 MOST_SIZES, MOST_PASSES = 5, 8
 STEPS = 4                                    # of a probe; memory is that of the step after them
-LEADING = {"micro-batch": "examples", "loader": "workers", "precision": "precision", "accumulation": "passes"}
 LOADING = ("batches/s", "times as many", "waiting for data %")
 COLUMNS = ("peak MiB", "predicted MiB", "prediction off by %", "loss apart", "tokens/s", "times as fast", "from", "to",
            "verdict", "why")
@@ -226,8 +225,7 @@ def _time(suite: Suite, notebook: Notebook) -> None:
         suite.not_reached.append("the plan against itself, for the noise of this machine")
     elif jobs:
         try:
-            suite.control = notebook.noise(base.name, base.arm, shares(notebook.left_s(), [
-                CONTROL_WEIGHT, *[1.0] * len(jobs)]))
+            suite.control = notebook.noise(base.name, base.arm, notebook.share_s([CONTROL_WEIGHT, *[1.0] * len(jobs)]))
         except RunFailed as error:
             base.why = str(error)
     for number, (table, first, other) in enumerate(jobs):
@@ -236,7 +234,7 @@ def _time(suite: Suite, notebook: Notebook) -> None:
             return
         notebook.say(f"{table}: {other.name} against {first.name}")
         other.comparison, why = notebook.attempt(f"{table}: {other.name}", first.arm, other.arm,
-                                                 shares(notebook.left_s(), [1.0] * (len(jobs) - number)))
+                                                 notebook.share_s([1.0] * (len(jobs) - number)))
         other.why = why if other.comparison is None else ""
 
 
@@ -278,7 +276,7 @@ def _table(table: str, suite: Suite, notebook: Notebook) -> dict[str, Any]:
              *_cells(setting, setting is tried[0], notebook)] for setting in tried]
     empty = [None] * (len(more) + len(COLUMNS) - 2)
     rows += [[name, *empty, NOT_HERE, why] for name, why in suite.not_here[table].items()]
-    return {"columns": [LEADING[table], *more, *COLUMNS], "rows": rows}
+    return {"columns": [TABLES[table], *more, *COLUMNS], "rows": rows}
 
 
 def _cell(value: float | None, digits: int) -> float | None:

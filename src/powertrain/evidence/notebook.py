@@ -49,6 +49,10 @@ class Notebook:
         """Return whether there is time for another comparison as long as the shortest so far."""
         return self.left_s() - leave_s > min(self._took_s, default=0.0)
 
+    def share_s(self, weights: Sequence[float]) -> float:
+        """Return the seconds for the first of several tasks that share the remaining time by these weights."""
+        return max(0.0, self.left_s()) * weights[0] / sum(weights)
+
     def arm(self, plan: Plan, name: str = "") -> Arm:
         """Return the arm of a plan; the same plan under another name keeps its first name."""
         name = name or " + ".join(plan.names) or "no technique"
@@ -146,11 +150,6 @@ def pace_for(share_s: float, pairs: int | None = None) -> Pace:
     least, most = (LEAST_PAIRS, USUAL.most_pairs) if pairs is None else (pairs, pairs)
     return Pace(window_s=min(USUAL.window_s, share_s / (4 * LEAST_PAIRS)), pairs=least, most_pairs=most,
                 warm_up_s=min(USUAL.warm_up_s, share_s / 4))
-
-
-def shares(left_s: float, weights: Sequence[float]) -> float:
-    """Return the seconds for the first of several tasks that share the remaining time by these weights."""
-    return max(0.0, left_s) * weights[0] / sum(weights)
 
 
 def key_of(plan: Plan) -> str:

@@ -8,9 +8,8 @@ those of steps without it.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch.autograd.profiler_util import FunctionEvent
@@ -59,9 +58,9 @@ def profile_steps(setup: Setup, state: State, first_step: int, steps: int, max_g
 
     Compiled blocks would be compiled anew for a marked attention, so there its kernels are known by their names.
     """
-    marked = replace(setup, loss=_marked(setup.loss, "powertrain: loss"))
+    marked = replace(setup, loss=record_function("powertrain: loss")(setup.loss))
     if not compiled:
-        marked = replace(marked, attention=_marked(setup.attention, "powertrain: attention"))
+        marked = replace(marked, attention=record_function("powertrain: attention")(setup.attention))
     on_gpu = setup.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     batches = [[batch.to(setup.device) for batch in setup.prepare(first_step + number)] for number in range(steps)]
@@ -119,11 +118,3 @@ def _around(event: FunctionEvent | None) -> Iterator[FunctionEvent]:
     while event is not None:
         yield event
         event = event.cpu_parent
-
-
-def _marked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    def call(*arguments: Any, **named: Any) -> Any:
-        with record_function(name):
-            return function(*arguments, **named)
-
-    return call
