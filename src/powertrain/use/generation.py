@@ -214,27 +214,21 @@ def open_feed(model: Model, prompt: Sequence[int], before: Feed | None = None) -
 def choose(logits: Tensor, sampling: Sampling, draws: torch.Generator) -> int:
     """Return one token id from logits (V,): the likeliest if the temperature is 0, else one that is drawn.
 
-    Raises RunFailed where the logits are NaN.
+    Raises RunFailed where a logit is NaN or infinite; -inf is a token that cannot be drawn.
     """
-    logits = logits.cpu()                # the same seed draws the same text on every device
+    logits = logits.cpu() / (sampling.temperature or 1.0)        # the same seed draws the same text on every device
+    if not math.isfinite(float(logits.max())):           # NaN counts as the largest
+        raise RunFailed("the model's logits are NaN or infinite, so no token can be chosen. Its weights are broken; a common "
+                        "reason is a learning_rate that is too high. Use an earlier checkpoint of the model")
     if sampling.temperature == 0:
-        likeliest = int(logits.argmax())
-        _refuse_no_number(float(logits[likeliest]))      # which counts as the largest
-        return likeliest
-    ranked, ids = torch.sort(logits / sampling.temperature, descending=True)
+        return int(logits.argmax())
+    ranked, ids = torch.sort(logits, descending=True)
     kept = len(ranked) if sampling.top_k is None else min(sampling.top_k, len(ranked))
     shares = torch.softmax(ranked[:kept], -1)
-    _refuse_no_number(float(shares[0]))
     if sampling.top_p is not None:
         before = shares.cumsum(-1) - shares
         shares = shares * (before < sampling.top_p)
     return int(ids[torch.multinomial(shares, 1, generator=draws)])
-
-
-def _refuse_no_number(found: float) -> None:
-    if math.isnan(found):
-        raise RunFailed("the model's logits are NaN, so no token can be chosen. Its weights are broken; a common reason is a "
-                        "learning_rate that is too high. Use an earlier checkpoint of the model")
 
 
 def generate(model: Model, tokenizer: TextTokenizer, prompt: str, sampling: Sampling) -> Iterator[str]:
