@@ -19,7 +19,7 @@ from powertrain import planner
 from powertrain.audit.conversion import Conversion, recipe_yaml
 from powertrain.audit.convert import convert
 from powertrain.audit.subject import Subject
-from powertrain.evidence.clock import Arena, CannotRun
+from powertrain.evidence.clock import Arena
 from powertrain.evidence.notebook import Notebook, key_of
 from powertrain.recipe import Recipe, resolve
 from powertrain.recipe.conversions import optimizer_word
@@ -193,10 +193,9 @@ def verify(conversion: Conversion, folder: Path, cache: Path, budget_s: float, s
         say("whether both learn the same")
         parity, why = notebook.parity("ROUNDING", [(rendering.plan, prepared.plan)], prepared.facts, prepared.recipe.seed)
         say("both side by side, in turns")
-        try:
-            index = notebook.compare(original, ours, max(1.0, notebook.left_s()))
-        except CannotRun as error:
-            raise RunFailed(f"the two arms could not be measured: {error}") from None
+        index, says = notebook.attempt("both side by side", original, ours, max(1.0, notebook.left_s()))
+        if index is None:
+            raise RunFailed(f"the two arms could not be measured: {says}")
         return Verified(text, rendering, prepared.plan, apart, notebook.comparisons[index], parity, why)
 
 

@@ -98,26 +98,22 @@ class Notebook:
                 return compare_losses(exactness, *found, dtype=dtype), ""
         return None, why
 
-    def compare(self, a: Arm, b: Arm, share_s: float, *, pairs: int | None = None, anew: bool = False) -> int:
-        """Return the index of the comparison of B against A, made in about `share_s`. Raises CannotRun.
-
-        Without `pairs` there are as many as the time allows, and at least LEAST_PAIRS. What was compared before is taken
-        from there, unless it has to be measured `anew`.
-        """
-        if anew or (a.name, b.name) not in self._found:
-            began = self.now()
-            found = self.arena.compare(a, b, pace_for(share_s, pairs), margin=self.margin, deadline=began + share_s)
-            self._found[a.name, b.name] = self._write(began, *found)
-        return self._found[a.name, b.name]
-
     def attempt(self, what: str, a: Arm, b: Arm, share_s: float, *, pairs: int | None = None, anew: bool = False
                 ) -> tuple[int | None, str]:
-        """Return the index of `compare`, or None where an arm does not run; and what is said of it: the result, or why not."""
+        """Return the index of the comparison of B against A, or None where an arm does not run; and the result, or why not.
+
+        It is made in about `share_s`. Without `pairs` there are as many as the time allows, and at least LEAST_PAIRS. What was
+        compared before is taken from there, unless it has to be measured `anew`.
+        """
+        index = None if anew else self._found.get((a.name, b.name))
         try:
-            index = self.compare(a, b, share_s, pairs=pairs, anew=anew)
+            if index is None:
+                began = self.now()
+                found = self.arena.compare(a, b, pace_for(share_s, pairs), margin=self.margin, deadline=began + share_s)
+                index = self._found[a.name, b.name] = self._write(began, *found)
             says = self.comparisons[index].because
         except CannotRun as error:
-            index, says = None, str(error)
+            says = str(error)
         self.say(f"{what}: {says}")
         return index, says
 
