@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from powertrain.facts.measure import wait_for
 from powertrain.records.evidence import Window
 from powertrain.training.loop import State, backward, update
 from powertrain.training.setup import Setup
@@ -69,8 +69,7 @@ def profile_steps(setup: Setup, state: State, first_step: int, steps: int, max_g
             backward(marked, state.scaler, micro_batches, sum(batch.trained_tokens for batch in micro_batches))
             with record_function("powertrain: update"):
                 update(state, max_grad_norm)
-        if on_gpu:
-            torch.cuda.synchronize(setup.device)
+        wait_for(setup.device.type)
     return shares(found.events() or (), on_gpu=on_gpu)
 
 
