@@ -282,7 +282,8 @@ def _workload(facts: Facts, steps: Iterable[Proposal]) -> Workload:
     plain = Workload(examples=data.train_batch_size, block=data.block, micro_batch=data.train_batch_size,
                      trained_share=data.trained_share, lengths=lengths, device=hardware.device,
                      threads=hardware.cores if hardware.device == "cpu" else 1,
-                     library_workspace_bytes=library_workspace_bytes(hardware), optimizer=facts.optimizer)
+                     library_workspace_bytes=library_workspace_bytes(hardware), optimizer=facts.optimizer,
+                     loss_has_terms=facts.loss_has_terms)
     return reduce(lambda workload, step: step.technique.reckon(workload), steps, plain)
 
 

@@ -28,6 +28,7 @@ from powertrain.techniques.flat_parameters import FlatParameters
 from powertrain.techniques.fused_blocks import FusedBlocks
 from powertrain.techniques.saved_activations import KINDS, SavedActivations
 from powertrain.training.loop import measured_step_bytes, new_state
+from powertrain.training.objectives import NEXT_TOKEN, NextToken
 from powertrain.training.optimizers import OPTIMIZERS, optimizer_of
 from powertrain.training.setup import Precision, Setup, plain_setup
 
@@ -58,6 +59,7 @@ class Case:
     saved_blocks: int = 0
     flat: bool = False                       # weights and gradients in one buffer for each decay group
     ignored: float = 0.0                     # share of the targets that train nothing
+    objective: NextToken = NEXT_TOKEN
     model: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -77,7 +79,8 @@ class Case:
         examples = sum(map(len, self.passes))
         return Workload(examples, max(map(max, self.passes)), micro_batch=len(self.passes[0]), dtype=self.dtype,
                         checkpoint_every=self.every, checkpoint_keeps_attention=self.keeps_attention,
-                        loss_chunk_rows=self.chunk_rows, kernel=self.kernel, fused_optimizer=self.fused,
+                        loss_chunk_rows=self.chunk_rows, loss_has_terms=self.objective.has_terms, kernel=self.kernel,
+                        fused_optimizer=self.fused,
                         optimizer=OPTIMIZERS.named(self.optimizer).facts_on("cpu"),
                         fused_blocks=self.by_hand, saved=self.saved, saved_blocks=self.saved_blocks,
                         base_dtype=self.held, whole_blocks=self.whole, flat_parameters=self.flat,
@@ -99,7 +102,7 @@ class Case:
         lengths = [length for one in self.passes for length in one]
         optimizer = optimizer_of(Recipe.model_validate({"optimizer": {"name": self.optimizer}}))
         plain = plain_setup(self.make_model(), [self._example(length) for length in lengths], collate,
-                            train_batch_size=len(lengths), seed=0,
+                            train_batch_size=len(lengths), seed=0, objective=self.objective,
                             optimizer=dataclasses.replace(optimizer, fused=self.fused))
         changed = dataclasses.replace(plain, arrange=self._arranged, attention=KERNELS[self.kernel],
                                       precision=Precision(DTYPES[self.dtype]))

@@ -16,6 +16,7 @@ from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.records import Hardware
 from powertrain.training.loop import measured_step_bytes, new_state
 from powertrain.training.memory import MemoryLedger
+from powertrain.training.objectives import NextToken
 
 RAGGED = ((13, 40, 40, 7, 33), (64, 20, 11))
 SHORT, LONG = ((4,),), ((160,), (160,))
@@ -46,6 +47,12 @@ CASES = {
     "llama, weights are all there is, bf16, fused": Case("llama", "sdpa", "bf16", SHORT * 2, fused=True, model=MANY_WEIGHTS),
     "llama, the loss is most": Case("llama", model=LARGE_VOCABULARY),
     "llama, the loss is most, bf16": Case("llama", "bmm", "bf16", model=LARGE_VOCABULARY),
+    "llama, the loss is most, z-loss": Case("llama", model=LARGE_VOCABULARY, objective=NextToken(z_loss=1e-4)),
+    "llama, the loss is most, bf16, label smoothing": Case("llama", "bmm", "bf16", model=LARGE_VOCABULARY,
+                                                           objective=NextToken(label_smoothing=0.1)),
+    "gpt2, tied head, label smoothing and z-loss": Case("gpt2", "bmm", model=LARGE_VOCABULARY, objective=NextToken(0.1, 1e-4)),
+    "llama, loss in chunks, label smoothing and z-loss": Case("llama", chunk_rows=32, model=LARGE_VOCABULARY,
+                                                              objective=NextToken(0.1, 1e-4)),
     "llama, loss in chunks": Case("llama", chunk_rows=32, model=LARGE_VOCABULARY),
     "llama, loss in chunks, bf16, few targets": Case("llama", "sdpa", "bf16", chunk_rows=32, ignored=0.5,
                                                      model=LARGE_VOCABULARY),

@@ -57,6 +57,14 @@ def test_each_saving_is_what_planning_with_its_words_saves(text: Path, cache: Pa
         assert saving.enough == (left <= room_bytes(again.facts))
 
 
+@pytest.mark.parametrize("loss", ["techniques.chunked_cross_entropy=off", "techniques.chunked_cross_entropy=on"])
+def test_label_smoothing_needs_two_more_tensors_of_the_logits_size_except_in_chunks(text: Path, cache: Path, loss: str) -> None:
+    words = [*WHOLE, "model.layers=1", "model.width=32", "model.vocabulary=4000", "data.block=64", loss]
+    plain, smooth = (prepared_with(text, cache, 900 * MiB, *words, f"objective.label_smoothing={share}") for share in (0, 0.1))
+    more = needed_bytes(smooth.facts, smooth.plan) - needed_bytes(plain.facts, plain.plan)
+    assert more == pytest.approx(0 if loss.endswith("on") else 2 * 4 * 256 * 64 * 4000, rel=0.001)
+
+
 def test_a_saving_is_named_from_8_mib_on_and_from_2_percent_of_the_need_on(
         text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = prepared_with(text, cache, 900 * MiB, *WHOLE)

@@ -161,8 +161,22 @@ def loss_of(outside: Part, hidden: Value) -> Value:
         elif head.item != hidden.item:
             head = convert(tape, head, hidden.item)
         logits = convert(tape, linear(tape, hidden, head, None, facts.model.width), FP32)
+        if facts.workload.loss_has_terms:
+            return _loss_with_terms(tape, logits, hidden.count // facts.model.width)
         shares = unary(tape, logits, saves_result=True)      # log softmax
         return operator(tape, (shares,), 1, FP32, saves=(shares.block,))
+
+
+def _loss_with_terms(tape: Tape, logits: Value, rows: int) -> Value:
+    """Return the loss with label smoothing or z-loss, made of the softmax's normaliser and of the targets' logits.
+
+    Both have gradients of the size of all logits; that of the normaliser is made by way of two more tensors of this size.
+    """
+    tape.scratch(logits.nbytes)              # exponentials
+    differences_bytes = 2 * logits.nbytes    # and their exponentials
+    normaliser = operator(tape, (logits,), rows, FP32, saves=(logits.block,), works=lambda: tape.scratch(differences_bytes))
+    chosen = operator(tape, (logits,), rows, FP32, saves=(logits.block,))
+    return operator(tape, (normaliser, chosen), 1, FP32)
 
 
 def _chunked_loss(tape: Tape, facts: StepFacts, head: Value, hidden: Value) -> Value:

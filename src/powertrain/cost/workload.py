@@ -68,6 +68,7 @@ class Workload:
     checkpoint_every: int = 0                # blocks; 0 = nothing is recomputed
     checkpoint_keeps_attention: bool = False # what attention gave is not recomputed, if there is no dropout
     loss_chunk_rows: int | None = None       # None = all logits at once
+    loss_has_terms: bool = False             # label smoothing or z-loss is added to cross-entropy
     attention_saves_scores: bool = True      # False where attention recomputes its weights in the backward pass
     kernel: str = ""                         # of attention, by its name in kernels/attention.py; "" = see attention_kernel
     compiled: bool = False

@@ -105,6 +105,6 @@ def facts_from_json(data: Mapping[str, Any]) -> Facts:
         model |= {"adapted_layers": tuple(model.get("adapted_layers") or ()),
                   "shapes": {name: tuple(shape) for name, shape in (model.get("shapes") or {}).items()}}
         return Facts(Hardware(**hardware), Software(**data["software"]), ModelFacts(**model), DataFacts(**data["data"]),
-                     OptimizerFacts(**data.get("optimizer", {})))      # older runs have AdamW
+                     OptimizerFacts(**data.get("optimizer", {})), data.get("loss_has_terms", False))     # older runs have AdamW
     except (KeyError, TypeError) as error:
         raise UnknownFact(f"the facts are those of another version of powertrain ({error})") from None

@@ -171,6 +171,7 @@ class Facts:
     model: ModelFacts
     data: DataFacts
     optimizer: OptimizerFacts = ADAMW
+    loss_has_terms: bool = False             # the objective adds label smoothing or z-loss to cross-entropy
 
 
 # ------------------------------------------------------------------------------------------------ training

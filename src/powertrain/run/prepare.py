@@ -67,9 +67,11 @@ def prepare(resolved: Resolved, cache: Path, say: Say) -> Prepared:
     row = optimizer.row
     if (why := row.why_not(hardware, software)) is not None:
         raise WrongUse(f"optimizer={row.name} cannot be used: {why}", keys=("optimizer.name",), cure=("optimizer=adamw",))
-    if (why := objective_of(recipe).why_not(material.model)) is not None:
+    objective = objective_of(recipe)
+    if (why := objective.why_not(material.model)) is not None:
         raise WrongUse(f"objective={recipe.objective.name} cannot be used: {why}", keys=("objective.name",))
-    facts = Facts(hardware, software, material.model, material.data, row.facts_on(hardware.device, optimizer.settings))
+    facts = Facts(hardware, software, material.model, material.data, row.facts_on(hardware.device, optimizer.settings),
+                  objective.has_terms)
     total_steps = recipe.max_steps or max(1, int(recipe.num_train_epochs * facts.data.examples / recipe.train_batch_size))
     tuned = read_tuned(cache, facts, recipe)
     plan = planner.make_plan(facts, recipe, total_steps, tuned)

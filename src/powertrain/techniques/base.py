@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
@@ -83,11 +83,12 @@ class PlannedRun(Facts):
 
     @classmethod
     def of(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Self:
-        return cls(facts.hardware, facts.software, facts.model, facts.data, facts.optimizer, recipe=recipe, decided=decided)
+        return cls(**{each.name: getattr(facts, each.name) for each in fields(Facts)}, recipe=recipe, decided=decided)
 
     def one_example(self, **changes: Any) -> Workload:
         """Return a step whose passes have one example each, the longest there is."""
-        return Workload(self.data.train_batch_size, longest_example(self.data), micro_batch=1, **changes)
+        return Workload(self.data.train_batch_size, longest_example(self.data), micro_batch=1,
+                        loss_has_terms=self.loss_has_terms, **changes)
 
     def need(self, workload: Workload, model: ModelFacts | None = None) -> Need:
         """Return what a step of this workload needs, beside the room that there is."""

@@ -36,6 +36,11 @@ class Objective:
         return ()
 
     @property
+    def has_terms(self) -> bool:
+        """Return whether its loss adds terms to plain cross-entropy, as kernels/losses.py computes them."""
+        return False
+
+    @property
     def is_random(self) -> bool:
         """Return whether two passes over the same batch give different losses."""
         return False

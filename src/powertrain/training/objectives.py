@@ -36,6 +36,10 @@ class NextToken(Objective):
         return ("cross_entropy", "z_loss") if self.z_loss else ("cross_entropy",) if self.label_smoothing else ()
 
     @property
+    def has_terms(self) -> bool:
+        return bool(self.label_smoothing or self.z_loss)
+
+    @property
     def is_random(self) -> bool:
         return self.embedding_noise > 0
 
