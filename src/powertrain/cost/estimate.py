@@ -179,11 +179,9 @@ def efficiency(hardware: Hardware, dtype: str, size: str, kind: str = "") -> Eff
         low, high = min(seen.low, seen.median * (1 - NARROWEST)), max(seen.high, seen.median * (1 + NARROWEST))
         return Efficiency(low, high, f"{seen.runs} run{'s' if seen.runs > 1 else ''} on this machine")
     rows = _table()
-    for key in ((hardware.device, dtype, size), (hardware.device, "any", size), ("cuda", "any", size)):
-        if key in rows:
-            row = rows[key]
-            return Efficiency(row["low"], row["high"], row["basis"])
-    raise AssertionError(f"no efficiency for {size} products on {hardware.device}")
+    keys = ((hardware.device, dtype, size), (hardware.device, "any", size), ("cuda", "any", size))
+    row = next(rows[key] for key in keys if key in rows)
+    return Efficiency(row["low"], row["high"], row["basis"])
 
 
 @cache

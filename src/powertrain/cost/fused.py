@@ -24,6 +24,8 @@ class FusedPart(Part):
     """A hand-written block in one pass of `rows` tokens."""
 
     rows: int
+    saving: Mapping[str, str]                # kind of tensor -> what is done instead of keeping it: "recompute" or "offload"
+    coming: list[Block] = field(default_factory=list)        # from the host for the block below, while this one computes
 
     @property
     def item(self) -> int:
@@ -89,8 +91,8 @@ class FusedPart(Part):
         product = self.tape.new(count * self.item)
         return product if self.item == FP32 else self.tape.new(count * FP32)
 
-    def run_block(self, x: Value, tables: Tables | None, shape: Shape, saving: Mapping[str, str] | None = None) -> Value:
-        """Run one block on the residual x (T, width) fp32. `saving`: kind of tensor -> what is done instead of keeping it."""
+    def run_block(self, x: Value, tables: Tables | None, shape: Shape) -> Value:
+        """Run one block on the residual x (T, width) fp32."""
         tape, model = self.tape, self.facts.model
         trained = {name: value for name, value in self.weights.items() if value.node is not None}
         records = x.node is not None or bool(trained)
@@ -104,13 +106,15 @@ class FusedPart(Part):
         if not records:
             return Value(out, x.count, FP32)
         held: list[Blocks] = [copies, entered, (heads, mixed.block), left]
-        light = Light(self, saving or {}, (("normalised", left[0]), ("mixed", mixed.block), ("inner", left[2])),
-                      (("normalised", entered[0]), ("heads", heads)))
-        light.put_away()
+        entering: Kept = (("normalised", entered[0]), ("heads", heads))
+        leaving: Kept = (("normalised", left[0]), ("mixed", mixed.block), ("inner", left[2]))
+        for kind, block in (*leaving, *entering):
+            if kind in self.saving:
+                block.put_away()
         names, needs_x = list(trained), x.node is not None
 
         def back(saved: Saved, gradients: Gradients) -> Gradients:
-            made, dx = self._backward(held, inside, mixed, tables, light, needs_x=needs_x)
+            made, dx = self._backward(held, entering, leaving, inside, mixed, tables, needs_x=needs_x)
             return [dx, *self._of_weights(names, made)]
 
         node = tape.node((x, *trained.values()), (), back)
@@ -141,12 +145,15 @@ class FusedPart(Part):
         del o, y
         return out, _those((n, rate, inner, out_ranks, in_ranks, down_ranks))
 
-    def _backward(self, held: list[Blocks], inside: list[Value], mixed: Value, tables: Tables | None, light: Light, *,
-                  needs_x: bool) -> tuple[dict[str, Block], Block | None]:
-        """Return (the gradients of weights, that of x). The tensors of `held` are let go from its end."""
+    def _backward(self, held: list[Blocks], entering: Kept, leaving: Kept, inside: list[Value], mixed: Value,
+                  tables: Tables | None, *, needs_x: bool) -> tuple[dict[str, Block], Block | None]:
+        """Return (the gradients of weights, that of x). The tensors of `held` are let go from its end.
+
+        `entering`, `leaving`: the tensors of each half of the block that may be put away, in the order of their return.
+        """
         width, whole = self.facts.model.width, not self.facts.is_frozen
         made: dict[str, Block] = {}
-        light.bring(light.left)
+        self._bring_back(leaving)
         dy = self.new(width)
         da, dranks = self.product("mlp_out", backward=True)
         act, dinner = self.new(self.facts.model.mlp_width), self.new(self.part("mlp_in").outputs)
@@ -164,9 +171,9 @@ class FusedPart(Part):
         held.pop()
         if not (needs_x or whole or self.ranks("qkv")):
             held.clear()
-            light.coming.clear()
+            self.coming.clear()
             return made, None
-        light.bring(light.entered)
+        self._bring_back(entering)
         self.tape.backward(mixed, dmixed)
         held.pop()
         dheads = [value.node.gradient for value in inside if isinstance(value.node, Leaf)]
@@ -183,8 +190,27 @@ class FusedPart(Part):
         made |= self.weight_gradients("qkv")
         del dy, dranks, dheads, dbetween, dmixed
         held.clear()
-        light.coming.clear()
+        self.coming.clear()
         return made, dx
+
+    def _bring_back(self, half: Kept) -> None:
+        """Bring the tensors of one half back, recomputed or from the host."""
+        for kind, block in half:
+            action = self.saving.get(kind)
+            if action == "offload":
+                self.coming.append(self.tape.new(block.away))
+            made = self._recomputed(kind) if action == "recompute" else None
+            if kind == "inner":
+                made = None                  # kept from here on, and not copied
+            block.bring_back()
+            del made
+
+    def _recomputed(self, kind: str) -> Block:
+        """Make a kind of tensor again; the tensors on the way to it are let go."""
+        h = self.new(self.facts.model.width)
+        y, ranks = self.product("mlp_in" if kind == "inner" else "qkv")
+        del h, ranks
+        return y if kind == "inner" else self.new(self.part("qkv").outputs)
 
     def _of_weights(self, names: list[str], made: dict[str, Block]) -> Gradients:
         """Return the gradients in the order of the weights. Those of A are rows of one tensor; those of B are copied."""
@@ -201,39 +227,3 @@ class FusedPart(Part):
 def _those(blocks: Sequence[Block | None]) -> Blocks:
     """Return the blocks that there are."""
     return tuple(block for block in blocks if block is not None)
-
-
-@dataclass(frozen=True)
-class Light:
-    """The saved tensors of a block that may be put away, for each half's backward pass in the order of their return."""
-
-    part: FusedPart
-    saving: Mapping[str, str]                # kind -> "recompute" or "offload"
-    left: Kept
-    entered: Kept
-    coming: list[Block] = field(default_factory=list)        # of the block below, while this one computes
-
-    def put_away(self) -> None:
-        for kind, block in (*self.left, *self.entered):
-            if kind in self.saving:
-                block.put_away()
-
-    def bring(self, half: Kept) -> None:
-        """Bring the tensors of one half back, recomputed or from the host."""
-        for kind, block in half:
-            action = self.saving.get(kind)
-            if action == "offload":
-                self.coming.append(self.part.tape.new(block.away))
-            made = self._recomputed(kind) if action == "recompute" else None
-            if kind == "inner":
-                made = None                  # kept from here on, and not copied
-            block.bring_back()
-            del made
-
-    def _recomputed(self, kind: str) -> Block:
-        """Make a kind of tensor again; the tensors on the way to it are let go."""
-        part = self.part
-        h = part.new(part.facts.model.width)
-        y, ranks = part.product("mlp_in" if kind == "inner" else "qkv")
-        del h, ranks
-        return y if kind == "inner" else part.new(part.part("qkv").outputs)

@@ -14,23 +14,15 @@ library counts as the built-in decoder of the same shape.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
+from powertrain.cost import weights
 from powertrain.cost.forward import Part, StepFacts, Tables, Weights
 from powertrain.cost.fused import FusedPart
 from powertrain.cost.kernels import Shape
 from powertrain.cost.operators import cast_weight, convert, linear, operator, unary
 from powertrain.cost.replay import COPIES, LOSS, WORKSPACE, Block, Gradients, Memory, Saved, Tape, Value
-from powertrain.cost.weights import (
-    as_decoder,
-    as_held,
-    frozen_bytes,
-    has_frozen_base,
-    left_wide_bytes,
-    lowest_layer,
-    state_bytes,
-)
 from powertrain.cost.workload import Workload
 from powertrain.records import ModelFacts
 from powertrain.shapes import DTYPE_BYTES, FOUR_BIT, FP32
@@ -45,28 +37,19 @@ ENDS = 2                                     # the first and the last of a row o
 Held = Mapping[str, int]                     # component -> bytes
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A step whose peak is asked for. Equal are those that read the same: a mapping in them has no hash."""
-
-    text: str
-    model: ModelFacts = field(compare=False)
-    workload: Workload = field(compare=False)
-
-
 def peak_memory(model: ModelFacts, workload: Workload) -> Held:
     """Return component -> bytes at the fullest moment of a step after the first (the optimizer's state exists by then)."""
-    return dict(_peak(Asked(repr((model, workload)), model, workload)))
+    return dict(_peak(model, workload))
 
 
 @lru_cache(REMEMBERED)
-def _peak(asked: Asked) -> Held:
-    return {name: nbytes for name, nbytes in replay(asked.model, asked.workload).at_the_peak().items() if nbytes}
+def _peak(model: ModelFacts, workload: Workload) -> Held:
+    return {name: nbytes for name, nbytes in replay(model, workload).at_the_peak().items() if nbytes}
 
 
 def replay(model: ModelFacts, workload: Workload, *, leaves_out: bool = True) -> Memory:
     """Replay one optimizer step. Without `leaves_out` every block is run; the result is the same."""
-    model = as_held(as_decoder(model), workload.base_dtype)
+    model = weights.as_held(weights.as_decoder(model), workload.base_dtype)
     memory = Memory(_standing(model, workload), CUDA_ROUNDING if workload.device == "cuda" else 1)
     step = Step(StepFacts(model, workload), memory, leaves_out=leaves_out)
     for lengths in _passes(workload):
@@ -78,11 +61,11 @@ def replay(model: ModelFacts, workload: Workload, *, leaves_out: bool = True) ->
 def _standing(model: ModelFacts, workload: Workload) -> dict[str, int]:
     """Return what is there at every moment: weights, the optimizer's state, the batch, a GPU library's workspace."""
     whole = min(workload.whole_blocks, model.layers) / model.layers  # of the blocks, if they are a 4-bit base
-    is_four_bit = model.frozen_dtype in FOUR_BIT and has_frozen_base(model)
-    left_bytes = left_wide_bytes(model, workload.device, workload.dtype)
-    return {"weights": FP32 * model.trainable + frozen_bytes(model) + left_bytes,
+    is_four_bit = model.frozen_dtype in FOUR_BIT and weights.has_frozen_base(model)
+    left_bytes = weights.left_wide_bytes(model, workload.device, workload.dtype)
+    return {"weights": FP32 * model.trainable + weights.frozen_bytes(model) + left_bytes,
             "gradients": FP32 * model.trainable if workload.flat_parameters else 0,
-            "optimizer": state_bytes(model, workload.optimizer),
+            "optimizer": weights.state_bytes(model, workload.optimizer),
             "batch": TENSORS * INDEX_BYTES * sum(map(sum, workload.passes)),
             "workspace": workload.library_workspace_bytes,
             COPIES: round(whole * model.matmul_parameters * DTYPE_BYTES[workload.dtype]) if is_four_bit else 0}
@@ -126,7 +109,7 @@ def units_of(facts: StepFacts, *, leaves_out: bool = True) -> list[Unit]:
     The blocks below the lowest trained weight have no backward pass. Those above it that put activations away are the lowest.
     """
     model, every, light = facts.model, facts.workload.checkpoint_every, facts.workload.saved_blocks
-    frozen, lowest = has_frozen_base(model), lowest_layer(model)
+    frozen, lowest = weights.has_frozen_base(model), weights.lowest_layer(model)
     kinds = tuple(Kind(is_adapted=layer in model.adapted_layers,
                        is_checkpointed=bool(every) and layer % every == 0 and layer >= lowest,
                        reads_a_gradient=not frozen or layer > lowest,
@@ -258,7 +241,7 @@ class Step:
                        for is_first in (True, False))
         flat = self.facts.workload.flat_parameters       # then those of units that are not run count, too
         blocks = [item for unit in self.units for _ in range(1 + unit.left_out if flat else 1)
-                  for weights in unit.weights for item in weights.items()]
+                  for of_block in unit.weights for item in of_block.items()]
         trained = [(name, value.nbytes) for name, value in (*first, *blocks, *last) if value.node is not None]
         groups = [[nbytes for name, nbytes in trained if _decays(name) == decays] for decays in (True, False)]
         return [sum(group) for group in groups] if flat else [*groups[0], *groups[1]]
@@ -283,17 +266,17 @@ class Step:
         before: dict[str, int] = {}
         if unit.left_out:
             x = _noticed(tape, x, lambda: self.memory.repeat(before, unit.left_out))
-        for kind, weights in zip(unit.kinds, unit.weights, strict=True):
-            run = partial(self._run_block, tape, kind, weights, tables, shape)
+        for kind, of_block in zip(unit.kinds, unit.weights, strict=True):
+            run = partial(self._run_block, tape, kind, of_block, tables, shape)
             keeps = self.facts.workload.checkpoint_keeps_attention and not self.facts.model.dropout
             x = tape.checkpoint(run, x, keeps=keeps) if kind.is_checkpointed else run(x)
         return _noticed(tape, x, lambda: before.update(self.memory.held)) if unit.left_out else x
 
-    def _run_block(self, tape: Tape, kind: Kind, weights: Weights, tables: Tables | None, shape: Shape, x: Value) -> Value:
-        if self.facts.workload.fused_blocks:
-            saving = self.facts.workload.saved if kind.is_light else {}
-            return FusedPart(tape, self.facts, weights, x.count // self.facts.model.width).run_block(x, tables, shape, saving)
-        return Part(tape, self.facts, weights).run_block(x, tables, shape)
+    def _run_block(self, tape: Tape, kind: Kind, of_block: Weights, tables: Tables | None, shape: Shape, x: Value) -> Value:
+        if not self.facts.workload.fused_blocks:
+            return Part(tape, self.facts, of_block).run_block(x, tables, shape)
+        saving = self.facts.workload.saved if kind.is_light else {}
+        return FusedPart(tape, self.facts, of_block, x.count // self.facts.model.width, saving).run_block(x, tables, shape)
 
     def _leave_autocast(self, tape: Tape) -> None:
         """Let go of the copies of weights that no operator has saved, also those of units that are not run."""

@@ -42,37 +42,29 @@ def unary(tape: Tape, x: Value, *, saves_input: bool = False, saves_result: bool
 
 def multiply(tape: Tape, a: Value, b: Value) -> Value:
     """Return a * b, the smaller of them repeated. Each is saved for the gradient of the other."""
-    count, item = max(a.count, b.count), _promoted(a, b)
-    sizes = [(value.node is not None, value.count, value.item) for value in (a, b)]
-
-    def back(saved: Saved, gradients: Gradients) -> Gradients:
-        made: Gradients = []
-        for needed, own, own_item in sizes:
-            made.append(_summed(tape, tape.new(count * item), own, count, item, own_item) if needed else None)
-        return made
-
-    node = tape.node((a, b), (b.block if a.node else None, a.block if b.node else None), back)
-    return Value(tape.new(count * item), count, item, node)
+    return _combined(tape, a, b, (b.block if a.node else None, a.block if b.node else None), is_sum=False)
 
 
 def add(tape: Tape, a: Value, b: Value) -> Value:
     """Return a + b, the smaller of them repeated. Operands of another type are converted first, and so are their gradients."""
-    count, item = max(a.count, b.count), _promoted(a, b)
+    return _combined(tape, a, b, (), is_sum=True)
+
+
+def _combined(tape: Tape, a: Value, b: Value, saves: Saved, *, is_sum: bool) -> Value:
+    """Return a sum or a product in the wider of two types; a single number does not widen."""
+    count = max(a.count, b.count)
+    item = max(value.item for value in (a, b) if value.count > 1 or count == 1)
     sizes = [(value.node is not None, value.count, value.item) for value in (a, b)]
 
     def back(saved: Saved, gradients: Gradients) -> Gradients:
-        return [_summed(tape, gradients[0], own, count, item, own_item) if needed else None for needed, own, own_item in sizes]
+        return [_summed(tape, gradients[0] if is_sum else tape.new(count * item), own, count, item, own_item)
+                if needed else None for needed, own, own_item in sizes]
 
-    node = tape.node((a, b), (), back)
-    converted = [tape.new(value.count * item) for value in (a, b) if value.item != item]
+    node = tape.node((a, b), saves, back)
+    converted = [tape.new(value.count * item) for value in (a, b) if is_sum and value.item != item]
     out = Value(tape.new(count * item), count, item, node)
     del converted
     return out
-
-
-def _promoted(a: Value, b: Value) -> int:
-    """Return the bytes of the wider of two types; a single number does not widen."""
-    return max(value.item for value in (a, b) if value.count > 1 or max(a.count, b.count) == 1)
 
 
 def _summed(tape: Tape, gradient: Block | None, own: int, count: int, item: int, own_item: int) -> Block:

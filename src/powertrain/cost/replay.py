@@ -40,21 +40,18 @@ class Memory:
         self.peak, self.fullest = self.total, dict(self.held)
         self.full = False                    # the running sum has passed the peak, and `fullest` is not written down yet
 
-    def take(self, nbytes: int, component: str) -> None:
+    def change(self, nbytes: int, component: str) -> None:
+        """Take so many bytes, or give them back where `nbytes` is negative."""
+        if self.full and nbytes < 0:         # going down from the highest point so far
+            self.fullest, self.full = dict(self.held), False
         self.held[component] = self.held.get(component, 0) + nbytes
         self.total += nbytes
         if self.rounding > 1:
-            self._round(nbytes, 1)
+            rounded = -abs(nbytes) % self.rounding * (1 if nbytes > 0 else -1)
+            self.held[ROUNDING] = self.held.get(ROUNDING, 0) + rounded
+            self.total += rounded
         if self.total > self.peak:
             self.peak, self.full = self.total, True
-
-    def give(self, nbytes: int, component: str) -> None:
-        if self.full:                        # going down from the highest point so far
-            self.fullest, self.full = dict(self.held), False
-        self.held[component] -= nbytes
-        self.total -= nbytes
-        if self.rounding > 1:
-            self._round(nbytes, -1)
 
     def repeat(self, before: Mapping[str, int], times: int) -> None:
         """Change every component `times` more by as much as since `before`: as blocks would that are not replayed.
@@ -64,15 +61,10 @@ class Memory:
         changes = {name: times * (nbytes - before.get(name, 0)) for name, nbytes in self.held.items()}
         for component, nbytes in sorted(changes.items(), key=lambda item: item[1]):
             if nbytes:
-                (self.take if nbytes > 0 else self.give)(abs(nbytes), component)
+                self.change(nbytes, component)
 
     def at_the_peak(self) -> Mapping[str, int]:
         return dict(self.held) if self.full else self.fullest
-
-    def _round(self, nbytes: int, sign: int) -> None:
-        more = sign * (-nbytes % self.rounding)
-        self.held[ROUNDING] = self.held.get(ROUNDING, 0) + more
-        self.total += more
 
 
 class Block:
@@ -82,26 +74,26 @@ class Block:
 
     def __init__(self, memory: Memory, nbytes: int, component: str) -> None:
         self.memory, self.nbytes, self.component, self.is_viewed, self.away = memory, nbytes, component, False, 0
-        memory.take(nbytes, component)
+        memory.change(nbytes, component)
 
     def __del__(self) -> None:
-        self.memory.give(self.nbytes, self.component)
+        self.memory.change(-self.nbytes, self.component)
 
     def put_away(self) -> None:
         """Give the bytes back, whoever still refers to the block."""
-        self.memory.give(self.nbytes, self.component)
+        self.memory.change(-self.nbytes, self.component)
         self.away, self.nbytes = self.nbytes, 0
 
     def bring_back(self) -> None:
         """Take the bytes again, if they were put away."""
         if self.away:
-            self.memory.take(self.away, self.component)
+            self.memory.change(self.away, self.component)
             self.nbytes, self.away = self.away, 0
 
     def becomes(self, component: str) -> None:
-        self.memory.give(self.nbytes, self.component)
+        self.memory.change(-self.nbytes, self.component)
         self.component = component
-        self.memory.take(self.nbytes, component)
+        self.memory.change(self.nbytes, component)
 
 
 class Node:

@@ -73,13 +73,13 @@ class Workload:
     kernel: str = ""                         # of attention, by its name in kernels/attention.py; "" = see attention_kernel
     compiled: bool = False
     fused_blocks: bool = False               # they are run by functions written by hand, compiled
-    saved: Mapping[str, str] = field(default_factory=dict)       # of such blocks: kind of tensor -> "recompute" or "offload"
+    saved: Mapping[str, str] = field(default_factory=dict, hash=False)   # of such blocks: tensor -> "recompute" or "offload"
     saved_blocks: int = 0                    # the lowest so many of those that have a backward pass
     trained_share: float = 1.0               # of the tokens: those that are targets
     base_dtype: str | None = None            # what frozen matrices of the blocks are held in; None = as their files have them
     whole_blocks: int = 0                    # of a 4-bit base, made whole in the products' type once
     optimizer: OptimizerFacts = ADAMW
-    lengths: Mapping[str, int] = field(default_factory=dict)     # quantiles of the examples' tokens; empty: all have `block`
+    lengths: Mapping[str, int] = field(default_factory=dict, hash=False)     # quantiles of tokens; empty: examples have `block`
     grouped: bool = False                    # a step's examples are sorted by length before they are cut into passes
     packed_tokens: int | None = None         # of a pass, at most, where examples lie end to end; None = padded passes
     fill_multiple: int = 1                   # a packed pass is filled up to a multiple of so many tokens

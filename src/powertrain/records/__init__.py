@@ -97,7 +97,7 @@ class ModelFacts:
     trainable: int
     matmul_parameters: int                   # in the blocks' linear layers: 2 FLOPs per token each, forward
     head_parameters: int                     # vocabulary x width: multiplied by, tied or not
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # weight -> shape, one block and what is outside
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)  # weight -> shape: one block, and outside
     provider: str = "native"                 # who computes it: "native" (our decoder), "transformers" or "unsloth"
     task: str = "causal"                     # "causal", "seq2seq" or "span"
     path: str = ""                           # of pretrained weights; "" = drawn here
