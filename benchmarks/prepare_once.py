@@ -15,13 +15,15 @@ from pathlib import Path
 
 from powertrain.data.examples.making import further_processes
 from powertrain.data.examples.store import ExampleStore, open_examples
+from powertrain.recipe import DataRecipe
+from powertrain.records import IGNORE
 
 
 def main() -> None:
     options = json.loads(sys.argv[1])
     with tempfile.TemporaryDirectory(prefix="powertrain-prepare-") as cache:
         began = time.perf_counter()
-        store = open_examples([options["rows"]], max_length=2048, validation_share=0.0,
+        store = open_examples(DataRecipe(source=options["rows"], max_length=2048, validation_share=0.0),
                               tokenizer_folder=Path(options["tokenizer"]), cache=Path(cache))
         seconds = time.perf_counter() - began
         further = further_processes([Path(options["rows"])])
@@ -41,11 +43,9 @@ def most_resident_kib() -> int:
 def digest(store: ExampleStore) -> str:
     """Of the ids that are trained, in order."""
     found = hashlib.sha256()
-    for part in store.parts:
-        for index in range(len(part)):
-            ids = part.ids(index)
-            for start, stop in part.ranges(index):
-                found.update(ids[start:stop].astype("<i8").tobytes())
+    for index in range(len(store.lengths)):
+        targets = store.example(index).targets
+        found.update(targets[targets != IGNORE].astype("<i8").tobytes())
     return found.hexdigest()
 
 

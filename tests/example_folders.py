@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from powertrain.data.examples.store import ExampleStore, open_examples
+from powertrain.recipe.schema import DataRecipe
 
 # as /work/shared/benchmarks/make_model.py writes it
 CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -23,6 +27,12 @@ GENERATION = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>")
 WORDS = ["user assistant system the cat sat on the mat", "what is the sum of one and two ?", "it is three", "hello world \n\n",
          "### User: ### Assistant: answer the question", "paris is the capital of france"] * 3
+
+
+def examples_of(*sources: Path | str, **options: Any) -> ExampleStore:
+    """The examples of `sources`; `options` are keys of the recipe's data section and arguments of open_examples."""
+    of_data = {name: options.pop(name) for name in list(options) if name in DataRecipe.model_fields}
+    return open_examples(DataRecipe(source=[str(source) for source in sources], **of_data), **options)
 
 
 def chat_folder(folder: Path, template: str | None = CHATML, *, special: tuple[str, ...] = SPECIAL, adds_bos: bool = False,

@@ -4,10 +4,9 @@ import sys
 import numpy as np
 import pytest
 
-from example_folders import chat_folder, json_lines, seq2seq_folder, span_folder
+from example_folders import chat_folder, examples_of, json_lines, seq2seq_folder, span_folder
 from powertrain.data.example import collate_padded, step_examples
 from powertrain.data.examples.check import check_examples, histogram, padding_share, pieces_of
-from powertrain.data.examples.store import open_examples
 from powertrain.records import WrongUse
 from powertrain.report.rows import check_rows, marked, totals
 
@@ -24,7 +23,7 @@ def opened(tmp_path, chat):
     def opens(rows, **changed):
         path = json_lines(tmp_path / "rows.jsonl", rows)
         options = {"max_length": 100, "validation_share": 0.0, "seed": 3, "tokenizer_folder": chat, "cache": tmp_path / "cache"}
-        return open_examples([str(path)], **{**options, **changed})
+        return examples_of(path, **{**options, **changed})
     return opens
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from example_folders import chat_folder, json_lines, seq2seq_folder, span_folder
+from example_folders import chat_folder, examples_of, json_lines, seq2seq_folder, span_folder
 from powertrain.data.example import epoch_order
 from powertrain.data.examples import making
-from powertrain.data.examples.store import held_out, open_examples, weighted
+from powertrain.data.examples.store import held_out, weighted
 from powertrain.data.publishing import is_whole
 from powertrain.records import IGNORE, WrongUse
 
@@ -32,7 +32,7 @@ def opened(tmp_path, chat):
     """Opens sources with a chat tokenizer, in this test's cache."""
     def opens(*sources, **changed):
         options = {"max_length": 100, "validation_share": 0.0, "seed": 3, "tokenizer_folder": chat, "cache": tmp_path / "cache"}
-        return open_examples([str(source) for source in sources], **{**options, **changed})
+        return examples_of(*sources, **{**options, **changed})
     return opens
 
 
@@ -312,9 +312,10 @@ import re, sys
 from pathlib import Path
 from powertrain.data.examples import part as writer
 from powertrain.data.examples.store import open_examples
+from powertrain.recipe import DataRecipe
 writer.BATCH_CHARS = 50_000
-store = open_examples([sys.argv[1]], max_length=2048, validation_share=0.05, seed=1, tokenizer_folder=Path(sys.argv[2]),
-                      cache=Path(sys.argv[3]))
+store = open_examples(DataRecipe(source=sys.argv[1], max_length=2048, validation_share=0.05), seed=1,
+                      tokenizer_folder=Path(sys.argv[2]), cache=Path(sys.argv[3]))
 order = range(0, len(store.training), 7)
 assert sum(store.training[i].tokens for i in order) > 0
 assert "torch" not in sys.modules

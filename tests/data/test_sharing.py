@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from example_folders import chat_folder, json_lines, seq2seq_folder, span_folder
+from example_folders import chat_folder, examples_of, json_lines, seq2seq_folder, span_folder
 from powertrain.data.examples import making
 from powertrain.data.examples.making import work_from
-from powertrain.data.examples.store import open_examples
 from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.data.rows import files
 from powertrain.data.rows.reading import read_rows
@@ -43,8 +42,8 @@ def crowd(monkeypatch):
 
 
 def opened(path, chat, cache, **changed):
-    return open_examples([str(path)], **{"max_length": 40, "validation_share": 0.0, "tokenizer_folder": chat, "cache": cache,
-                                         "long_examples": "cut", **changed})
+    return examples_of(path, **{"max_length": 40, "validation_share": 0.0, "tokenizer_folder": chat, "cache": cache,
+                                "long_examples": "cut", **changed})
 
 
 def contents(store):

@@ -13,6 +13,7 @@ from powertrain.data import publishing, store
 from powertrain.data.documents import Document, in_batches, read_documents
 from powertrain.data.publishing import is_whole, publish
 from powertrain.data.store import open_store
+from powertrain.recipe import DataRecipe
 from powertrain.records import WrongUse
 
 REAL_SHAKESPEARE = Path("/work/shared/data/tinyshakespeare.txt")
@@ -22,10 +23,8 @@ LINES = "".join(f"line {number} of the texte\u0301 🙂\n" for number in range(5
 @pytest.fixture
 def opened(tmp_path):
     """Opens a source with the recipe's defaults, changed as asked, in this test's cache."""
-    def opens(source, **changed):
-        options = {"tokenizer": "bpe", "vocabulary": None, "text_field": "text", "max_chars": None, "seed": 42,
-                   "validation_share": 0.1, "validation_split": "seeded", "cache": tmp_path / "cache"}
-        return open_store(str(source), **{**options, **changed})
+    def opens(source, *, seed=42, cache=tmp_path / "cache", **changed):
+        return open_store(DataRecipe(source=str(source), **changed), seed=seed, cache=cache)
     return opens
 
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from example_folders import examples_of
 from powertrain.data.example import count_blocks
-from powertrain.data.examples.store import open_examples
 from powertrain.data.store import open_store
 from powertrain.facts.data import data_facts, example_facts
+from powertrain.recipe import DataRecipe
 from powertrain.records import IGNORE, WrongUse
 
 
@@ -30,8 +31,8 @@ def test_a_block_or_stride_of_nothing_is_refused(block, stride):
 def test_the_facts_are_those_of_the_store(tmp_path):
     text = "wörd and more\n" * 40
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
-    store = open_store(str(tmp_path / "text.txt"), tokenizer="char", vocabulary=None, text_field="text", max_chars=None,
-                       validation_share=0.1, validation_split="tail", seed=0, cache=tmp_path / "cache")
+    store = open_store(DataRecipe(source=str(tmp_path / "text.txt"), tokenizer="char", validation_split="tail"), seed=0,
+                       cache=tmp_path / "cache")
     facts = data_facts(store, block=8, stride=4, train_batch_size=3)
     assert (facts.characters, facts.text_bytes) == (len(text), len(text.encode()))
     assert facts.train_tokens + facts.validation_tokens == len(text)
@@ -60,8 +61,8 @@ def tokenizer_folder(tmp_path):
 
 def stored_examples(tmp_path, tokenizer_folder, rows, **changes):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return open_examples([str(tmp_path / "rows.jsonl")], max_length=64, tokenizer_folder=tokenizer_folder,
-                         cache=tmp_path / "cache", **changes)
+    return examples_of(tmp_path / "rows.jsonl", max_length=64, tokenizer_folder=tokenizer_folder, cache=tmp_path / "cache",
+                       **changes)
 
 
 def test_the_facts_of_examples_are_those_of_their_lengths(tmp_path, tokenizer_folder):

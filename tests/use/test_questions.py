@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from example_folders import json_lines, seq2seq_folder, span_folder
+from example_folders import examples_of, json_lines, seq2seq_folder, span_folder
 from powertrain.data.example import collate
-from powertrain.data.examples.store import open_examples
 from powertrain.models.bridge.model import BridgedModel
 from powertrain.models.decoder import Decoder
 from powertrain.records import WrongUse
@@ -54,8 +53,8 @@ def test_rows_become_prompts_and_references(opened: OpenedModel, tmp_path: Path,
 
 def test_a_run_asks_the_prompts_that_it_was_trained_on(opened: OpenedModel, tmp_path: Path, cache: Path) -> None:
     source = str(json_lines(tmp_path / "rows.jsonl", list(SUMS)))
-    store = open_examples([source], max_length=96, validation_share=0.4, cache=cache,
-                          tokenizer_folder=opened.found.tokenizer_folder)
+    store = examples_of(source, max_length=96, validation_share=0.4, cache=cache,
+                        tokenizer_folder=opened.found.tokenizer_folder)
     held_out = held_out_questions(opened, store, most=50).items
     of_rows = {question.ids: question.references for question in questions_in(opened, source, most=50, cache=cache).items}
     assert 1 < len(held_out) < len(SUMS)
@@ -168,8 +167,8 @@ class TestSpans:
     def test_of_a_runs_own_examples_the_answer_is_decoded(self, spans: OpenedModel, cache: Path, tmp_path: Path) -> None:
         rows = [self.ROW | {"context": f"{number} {self.ROW['context']}",
                             "answers": {"text": ["paris"], "answer_start": [27 + len(str(number)) + 1]}} for number in range(6)]
-        store = open_examples([str(json_lines(tmp_path / "rows.jsonl", list(rows)))], max_length=16, validation_share=0.5,
-                              task="span", tokenizer_folder=spans.found.tokenizer_folder, cache=cache)
+        store = examples_of(json_lines(tmp_path / "rows.jsonl", list(rows)), max_length=16, validation_share=0.5,
+                            task="span", tokenizer_folder=spans.found.tokenizer_folder, cache=cache)
         found = held_out_questions(spans, store, most=50).items
         assert {question.references for question in found} == {("paris",), ()}         # a window without it has no answer
         answer = point(spans, found[0], with_none=False)

@@ -81,9 +81,9 @@ def prepare(words: Words = None, as_json: Json = False) -> None:
 
 def _prepare_text(recipe: Recipe, *, as_json: bool) -> None:
     """Tokenise the text that a recipe trains on from scratch."""
-    from powertrain.run.material import open_recipe_store
+    from powertrain.data.store import open_store
 
-    store = open_recipe_store(recipe, cache_folder())
+    store = open_store(recipe.data, seed=recipe.seed, cache=cache_folder())
     tokens, held_out = len(store.train), len(store.validation)
     output.tell({"event": "prepared", "folders": [str(store.folder)], "tokens": tokens + held_out, "training_tokens": tokens,
                  "validation_tokens": held_out},

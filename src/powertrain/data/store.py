@@ -29,6 +29,7 @@ from powertrain.data.documents import Document, digest_documents, in_batches, re
 from powertrain.data.example import draw_share
 from powertrain.data.publishing import is_whole, key_of, mapped, publish, read_meta
 from powertrain.data.tokenizers import Tokenizer
+from powertrain.recipe.schema import DataRecipe
 from powertrain.records import WrongUse
 from powertrain.shapes import length_quantiles
 
@@ -56,41 +57,43 @@ class TokenStore:
     length_quantiles: dict[str, int]         # tokens per training document: min, p10, p50, p90, max
 
 
-def open_store(source: str, *, tokenizer: str, vocabulary: int | None, text_field: str, max_chars: int | None,
-               validation_share: float, validation_split: SplitKind, seed: int, cache: Path) -> TokenStore:
-    """Return the tokens of `source`, built into `cache` if they are not there yet. The arguments are the recipe's data keys.
+def open_store(data: DataRecipe, *, seed: int, cache: Path) -> TokenStore:
+    """Return the tokens of a recipe's text, built into `cache` if they are not there yet.
 
     Where the source has several documents and the tokenizer an end of text, it follows each document.
     Raises WrongUse if the source, the tokenizer or the split cannot be used, or `cache` cannot be written.
     """
-    tokenizers.check_tokenizer(tokenizer, vocabulary)
+    if not isinstance(data.source, str):
+        raise WrongUse(f"data.source lists {len(data.source)} sources, and training from scratch reads one; name a folder or "
+                       "a glob that holds them all")
+    tokenizer, share = data.tokenizer, data.validation_share
+    tokenizers.check_tokenizer(tokenizer, data.vocabulary)
     if tokenizer == "bpe":
-        of_tokenizer: list[Any] = ["bpe", vocabulary or tokenizers.BPE_VOCABULARY]
+        of_tokenizer: list[Any] = ["bpe", data.vocabulary or tokenizers.BPE_VOCABULARY]
     else:
         of_tokenizer = [tokenizer] if tokenizer in tokenizers.KINDS else \
             ["folder", tokenizers.digest_files(tokenizers.tokenizer_files(Path(tokenizer).expanduser()))]
-    documents = read_documents(source, cache=cache, text_field=text_field, max_chars=max_chars)
+    documents = read_documents(data.source, cache=cache, text_field=data.text_field, max_chars=data.max_chars)
     digest = digest_documents(documents)
-    seeded = validation_split == "seeded" and validation_share > 0
     folder = cache / "tokens" / key_of({
         "format": FORMAT,
         "documents": digest,
-        "text_field": text_field,
-        "max_chars": max_chars,
+        "text_field": data.text_field,
+        "max_chars": data.max_chars,
         "tokenizer": of_tokenizer,
-        "validation": [validation_share, validation_split, seed if seeded else None],
+        "validation": [share, data.validation_split, seed if data.validation_split == "seeded" and share > 0 else None],
     })
     if not is_whole(folder):
-        split = split_documents(documents, validation_share, validation_split, seed)
+        split = split_documents(documents, share, data.validation_split, seed)
         # char must know every character, also one that only validates: it could not encode it otherwise.
         # bpe learns its merges from the training text, or the validation loss would profit from having seen the other text.
-        made = tokenizers.make_tokenizer(tokenizer, split.train if tokenizer == "bpe" else documents, vocabulary)
+        made = tokenizers.make_tokenizer(tokenizer, split.train if tokenizer == "bpe" else documents, data.vocabulary)
         publish(folder, lambda building: _build(building, documents, digest, split, made))
     meta = read_meta(folder)
     dtype = tokenizers.token_dtype(meta["vocabulary"])
     return TokenStore(
         folder=folder, train=mapped(folder / "train.bin", dtype), validation=mapped(folder / "validation.bin", dtype),
-        tokenizer=tokenizers.load_tokenizer(folder / "tokenizer"), source=source,
+        tokenizer=tokenizers.load_tokenizer(folder / "tokenizer"), source=data.source,
         **{name: meta[name] for name in ("digest", "documents", "characters", "text_bytes", "validation_bytes",
                                          "validation_text_gzip_bytes", "length_quantiles")})
 

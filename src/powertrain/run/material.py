@@ -72,7 +72,7 @@ class Material:
 
 def scratch_material(resolved: Resolved, cache: Path) -> Material:
     """Return data and model of training from scratch. Raises WrongUse for whatever cannot be trained."""
-    store = open_recipe_store(resolved.recipe, cache)
+    store = open_store(resolved.recipe.data, seed=resolved.recipe.seed, cache=cache)
     try:
         store.tokenizer.encode(resolved.recipe.sample.prompt)        # fails now, not at the first evaluation
     except WrongUse as error:
@@ -95,16 +95,6 @@ def _build(config: ModelConfig) -> Decoder:
     from powertrain.models.decoder import Decoder
 
     return Decoder(config)
-
-
-def open_recipe_store(recipe: Recipe, cache: Path) -> TokenStore:
-    data = recipe.data
-    if not isinstance(data.source, str):
-        raise WrongUse(f"data.source lists {len(data.source)} sources, and training from scratch reads one; name a folder or "
-                       "a glob that holds them all")
-    return open_store(data.source, tokenizer=data.tokenizer, vocabulary=data.vocabulary, text_field=data.text_field,
-                      max_chars=data.max_chars, validation_share=data.validation_share,
-                      validation_split=data.validation_split, seed=recipe.seed, cache=cache)
 
 
 def _config(recipe: Recipe, store: TokenStore) -> tuple[ModelConfig, dict[str, tuple[Any, str]]]:
@@ -182,15 +172,10 @@ def open_recipe_examples(recipe: Recipe, cache: Path, say: Callable[[str], None]
 
 
 def _examples(recipe: Recipe, base: Base, cache: Path, say: Callable[[str], None]) -> ExampleStore:
-    data = recipe.data
+    data = recipe.data.model_copy(update={"max_length": _max_length(recipe, base)})
     named = None if data.tokenizer in OWN_TOKENIZERS else Path(data.tokenizer).expanduser()
-    return open_examples(
-        data.sources, weights=data.weights, format=data.format,
-        columns=data.columns, split=data.split, validation_source=data.validation_source, max_examples=data.max_examples,
-        max_length=_max_length(recipe, base), long_examples=data.long_examples, train_on=data.train_on,
-        chat_template=data.chat_template, end_token=data.end_token, text_field=data.text_field,
-        validation_share=data.validation_share, seed=recipe.seed, task=base.choice.task, tokenizer_folder=named or base.folder,
-        decoder_start=decoder_start(base.folder) if base.choice.task == "seq2seq" else None, cache=cache, say=say)
+    return open_examples(data, tokenizer_folder=named or base.folder, cache=cache, seed=recipe.seed, task=base.choice.task,
+                         decoder_start=decoder_start(base.folder) if base.choice.task == "seq2seq" else None, say=say)
 
 
 def _max_length(recipe: Recipe, base: Base) -> int:

@@ -13,6 +13,7 @@ from powertrain.data.examples.making import ROWS_LOOKED_AT
 from powertrain.data.examples.store import ExampleStore, open_examples
 from powertrain.data.rows.reading import read_rows
 from powertrain.data.rows.row import BadRow, Message, Row, Span
+from powertrain.data.store import open_store
 from powertrain.models.decoder import Decoder
 from powertrain.models.huggingface.providers import decoder_start
 from powertrain.models.kernels.attention import sdpa_attention
@@ -22,7 +23,7 @@ from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, Plan, WrongUse
 from powertrain.records.events import Evaluated
 from powertrain.records.json_files import read_json
-from powertrain.run.material import DEFAULT_LENGTH, open_recipe_examples, open_recipe_store
+from powertrain.run.material import DEFAULT_LENGTH, open_recipe_examples
 from powertrain.training.loop import apply_plan, evaluate
 from powertrain.training.optimizers import plain_adamw
 from powertrain.training.setup import plain_setup
@@ -54,7 +55,7 @@ def score(opened: OpenedModel, cache: Path, say: Say) -> tuple[Evaluated, float 
         store = held_out_examples(opened, recipe, cache, say)
         return _evaluate(opened.model, store.validation, plan), None
     say(f"reading {recipe.data.source}")
-    texts = open_recipe_store(recipe, cache)
+    texts = open_store(recipe.data, seed=recipe.seed, cache=cache)
     if len(texts.validation) < 2:
         raise nothing_held_out(run, recipe)
     blocks = evaluation_blocks(texts.validation, recipe.data.block)
@@ -118,12 +119,11 @@ def examples_in(opened: OpenedModel, source: str, cache: Path, say: Say) -> Sequ
     if may_be_text and schema.kind == "text":
         return None
     length = min(opened.context or DEFAULT_LENGTH, data.max_length or DEFAULT_LENGTH)
-    return open_examples(
-        [source], format=schema.name, columns=data.columns, split=data.split, text_field=data.text_field, max_length=length,
-        long_examples=data.long_examples or "cut", train_on=data.train_on, chat_template=data.chat_template,
-        end_token=data.end_token, validation_share=0.0, task=opened.task, cache=cache, say=say,
-        tokenizer_folder=opened.found.tokenizer_folder,
-        decoder_start=decoder_start(opened.found.folder) if opened.task == "seq2seq" else None).training
+    of_source = data.model_copy(update={
+        "source": source, "format": schema.name, "max_length": length, "long_examples": data.long_examples or "cut",
+        "max_examples": None, "weights": None, "validation_source": None, "validation_share": 0.0})
+    return open_examples(of_source, tokenizer_folder=opened.found.tokenizer_folder, cache=cache, task=opened.task, say=say,
+                         decoder_start=decoder_start(opened.found.folder) if opened.task == "seq2seq" else None).training
 
 
 def _evaluate(model: Model, examples: Sequence[Example], plan: Plan, tokens_per_byte: float | None = None) -> Evaluated:
@@ -149,7 +149,7 @@ def real_examples(opened: OpenedModel, cache: Path, say: Say) -> tuple[Sequence[
             if recipe.method != "scratch":
                 store = held_out_examples(opened, recipe, cache, say)
                 return store.validation[:MOST], f"{min(MOST, len(store.validation))} examples that the run held out"
-            tokens = open_recipe_store(recipe, cache).validation
+            tokens = open_store(recipe.data, seed=recipe.seed, cache=cache).validation
             length = min(LONGEST, opened.context or LONGEST, max(1, len(tokens)))
             pieces = [tokens[start:start + length] for start in range(0, len(tokens) - length + 1, length)][:MOST]
             if pieces:

@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from powertrain.data.examples.encoding import ENCODERS, Encoder, Limit
 from powertrain.data.examples.part import Part, PartWriter, Progress, Say, write_rows
@@ -46,6 +46,9 @@ from powertrain.data.rows.row import Rejected, Row
 from powertrain.data.rows.schemas import Schema, find_schema
 from powertrain.machine import usable_cpus
 from powertrain.records import WrongUse
+
+if TYPE_CHECKING:
+    from powertrain.recipe.schema import DataRecipe
 
 READ_WHOLE_BYTES = 64 << 20
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
@@ -70,21 +73,18 @@ def digest_file(path: Path) -> str:
 class Reading:
     """How rows are read, whatever the source."""
 
-    format: str | None
-    columns: Mapping[str, str]
-    split: str | None
-    text_field: str
-    max_examples: int | None
+    data: DataRecipe
     task: str
     cache: Path
 
     def rows(self, source: str, most: int | None) -> Iterator[Row | Rejected]:
-        return read_rows(source, cache=self.cache, split=self.split, text_field=self.text_field, most=most)
+        return read_rows(source, cache=self.cache, split=self.data.split, text_field=self.data.text_field, most=most)
 
     def look(self, source: str) -> tuple[Schema, str, bool]:
         """Return the rows' schema, the sentence that states it, and whether the rows are texts that need no template."""
-        rows = [row for row in self.rows(source, ROWS_LOOKED_AT) if isinstance(row, Row)]
-        schema, said = find_schema(rows, name=self.format, columns=self.columns, task=self.task)
+        rows, data = [row for row in self.rows(source, ROWS_LOOKED_AT) if isinstance(row, Row)], self.data
+        columns = data.columns if data.text_field == "text" else {"text": data.text_field, **data.columns}
+        schema, said = find_schema(rows, name=data.format, columns=columns, task=self.task)
         texts = schema.name == "prompt_completion" and all(isinstance(row.fields.get(theirs), str | None)
                                                            for row in rows for theirs in schema.columns.values())
         return schema, f"{source}: {said}", texts
@@ -92,9 +92,9 @@ class Reading:
     def digest(self, source: str) -> str:
         """Return the sha256 (hex) of the content that `rows` would read. A source that is no file is read row by row."""
         digest = hashlib.sha256()
-        files = local_files(source, self.split)
+        files = local_files(source, self.data.split)
         if files is None:
-            for row in self.rows(source, self.max_examples):
+            for row in self.rows(source, self.data.max_examples):
                 digest.update(repr(row).encode(errors="surrogatepass"))
         for file in files or ():
             digest.update(f"{file}\0{digest_file(file)}\0".encode(errors="surrogatepass"))
@@ -130,8 +130,8 @@ def make_part(source: str, reading: Reading, work: Work, said: str, say: Say) ->
     encoder, tokenizer = work.encoder, work.encoder.tokenizer
     key = {
         "format": FORMAT,
-        "rows": {"source": source, "digest": reading.digest(source), "schema": work.schema.to_json(), "split": reading.split,
-                 "text_field": reading.text_field, "max_examples": reading.max_examples},
+        "rows": {"source": source, "digest": reading.digest(source), "schema": work.schema.to_json(),
+                 "split": reading.data.split, "text_field": reading.data.text_field, "max_examples": reading.data.max_examples},
         "tokenizer": [tokenizer.digest, tokenizer.end, tokenizer.before],
         "template": encoder.template and encoder.template.text, "train_on": encoder.train_on,
         "limit": [encoder.limit.max_length, encoder.limit.drop],
@@ -144,13 +144,13 @@ def make_part(source: str, reading: Reading, work: Work, said: str, say: Say) ->
 
 
 def _build(source: str, reading: Reading, work: Work, said: str, say: Say, folder: Path) -> dict[str, Any]:
-    files = files_of_lines(source, reading.split) if reading.max_examples is None else []
+    files = files_of_lines(source, reading.data.split) if reading.data.max_examples is None else []
     progress = Progress(source, say)
     with work.writer(folder) as writer:
         if further := further_processes(files):
             write_together(writer, stretches(files, STRETCH_BYTES), work, further, progress)
         else:
-            write_rows(writer, reading.rows(source, reading.max_examples), work.schema, work.encoder, progress.tell)
+            write_rows(writer, reading.rows(source, reading.data.max_examples), work.schema, work.encoder, progress.tell)
         return writer.meta(work.schema, said)
 
 

@@ -20,12 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from powertrain.data.example import SPLIT_STREAM, Example, StoredExamples, draw_share, seeded_order
-from powertrain.data.examples.encoding import ENCODERS, Limit, TrainOn, check_length
+from powertrain.data.examples.encoding import ENCODERS, Limit, check_length
 from powertrain.data.examples.making import Reading, Work, make_part
 from powertrain.data.examples.part import Part, Say
 from powertrain.data.examples.templates import ChatTemplate, find_template, own_templates
 from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
 from powertrain.data.rows.row import Message
+from powertrain.recipe.schema import DataRecipe
 from powertrain.records import WrongUse
 from powertrain.records.findings import Problem
 
@@ -181,23 +182,19 @@ class ExampleStore:
         return np.concatenate([part.records[name] for part in self.parts])
 
 
-def open_examples(sources: Sequence[str], *, weights: Sequence[float] | None = None, format: str | None = None,
-                  columns: Mapping[str, str] | None = None, split: str | None = None, validation_source: str | None = None,
-                  max_examples: int | None = None, max_length: int, long_examples: str | None = None,
-                  train_on: TrainOn = "assistant", chat_template: str | None = None, end_token: str | None = None,
-                  text_field: str = "text", validation_share: float = 0.05, seed: int = 42, task: str = "causal",
-                  tokenizer_folder: Path, decoder_start: int | None = None, cache: Path,
-                  say: Say = lambda _: None) -> ExampleStore:
-    """Return the examples of `sources`, built into `cache` if they are not there yet. The arguments are the recipe's data keys.
+def open_examples(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, seed: int = 42, task: str = "causal",
+                  decoder_start: int | None = None, say: Say = lambda _: None) -> ExampleStore:
+    """Return the examples of a recipe's sources, built into `cache` if they are not there yet. It needs data.max_length.
 
     Raises WrongUse if a source, the tokenizer or the template cannot be used, too many examples are too long, or nothing
     in them would be trained.
     """
-    if weights is not None and len(weights) != len(sources):
-        raise WrongUse(f"data.weights has {len(weights)} numbers for {len(sources)} sources; give one for each")
+    sources, max_length, validation_source = data.sources, data.max_length, data.validation_source
+    if data.weights is not None and len(data.weights) != len(sources):
+        raise WrongUse(f"data.weights has {len(data.weights)} numbers for {len(sources)} sources; give one for each")
+    assert max_length is not None
     assert task != "seq2seq" or decoder_start is not None
-    named = {"text": text_field, **(columns or {})} if text_field != "text" else dict(columns or {})
-    reading = Reading(format, named, split, text_field, max_examples, task, cache)
+    reading = Reading(data, task, cache)
     everything = [*sources, *([validation_source] if validation_source else [])]
     found = [reading.look(source) for source in everything]
     kind = found[0][0].kind
@@ -205,18 +202,18 @@ def open_examples(sources: Sequence[str], *, weights: Sequence[float] | None = N
         if schema.kind != kind:
             raise WrongUse(f"{sources[0]} holds a {kind} per row and {source} a {schema.kind}, which do not mix in "
                            "one run; train on one of them, or bring both to one format with data.format")
-    tokenizer = open_example_tokenizer(tokenizer_folder, end_token, task=task)
+    tokenizer = open_example_tokenizer(tokenizer_folder, data.end_token, task=task)
     texts = all(is_text for _, _, is_text in found)
-    template = find_template(tokenizer, chat_template, texts=texts) if kind == "conversation" else None
+    template = find_template(tokenizer, data.chat_template, texts=texts) if kind == "conversation" else None
     check_length(kind, max_length, tokenizer)
-    limit = Limit(max_length, drop=long_examples == "drop")
-    encoder = ENCODERS[kind](tokenizer, limit, template, train_on)
+    limit = Limit(max_length, drop=data.long_examples == "drop")
+    encoder = ENCODERS[kind](tokenizer, limit, template, data.train_on)
     parts = [make_part(source, reading, Work(schema, encoder), said, say)
              for source, (schema, said, _) in zip(everything, found, strict=True)]
-    _check_parts(parts, everything, limit, long_examples)
+    _check_parts(parts, everything, limit, data.long_examples)
     part_of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     prompts = np.concatenate([part.records["prompt"] for part in parts])
-    in_validation = part_of == len(sources) if validation_source else held_out(prompts, validation_share, seed)
+    in_validation = part_of == len(sources) if validation_source else held_out(prompts, data.validation_share, seed)
     trains = [np.flatnonzero((part_of == number) & ~in_validation) for number in range(len(sources))]
     said = _said(parts, everything, template, tokenizer)
     shared = len(np.intersect1d(prompts[in_validation], prompts[~in_validation])) if validation_source else 0
@@ -226,7 +223,7 @@ def open_examples(sources: Sequence[str], *, weights: Sequence[float] | None = N
     saved = tokenizer if template is None or template.text == own else replace(tokenizer, template=template.text)
     digest = hashlib.sha256("".join(part.folder.name for part in parts).encode()).hexdigest()
     return ExampleStore(tuple(parts), tuple(everything), kind, parts[0].schema, said, template, saved, digest, max_length,
-                        decoder_start, in_validation, weighted(trains, weights, seed))
+                        decoder_start, in_validation, weighted(trains, data.weights, seed))
 
 
 # ------------------------------------------------------------------------------------------------ what is said and refused
