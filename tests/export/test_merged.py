@@ -16,7 +16,7 @@ from adapted_models import make_base, with_adapter
 from powertrain.data.example import Example
 from powertrain.data.examples.tokenizer import ExampleTokenizer
 from powertrain.export import merged as merging
-from powertrain.export.merged import Agreement, all_scores, compare_scores, export_adapter, export_merged, is_rounding
+from powertrain.export.merged import Agreement, all_scores, compare_scores, export_adapter, export_merged
 from powertrain.models.bridge.loading import load_bridged
 from powertrain.models.decoder import Decoder
 from powertrain.models.kernels.quantised import quantise_base
@@ -209,7 +209,11 @@ class TestComparing:
         with torch.no_grad():
             broken.blocks[0].mlp_out.weight[0, 0] = torch.nan  # type: ignore[index, union-attr]
         found = compare_scores(all_scores(make_base("llama"), examples), all_scores(broken, examples))
-        assert not any(is_rounding(found, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16))
+        with pytest.raises(RunFailed, match="nothing was written"):
+            merging.refuse_difference(found)
+        for dtype in ("bfloat16", "float16"):
+            with pytest.raises(RunFailed, match=f"in {dtype} would not say"):
+                merging.refuse_loss(found, 1.0, dtype, "float32")
 
     def test_the_divergence_is_in_nats_a_token(self) -> None:
         even, uneven = torch.zeros(3, 2), torch.tensor([[0.0, torch.log(torch.tensor(3.0))]] * 3)      # 1/2, 1/2 and 1/4, 3/4

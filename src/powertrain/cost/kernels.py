@@ -40,8 +40,7 @@ class Shape:
         return self.heads // self.kv_heads
 
 
-Group = tuple[int, int]                      # documents, their length
-Attend = Callable[[Tape, Value, Value, Value, Shape, Group], Value]
+Attend = Callable[[Tape, Value, Value, Value, Shape, int, int], Value]       # of so many documents, of this length
 
 
 def over_groups(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, attend: Attend) -> Value:
@@ -52,10 +51,10 @@ def over_groups(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, attend: 
         q, k, v = unary(tape, q), unary(tape, k), unary(tape, v)     # their rows in another order
     outputs = []
     for length in dict.fromkeys(ordered):
-        group = (ordered.count(length), length)
-        rows = group[0] * length
+        documents = ordered.count(length)
+        rows = documents * length
         own, shared = rows * shape.heads * shape.head_width, rows * shape.kv_heads * shape.head_width
-        outputs.append(attend(tape, view(tape, q, own), view(tape, k, shared), view(tape, v, shared), shape, group))
+        outputs.append(attend(tape, view(tape, q, own), view(tape, k, shared), view(tape, v, shared), shape, documents, length))
     out = join(tape, outputs)
     del outputs
     return out if in_order else unary(tape, out)
@@ -66,8 +65,7 @@ def math_attention(tape: Tape, q: Value, k: Value, v: Value, shape: Shape) -> Va
     return convert(tape, over_groups(tape, q, k, v, shape, _attend_plainly), q.item)
 
 
-def _attend_plainly(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, group: Group) -> Value:
-    documents, length = group
+def _attend_plainly(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, documents: int, length: int) -> Value:
     pairs = documents * shape.heads * length * length
     # each kv head as often as it serves, laid out anew either way
     k, v = (convert(tape, operator(tape, (x,), x.count * shape.repeats, x.item), FP32) for x in (k, v))
@@ -103,14 +101,13 @@ def sdpa_attention(tape: Tape, q: Value, k: Value, v: Value, shape: Shape) -> Va
     return over_groups(tape, q, k, v, shape, _attend_dropping if shape.dropout and not tape.is_cuda else _attend_fused)
 
 
-def _attend_fused(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, group: Group) -> Value:
-    documents, length = group
+def _attend_fused(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, documents: int, length: int) -> Value:
     seen = mask = None
     if shape.window is not None and shape.window < length:
         seen = _mask(tape, length, 1, shape.window)
         mask = tape.new(length * length * q.item)
     nbytes = q.nbytes
-    scratch = partial(_flash_scratch, shape, group, q.item, is_cuda=tape.is_cuda)
+    scratch = partial(_flash_scratch, shape, documents, length, q.item, is_cuda=tape.is_cuda)
 
     def make() -> tuple[Block, Block]:
         out, sums = tape.new(nbytes), tape.new(documents * shape.heads * length * FP32)
@@ -125,13 +122,12 @@ def _attend_fused(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, group:
     return result
 
 
-def _flash_scratch(shape: Shape, group: Group, item: int, *, backward: bool, is_cuda: bool) -> int:
+def _flash_scratch(shape: Shape, documents: int, length: int, item: int, *, backward: bool, is_cuda: bool) -> int:
     """Return the bytes that the kernel works in.
 
     On a CPU each thread has scores, their maxima and sums, and a piece of the result. On a GPU the backward pass sums the
     queries' gradient in fp32, has a number a row, and gradients of keys and values for every query head.
     """
-    documents, length = group
     if is_cuda:
         rows = documents * length * shape.heads
         repeated = 2 * item * rows * shape.head_width if shape.repeats > 1 else 0
@@ -145,9 +141,8 @@ def _flash_scratch(shape: Shape, group: Group, item: int, *, backward: bool, is_
     return shape.threads * (FP32 * numbers + (item * halves if item < FP32 else 0))
 
 
-def _attend_dropping(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, group: Group) -> Value:
+def _attend_dropping(tape: Tape, q: Value, k: Value, v: Value, shape: Shape, documents: int, length: int) -> Value:
     """Run torch's plain attention, which is in fp32 whatever the type of q."""
-    documents, length = group
     item, pairs = q.item, documents * shape.heads * length * length
     wide_q, wide_k, wide_v = (convert(tape, view(tape, x), FP32) for x in (q, k, v))
     scaled_q = unary(tape, wide_q)

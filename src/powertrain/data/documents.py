@@ -7,6 +7,7 @@ its digest, differs between Python versions. `shakespeare` is tiny-shakespeare, 
 """
 
 import hashlib
+import sys
 import sysconfig
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -80,11 +81,8 @@ def read_documents(source: str, *, cache: Path, text_field: str = "text",
 
 
 def _up_to(max_chars: int | None, documents: Iterable[Document]) -> Iterator[Document]:
-    left = max_chars
+    left = sys.maxsize if max_chars is None else max_chars
     for document in documents:
-        if left is None:
-            yield document
-            continue
         yield Document(document.text[:left], document.origin)
         left -= len(document.text)
         if left <= 0:

@@ -4,7 +4,6 @@ Saved, they are models of the `tokenizers` library that give the same ids: a Wor
 and a byte-level BPE without merges. A marker beside the files names the kind of tokenizer.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -86,10 +85,6 @@ class CharTokenizer:
     def end_of_text(self) -> int | None:
         return len(self.characters) if self.with_end_of_text else None
 
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(f"char {self.with_end_of_text} {self.characters}".encode()).hexdigest()
-
     @cached_property
     def _code_points(self) -> npt.NDArray[np.uint32]:
         return _code_points(self.characters)
@@ -140,7 +135,6 @@ class ByteTokenizer:
     kind = "byte"
     vocabulary = 257
     end_of_text = 256
-    digest = hashlib.sha256(b"byte").hexdigest()
 
     def encode(self, text: str) -> npt.NDArray[Any]:
         """(UTF-8 bytes,) uint16. Raises WrongUse if `text` holds half a surrogate pair, which has no bytes."""

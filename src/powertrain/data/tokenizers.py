@@ -1,8 +1,8 @@
 """Text to token ids and back: how a tokenizer is made or opened again, and the tokenizers that the library runs.
 
-Ids are below a tokenizer's `vocabulary`; `end_of_text` follows each document, where there is one; `digest` is the sha256 of all
-that decides the ids. `encode` never gives the id of end_of_text for text that spells it, except in a folder tokenizer, which
-keeps its own rules. `decode` leaves special tokens in the text.
+Ids are below a tokenizer's `vocabulary`; `end_of_text` follows each document, where there is one. `encode` never gives the id
+of end_of_text for text that spells it, except in a folder tokenizer, which keeps its own rules. `decode` leaves special tokens
+in the text.
 
 `char` and `byte` are exact tables (table_tokenizers.py). `bpe` is trained here and a folder is anyone's Hugging Face tokenizer;
 both run in the `tokenizers` library. Each saves to a folder that transformers.AutoTokenizer opens with equal ids.
@@ -164,10 +164,6 @@ class BytePairTokenizer(_LibraryTokenizer):
     def load(cls, folder: Path) -> Self:
         return cls(_open_library(folder / "tokenizer.json"))
 
-    @cached_property
-    def digest(self) -> str:
-        return hashlib.sha256(self.library.to_str().encode()).hexdigest()
-
     def _pieces(self, text: str) -> Iterable[str]:
         return exact_pieces(text)
 
@@ -201,6 +197,7 @@ class FolderTokenizer(_LibraryTokenizer):
 
     @cached_property
     def digest(self) -> str:
+        """The sha256 (hex) of all that decides the ids."""
         return digest_files(self.files)
 
     def save(self, folder: Path) -> None:

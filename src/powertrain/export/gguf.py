@@ -18,6 +18,7 @@ Source: llama.cpp, src/models/*.cpp and conversion/*.py, as of llama-cpp-python 
 import importlib.util
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -128,11 +129,9 @@ def llama_cpp_logits(file: Path, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         opened = library.Llama(str(file), n_ctx=len(ids), n_batch=len(ids), logits_all=True, verbose=False)
     except ValueError as error:
         raise broken(file, f"llama.cpp cannot open it ({error})") from error
-    try:
+    with closing(opened):
         opened.eval(list(ids))
         return np.array(opened.scores[:len(ids)], dtype=np.float32)
-    finally:
-        opened.close()
 
 
 def spread_difference(ours: npt.NDArray[np.float32], theirs: npt.NDArray[np.float32]) -> float:
@@ -189,8 +188,7 @@ def write_file(file: Path, model: Decoder, architecture: str, metadata: dict[str
 
     # the types in which llama.cpp reads settings: counts are uint32, shares and scores float32
     adders = {bool: "add_bool", int: "add_uint32", float: "add_float32", str: "add_string", list: "add_array"}
-    writer = gguf.GGUFWriter(file, architecture)
-    try:
+    with closing(gguf.GGUFWriter(file, architecture)) as writer:
         for key, value in metadata.items():
             getattr(writer, adders[type(value)])(key, value)
         for name, tensor in all_tensors(model):              # once for the sizes, once for the data: none is kept
@@ -202,8 +200,6 @@ def write_file(file: Path, model: Decoder, architecture: str, metadata: dict[str
         for name, tensor in all_tensors(model):
             writer.write_tensor_data(as_stored(name, tensor, dtype)[0])
         writer.flush()
-    finally:
-        writer.close()
 
 
 def as_stored(name: str, tensor: Tensor, dtype: str) -> tuple[Any, Any]:

@@ -42,7 +42,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 FP32_DIFFERENCE = 1e-4
 # Nats a token. bf16 rounds a weight by up to 1/256 of it and moves a trained model's loss in the third digit; 0.02 is less
 # than two seeds of one fine-tuning differ. The divergence grows with the square of the error, and fp16 rounds 8 times finer.
-HALF_DIVERGENCE = {torch.bfloat16: 0.02, torch.float16: 0.02 / 64}
+HALF_DIVERGENCE = {"bfloat16": 0.02, "float16": 0.02 / 64}
 UNSEEN = 1e-6                                # nats: a change that nobody sees, whatever it is compared with
 LOST_SHARE = 0.25                            # of the adapter's own effect on the predictions
 CHECKED_EXAMPLES, CHECKED_TOKENS = 8, 256    # of each at most
@@ -126,14 +126,14 @@ def _rounded_in_place(model: BridgedModel, dtype: torch.dtype) -> BridgedModel:
 
 def refuse_difference(found: Agreement) -> None:
     """Raises RunFailed if the merged model, in fp32, does not predict the same as base + adapter."""
-    if not is_rounding(found, torch.float32):
+    if not found.difference <= FP32_DIFFERENCE:              # so that NaN is refused, too
         raise RunFailed(f"the merged model would not say what base + adapter say ({found}), so nothing was written; keep the "
                         "adapter (--to adapter), and report it")
 
 
 def refuse_loss(found: Agreement, effect: float, dtype: str, base_dtype: str) -> None:
     """Raises RunFailed if rounding to `dtype` moves predictions by too much, or undoes what the adapter learned."""
-    if not is_rounding(found, DTYPES[dtype]):
+    if not found.divergence <= HALF_DIVERGENCE[dtype]:
         raise RunFailed(f"the merged model in {dtype} would not say what base + adapter say ({found}), so nothing was written; "
                         "use --dtype float32, or keep the adapter (--to adapter)")
     lost = found.divergence > UNSEEN and found.divergence > LOST_SHARE * effect
@@ -208,13 +208,6 @@ def all_scores(model: Model, examples: Sequence[Example]) -> Iterator[Tensor]:
             yield scores
     finally:
         model.train(was_training)
-
-
-def is_rounding(found: Agreement, dtype: torch.dtype) -> bool:
-    """Return whether rounding to `dtype` explains `found`, the agreement of a merged model with base + adapter."""
-    if dtype == torch.float32:
-        return found.difference <= FP32_DIFFERENCE
-    return found.divergence <= HALF_DIVERGENCE[dtype]
 
 
 def shortened(examples: Sequence[Example]) -> list[Example]:

@@ -25,19 +25,15 @@ def read_software(hardware: Hardware | None = None) -> Software:
 
     Where `hardware` is known, torch need not be loaded for its GPU.
     """
-    versions, missing = {"powertrain": version_of("powertrain"), "python": platform.python_version()}, {}
+    versions = {"powertrain": version_of("powertrain"), "python": platform.python_version()}
     if hardware is None:
         import torch
 
         capability = torch.cuda.get_device_capability(0) if torch.cuda.is_available() else None
     else:
         capability = hardware.compute_capability
-    for part in PARTS:
-        reason = _why_not(part, capability)
-        if reason is None:
-            versions[part] = version_of(part.replace("_", "-"))
-        else:
-            missing[part] = reason
+    missing = {part: reason for part in PARTS if (reason := _why_not(part, capability)) is not None}
+    versions |= {part: version_of(part.replace("_", "-")) for part in PARTS if part not in missing}
     if compiler := cpp_compiler():
         versions["c++ compiler"] = compiler
     else:

@@ -1,6 +1,5 @@
 """Examples before they train: which rows were left out and why, lengths, the cost of padding, and one example in words."""
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -51,10 +50,9 @@ def histogram(lengths: Lengths) -> tuple[Bar, ...]:
     width = 1
     while int(lengths.max()) // width - int(lengths.min()) // width >= BARS:
         width *= 2
-    numbers, counts = np.unique(lengths // width, return_counts=True)
-    found = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
-    return tuple(Bar(number * width, (number + 1) * width - 1, found.get(number, 0))
-                 for number in range(min(found), max(found) + 1))
+    first = int(lengths.min()) // width
+    counts = np.bincount(lengths // width - first).tolist()
+    return tuple(Bar(number * width, (number + 1) * width - 1, count) for number, count in enumerate(counts, first))
 
 
 def padding_share(grids: list[Lengths], batch: int) -> float:
@@ -113,18 +111,15 @@ def pieces_of(store: ExampleStore, index: int) -> list[Piece]:
 
 
 def _pieces(reader: str, ids: npt.NDArray[np.int64], trained: npt.NDArray[np.bool_], tokenizer: Tokenizer) -> list[Piece]:
-    borders = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), len(ids)]
-    texts = _texts(ids, borders, tokenizer)
-    return [Piece(reader, text, bool(trained[border])) for text, border in zip(texts, borders, strict=False)]
+    """Return runs of tokens, trained or not, with their texts.
 
-
-def _texts(ids: npt.NDArray[np.int64], borders: Sequence[int], tokenizer: Tokenizer) -> list[str]:
-    """Return the text between each two borders: what the decoded whole gains there, because some tokenizers drop the first
-    space of any ids that they decode."""
-    texts: list[str] = []
+    A text is what the decoded whole gains there, because some tokenizers drop the first space of any ids that they decode.
+    """
+    pieces: list[Piece] = []
     before = ""
-    for start, stop in pairwise(borders):
+    for start, stop in pairwise([0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), len(ids)]):
         so_far = tokenizer.decode(ids[:stop])
-        texts.append(so_far[len(before):] if so_far.startswith(before) else tokenizer.decode(ids[start:stop]))
+        text = so_far[len(before):] if so_far.startswith(before) else tokenizer.decode(ids[start:stop])
+        pieces.append(Piece(reader, text, bool(trained[start])))
         before = so_far
-    return texts
+    return pieces

@@ -27,7 +27,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -109,12 +109,12 @@ class Work:
     encoder: Encoder
 
     def writer(self, folder: Path) -> PartWriter:
-        return PartWriter(folder, self.encoder.tokenizer.vocabulary, self.schema.kind)
+        return PartWriter(folder, self.encoder.tokenizer.vocabulary)
 
     def write(self, folder: Path, stretch: Stretch) -> None:
         """Write the rows of `stretch` as the files of a part into `folder`, for `PartWriter.append`."""
         folder.mkdir()
-        with self.writer(folder) as writer:
+        with closing(self.writer(folder)) as writer:
             write_rows(writer, stretch.rows(), self.schema, self.encoder)
         (folder / TOLD).write_text(json.dumps(writer.told()), encoding="utf-8")
 
@@ -146,7 +146,7 @@ def make_part(source: str, reading: Reading, work: Work, said: str, say: Say) ->
 def _build(source: str, reading: Reading, work: Work, said: str, say: Say, folder: Path) -> dict[str, Any]:
     files = files_of_lines(source, reading.data.split) if reading.data.max_examples is None else []
     progress = Progress(source, say)
-    with work.writer(folder) as writer:
+    with closing(work.writer(folder)) as writer:
         if further := further_processes(files):
             write_together(writer, stretches(files, STRETCH_BYTES), work, further, progress)
         else:

@@ -123,8 +123,8 @@ class Read:
 class PartWriter:
     """The files of one part, and what is counted while they are written."""
 
-    def __init__(self, folder: Path, vocabulary: int, kind: str):
-        self.folder, self.kind, self.vocabulary = folder, kind, vocabulary
+    def __init__(self, folder: Path, vocabulary: int):
+        self.folder, self.vocabulary = folder, vocabulary
         self.dtype = token_dtype(vocabulary)
         names = ("examples", "tokens", "trained", "sources", "segments")
         self.files: dict[str, IO[bytes]] = {name: (folder / f"{name}.bin").open("wb") for name in names}
@@ -133,10 +133,7 @@ class PartWriter:
         self.problems: list[Problem] = []
         self.places: dict[str, int] = {}
 
-    def __enter__(self) -> PartWriter:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         for file in self.files.values():
             file.close()
 
@@ -203,7 +200,7 @@ class PartWriter:
 
     def meta(self, schema: Schema, said: str) -> dict[str, Any]:
         told = {name: value for name, value in self.told().items() if name != "written"}
-        return {"kind": self.kind, "vocabulary": self.vocabulary, "schema": schema.name, "said": said, **told}
+        return {"kind": schema.kind, "vocabulary": self.vocabulary, "schema": schema.name, "said": said, **told}
 
     def _count(self, origin: str, row: EncodedRow) -> None:
         if row.refused == "bad":

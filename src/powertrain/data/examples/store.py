@@ -169,13 +169,12 @@ class ExampleStore:
 
     def place(self, index: int) -> tuple[Part, int]:
         """Return the part that holds example `index`, and its number in the part."""
-        if not 0 <= index < len(self.in_validation):
-            raise IndexError(f"example {index} of {len(self.in_validation)}")
+        within = index
         for part in self.parts:
-            if index < len(part):
-                return part, index
-            index -= len(part)
-        raise AssertionError("every index below N is in a part")
+            if 0 <= within < len(part):
+                return part, within
+            within -= len(part)
+        raise IndexError(f"example {index} of {len(self.in_validation)}")
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """(N,) a column of part.RECORD: "prompt" and "digest" are equal for examples of equal prompts and equal rows."""
@@ -210,7 +209,11 @@ def open_examples(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, seed
     encoder = ENCODERS[kind](tokenizer, limit, template, data.train_on)
     parts = [make_part(source, reading, Work(schema, encoder), said, say)
              for source, (schema, said, _) in zip(everything, found, strict=True)]
-    _check_parts(parts, everything, limit, data.long_examples)
+    for part, source in zip(parts, everything, strict=True):
+        if len(part) == 0:
+            raise _nothing_left(part, source, limit)
+    if data.long_examples is None and (sentence := undecided(parts, everything, max_length)):
+        raise WrongUse(sentence)
     part_of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     prompts = np.concatenate([part.records["prompt"] for part in parts])
     in_validation = part_of == len(sources) if validation_source else held_out(prompts, data.validation_share, seed)
@@ -266,14 +269,6 @@ def _left_out(counts: Mapping[str, int]) -> list[str]:
         "boundary": "{} prompts have other tokens alone than before their answer"}
     return [sentence.format(f"{counts[name]:,} of {counts['rows']:,}") for name, sentence in sentences.items()
             if counts.get(name)]
-
-
-def _check_parts(parts: Sequence[Part], sources: Sequence[str], limit: Limit, wanted: str | None) -> None:
-    for part, source in zip(parts, sources, strict=True):
-        if len(part) == 0:
-            raise _nothing_left(part, source, limit)
-    if wanted is None and (sentence := undecided(parts, sources, limit.max_length)):
-        raise WrongUse(sentence)
 
 
 def undecided(parts: Sequence[Part], sources: Sequence[str], max_length: int) -> str | None:

@@ -36,8 +36,7 @@ def read_rows(source: str, *, cache: Path, split: str | None = None, text_field:
     folder whose files are named after parts, a JSON file with several lists; train by default. `most` limits the rows.
     Raises WrongUse here if there is no such source, and while reading if a file is damaged or no row can be used.
     """
-    found = _found(source, cache, split, text_field)
-    return _usable(source, found if most is None else _first(most, found))
+    return _usable(source, _found(source, cache, split, text_field), most)
 
 
 def local_files(source: str, split: str | None) -> list[Path] | None:
@@ -83,17 +82,8 @@ def _file_rows(path: Path, split: str | None, text_field: str) -> Iterator[Row |
     return arrow_rows(path) if suffix else text_rows(path, text_field)
 
 
-def _first(most: int, found: Iterable[Row | Rejected]) -> Iterator[Row | Rejected]:
-    rows = 0
-    for row in found:
-        yield row
-        rows += isinstance(row, Row)
-        if rows == most:
-            return
-
-
-def _usable(source: str, found: Iterable[Row | Rejected]) -> Iterator[Row | Rejected]:
-    """Yield all of `found`. Raises WrongUse at its end if not one row could be read."""
+def _usable(source: str, found: Iterable[Row | Rejected], most: int | None) -> Iterator[Row | Rejected]:
+    """Yield `found` up to its row number `most`. Raises WrongUse at its end if not one row could be read."""
     first: Rejected | None = None
     rejected = rows = 0
     for row in found:
@@ -102,6 +92,8 @@ def _usable(source: str, found: Iterable[Row | Rejected]) -> Iterator[Row | Reje
         else:
             first, rejected = first or row, rejected + 1
         yield row
+        if rows == most:
+            return
     if first and not rows:
         raise WrongUse(f"data.source={source} has no row that can be read: all {rejected} are bad, the first of them, "
                        f"{first.origin}: {first.reason}")
