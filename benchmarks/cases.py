@@ -82,7 +82,7 @@ def conversations_of(materials: Materials) -> Path:
 
 def in_our_order(materials: Materials, method: str) -> Path:
     """The conversations of the first steps as our arm reads them, one step after the other."""
-    from powertrain.data.example import step_examples
+    from powertrain.data.order import step_examples
 
     path = materials.folder / f"in-order-{method}.jsonl"
     if not path.exists():
@@ -138,7 +138,7 @@ def first_weights_and_blocks(materials: Materials, words: Sequence[str], name: s
     """What our arm begins with, as a Hugging Face folder, and what its first steps read: (steps, batch, block + 1) of ids."""
     import numpy as np
 
-    from powertrain.data.example import step_examples
+    from powertrain.data.order import step_examples
     from powertrain.recipe import resolve_words
     from powertrain.run.prepare import build_setup, prepare
 

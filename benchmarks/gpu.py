@@ -29,7 +29,7 @@ from peer import Peer
 
 from powertrain.cli.options import cache_folder, say
 from powertrain.cost.work import step_work
-from powertrain.data.example import step_examples
+from powertrain.data.order import step_examples
 from powertrain.evidence import studies
 from powertrain.evidence.clock import CannotRun, Pace, Track, interleave
 from powertrain.evidence.worker import ArmProcess, Order

@@ -24,7 +24,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from powertrain.cli.options import cache_folder
-from powertrain.data.example import step_examples
+from powertrain.data.order import step_examples
 from powertrain.models.adapters.files import save_model
 from powertrain.recipe import resolve
 from powertrain.records import IGNORE

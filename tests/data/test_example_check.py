@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from example_folders import chat_folder, examples_of, json_lines, seq2seq_folder, span_folder
-from powertrain.data.example import collate_padded, step_examples
+from powertrain.data.example import collate_padded
 from powertrain.data.examples.check import check_examples, histogram, padding_share, pieces_of
+from powertrain.data.order import step_examples
 from powertrain.records import WrongUse
 from powertrain.report.rows import check_rows, marked, totals
 

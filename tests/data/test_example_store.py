@@ -8,9 +8,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from example_folders import chat_folder, examples_of, json_lines, seq2seq_folder, span_folder
-from powertrain.data.example import epoch_order
 from powertrain.data.examples import making
 from powertrain.data.examples.store import held_out, weighted
+from powertrain.data.order import epoch_order
 from powertrain.data.publishing import is_whole
 from powertrain.records import IGNORE, WrongUse
 

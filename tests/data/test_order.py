@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from powertrain.data.example import cursor, epoch_order, seeded_order, step_examples
+from powertrain.data.order import cursor, epoch_order, seeded_order, step_examples
 
 
 @pytest.mark.parametrize("examples", [1, 2, 5, 123])

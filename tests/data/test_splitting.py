@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powertrain.data.documents import Document
-from powertrain.data.example import epoch_order
+from powertrain.data.order import epoch_order
 from powertrain.data.store import ENOUGH_DOCUMENTS, split_documents
 from powertrain.records import WrongUse
 

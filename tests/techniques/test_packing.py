@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from powertrain.cost.workload import length_at, longest_of, mean_length, padding_share
-from powertrain.data.example import collate_padded, pack, real_documents
+from powertrain.data.example import collate_padded, real_documents
+from powertrain.data.order import pack
 from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, NotApplied, Proposal, Refusal, WrongUse

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from powertrain.data import tokenizers
 from powertrain.data.documents import Document, digest_documents, in_batches, read_documents
-from powertrain.data.example import draw_share
+from powertrain.data.order import draw_share
 from powertrain.data.publishing import is_whole, key_of, mapped, publish, read_meta
 from powertrain.data.tokenizers import Tokenizer
 from powertrain.recipe.schema import DataRecipe

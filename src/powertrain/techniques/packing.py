@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from powertrain.cost.fitting import fitting_tokens, longest_example, wanted_tokens
 from powertrain.cost.workload import padding_share
-from powertrain.data.example import pack
+from powertrain.data.order import pack
 from powertrain.records import Batch, Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powertrain.data.example import Example, step_examples
+from powertrain.data.example import Example
+from powertrain.data.order import step_examples
 from powertrain.models.decoder import run_plainly
 from powertrain.models.kernels.attention import Attention, math_attention
 from powertrain.models.kernels.losses import Loss, token_loss

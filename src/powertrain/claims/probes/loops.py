@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from powertrain.claims.probes import probe
 from powertrain.claims.probes.probe import Context, Measured, Training
-from powertrain.data.example import Example, epoch_order
+from powertrain.data.example import Example
+from powertrain.data.order import epoch_order
 from powertrain.evidence.stats import by_turns, interval
 from powertrain.facts.measure import seconds_of, wait_for
 from powertrain.records import Batch, WrongUse

@@ -5,8 +5,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from powertrain.data.example import epoch_order
 from powertrain.data.examples.store import ExampleStore, refuse_no_training
+from powertrain.data.order import epoch_order
 from powertrain.data.tokenizers import Tokenizer
 from powertrain.records import IGNORE
 from powertrain.records.findings import Bar, ExampleCheck, Piece, Problem

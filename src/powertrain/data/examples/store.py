@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from powertrain.data.example import SPLIT_STREAM, Example, StoredExamples, draw_share, seeded_order
+from powertrain.data.example import Example, StoredExamples
 from powertrain.data.examples.encoding import ENCODERS, Limit, check_length
 from powertrain.data.examples.making import Reading, Work, make_part
 from powertrain.data.examples.part import Part, Say
 from powertrain.data.examples.templates import ChatTemplate, find_template, own_templates
 from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
+from powertrain.data.order import SPLIT_STREAM, draw_share, seeded_order
 from powertrain.data.rows.row import Message
 from powertrain.recipe.schema import DataRecipe
 from powertrain.records import WrongUse
