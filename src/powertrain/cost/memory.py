@@ -227,7 +227,8 @@ class Step:
 
     def update(self) -> None:
         """Update one weight after the other. The last tensor that an update makes is held until the next weight's is made."""
-        tensors = self.facts.workload.update_tensors
+        workload = self.facts.workload
+        tensors = 0 if workload.fused_optimizer else workload.optimizer.update_tensors       # fp32, of a weight's size
         last: Block | None = None
         for nbytes in self._updated() if tensors else ():
             others = [Block(self.memory, nbytes, WORKSPACE) for _ in range(tensors - 1)]

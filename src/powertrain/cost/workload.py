@@ -153,11 +153,6 @@ class Workload:
         whole, rest = divmod(self.fullest_pass_tokens, self.longest)
         return ((self.longest,) * whole + ((rest,) if rest else ()),) * self.micro_batches
 
-    @property
-    def update_tensors(self) -> int:
-        """Return how many fp32 tensors of a weight's size the update makes; a fused update makes none."""
-        return 0 if self.fused_optimizer else self.optimizer.update_tensors
-
 
 def library_workspace_bytes(hardware: Hardware) -> int:
     """Return the workspace of cuBLAS, which torch takes from its own allocator once for each stream."""

@@ -48,12 +48,8 @@ class StoredExamples(Sequence[Example]):
     @overload
     def __getitem__(self, index: slice) -> list[Example]: ...
     def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        if isinstance(index, slice):
-            return [self.read(i) for i in range(*index.indices(len(self)))]
-        within = int(index) + (len(self) if index < 0 else 0)
-        if not 0 <= within < len(self):
-            raise IndexError(f"example {index} of {len(self)}")
-        return self.read(within)
+        found = range(len(self))[index]
+        return [self.read(i) for i in found] if isinstance(found, range) else self.read(found)
 
 
 @dataclass(frozen=True, eq=False)

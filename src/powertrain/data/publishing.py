@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,10 @@ def _replace(folder: Path, building: Path) -> None:
     for _ in range(ATTEMPTS):
         if is_whole(folder):
             return
-        _drop(folder, building.with_name(f"{building.name}-damaged"))
+        aside = building.with_name(f"{building.name}-damaged")
+        with suppress(FileNotFoundError):    # renamed first, so that no other process sees it half gone
+            os.rename(folder, aside)
+        shutil.rmtree(aside, ignore_errors=True)
         try:
             os.rename(building, folder)
         except OSError as error:
@@ -122,15 +125,6 @@ def _replace(folder: Path, building: Path) -> None:
         sync(folder.parent)
         return
     raise WrongUse(f"{folder} is damaged, and other processes keep it from being replaced; stop them or remove it")
-
-
-def _drop(folder: Path, aside: Path) -> None:
-    """Remove what is at `folder`, if anything is: renamed first, so that no other process sees it half gone."""
-    try:
-        os.rename(folder, aside)
-    except FileNotFoundError:
-        return
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def sync(path: Path) -> None:

@@ -262,12 +262,9 @@ class SpanEncoder(Encoder):
         windows = [encoding, *encoding.overflowing]
         if len(windows) > 1 and self.limit.drop:
             return EncodedRow(refused="long", reason=f"it needs {len(windows)} windows of max_length={longest}", too_long=True)
-        examples = [self._window(window, sample) for window in windows]
+        examples = [Encoded(np.array(window.ids, dtype=np.int64), segments=np.array(window.type_ids, dtype=np.int64),
+                            answer=self._place(window, sample)) for window in windows]
         return EncodedRow(examples, tokens=sum(len(example.ids) for example in examples))
-
-    def _window(self, window: Encoding, sample: Span) -> Encoded:
-        ids = np.array(window.ids, dtype=np.int64)
-        return Encoded(ids, segments=np.array(window.type_ids, dtype=np.int64), answer=self._place(window, sample))
 
     def _place(self, window: Encoding, sample: Span) -> Place:
         if not sample.answers:

@@ -29,7 +29,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, TYPE_CHECKING, Any
@@ -127,31 +126,31 @@ class Work:
 
 def make_part(source: str, reading: Reading, work: Work, said: str, say: Say) -> Part:
     """Return the part of `source`, tokenised now unless the cache has it."""
-    encoder, tokenizer = work.encoder, work.encoder.tokenizer
+    data, encoder, tokenizer = reading.data, work.encoder, work.encoder.tokenizer
     key = {
         "format": FORMAT,
-        "rows": {"source": source, "digest": reading.digest(source), "schema": work.schema.to_json(),
-                 "split": reading.data.split, "text_field": reading.data.text_field, "max_examples": reading.data.max_examples},
+        "rows": {"source": source, "digest": reading.digest(source), "schema": work.schema.to_json(), "split": data.split,
+                 "text_field": data.text_field, "max_examples": data.max_examples},
         "tokenizer": [tokenizer.digest, tokenizer.end, tokenizer.before],
         "template": encoder.template and encoder.template.text, "train_on": encoder.train_on,
         "limit": [encoder.limit.max_length, encoder.limit.drop],
     }
+
+    def build(folder: Path) -> dict[str, Any]:
+        files = files_of_lines(source, data.split) if data.max_examples is None else []
+        progress = Progress(source, say)
+        with closing(work.writer(folder)) as writer:
+            if further := further_processes(files):
+                write_together(writer, stretches(files, STRETCH_BYTES), work, further, progress)
+            else:
+                write_rows(writer, reading.rows(source, data.max_examples), work.schema, encoder, progress.tell)
+            return writer.meta(work.schema, said)
+
     folder = reading.cache / "examples" / key_of(key)
     if not is_whole(folder):
         say(f"tokenising {source}")
-        publish(folder, partial(_build, source, reading, work, said, say))
+        publish(folder, build)
     return Part(folder)
-
-
-def _build(source: str, reading: Reading, work: Work, said: str, say: Say, folder: Path) -> dict[str, Any]:
-    files = files_of_lines(source, reading.data.split) if reading.data.max_examples is None else []
-    progress = Progress(source, say)
-    with closing(work.writer(folder)) as writer:
-        if further := further_processes(files):
-            write_together(writer, stretches(files, STRETCH_BYTES), work, further, progress)
-        else:
-            write_rows(writer, reading.rows(source, reading.data.max_examples), work.schema, work.encoder, progress.tell)
-        return writer.meta(work.schema, said)
 
 
 # ------------------------------------------------------------------------------------------------ stretches
