@@ -9,7 +9,6 @@ from transformers import AutoTokenizer
 from example_folders import CHATML, FORGETFUL, chat_folder, seq2seq_folder, span_folder
 from powertrain.data.examples.encoding import (
     ConversationEncoder,
-    Limit,
     PairEncoder,
     SpanEncoder,
     TextEncoder,
@@ -22,7 +21,7 @@ from powertrain.data.rows.row import Conversation, Message, Pair, Span, Text
 from powertrain.data.table_tokenizers import ByteTokenizer, CharTokenizer
 from powertrain.records import WrongUse
 
-ROOMY = Limit(10_000, drop=False)
+ROOMY = 10_000               # tokens
 
 
 def conversation(*contents):
@@ -39,9 +38,9 @@ def folders(tmp_path_factory):
             "forgetful": chat_folder(root / "forgetful", FORGETFUL)}
 
 
-def encoder_for(folder, wanted=None, limit=ROOMY, train_on="assistant"):
+def encoder_for(folder, wanted=None, max_length=ROOMY, train_on="assistant"):
     tokenizer = open_example_tokenizer(folder)
-    return ConversationEncoder(tokenizer, limit, find_template(tokenizer, wanted), train_on)
+    return ConversationEncoder(tokenizer, max_length, False, find_template(tokenizer, wanted), train_on)
 
 
 def learned(encoder, row):
@@ -134,16 +133,16 @@ def test_rewritten_history_is_noted(folders):
 def test_what_is_longer_than_the_limit_is_cut_at_its_end_and_counted(folders, over):
     sample = conversation("hello world", "the cat sat on the mat")
     whole = encoder_for(folders["chat"]).encode([sample])[0].examples[0].ids
-    limit = Limit(len(whole) - 1 - over, drop=False)
-    (row,) = encoder_for(folders["chat"], limit=limit).encode([sample])
+    encoder = encoder_for(folders["chat"], max_length=len(whole) - 1 - over)
+    (row,) = encoder.encode([sample])
     assert row.examples[0].ids.tolist() == whole[:len(whole) - over].tolist()
     assert (row.lost, row.too_long) == (over, over > 0)
-    (dropped,) = encoder_for(folders["chat"], limit=replace(limit, drop=True)).encode([sample])
+    (dropped,) = replace(encoder, drop=True).encode([sample])
     assert dropped.refused == ("long" if over else "")
 
 
 def test_a_prompt_that_fills_the_limit_leaves_nothing_to_train(folders):
-    (row,) = encoder_for(folders["chat"], limit=Limit(8, drop=False)).encode([conversation("hello world " * 9, "yes")])
+    (row,) = encoder_for(folders["chat"], max_length=8).encode([conversation("hello world " * 9, "yes")])
     assert (row.refused, row.too_long, row.examples) == ("untrained", True, [])
     assert "max_length=8" in row.reason
 
@@ -153,7 +152,7 @@ def test_a_prompt_that_fills_the_limit_leaves_nothing_to_train(folders):
 def test_a_text_is_cut_into_examples_that_predict_each_token_once_and_its_end(folders, which, before, length):
     tokenizer = open_example_tokenizer(folders[which])
     text = "the cat sat on the mat, hello"
-    (row,) = TextEncoder(tokenizer, Limit(length, drop=False)).encode([Text(text)])
+    (row,) = TextEncoder(tokenizer, length).encode([Text(text)])
     whole = [*before, *tokenizer.encode(text).tolist(), 2]
     assert [example.ids[0] for example in row.examples] == whole[:-1:length]
     assert [token for example in row.examples for token in example.ids[1:].tolist()] == whole[1:]
@@ -185,7 +184,7 @@ def test_a_pair_whose_tokenizer_adds_nothing_still_ends(folders):
 def test_a_source_that_is_cut_keeps_its_frame_and_a_target_that_is_cut_has_no_end(folders):
     tokenizer = open_example_tokenizer(folders["t5"])
     source, target = tokenizer.encode("hello world hello world"), tokenizer.encode("the cat sat on the mat")
-    (row,) = PairEncoder(tokenizer, Limit(5, drop=False)).encode([Pair("hello world hello world", "the cat sat on the mat")])
+    (row,) = PairEncoder(tokenizer, 5).encode([Pair("hello world hello world", "the cat sat on the mat")])
     (example,) = row.examples
     assert len(example.source) == len(example.ids) == 5
     assert example.source[-1] == tokenizer.end_of_text
@@ -210,7 +209,7 @@ def test_a_span_points_at_the_answers_tokens_and_segments_tell_the_texts_apart(f
 
 
 def test_a_long_context_gives_overlapping_windows_and_those_without_the_answer_point_at_the_first_token(folders):
-    encoder = SpanEncoder(open_example_tokenizer(folders["bert"]), Limit(24, drop=False))
+    encoder = SpanEncoder(open_example_tokenizer(folders["bert"]), 24)
     words = [str(number) for number in range(60)]
     context = " ".join(words)
     (row,) = encoder.encode([Span("what is it ?", context, ("30 31",), (context.index("30 31"),))])
@@ -228,7 +227,7 @@ def test_a_long_context_gives_overlapping_windows_and_those_without_the_answer_p
 
 
 def test_a_window_that_holds_half_an_answer_points_at_the_first_token(folders):
-    encoder = SpanEncoder(open_example_tokenizer(folders["bert"]), Limit(24, drop=False))
+    encoder = SpanEncoder(open_example_tokenizer(folders["bert"]), 24)
     context = " ".join(str(number) for number in range(60))
     answers = [f"{number} {number + 1}" for number in range(10, 50)]
     rows = encoder.encode([Span("what is it ?", context, (answer,), (context.index(answer),)) for answer in answers])
@@ -248,7 +247,7 @@ def test_an_unanswerable_question_points_at_the_first_token(folders):
 
 
 def test_a_question_that_leaves_no_room_is_one_bad_row(folders):
-    encoder = SpanEncoder(open_example_tokenizer(folders["bert"]), Limit(16, drop=False))
+    encoder = SpanEncoder(open_example_tokenizer(folders["bert"]), 16)
     long, short = encoder.encode([Span("what is it ? " * 9, CONTEXT, (), ()), Span("what ?", "hello world", (), ())])
     assert long.refused == "bad"
     assert "no room" in long.reason

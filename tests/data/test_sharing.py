@@ -185,7 +185,7 @@ def test_a_file_that_cannot_be_read_any_more_is_one_sentence(tmp_path, chat, cro
 def test_a_process_ends_with_its_input(chat):
     tokenizer = open_example_tokenizer(chat)
     told = {"schema": ["text", "text", {"text": "text"}], "tokenizer": [str(chat), tokenizer.end, tokenizer.digest],
-            "template": None, "train_on": "all", "limit": {"max_length": 10, "drop": False}}
+            "template": None, "train_on": "all", "max_length": 10, "drop": False}
     words = [sys.executable, "-c", making.CODE, json.dumps(sys.path)]
     ended = subprocess.run(words, input=json.dumps(told) + "\n", capture_output=True, text=True, check=False, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
@@ -193,7 +193,7 @@ def test_a_process_ends_with_its_input(chat):
 
 def test_a_tokenizer_that_changed_meanwhile_is_refused(tmp_path, chat):
     told = {"schema": ["text", "text", {"text": "text"}], "tokenizer": [str(chat), "<|im_end|>", "another"], "template": None,
-            "train_on": "all", "limit": {"max_length": 10, "drop": False}}
+            "train_on": "all", "max_length": 10, "drop": False}
     with pytest.raises(WrongUse, match="changed while rows were tokenised"):
         work_from(told)
 

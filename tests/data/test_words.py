@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from example_folders import CHATML, FORGETFUL, GENERATION, INST, WORDS, chat_folder
 from powertrain.data.examples import templates
 from powertrain.data.examples import words as words_module
-from powertrain.data.examples.encoding import ConversationEncoder, Limit, TextEncoder
+from powertrain.data.examples.encoding import ConversationEncoder, TextEncoder
 from powertrain.data.examples.templates import SHIPPED, find_template, plainly_rendered, writes_contents_only
 from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.data.examples.words import spelled_out, words_of
@@ -120,13 +120,13 @@ def test_what_is_remembered_does_not_grow_with_the_text(monkeypatch):
 # ------------------------------------------------------------------------------------------------ whole rows
 
 
-def rows_of(folder, *, by_words, template=None, train_on="assistant", samples=(), max_length=10_000, cut=Limit):
+def rows_of(folder, *, by_words, template=None, train_on="assistant", samples=(), max_length=10_000):
     tokenizer = open_example_tokenizer(folder)
     chat = find_template(tokenizer, template)
     if not by_words:
         tokenizer.__dict__["words"] = None
         chat.__dict__["_has_shapes"] = False
-    return ConversationEncoder(tokenizer, cut(max_length, drop=False), chat, train_on).encode(samples)
+    return ConversationEncoder(tokenizer, max_length, template=chat, train_on=train_on).encode(samples)
 
 
 def told(rows):
@@ -167,7 +167,7 @@ def test_texts_have_the_examples_of_the_plain_path(folders):
         tokenizer = open_example_tokenizer(folders["chatml"])
         if not by_words:
             tokenizer.__dict__["words"] = None
-        found.append(told(TextEncoder(tokenizer, Limit(7, drop=False)).encode(samples)))
+        found.append(told(TextEncoder(tokenizer, 7).encode(samples)))
     assert found[0] == found[1]
 
 
@@ -199,7 +199,7 @@ def test_a_template_that_looks_at_a_content_has_no_shape(body):
 def test_a_row_is_rendered_by_jinja_once_for_each_order_of_roles(folders, monkeypatch):
     tokenizer = open_example_tokenizer(folders["chatml"])
     template = find_template(tokenizer, None)
-    encoder = ConversationEncoder(tokenizer, Limit(100, drop=False), template)
+    encoder = ConversationEncoder(tokenizer, 100, template=template)
     samples = [Conversation((Message("user", json.dumps(n)), Message("assistant", "yes"))) for n in range(5)]
     (first, *_) = encoder.encode(samples[:1])
     monkeypatch.setattr(templates, "plainly_rendered", lambda *_, **__: pytest.fail("rendered again"))

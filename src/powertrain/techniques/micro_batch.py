@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from powertrain.cost.fitting import (
-    fitting_tokens,
-    longest_example,
-    memory_of_examples,
-    padded_examples,
-    wanted_tokens,
-)
+from powertrain.cost import fitting
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique
 
@@ -45,9 +39,9 @@ class MicroBatch(Technique):
     @classmethod
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         data, hardware = run.data, run.hardware
-        tokens, batch = longest_example(data), data.train_batch_size
-        target, fitting = wanted_tokens(hardware), fitting_tokens(run.model, hardware, tokens)
-        wanted = padded_examples(run.model, data, hardware)
+        tokens, batch = fitting.longest_example(data), data.train_batch_size
+        target, most = fitting.wanted_tokens(hardware), fitting.fitting_tokens(run.model, hardware, tokens)
+        wanted = fitting.padded_examples(run.model, data, hardware)
         shape = f"{batch} x {data.block} tokens" + ("" if data.kind == "blocks" else " on average")
         if run.decided.packs:
             return cls.refuse(Why.NOT_NEEDED, "packing already sets the size of each pass (up to "
@@ -55,11 +49,11 @@ class MicroBatch(Technique):
                               rival="packing")
         if wanted >= batch:
             return cls.refuse(Why.NOT_NEEDED, f"the whole batch of {shape} is small enough for one pass (a pass is fastest "
-                              f"up to {target:,} tokens; {fitting:,} fit in memory)",
-                              cls(_even_split(batch, -(-batch // 2))), numbers={"fitting_tokens": fitting})
+                              f"up to {target:,} tokens; {most:,} fit in memory)",
+                              cls(_even_split(batch, -(-batch // 2))), numbers={"fitting_tokens": most})
         examples = _even_split(batch, wanted)
-        limit = "fits the memory" if fitting < target else "suits the caches" if hardware.device == "cpu" else "is large enough"
-        saved_bytes = memory_of_examples(run.model, tokens)[1] * (batch - examples)
+        limit = "fits the memory" if most < target else "suits the caches" if hardware.device == "cpu" else "is large enough"
+        saved_bytes = fitting.memory_of_examples(run.model, tokens)[1] * (batch - examples)
         return cls(examples).on(
             f"{-(-batch // examples)} passes of {examples} examples: a pass of about {examples * data.block:,} tokens "
             f"{limit}, and the whole batch has {batch * data.block:,}",
@@ -69,7 +63,7 @@ class MicroBatch(Technique):
     @classmethod
     def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:
         """Halves of the batch, around what the plan would take; None is the whole batch in one pass."""
-        batch, suit = run.data.train_batch_size, padded_examples(run.model, run.data, run.hardware)
+        batch, suit = run.data.train_batch_size, fitting.padded_examples(run.model, run.data, run.hardware)
         sizes = [-(-batch // parts) for parts in (2, 4, 8, 16, 32, 64) if parts <= batch]
         near = sorted(sizes, key=lambda size: abs(math.log2(size / suit)))[:TRIED]
         return None, *(cls(size) for size in sorted(near, reverse=True))

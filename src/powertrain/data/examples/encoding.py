@@ -60,12 +60,6 @@ class EncodedRow:
     only_last: bool = False                  # the template rewrites earlier turns: only the last one is trained
 
 
-@dataclass(frozen=True)
-class Limit:
-    max_length: int                          # tokens that the model reads of an example
-    drop: bool                               # leave longer examples out instead of cutting them
-
-
 def prompt_of(sample: Sample) -> str:
     """Return the prompt. Samples with equal prompts are all trained on or all held out."""
     if isinstance(sample, Conversation):
@@ -82,7 +76,8 @@ class Encoder:
     """Makes examples of samples of one kind. Only conversations need a template."""
 
     tokenizer: ExampleTokenizer
-    limit: Limit
+    max_length: int                          # tokens that the model reads of an example
+    drop: bool = False                       # leave longer examples out instead of cutting them
     template: ChatTemplate | None = None
     train_on: TrainOn = "assistant"
 
@@ -118,7 +113,7 @@ class ConversationEncoder(Encoder):
             if self.train_on != "all":
                 ends += [(row, *_prompt_end(found, start[0], place[0]))
                          for start, place in zip(places, one.trained, strict=True)]
-            cut_causal(row, found.ids, places, self.limit)
+            self._cut(row, found.ids, places)
         self._check_boundaries(ends)
         return rows
 
@@ -142,6 +137,30 @@ class ConversationEncoder(Encoder):
         if len(self._tails) < MOST_KEPT_TAILS:
             self._tails.update({tail: ids for tail, ids in encoded.items() if len(tail) <= LONGEST_KEPT_TAIL})
 
+    def _cut(self, row: EncodedRow, ids: Ids, trained: Sequence[Place]) -> None:
+        """Make `row` the example of `ids`, without the tokens behind its last trained token or beyond the limit."""
+        row.tokens = len(ids)
+        trained = _clipped(trained, 1, len(ids))  # nothing comes before the first token that could predict it
+        if not trained:
+            row.refused, row.reason = "untrained", "it has no token that is trained"
+            return
+        kept = trained[-1][1]
+        row.untrained_end = len(ids) - kept
+        if kept > self.max_length + 1:       # of which the last one is only a target
+            row.too_long = True
+            if self.drop:
+                row.refused, row.reason = "long", f"{kept - 1} tokens, beyond max_length={self.max_length}"
+                return
+            row.lost = kept - self.max_length - 1
+            kept = self.max_length + 1
+            trained = _clipped(trained, 1, kept)
+            if not trained:
+                row.refused = "untrained"
+                row.reason = f"its prompt is longer than max_length={self.max_length}, so that nothing trained is left"
+                return
+            kept = trained[-1][1]
+        row.examples = [Encoded(ids[:kept], tuple(trained))]
+
 
 def _prompt_end(found: Tokenised, token: int, character: int) -> tuple[str, Ids]:
     """Return the end of a prompt from its last special token on, and the tokens of this end in the whole text.
@@ -150,31 +169,6 @@ def _prompt_end(found: Tokenised, token: int, character: int) -> tuple[str, Ids]
     """
     first, begin = found.last_special(token) or (0, 0)
     return found.text[begin:character], found.ids[first:token]
-
-
-def cut_causal(row: EncodedRow, ids: Ids, trained: Sequence[Place], limit: Limit) -> None:
-    """Make `row` the example of `ids`, without the tokens behind its last trained token or beyond the limit."""
-    row.tokens = len(ids)
-    trained = _clipped(trained, 1, len(ids))  # nothing comes before the first token that could predict it
-    if not trained:
-        row.refused, row.reason = "untrained", "it has no token that is trained"
-        return
-    kept = trained[-1][1]
-    row.untrained_end = len(ids) - kept
-    if kept > limit.max_length + 1:          # of which the last one is only a target
-        row.too_long = True
-        if limit.drop:
-            row.refused, row.reason = "long", f"{kept - 1} tokens, beyond max_length={limit.max_length}"
-            return
-        row.lost = kept - limit.max_length - 1
-        kept = limit.max_length + 1
-        trained = _clipped(trained, 1, kept)
-        if not trained:
-            row.refused = "untrained"
-            row.reason = f"its prompt is longer than max_length={limit.max_length}, so that nothing trained is left"
-            return
-        kept = trained[-1][1]
-    row.examples = [Encoded(ids[:kept], tuple(trained))]
 
 
 # ------------------------------------------------------------------------------------------------ texts
@@ -186,7 +180,7 @@ class TextEncoder(Encoder):
     def encode(self, samples: Sequence[Text]) -> list[EncodedRow]:
         before, _ = self.tokenizer.frame
         first, end = np.array(before, dtype=np.int64), np.array([self.tokenizer.end_of_text], dtype=np.int64)
-        longest = self.limit.max_length
+        longest = self.max_length
         rows = []
         for found in self.tokenizer.tokenise([sample.text for sample in samples]):
             if isinstance(found, str):
@@ -217,12 +211,12 @@ class PairEncoder(Encoder):
         if not target:
             return EncodedRow(refused="untrained", reason="its target has no tokens")
         before, behind = self.tokenizer.frame
-        end, longest = self.tokenizer.end_of_text, self.limit.max_length
+        end, longest = self.tokenizer.end_of_text, self.max_length
         room = longest - len(before) - len(behind)
         whole = [*before, *target, *(behind if end in behind else (*behind, end))]
         lost = max(0, len(source) - room) + max(0, len(whole) - longest)
         row = EncodedRow(tokens=len(source) + len(before) + len(behind) + len(whole), lost=lost, too_long=lost > 0)
-        if lost and self.limit.drop:
+        if lost and self.drop:
             row.refused, row.reason = "long", f"{len(source)} and {len(whole)} tokens, beyond max_length={longest}"
             return row
         # a source that was cut keeps its frame; a target that was cut has not ended, so it is given no end
@@ -245,7 +239,7 @@ class SpanEncoder(Encoder):
     @cached_property
     def _library(self) -> LibraryTokenizer:
         library = LibraryTokenizer.from_str(self.tokenizer.library.to_str())
-        library.enable_truncation(self.limit.max_length, stride=min(SPAN_STRIDE, self.limit.max_length // 4),
+        library.enable_truncation(self.max_length, stride=min(SPAN_STRIDE, self.max_length // 4),
                                   strategy="only_second")
         return library
 
@@ -255,12 +249,12 @@ class SpanEncoder(Encoder):
                 for sample, found in zip(samples, each_or_reason(self._library, pairs, True), strict=True)]
 
     def _row(self, sample: Span, encoding: Encoding | str) -> EncodedRow:
-        longest = self.limit.max_length
+        longest = self.max_length
         if isinstance(encoding, str):
             return EncodedRow(refused="bad", reason=encoding if "runcat" not in encoding else
                               f"its question leaves no room for the context within max_length={longest}")
         windows = [encoding, *encoding.overflowing]
-        if len(windows) > 1 and self.limit.drop:
+        if len(windows) > 1 and self.drop:
             return EncodedRow(refused="long", reason=f"it needs {len(windows)} windows of max_length={longest}", too_long=True)
         examples = [Encoded(np.array(window.ids, dtype=np.int64), segments=np.array(window.type_ids, dtype=np.int64),
                             answer=self._place(window, sample)) for window in windows]

@@ -33,7 +33,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, TYPE_CHECKING, Any
 
-from powertrain.data.examples.encoding import ENCODERS, Encoder, Limit
+from powertrain.data.examples.encoding import ENCODERS, Encoder
 from powertrain.data.examples.part import Part, PartWriter, Progress, Say, write_rows
 from powertrain.data.examples.templates import ChatTemplate
 from powertrain.data.examples.tokenizer import open_example_tokenizer
@@ -107,21 +107,18 @@ class Work:
     schema: Schema
     encoder: Encoder
 
-    def writer(self, folder: Path) -> PartWriter:
-        return PartWriter(folder, self.encoder.tokenizer.vocabulary)
-
     def write(self, folder: Path, stretch: Stretch) -> None:
         """Write the rows of `stretch` as the files of a part into `folder`, for `PartWriter.append`."""
         folder.mkdir()
-        with closing(self.writer(folder)) as writer:
+        with closing(PartWriter(folder, self.encoder.tokenizer.vocabulary)) as writer:
             write_rows(writer, stretch.rows(), self.schema, self.encoder)
         (folder / TOLD).write_text(json.dumps(writer.told()), encoding="utf-8")
 
     def to_json(self) -> dict[str, Any]:
         encoder, tokenizer = self.encoder, self.encoder.tokenizer
         return {"schema": self.schema.to_json(), "tokenizer": [str(tokenizer.files[0].parent), tokenizer.end, tokenizer.digest],
-                "limit": asdict(encoder.limit), "template": encoder.template and asdict(encoder.template),
-                "train_on": encoder.train_on}
+                "max_length": encoder.max_length, "drop": encoder.drop,
+                "template": encoder.template and asdict(encoder.template), "train_on": encoder.train_on}
 
 
 def make_part(source: str, reading: Reading, work: Work, said: str, say: Say) -> Part:
@@ -133,13 +130,13 @@ def make_part(source: str, reading: Reading, work: Work, said: str, say: Say) ->
                  "text_field": data.text_field, "max_examples": data.max_examples},
         "tokenizer": [tokenizer.digest, tokenizer.end, tokenizer.before],
         "template": encoder.template and encoder.template.text, "train_on": encoder.train_on,
-        "limit": [encoder.limit.max_length, encoder.limit.drop],
+        "limit": [encoder.max_length, encoder.drop],
     }
 
     def build(folder: Path) -> dict[str, Any]:
         files = files_of_lines(source, data.split) if data.max_examples is None else []
         progress = Progress(source, say)
-        with closing(work.writer(folder)) as writer:
+        with closing(PartWriter(folder, tokenizer.vocabulary)) as writer:
             if further := further_processes(files):
                 write_together(writer, stretches(files, STRETCH_BYTES), work, further, progress)
             else:
@@ -322,7 +319,7 @@ def work_from(told: Mapping[str, Any]) -> Work:
         raise WrongUse(f"the tokenizer in {folder} changed while rows were tokenised with it; start again")
     template = told["template"] and ChatTemplate(**{**told["template"], "special": tuple(told["template"]["special"])})
     schema = Schema(*told["schema"])
-    return Work(schema, ENCODERS[schema.kind](tokenizer, Limit(**told["limit"]), template, told["train_on"]))
+    return Work(schema, ENCODERS[schema.kind](tokenizer, told["max_length"], told["drop"], template, told["train_on"]))
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from powertrain.data.example import Example, StoredExamples
-from powertrain.data.examples.encoding import ENCODERS, Limit, check_length
+from powertrain.data.examples.encoding import ENCODERS, check_length
 from powertrain.data.examples.making import Reading, Work, make_part
 from powertrain.data.examples.part import Part, Say
 from powertrain.data.examples.templates import ChatTemplate, find_template, own_templates
@@ -206,13 +206,12 @@ def open_examples(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, seed
     texts = all(is_text for _, _, is_text in found)
     template = find_template(tokenizer, data.chat_template, texts=texts) if kind == "conversation" else None
     check_length(kind, max_length, tokenizer)
-    limit = Limit(max_length, drop=data.long_examples == "drop")
-    encoder = ENCODERS[kind](tokenizer, limit, template, data.train_on)
+    encoder = ENCODERS[kind](tokenizer, max_length, data.long_examples == "drop", template, data.train_on)
     parts = [make_part(source, reading, Work(schema, encoder), said, say)
              for source, (schema, said, _) in zip(everything, found, strict=True)]
     for part, source in zip(parts, everything, strict=True):
         if len(part) == 0:
-            raise _nothing_left(part, source, limit)
+            raise _nothing_left(part, source, max_length)
     if data.long_examples is None and (sentence := undecided(parts, everything, max_length)):
         raise WrongUse(sentence)
     part_of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
@@ -284,12 +283,12 @@ def undecided(parts: Sequence[Part], sources: Sequence[str], max_length: int) ->
     return None
 
 
-def _nothing_left(part: Part, source: str, limit: Limit) -> WrongUse:
+def _nothing_left(part: Part, source: str, max_length: int) -> WrongUse:
     counts, first = part.counts, part.problems[0]
     if counts.get("bad", 0) == counts["rows"]:
         return WrongUse(f"all {counts['rows']:,} rows of {source} are bad, the first of them, {first.origin}: {first.reason}")
     if counts.get("too_long"):
-        return WrongUse(f"no row of {source} has anything to train on within data.max_length={limit.max_length}: "
+        return WrongUse(f"no row of {source} has anything to train on within data.max_length={max_length}: "
                         f"{first.origin}: {first.reason}; raise data.max_length, or take a model that reads more if that is "
                         "all that this one can")
     return WrongUse(f"all labels are masked: no row of {source} has a token that is trained ({first.origin}: {first.reason}); "
