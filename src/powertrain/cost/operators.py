@@ -116,7 +116,7 @@ def linear(tape: Tape, x: Value, weight: Value, bias: Value | None, inputs: int)
 def rms_norm(tape: Tape, x: Value, weight: Value, width: int) -> Value:
     """Normalise: one operator on a GPU, on a CPU those of x * rsqrt(mean(x^2) + epsilon) * weight."""
     if tape.is_cuda:
-        return _fused_norm(tape, x, (weight,), width, statistics=1)
+        return layer_norm(tape, x, weight, None, width, statistics=1)
     rows, nbytes = x.count // width, x.nbytes
 
     def back_of_square(saved: Saved, gradients: Gradients) -> Gradients:
@@ -137,14 +137,11 @@ def rms_norm(tape: Tape, x: Value, weight: Value, width: int) -> Value:
     return multiply(tape, normalised, weight)
 
 
-def layer_norm(tape: Tape, x: Value, weight: Value, bias: Value | None, width: int) -> Value:
-    """Normalise by one operator, which saves its input, means and deviations."""
-    return _fused_norm(tape, x, (weight,) if bias is None else (weight, bias), width, statistics=2)
-
-
-def _fused_norm(tape: Tape, x: Value, weights: tuple[Value, ...], width: int, statistics: int) -> Value:
+def layer_norm(tape: Tape, x: Value, weight: Value, bias: Value | None, width: int, *, statistics: int = 2) -> Value:
+    """Normalise by one operator, which saves its input and `statistics` numbers a row: means and deviations."""
     kept = [tape.new(x.count // width * FP32) for _ in range(statistics)]
-    return operator(tape, (x, *weights), x.count, FP32, saves=(x.block, *kept), block=tape.new(x.nbytes))
+    read = (x, weight) if bias is None else (x, weight, bias)
+    return operator(tape, read, x.count, FP32, saves=(x.block, *kept), block=tape.new(x.nbytes))
 
 
 def dropout(tape: Tape, x: Value, share: float) -> Value:

@@ -26,7 +26,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from powertrain.data import table_tokenizers as tables
 from powertrain.data.documents import Document, in_batches
 from powertrain.records import WrongUse
-from powertrain.records.errors import did_you_mean
+from powertrain.records.errors import did_you_mean, first_line
 from powertrain.records.json_files import read_json
 
 BPE_VOCABULARY = 4096
@@ -273,8 +273,7 @@ def _converted(folder: Path) -> LibraryTokenizer:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         library = tokenizer.backend_tokenizer
     except Exception as error:  # a missing package, a damaged file, a class without a fast form: all mean the same here
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise WrongUse(f"{folder} has no tokenizer.json, and transformers cannot convert what it has: {first_line}; "
+        raise WrongUse(f"{folder} has no tokenizer.json, and transformers cannot convert what it has: {first_line(error)}; "
                        "save a fast tokenizer there with save_pretrained") from error
     assert isinstance(library, LibraryTokenizer), type(library)
     return library

@@ -100,6 +100,11 @@ class UnknownFact(LookupError):
     """A fact that the arithmetic needs is not known for this machine."""
 
 
+def first_line(error: Exception) -> str:
+    """Return the beginning of a library's message, which may go on over many lines; else the name of the error."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def did_you_mean(word: str, known: Iterable[str], *, key: str = "", otherwise: str = "", likeness: float = 0.6) -> str:
     """Return the end of a message: "; did you mean NAME?" with the known name most like `word`, else `otherwise`.
 

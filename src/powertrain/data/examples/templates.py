@@ -25,6 +25,7 @@ from powertrain.data.examples.tokenizer import ExampleTokenizer, Place
 from powertrain.data.rows.row import BadRow, Message
 from powertrain.data.tokenizers import CONFIG, TEMPLATE_FILE
 from powertrain.records import WrongUse
+from powertrain.records.errors import first_line
 from powertrain.records.json_files import read_json
 
 if TYPE_CHECKING:
@@ -152,8 +153,7 @@ class ChatTemplate:
             # declared to return a text, it returns a list of them, and a list of places for each
             (text,), places = render_jinja_template([chat], chat_template=self.text, **given)  # type: ignore[str-unpack]
         except Exception as error:  # a template is a program: it raises what it likes
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise BadRow(f"the chat template ({self.name}) refuses the conversation: {reason}") from error
+            raise BadRow(f"the chat template ({self.name}) refuses the conversation: {first_line(error)}") from error
         return text, places[0] if places else []
 
     def _by_prefixes(self, messages: Sequence[Message]) -> Marked:

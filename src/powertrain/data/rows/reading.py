@@ -24,6 +24,7 @@ from powertrain.data.rows.docstrings import docstring_rows
 from powertrain.data.rows.files import LONGEST_LINE_BYTES, json_lines, json_rows, numbered_lines, opened, text_rows
 from powertrain.data.rows.row import Rejected, Row, checked
 from powertrain.records import WrongUse
+from powertrain.records.errors import first_line
 
 ROW_SETS = ("docstrings",)
 
@@ -267,18 +268,16 @@ def hub_rows(source: str, split: str | None, *, hint: str = "") -> Iterator[Row 
         raise WrongUse(f"data.source={source}: the hub has no such dataset, or it is not yours to read{hint}; check the name, "
                        "and log in with `hf auth login` if it is private or gated") from error
     except ConnectionError as error:
-        raise WrongUse(f"data.source={source}: neither a path nor a dataset in the cache of `datasets`, and the hub cannot "
-                       f"be reached ({_first_line(error)}){hint}; load it once with a network, or give a path") from error
+        raise WrongUse(f"data.source={source}: neither a path nor a dataset in the cache of `datasets`, and the hub cannot be "
+                       f"reached ({first_line(error).rstrip('.')}){hint}; load it once with a network, or "
+                       "give a path") from error
     except (ValueError, RuntimeError, OSError) as error:
-        raise WrongUse(f"data.source={source} cannot be loaded: {_first_line(error)}{_config_cure(source, error)}") from error
+        raise WrongUse(f"data.source={source} cannot be loaded: {first_line(error).rstrip('.')}"
+                       f"{_config_cure(source, error)}") from error
     part = asked or folders.choose_split(f"data.source={source}", list(loaded), split)
     rows = loaded if asked else loaded[part]
     # as Arrow: pictures and sounds stay encoded, since nobody looks at them
     return table_rows(rows.with_format("arrow").iter(batch_size=BATCH_ROWS), f"{source}[{part}]")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def _config_cure(source: str, error: Exception) -> str:

@@ -14,6 +14,7 @@ from powertrain.models.huggingface.folder import Shards, save_tensors
 from powertrain.models.huggingface.hub import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_weights, read_adapter_json
 from powertrain.models.kernels.quantised import load_library
 from powertrain.records import WrongUse
+from powertrain.records.errors import first_line
 
 TASK_TYPES = {"causal": "CAUSAL_LM", "seq2seq": "SEQ_2_SEQ_LM", "span": "QUESTION_ANS"}
 ALL_LINEAR, NATIVE_ONLY = "all-linear", "LSLORA"
@@ -171,8 +172,3 @@ def save_adapter_files(library: Any, folder: Path, *, base: str) -> None:
         config.save_pretrained(str(folder))
     finally:
         config.inference_mode = was
-
-
-def first_line(error: Exception) -> str:
-    """Of a library's message, which may go on over many."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -16,12 +16,13 @@ from safetensors import SafetensorError
 from torch import nn
 
 from powertrain.models.adapters.targets import AdapterConfig
-from powertrain.models.bridge.adapters import continue_adapter, first_line, head_names, is_linear, put_adapters, wrap_saved
+from powertrain.models.bridge.adapters import continue_adapter, head_names, is_linear, put_adapters, wrap_saved
 from powertrain.models.bridge.model import BridgedModel, position_reach, quietly
 from powertrain.models.huggingface.hub import CONFIG, read_model_json, weight_files
 from powertrain.models.huggingface.providers import AUTO_CLASSES
 from powertrain.models.kernels.quantised import load_bitsandbytes, load_library
 from powertrain.records import ModelFacts, WrongUse
+from powertrain.records.errors import first_line
 from powertrain.shapes import QUANTISED_BLOCK
 
 NF4 = ("nf4", True)                          # 4-bit type, and whether its scales are quantised too
