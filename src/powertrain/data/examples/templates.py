@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -73,7 +73,7 @@ class ChatTemplate:
         """Return the conversation as the model reads it. Raises BadRow with the template's reason if it refuses."""
         if not self._has_shapes:
             return self._rendered(messages, add_generation_prompt=add_generation_prompt)[0]
-        return "".join(_filled(self._shape(tuple([message.role for message in messages]), add_generation_prompt), messages))
+        return "".join(_filled(self._shape([message.role for message in messages], add_generation_prompt), messages))
 
     def marked(self, messages: Sequence[Message], train_on: str) -> Marked:
         """Return the conversation's text, and the places of it that are trained."""
@@ -102,36 +102,39 @@ class ChatTemplate:
         return writes_contents_only(self.text)
 
     @cached_property
-    def _shape(self) -> Callable[[tuple[str, ...], bool], Shape]:
-        """Roles, and whether an answer is asked for -> the fixed texts of such conversations, and the messages between them."""
-        @lru_cache(MOST_SHAPES)
-        def shape(roles: tuple[str, ...], asks: bool) -> Shape:
+    def _shapes(self) -> dict[tuple[object, ...], Shape]:
+        return {}
+
+    def _shape(self, roles: Sequence[str], asks: bool) -> Shape:
+        """Return the fixed texts of conversations with these roles, and the numbers of the messages between them."""
+        key = (asks, *roles)
+        if key not in self._shapes:
+            if len(self._shapes) >= MOST_SHAPES:
+                self._shapes.clear()
             marked = [Message(role, MARK.format(number)) for number, role in enumerate(roles)]
             text = plainly_rendered(self.text, marked, {**self.tokens, "add_generation_prompt": asks})
-            return [int(part) if place % 2 else part for place, part in enumerate(MARKS.split(text))]
-
-        return shape
+            self._shapes[key] = [int(part) if place % 2 else part for place, part in enumerate(MARKS.split(text))]
+        return self._shapes[key]
 
     @cached_property
-    def _turns(self) -> Callable[[tuple[str, ...]], list[tuple[Border, Border]] | None]:
-        """Roles -> where the assistant's turns begin and end in the shape; None where the template rewrites a beginning."""
-        @lru_cache(MOST_SHAPES)
-        def turns(roles: tuple[str, ...]) -> list[tuple[Border, Border]] | None:
-            whole = self._shape(roles, False)
-            found = [(_border(self._shape(roles[:number], True), whole), _border(self._shape(roles[:number + 1], False), whole))
-                     for number, role in enumerate(roles) if role == "assistant"]
-            known = [(start, stop) for start, stop in found if start and stop]
-            return known if len(known) == len(found) else None
-
-        return turns
+    def _turns(self) -> dict[tuple[str, ...], list[tuple[Border, Border]] | None]:
+        return {}
 
     def _by_shapes(self, messages: Sequence[Message]) -> Marked | None:
         """As `_by_prefixes`, by the shape of each beginning; None where the template rewrites a beginning."""
         roles = tuple([message.role for message in messages])
-        known = self._turns(roles)
+        whole = self._shape(roles, False)
+        if roles not in self._turns:
+            if len(self._turns) >= MOST_SHAPES:
+                self._turns.clear()
+            found = [(_border(self._shape(roles[:number], True), whole), _border(self._shape(roles[:number + 1], False), whole))
+                     for number, role in enumerate(roles) if role == "assistant"]
+            turns = [(start, stop) for start, stop in found if start and stop]
+            self._turns[roles] = turns if len(turns) == len(found) else None
+        known = self._turns[roles]
         if known is None:
             return None
-        parts = _filled(self._shape(roles, False), messages)
+        parts = _filled(whole, messages)
         text, begins = "".join(parts), list(accumulate(map(len, parts), initial=0))
         places = [(begins[start[0]] + start[1], begins[stop[0]] + stop[1]) for start, stop in known]
         if any(stop < start for start, stop in places):
