@@ -21,7 +21,7 @@ def test_what_a_row_leads_to_exists() -> None:
         elif row.fate in places:
             tables = ("optimizer.", "objective.")        # whose settings their own table checks
             assert row.here in places[row.fate] or row.here.startswith(tables), row      # type: ignore[operator]
-        assert row.audit in READERS or not row.audit.endswith("()"), row
+        assert row.audit in {*READERS, *values()} or not row.audit.endswith("()"), row
         assert row.why or row.here, row
 
 
@@ -36,10 +36,13 @@ def test_nobody_s_key_has_two_rows() -> None:
 
 
 def test_every_reader_and_conversion_is_used() -> None:
-    assert set(READERS) == {row.audit for row in rows() if row.audit.endswith("()")}
-    assert {*CONVERSIONS, *values()} == {row.here for row in rows() if row.fate == "converted"} | {
+    of_audits = {name for name in values() if name.endswith("()")}
+    assert {*READERS, *of_audits} == {row.audit for row in rows() if row.audit.endswith("()")}
+    assert not {*READERS} & of_audits
+    assert {*CONVERSIONS, *values()} - of_audits == {row.here for row in rows() if row.fate == "converted"} | {
         row.key for row in rows() if row.here in ("method", "grouping") and row.fate == "together"}
     assert set(GROUPS) == {row.here for row in rows() if row.fate == "together"}
+    assert all("*" in table for table in values().values()), "every value has a row"
 
 
 def test_the_keys_that_give_a_format_away_are_its_trainer_s() -> None:

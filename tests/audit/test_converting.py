@@ -39,6 +39,10 @@ def converted(folder: Path, name: str) -> Conversion:
     return convert(read_config(path))
 
 
+def pins(conversion: Conversion) -> dict[str, Any]:
+    return {key: value for account in conversion.accounts for key, value in account.pins.items()}
+
+
 def fate(conversion: Conversion, key: str) -> tuple[str, dict[str, Any]]:
     found = next(account for account in conversion.accounts if account.key == key)
     return found.fate, dict(found.ours)
@@ -103,9 +107,9 @@ def test_converting_what_was_converted_changes_nothing(name: str, tmp_path: Path
 def test_what_only_decides_the_speed_is_left_to_the_plan_with_the_pin_that_would_keep_it(tmp_path: Path) -> None:
     conversion = converted(tmp_path, "lora.yml")
     assert not any(key.startswith("techniques.") for key in conversion.values)
-    assert conversion.pins["techniques.activation_checkpointing"] == "on"
-    assert conversion.pins["techniques.packing"] == "on"
-    assert conversion.pins["techniques.micro_batch"] == {"examples": 3}
+    assert pins(conversion)["techniques.activation_checkpointing"] == "on"
+    assert pins(conversion)["techniques.packing"] == "on"
+    assert pins(conversion)["techniques.micro_batch"] == {"examples": 3}
 
 
 def test_adamw_of_any_maker_is_adamw(tmp_path: Path) -> None:
@@ -174,7 +178,7 @@ def test_a_script_s_settings_convert_like_a_config_s() -> None:
                                     environment__OMP_NUM_THREADS="8", data__padding="max_length"))
     assert conversion.values["train_batch_size"] == 4
     assert (conversion.values["learning_rate"], conversion.values["adam_beta2"]) == (3e-4, 0.95)
-    assert conversion.pins["techniques.threads"] == {"threads": 8}
+    assert pins(conversion)["techniques.threads"] == {"threads": 8}
     assert fate(conversion, "data.padding")[0] == "planned"
 
 

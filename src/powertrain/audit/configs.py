@@ -21,11 +21,12 @@ from typing import Any
 
 import yaml
 
-from powertrain.audit.config_values import READERS, Told, switched
+from powertrain.audit.config_values import Told, told
 from powertrain.audit.expressions import Expressions, Scope, is_known, plain
 from powertrain.audit.script import Script
 from powertrain.audit.subject import Framework, Setting, Subject
 from powertrain.recipe import spellings
+from powertrain.recipe.resolve import Yaml
 from powertrain.recipe.schema import known_keys
 from powertrain.recipe.vocabulary import find, keys_of
 from powertrain.records import WrongUse
@@ -35,7 +36,6 @@ SETTINGS = ("techniques.", "optimizer.", "objective.")        # of a recipe, whi
 LEAST_KNOWN = 0.5                            # share of a file's keys that its trainer has; below, it is another one's file
 LARGEST_BYTES = 1 << 20                      # a config is a page of text, and of a script every value is followed
 MOST_NODES = 20_000                          # with all aliases opened
-_FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)$")
 # what documents and editors put into JSON: comments, tabs, a comma before a closing bracket; strings are left alone
 _NOT_JSON = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/|\t|,(?=\s*[}\]])', re.DOTALL)
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
@@ -48,13 +48,6 @@ class Marked:
     value: Any                               # plain: None, bool, int, float, str, list, dict
     line: int
     inner: Mapping[str, Marked] = field(default_factory=dict)    # of a table
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2's numbers: `1e-3` is a float, which PyYAML (1.1) reads as text."""
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
 def read_text(path: Path, what: str) -> str:
@@ -118,10 +111,10 @@ def _checked_json(text: str, path: Path) -> str:
 
 def _read_yaml(text: str, path: Path) -> Marked:
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        node = yaml.compose(text, Loader=Yaml)
         if node is None:
             return Marked({}, 1)
-        return _from_node(node, node.start_mark.line + 1, _Loader(""), iter(range(MOST_NODES)), path)
+        return _from_node(node, node.start_mark.line + 1, Yaml(""), iter(range(MOST_NODES)), path)
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f":{where.line + 1}" if where else ""
@@ -129,7 +122,7 @@ def _read_yaml(text: str, path: Path) -> Marked:
         raise WrongUse(f"{path}{line} is not YAML: {problem}") from None
 
 
-def _from_node(node: yaml.Node, line: int, loader: _Loader, budget: Iterator[int], path: Path) -> Marked:
+def _from_node(node: yaml.Node, line: int, loader: Yaml, budget: Iterator[int], path: Path) -> Marked:
     if next(budget, None) is None:
         raise WrongUse(f"{path} unfolds to more than {MOST_NODES:,} values; take its aliases out")
     if isinstance(node, yaml.MappingNode):
@@ -160,7 +153,7 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub("\ufffd", text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
-def _scalar(node: yaml.Node, loader: _Loader) -> Any:
+def _scalar(node: yaml.Node, loader: Yaml) -> Any:
     """Return a number, boolean, None or text; a date or a foreign tag stays text."""
     if str(node.tag).rpartition(":")[2] in ("null", "bool", "int", "float"):
         with suppress(ValueError, LookupError, yaml.YAMLError):      # `!!int word`
@@ -174,20 +167,19 @@ class Format:
 
     name: str                                # "an Axolotl YAML"
     framework: Framework
+    trainer: str                             # its name in the vocabulary, most often the framework's
     own: frozenset[str]                      # top-level keys that no other format has
-    trainer: str = ""                        # its name in the vocabulary, if that is not the framework's
     whole: frozenset[str] = frozenset()      # tables that are one value
-    wants: Callable[[Marked], bool] = lambda found: True         # what else must hold of the file
     optional_table: str = ""                 # a table that some files leave out: its keys stand at the top too
     section: str = ""                        # of all its keys, which then keep their names; "": the vocabulary decides
 
     @property
     def keys(self) -> list[str]:
-        return keys_of(self.trainer or self.framework)
+        return keys_of(self.trainer)
 
     def points(self, found: Marked) -> tuple[int, float]:
         """Return how many keys give the format away, and the share of all keys that its trainer has."""
-        if not self.wants(found):
+        if self.framework in WANTS and not WANTS[self.framework](found):
             return 0, 0.0
         known = sum(self.has_top(key) for key in found.inner)
         return sum(key in self.own for key in found.inner), known / max(1, len(found.inner))
@@ -201,7 +193,7 @@ class Format:
             key = key.partition(".")[0]
         elif self.optional_table:
             key = key.removeprefix(f"{self.optional_table}.")
-        return find(key, self.trainer or self.framework) is not None
+        return find(key, self.trainer) is not None
 
     def subject(self, path: Path, found: Marked) -> Subject:
         """Return the file's settings, each with its line."""
@@ -230,8 +222,7 @@ class Format:
         """Return what a key says in the audit's names."""
         if self.section:
             return [(f"{self.section}.{key}", value.value)]
-        return told(key.removeprefix(f"{self.optional_table}.") if self.optional_table else key, value,
-                    self.trainer or self.framework)
+        return told(key.removeprefix(f"{self.optional_table}.") if self.optional_table else key, value.value, self.trainer)
 
     def meant(self, key: str) -> str:
         """Return ` (did you mean X?)` if there is a key that is spelled nearly so."""
@@ -239,18 +230,6 @@ class Format:
         if not near:
             near = [name for name in self.keys if name.rpartition(".")[2] == key.rpartition(".")[2]][:1]
         return f" (did you mean {near[0]}?)" if near else ""
-
-
-def told(key: str, value: Marked, trainer: str | None) -> list[Told]:
-    """Return what a key of the vocabulary says, as this trainer or as anybody spells it."""
-    row = find(key, trainer)
-    if row is None:
-        return [(f"training.{key}", value.value)]
-    if row.audit in READERS:
-        return READERS[row.audit](key, value.value)
-    if row.audit.endswith("*"):
-        return [(row.audit[:-1] + key.removeprefix(row.key[:-1]), value.value)]
-    return [(row.audit, value.value)]
 
 
 def leaves(found: Marked, config: Format, prefix: str = "") -> Iterator[tuple[str, Marked]]:
@@ -280,13 +259,12 @@ class _Recipe(Format):
         return key in _OURS or key.startswith(SETTINGS) or super().has(key) or spellings.is_known(key)
 
     def tell(self, key: str, value: Marked) -> list[Told]:
-        if key.startswith("techniques.") and key.count(".") == 1:
-            value = replace(value, value=switched(value.value)) if find(key, "powertrain") else value
         if find(key, "powertrain") is not None:
-            return super().tell(key, value)
+            is_pin = key.startswith("techniques.") and value.value in ("on", "off")
+            return super().tell(key, replace(value, value=value.value == "on") if is_pin else value)
         if key in _OURS or key.startswith(SETTINGS):
             return [(key if "." in key else f"training.{key}", value.value)]
-        return told(key.rpartition(".")[2], value, None)
+        return told(key.rpartition(".")[2], value.value, None)
 
 
 _OURS = frozenset(known_keys()) | {"techniques", "data", "model"}
@@ -300,12 +278,13 @@ def _may_be_recipe(found: Marked) -> bool:
     return not foreign and "zero_optimization" not in found.inner
 
 
-# what else must hold of a file of some formats
+# what else must hold of a file of some frameworks
 WANTS: Mapping[str, Callable[[Marked], bool]] = {
     "powertrain": _may_be_recipe,
     "axolotl": lambda found: isinstance(found.value.get("datasets", []), list),
     "lora-trainer": lambda found: not isinstance(found.value.get("datasets"), dict) and "training" not in found.inner,
-    "character": lambda found: all(isinstance(found.value.get(key, {}), dict) for key in ("training", "model", "datasets")),
+    "character-transformer": lambda found: all(isinstance(found.value.get(key, {}), dict)
+                                               for key in ("training", "model", "datasets")),
     "torchtune": lambda found: any("_component_" in value.inner for value in found.inner.values())}
 
 
@@ -314,9 +293,8 @@ def _read_formats() -> dict[str, Format]:
     found = {}
     for name, said in yaml.safe_load(text).items():
         kind = _Recipe if name == "powertrain" else Format
-        words = {"framework": name, "wants": WANTS.get(name, lambda found: True), **said}
         sets = {key: frozenset(said[key].split()) for key in ("own", "whole") if key in said}
-        found[name] = kind(**{**words, **sets})
+        found[name] = kind(**{"framework": name, "trainer": said.get("framework", name), **said, **sets})
     return found
 
 

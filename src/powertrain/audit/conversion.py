@@ -13,7 +13,7 @@ from powertrain.audit.configs import printable
 from powertrain.audit.subject import Setting, Subject
 from powertrain.data.rows.formats import ALSO_CALLED, BY_NAME
 from powertrain.data.rows.reading import is_hub_id
-from powertrain.recipe import quoted
+from powertrain.recipe.resolve import quoted, yaml_lines
 
 Fate = Literal["translated", "planned", "no effect", "not supported", "unknown", "unread", "default"]
 FATES: tuple[Fate, ...] = ("translated", "default", "planned", "no effect", "not supported", "unknown", "unread")
@@ -32,7 +32,6 @@ TITLES = {
     "unknown": "keys that this trainer does not have", "unread": "not read: only running the file would tell",
 }
 ORDER = ("name", "description", "method", "model", "lora", "quantisation", "data")
-COMMENTS_FROM = 44
 
 
 @dataclass(frozen=True)
@@ -57,11 +56,6 @@ class Conversion:
     def values(self) -> dict[str, Any]:
         """Return the recipe: dotted key -> value."""
         return {key: value for account in self.accounts for key, value in account.ours.items()}
-
-    @property
-    def pins(self) -> dict[str, Any]:
-        """Return the pins that would keep what is left to the plan as the original has it."""
-        return {key: value for account in self.accounts for key, value in account.pins.items()}
 
 
 def data_of(subject: Subject) -> tuple[list[Accounted], list[str]]:
@@ -200,14 +194,8 @@ def recipe_yaml(conversion: Conversion, recognised: str = "") -> str:
         for key in account.ours:
             said_by.setdefault(key, []).append(account)
     sections = [*ORDER, *dict.fromkeys(key.split(".")[0] for key in values)]
-    opened = ""
-    for key in sorted(values, key=lambda key: sections.index(key.split(".")[0])):        # each section in one piece
-        section, _, leaf = key.partition(".")
-        if leaf and section != opened:
-            lines.append(f"{section}:")
-        opened = section if leaf else ""
-        text = f"{'  ' if leaf else ''}{leaf or key}: {quoted(values[key])}"
-        lines.append(_commented(text, said_by.get(key, [])))
+    ordered = sorted(values.items(), key=lambda item: sections.index(item[0].split(".")[0]))
+    lines += yaml_lines(ordered, lambda key: _comment(said_by.get(key, [])))
     for fate, title in TITLES.items():
         found = [account for account in conversion.accounts if account.fate == fate]
         lines += ["", f"# {title}:"] if found else []
@@ -227,14 +215,12 @@ def account_json(conversion: Conversion) -> list[dict[str, Any]]:
              "pins": dict(account.pins), "why": account.why} for account in conversion.accounts]
 
 
-def _commented(text: str, accounts: list[Accounted]) -> str:
-    if not accounts:
-        return text
+def _comment(accounts: list[Accounted]) -> str:
     origins: dict[str, str] = {}             # what the file says, once -> why; two settings may stand in one call
     for account in accounts:
         said = _said(account) if account.setting is not None else account.why or "a default"
         origins[said] = origins.get(said) or (account.why if account.setting is not None else "")
-    return f"{text:<{COMMENTS_FROM}}  # " + "; ".join(f"{said} ({why})" if why else said for said, why in origins.items())
+    return "; ".join(f"{said} ({why})" if why else said for said, why in origins.items())
 
 
 def _said(account: Accounted) -> str:

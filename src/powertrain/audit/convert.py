@@ -15,7 +15,7 @@ from powertrain.audit.configs import shown
 from powertrain.audit.conversion import NO_DATA, NO_MODEL, Accounted, Conversion, data_of
 from powertrain.audit.subject import METHODS, Setting, Subject
 from powertrain.recipe import Recipe
-from powertrain.recipe.conversions import NotSupported
+from powertrain.recipe.conversions import NotSupported, is_count
 from powertrain.recipe.spellings import OFF, is_ours, translate_row
 from powertrain.recipe.vocabulary import Row, by_audit_name, find
 from powertrain.records import WrongUse
@@ -113,15 +113,15 @@ def _batch(subject: Subject) -> list[Accounted]:
     whole = subject.settings.get("training.train_batch_size")
     micro, steps = subject.in_force(micro_key) or subject.value("loader.batch_size"), subject.in_force(steps_key) or 1
     said = {key: subject.settings[key] for key in (*BATCH, "loader.batch_size") if key in subject.settings}
-    if whole is not None and _is_count(whole.value):
+    if whole is not None and is_count(whole.value):
         return [Accounted("training.train_batch_size", whole, "translated", "", {"train_batch_size": whole.value}),
                 *(Accounted(key, setting, "planned", "the plan splits the batch",
                             pins=_split(micro) if key == micro_key else {}) for key, setting in said.items())]
-    if not _is_count(micro) or not _is_count(steps):
+    if not is_count(micro) or not is_count(steps):
         return [Accounted(key, setting, "not supported", f"{shown(setting.value)} is no number of examples; write "
                           "train_batch_size, the examples of an optimizer step") for key, setting in said.items()]
     processes = subject.value("accelerate.num_processes")
-    processes = processes if _is_count(processes) else 1
+    processes = processes if is_count(processes) else 1
     times = f" x {processes} processes" if processes != 1 else ""
     why = f"{micro} x {steps} accumulated{times}, on each device; the plan splits it"
     ours = {"train_batch_size": micro * steps * processes}
@@ -130,12 +130,8 @@ def _batch(subject: Subject) -> list[Accounted]:
     return accounts or [Accounted(micro_key, None, "default", why, ours, _split(micro))]
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 def _split(micro: Any) -> dict[str, Any]:
-    return {"techniques.micro_batch": {"examples": micro}} if _is_count(micro) else {}
+    return {"techniques.micro_batch": {"examples": micro}} if is_count(micro) else {}
 
 
 def _one(subject: Subject, key: str, setting: Setting, tunes: bool) -> Accounted:
@@ -243,7 +239,7 @@ def _floor(subject: Subject, key: str, value: Any) -> Aside:
 
 ASIDE: Mapping[str, Callable[[Subject, str, Any], Aside]] = {
     "training.eval_steps": _interval, "training.save_steps": _interval,
-    "training.save_total_limit": lambda subject, key, value: None if _is_count(value) else
+    "training.save_total_limit": lambda subject, key, value: None if is_count(value) else
     "it sets no limit, and the newest checkpoints and the best one are kept",
     "training.max_steps": lambda subject, key, value: "num_train_epochs decides the length" if value in (-1, 0) else None,
     MASKS[0]: _learned, MASKS[1]: _learned, "tokenizer.path": _tokenizer,

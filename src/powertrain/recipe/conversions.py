@@ -16,8 +16,6 @@ Answer = tuple[Renamed, str]                     # with a reason, or ""
 Conversion = Callable[[Any], Answer]
 Said = Mapping[str, Any]                         # the keys of one group that were set
 
-# names of the table of optimizers (training/optimizers.py), which other makers have too
-OUR_OPTIMIZERS = ("adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit", "lion", "lion_8bit", "sgd", "muon", "adafactor")
 TEMPLATES = ("plain", "chatml", "raw")           # the chat templates that ship
 
 
@@ -30,7 +28,7 @@ class NotSupported(WrongUse):
 
 
 def by_value(name: str, key: str, value: Any) -> Answer:
-    """Return what the rows `name` of the vocabulary's table of values say about this value of a key."""
+    """Return what the rows `name` of the vocabulary's tables of values say about this value of a key."""
     table, word = values()[name], "none" if value in ("", []) else str(value).lower()
     found = table.get(optimizer_word(value) if name == "optimizer" else word) or table["*"]
     if found.ours is None:
@@ -41,12 +39,6 @@ def by_value(name: str, key: str, value: Any) -> Answer:
 def optimizer_word(value: Any) -> str:
     """Return an optimizer's word in the table of values: "adamw" of torch.optim.AdamW."""
     return str(value).lower().rpartition(".")[2]
-
-
-def _optimizer_name(value: Any) -> Answer:
-    """The recipe's own key: only names that others alone have are converted."""
-    found = None if value in OUR_OPTIMIZERS else values()["optimizer"].get(str(value))
-    return (dict(found.ours), found.why) if found and found.ours else ({"optimizer.name": value}, "")
 
 
 def _warmup(value: Any) -> Answer:
@@ -176,9 +168,8 @@ def _model(value: Any) -> Answer:
 CONVERSIONS: Mapping[str, Conversion] = {        # besides those of the table of values
     "eval_epochs": _in_epochs("eval_steps"), "save_epochs": _in_epochs("save_steps"), "eval_steps": _steps("eval_steps"),
     "save_steps": _steps("save_steps"), "logging_steps": _steps("logging_steps"), "warmup": _warmup,
-    "schedule_options": _schedule_options, "betas": _betas, "optimizer name": _optimizer_name, "model": _model,
-    "targets": _targets, "source": _source, "held_out": _held_out, "template": _template,
-    "roles": _roles, "plugins": _plugins,
+    "schedule_options": _schedule_options, "betas": _betas, "model": _model, "targets": _targets, "source": _source,
+    "held_out": _held_out, "template": _template, "roles": _roles, "plugins": _plugins,
 }
 
 
@@ -204,7 +195,8 @@ def _agreed(said: Said) -> Any:
     return values[0] if values else None
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Return whether a value is a whole number of 1 or more."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
@@ -220,7 +212,7 @@ def _batch(said: Said, tunes: bool) -> Answer:
     if micro is None:
         raise WrongUse(f"gradient_accumulation_steps={steps} splits a batch, and no per_device_train_batch_size is set to "
                        "multiply; write train_batch_size, the examples of an optimizer step", keys=tuple(said))
-    if not _is_count(micro) or not (steps is None or _is_count(steps)):
+    if not is_count(micro) or not (steps is None or is_count(steps)):
         raise WrongUse(f"{shown(said)}: these must be whole numbers of 1 or more; write train_batch_size, the examples of an "
                        "optimizer step", keys=tuple(said))
     spelled = next(key for key in said if key != "gradient_accumulation_steps")

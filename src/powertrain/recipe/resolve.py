@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -32,11 +32,11 @@ CURES: Mapping[str, str] = {                 # pydantic's kind of error -> what 
 LARGEST_FILE_BYTES = 1 << 20  # a recipe is a page of text; YAML aliases can make a larger one explode
 
 
-class _Yaml(yaml.SafeLoader):
+class Yaml(yaml.SafeLoader):
     """YAML 1.2's numbers: `1e-3` is a float, which PyYAML (1.1) reads as text."""
 
 
-_Yaml.add_implicit_resolver(
+Yaml.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)$"), list("-+0123456789."))
 
 
@@ -66,16 +66,19 @@ class Resolved:
 
     def to_yaml(self) -> str:
         """The recipe as YAML that reads back to itself, with each value's origin as a comment."""
-        lines: list[str] = []
-        opened = ""
-        for key, value in flat(self.recipe.model_dump()):
-            section, _, leaf = key.rpartition(".")
-            if section and section != opened:
-                lines.append(f"{section}:")
-            opened = section
-            text = f"{'  ' if section else ''}{leaf}: {quoted(value)}"
-            lines.append(f"{text:<44}  # {self.origin(key)}")
-        return "\n".join(lines) + "\n"
+        return "\n".join(yaml_lines(flat(self.recipe.model_dump()), lambda key: str(self.origin(key)))) + "\n"
+
+
+def yaml_lines(values: Iterable[tuple[str, Any]], comment: Callable[[str], str]) -> Iterator[str]:
+    """Yield the lines of a recipe from its dotted keys, those of a section in one piece, each with its comment if it has one."""
+    opened = ""
+    for key, value in values:
+        section, _, leaf = key.rpartition(".")
+        if section and section != opened:
+            yield f"{section}:"
+        opened = section
+        text, said = f"{'  ' if section else ''}{leaf}: {quoted(value)}", comment(key)
+        yield f"{text:<44}  # {said}" if said else text
 
 
 def quoted(value: Any) -> str:
@@ -171,7 +174,7 @@ def _names(key: str, given: Mapping[str, Any]) -> bool:
 def read_yaml(text: str, origin: str) -> dict[str, Any]:
     """The keys of a recipe as they stand in its file. Raises WrongUse if it is none."""
     try:
-        values = yaml.load(text, _Yaml)
+        values = yaml.load(text, Yaml)
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
@@ -197,7 +200,7 @@ def _parse_words(words: Sequence[str]) -> dict[str, Any]:
         if not equals or not key:
             raise WrongUse(f"{word!r} is not key=value; write for example learning_rate=3e-4 or model.layers=4")
         try:
-            value = yaml.load(text, _Yaml) if text.strip() else ""
+            value = yaml.load(text, Yaml) if text.strip() else ""
         except (yaml.YAMLError, ValueError, LookupError, RecursionError):
             value = text
         values[f"{key}.{SHORT[key]}" if key in SHORT and isinstance(value, (str, list)) else key] = value

@@ -27,11 +27,11 @@ class Translated:
     fate: Fate = "converted"
 
 
-def translate(values: Mapping[str, Any], tunes: bool | None = None) -> tuple[Renamed, list[str]]:
+def translate(values: Mapping[str, Any], tunes: bool) -> tuple[Renamed, list[str]]:
     """Return the recipe's dotted keys, and a note for every key that was translated. Unknown keys stay as they are.
 
-    `tunes`: whether the whole recipe trains a pretrained model, which decides what a sequence length is of; None: as far as
-    `values` say. Raises WrongUse if two spellings disagree about one key, or a value has no counterpart.
+    `tunes`: whether the whole recipe trains a pretrained model, which decides what a sequence length is of.
+    Raises WrongUse if two spellings disagree about one key, or a value has no counterpart.
     """
     ours: Renamed = {}
     notes: list[str] = []
@@ -45,7 +45,6 @@ def translate(values: Mapping[str, Any], tunes: bool | None = None) -> tuple[Ren
         for name, item in found.ours.items():
             _put(ours, name, item, key)
         notes += [note] if (note := _note(key, value, found)) else []
-    tunes = fine_tunes(values) if tunes is None else tunes
     for group, said in groups.items():
         renamed, note = GROUPS[group](said, tunes)
         for name, item in renamed.items():

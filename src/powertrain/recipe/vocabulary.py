@@ -22,7 +22,7 @@ class Row:
 
     key: str                                 # "lora_rank"; one that ends in * stands for all that begin so
     by: frozenset[str]                       # the trainers that have it
-    audit: str                               # its name in an audit, or a reader of its value: "adapter()"
+    audit: str                               # its name in an audit, or what reads its value: "adapter()"
     fate: Fate
     here: str                                # the recipe's key, a conversion, a group, or of a planned row its pin
     why: str                                 # a whole sentence
@@ -32,7 +32,7 @@ class Row:
 class Meaning:
     """What becomes of a value."""
 
-    ours: Mapping[str, Any] | None           # the recipe's keys; None: it has no counterpart
+    ours: Mapping[str, Any] | None           # the recipe's keys, or an audit's; None: it has no counterpart
     why: str
 
 
