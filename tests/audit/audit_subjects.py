@@ -97,5 +97,5 @@ def here(hardware: Hardware, data: DataFacts | None = None, model_: ModelFacts |
     """A run of that data and model on that machine, or the machine alone."""
     installed = software_ or software()
     if data is None and model_ is None:
-        return Circumstances(machine=hardware, installed=installed)
-    return Circumstances(Facts(hardware, installed, model_ or model(), data or examples()))
+        return Circumstances(hardware, installed)
+    return Circumstances(hardware, installed, Facts(hardware, installed, model_ or model(), data or examples()))

@@ -7,7 +7,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,13 +16,15 @@ import peft
 import pytest
 import torch
 import transformers
+import yaml
 from peft.tuners.lora import config as lora_config
 from torch.utils.data import dataloader
 from transformers import training_args
 from transformers.utils import quantization_config
 
-from powertrain.audit.subject import DEFAULTS, Default
+from powertrain.audit import subject
 
+LIBRARIES = yaml.safe_load(Path(str(subject.__file__)).with_name("defaults.yaml").read_text(encoding="utf-8"))["libraries"]
 # our vocabulary -> the name in the library's own signature, where it is another
 SPELLED = {"training.activation_checkpointing": "gradient_checkpointing"}
 SOURCES: dict[str, tuple[ModuleType, str]] = {
@@ -44,20 +46,17 @@ OPTIONAL: dict[str, tuple[str, str, str]] = {
 MADE_LATER = {"quantisation.bnb_4bit_compute_dtype": "float32"}
 
 
-def rows() -> Iterator[tuple[str, Default]]:
-    """Every default of a library that is installed here, each once."""
-    seen = {}
-    for table in DEFAULTS.values():
-        for key, default in table.items():
-            seen[key, default.source] = default
-    yield from ((key, default) for (key, _), default in sorted(seen.items()) if not default.source.startswith(
-        ("TRL", "Accelerate")))
+@dataclass(frozen=True)
+class Default:
+    value: Any
+    source: str                              # "transformers 5.23, training_args.py:812"
 
 
-def optional_rows() -> Iterator[tuple[str, Default]]:
-    """Every default of a library that may be absent."""
-    for table in DEFAULTS.values():
-        yield from ((key, default) for key, default in table.items() if default.source.startswith(("TRL", "Accelerate")))
+def rows(*, optional: bool) -> Iterator[tuple[str, Default]]:
+    """Every default of a library that may be absent, or of one that is installed here."""
+    for source, table in LIBRARIES.items():
+        if source.startswith(("TRL", "Accelerate")) == optional:
+            yield from ((key, Default(value, f"{source}:{line}")) for key, (value, line) in table.items())
 
 
 def installed(source: str) -> tuple[ModuleType, type]:
@@ -81,7 +80,7 @@ def in_library(key: str, owner: type) -> Any:
     return inspect.signature(owner.__init__).parameters[name].default
 
 
-ROWS = list(rows())
+ROWS = list(rows(optional=False))
 
 
 def test_the_sources_are_the_versions_that_are_installed() -> None:
@@ -109,7 +108,7 @@ def test_the_source_line_names_the_argument(key: str, default: Default) -> None:
     assert SPELLED.get(key, key.partition(".")[2]) in text
 
 
-OPTIONAL_ROWS = list(optional_rows())
+OPTIONAL_ROWS = list(rows(optional=True))
 
 
 def test_of_every_optional_library_it_is_said_where_to_look() -> None:

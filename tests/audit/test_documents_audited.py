@@ -45,5 +45,5 @@ def test_a_script_for_a_gpu_is_told_that_it_will_not_start_on_a_cpu() -> None:
 
 
 def test_what_is_done_well_is_said() -> None:
-    found = audit(CLEAN / "tuned_trl.py", Circumstances(machine=gpu())).findings
+    found = audit(CLEAN / "tuned_trl.py", Circumstances(gpu())).findings
     assert {"good_precision", "good_packing", "good_batch"} <= {finding.rule for finding in found}

@@ -13,7 +13,7 @@ from powertrain.audit.subject import Circumstances
 from powertrain.records import Software, UserError
 from powertrain.records.findings import Finding
 
-TODAY = Circumstances(installed=Software({"torch": "2.13.0", "transformers": "5.23.0", "trl": "1.16.0"}, {}))
+TODAY = Circumstances(software=Software({"torch": "2.13.0", "transformers": "5.23.0", "trl": "1.16.0"}, {}))
 IMPORTS = """import torch
 from datasets import load_dataset
 from peft import LoraConfig, get_peft_model

@@ -42,52 +42,37 @@ DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16",
 COMPILING = ("training.torch_compile", "training.torch_compile_mode", "training.torch_compile_backend")
 
 
-@dataclass(frozen=True)
-class Default:
-    value: Any
-    source: str                              # "transformers 5.23, training_args.py:812"
-
-
 _FILE: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(
     (resources.files("powertrain") / "audit" / "defaults.yaml").read_text(encoding="utf-8"))
 OWN_DEFAULTS: Mapping[str, Mapping[str, Any]] = _FILE["trainers"]        # of trainers that are not the libraries' own
 
 
-def _libraries(*beginnings: str) -> dict[str, Default]:
+def _libraries(*beginnings: str) -> dict[str, Any]:
     """Return the defaults of the libraries whose source begins so; of two, the later one's."""
-    return {key: Default(value, f"{source}:{line}") for begins in beginnings for source, rows in _FILE["libraries"].items()
-            if source.startswith(begins) for key, (value, line) in rows.items()}
+    return {key: value for begins in beginnings for source, rows in _FILE["libraries"].items()
+            if source.startswith(begins) for key, (value, _line) in rows.items()}
 
 
 _ALWAYS = ("peft", "transformers 5.23, utils/quantization", "torch")
 _LIBRARIES = _libraries(*_ALWAYS)
-DEFAULTS: Mapping[str, Mapping[str, Default]] = {
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "transformers": _libraries(*_ALWAYS, "transformers 5.23, training_args"),
     "trl": _libraries(*_ALWAYS, "transformers 5.23, training_args", "TRL"), "accelerate": _libraries(*_ALWAYS, "Accelerate")}
 
 
 def default_of(framework: str, key: str) -> Any:
     """Return a library's value for a key that is not set, or the trainer's for its own arguments; None if none is known."""
-    found = DEFAULTS.get(framework, _LIBRARIES).get(key)
-    return None if found is None else found.value
+    return DEFAULTS.get(framework, _LIBRARIES).get(key)
 
 
 @dataclass(frozen=True)
 class Circumstances:
     """Where the subject would run: this machine and, where its files lie here, its data and model."""
 
-    facts: Facts | None = None               # None: its data and model are not known
-    machine: Hardware | None = None          # where only that is known
-    installed: Software | None = None
+    hardware: Hardware | None = None
+    software: Software | None = None
+    facts: Facts | None = None               # also of its data and model; None where these are not known
     not_looked_at: str = ""                  # why its data and model are not known
-
-    @property
-    def hardware(self) -> Hardware | None:
-        return self.facts.hardware if self.facts else self.machine
-
-    @property
-    def software(self) -> Software | None:
-        return self.facts.software if self.facts else self.installed
 
     @property
     def model(self) -> ModelFacts | None:

@@ -141,8 +141,8 @@ def _circumstances(elsewhere: bool) -> Where:
 
     def here(subject: Subject) -> Circumstances:
         found = facts_beside(subject, cache_folder(), say)
-        return Circumstances(machine=machine, installed=installed, not_looked_at=found) if isinstance(found, str) else \
-            Circumstances(found)
+        return Circumstances(machine, installed, not_looked_at=found) if isinstance(found, str) else \
+            Circumstances(found.hardware, found.software, found)
 
     return here
 
