@@ -105,10 +105,14 @@ class ClassValue:
     fields: dict[str, Setting] = field(default_factory=dict)         # class attributes; of a dataclass its defaults
     methods: dict[str, FunctionValue] = field(default_factory=dict)
 
+    @property
+    def lineage(self) -> list[ClassValue]:
+        """Return the class and the script's own classes that it derives from, the nearest first."""
+        return [self, *(each for base in self.bases if isinstance(base, ClassValue) for each in base.lineage)]
+
     def method(self, name: str) -> FunctionValue | None:
-        """Return a method of the class, or of the first of its bases that is the script's own."""
-        base = next((each for each in self.bases if isinstance(each, ClassValue)), None)
-        return self.methods[name] if name in self.methods else base.method(name) if base else None
+        """Return a method of the class, or of the nearest that it derives from."""
+        return next((each.methods[name] for each in self.lineage if name in each.methods), None)
 
 
 @dataclass(eq=False)
@@ -161,8 +165,7 @@ def either(a: Any, b: Any, spelled: str) -> Any:
 def attribute(owner: Any, name: str) -> Setting | None:
     """An attribute of an instance or class, where it is known, with its place."""
     if isinstance(owner, ClassValue):
-        inherited = (found for base in owner.bases if (found := attribute(base, name)) is not None)
-        return owner.fields[name] if name in owner.fields else next(inherited, None)
+        return next((each.fields[name] for each in owner.lineage if name in each.fields), None)
     if isinstance(owner, Made):
         if name in owner.attributes:
             found = owner.attributes[name]
@@ -340,8 +343,6 @@ class Expressions:
 
     def _subscript(self, node: ast.Subscript, scope: Scope) -> Any:
         owner = self.value(node.value, scope)
-        if isinstance(node.slice, ast.Slice):
-            return self.unread(node)
         key = self.value(node.slice, scope)
         if isinstance(owner, Table) and is_known(key) and key in owner.entries:
             return owner.entries[key].value
@@ -367,17 +368,15 @@ class Expressions:
                 table.entries[keyword.arg] = Setting(value, self.script.place(keyword), self.script.words(keyword))
         named: dict[str, Setting] = {str(key): entry for key, entry in table.entries.items()}
         opened = opened or table.open
-        if not isinstance(node.func, ast.Attribute):
-            called, owner = self.value(node.func, scope), None
-        else:
-            owner = self.value(node.func.value, scope)
-            called = self._of(owner, node.func)
+        method = node.func if isinstance(node.func, ast.Attribute) else None
+        owner = self.value(method.value, scope) if method is not None else None
+        called = self._of(owner, method) if method is not None else self.value(node.func, scope)
         if isinstance(called, Reference) and called.name in FUNCTIONS and not opened:
             return self.attempt(node, FUNCTIONS[called.name], *positional, **{key: item.value for key, item in named.items()})
-        if (isinstance(owner, str) and isinstance(node.func, ast.Attribute) and node.func.attr in TEXT_METHODS
+        if (isinstance(owner, str) and method is not None and method.attr in TEXT_METHODS
                 and all(map(is_known, positional)) and not named):
-            wide = node.func.attr == "format" and ":" in owner       # a width may ask for any amount of memory
-            return self.unread(node) if wide else self.attempt(node, getattr(owner, node.func.attr), *positional)
+            wide = method.attr == "format" and ":" in owner          # a width may ask for any amount of memory
+            return self.unread(node) if wide else self.attempt(node, getattr(owner, method.attr), *positional)
         return self.call(called, owner, node, Arguments(positional, named, opened))
 
 

@@ -4,6 +4,7 @@ Only defaults are known of what comes from a command line; that is what the scri
 """
 
 import ast
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,11 @@ def result(made: Made, script: Script) -> Any:
     return unread if made.name.startswith(OF_THE_MACHINE) else made
 
 
-def origins(made: Made) -> frozenset[str]:
-    """The dotted names of the call that made an object, and of what it wraps: of a compiled model, the model's too."""
-    found = {made.name}
-    inner = made.positional[0] if made.positional and made.last in WRAPPED else None
-    return frozenset(found | (origins(inner) if isinstance(inner, Made) else set()))
+def unwrapped(made: Any) -> Iterator[Made]:
+    """Yield what a call made and, of calls that give back their model such as torch.compile, what it was made of."""
+    while isinstance(made, Made):
+        yield made
+        made = made.positional[0] if made.positional and made.last in WRAPPED else None
 
 
 def add_argument(parser: Made, made: Made) -> None:
@@ -135,21 +136,13 @@ def option_default(value: Any) -> Any:
 
 def all_fields(kind: ClassValue) -> dict[str, Setting]:
     """The fields of a class and of the script's classes below it, in the order of a dataclass."""
-    found: dict[str, Setting] = {}
-    for base in kind.bases:
-        if isinstance(base, ClassValue):
-            found |= all_fields(base)
-    return found | kind.fields
+    return {name: field for each in reversed(kind.lineage) for name, field in each.fields.items()}
 
 
 def foreign_base(kind: ClassValue) -> str:
     """What a class of the script derives from in another package, if that is a config."""
-    for base in kind.bases:
-        if isinstance(base, Reference) and base.name.endswith(("Config", "Arguments")):
-            return base.name
-        if isinstance(base, ClassValue) and (found := foreign_base(base)):
-            return found
-    return ""
+    foreign = [base.name for each in kind.lineage for base in each.bases if isinstance(base, Reference)]
+    return next((name for name in foreign if name.endswith(("Config", "Arguments"))), "")
 
 
 def table_method(owner: Table, method: str, made: Made) -> Any:

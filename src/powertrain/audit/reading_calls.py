@@ -8,7 +8,8 @@ from typing import Any
 
 from powertrain.audit.expressions import Made, Reference, Unread
 from powertrain.audit.following import Followed, Written
-from powertrain.audit.script import WRAPPED, Setting
+from powertrain.audit.known_calls import unwrapped
+from powertrain.audit.script import Setting
 from powertrain.recipe.vocabulary import find
 
 Found = tuple[str, Setting]
@@ -89,7 +90,7 @@ class Training:
         given = [trainer.argument(0, "model") for trainer in self.trainers]
         weights = [made.argument(0, "params") for made in self.followed.calls if section_of(made) == "optimizer"]
         given = given or [made.owner for made in weights if isinstance(made, Made) and made.name.endswith(".parameters")]
-        loaded = [_unwrapped(made) for made in given]
+        loaded = [next(reversed([*unwrapped(made)]), None) for made in given]
         first = loaded[0] if loaded else None
         known = isinstance(first, Made) and section_of(first) == "model" and all(made is first for made in loaded)
         return first if known else None
@@ -131,13 +132,6 @@ class Training:
         for key, setting in found:
             perhaps = Unread(f"only if {open_[-1]}", setting.value) if open_ else setting.value
             yield key, Setting(perhaps, setting.place, setting.spelled)
-
-
-def _unwrapped(made: Any) -> Any:
-    """Return the model in calls that give back their model, such as get_peft_model and torch.compile."""
-    while isinstance(made, Made) and made.last in WRAPPED and made.positional:
-        made = made.positional[0]
-    return made
 
 
 def is_plain_trainer(made: Made) -> bool:

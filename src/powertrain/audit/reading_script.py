@@ -22,11 +22,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from powertrain.audit import known_calls, reading_calls
+from powertrain.audit import reading_calls
 from powertrain.audit.config_values import vocabulary
 from powertrain.audit.configs import read_text
 from powertrain.audit.expressions import Expressions, Made, Unread, is_known, plain
 from powertrain.audit.following import Followed, follow
+from powertrain.audit.known_calls import unwrapped
 from powertrain.audit.script import Loop, Script, Setting, imports, inside, parsed
 from powertrain.audit.steps import Step, outermost
 from powertrain.audit.subject import Framework, Subject
@@ -199,15 +200,14 @@ def times(made: Made) -> Any:
 
 def read_script(path: Path, text: str | None = None) -> Subject:
     """Return the settings of a Python script, or of another text in its place. Raises WrongUse where it cannot be parsed."""
-    script = parse(path) if text is None else replace(parse(path), text=text, tree=parsed(text), imported=imports(parsed(text)))
+    script = parse(path, text)
     followed = follow(script)
-    kinds = {name: frozenset().union(*(known_calls.origins(made) for made in values))
-             for name, values in followed.variables.items()}
     training = reading_calls.Training(followed)
-    script = replace(script, kinds=kinds, sections={name: made.node for name, made in training.sections.items()
-                                                    if isinstance(made.node, ast.Call)},
-                     trained=frozenset().union(*(known_calls.origins(made) for trainer in training.trainers
-                                                 if isinstance(made := trainer.argument(0, "model"), Made))))
+    kinds = {name: frozenset(each.name for made in values for each in unwrapped(made))
+             for name, values in followed.variables.items()}
+    trained = frozenset(each.name for trainer in training.trainers for each in unwrapped(trainer.argument(0, "model")))
+    sections = {name: made.node for name, made in training.sections.items() if isinstance(made.node, ast.Call)}
+    script = replace(script, kinds=kinds, sections=sections, trained=trained)
     settings: dict[str, Setting] = {}
     unread: dict[str, Setting] = {}
     unknown = dict(reading_calls.unknown_arguments(followed))
@@ -220,8 +220,8 @@ def read_script(path: Path, text: str | None = None) -> Subject:
     return Subject(path, framework(followed), settings, unread, unknown, script)
 
 
-def parse(path: Path) -> Script:
-    text = read_text(path, "script")
+def parse(path: Path, text: str | None = None) -> Script:
+    text = read_text(path, "script") if text is None else text
     try:
         tree = parsed(text)
     except (MemoryError, RecursionError):                 # of the parser, which has a limit of its own

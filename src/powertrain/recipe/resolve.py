@@ -70,7 +70,7 @@ class Resolved:
 
 
 def yaml_lines(values: Iterable[tuple[str, Any]], comment: Callable[[str], str]) -> Iterator[str]:
-    """Yield the lines of a recipe from its dotted keys, those of a section in one piece, each with its comment if it has one."""
+    """Yield a recipe's lines for its dotted keys, those of a section in one piece, each with its comment if it has one."""
     opened = ""
     for key, value in values:
         section, _, leaf = key.rpartition(".")
