@@ -58,7 +58,8 @@ def test_line_ends_stay_as_they_are(tmp_path: Path) -> None:
 def test_the_patched_copy_is_beside_the_original_which_is_untouched(tmp_path: Path) -> None:
     path = made(tmp_path, "a = 1\n")
     patch = make_patch([finding("a", Edit(str(path), 1, 1, "a = 2\n"))])
-    assert write_copy(patch, copy_beside(path)) == [tmp_path / "train.patched.py"]
+    text = patch.after[str(path)]
+    assert write_copy(str(path), text, copy_beside(path)) == tmp_path / "train.patched.py"
     assert (path.read_text(), (tmp_path / "train.patched.py").read_text()) == ("a = 1\n", "a = 2\n")
     with pytest.raises(WrongUse, match="another path"):
-        write_copy(patch, path)
+        write_copy(str(path), text, path)

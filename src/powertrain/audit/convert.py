@@ -5,7 +5,7 @@ what decides how fast is left to the plan with the pin that would keep it, and e
 more than a key's own value. Where a trainer's default differs from a recipe's it is written out.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from powertrain.audit.conversion import NO_DATA, NO_MODEL, Accounted, Conversion
 from powertrain.audit.subject import METHODS, Setting, Subject
 from powertrain.recipe import Recipe
 from powertrain.recipe.conversions import NotSupported, is_count
+from powertrain.recipe.resolve import put
 from powertrain.recipe.spellings import OFF, is_ours, translate_row
 from powertrain.recipe.vocabulary import Row, by_audit_name, find
 from powertrain.records import WrongUse
@@ -254,12 +255,9 @@ ASIDE: Mapping[str, Callable[[Subject, str, Any], Aside]] = {
 def _checked(account: Accounted) -> Accounted:
     """The account, unless a recipe cannot have its value."""
     nested: dict[str, Any] = {"method": "lora", "model": {"path": "any"}}
-    for dotted, value in account.ours.items():
-        section, _, leaf = dotted.partition(".")
-        if leaf and section != "techniques":
-            nested[section] = {**nested.get(section, {}), leaf: value}
-        elif not leaf:
-            nested[section] = value
+    for key, value in account.ours.items():
+        if not key.startswith("techniques."):
+            put(nested, key, value)
     try:
         Recipe.model_validate(nested)
     except ValidationError as error:
@@ -270,9 +268,8 @@ def _checked(account: Accounted) -> Accounted:
     return account
 
 
-def _defaults(subject: Subject, tunes: bool, accounts: Iterable[Accounted]) -> list[Accounted]:
+def _defaults(subject: Subject, tunes: bool, accounts: Sequence[Accounted]) -> list[Accounted]:
     """The trainer's own defaults for what the file leaves open, where they decide what is trained."""
-    accounts = list(accounts)
     written = {key for account in accounts for key in account.ours}
     done = {account.key for account in accounts if account.ours} | {BATCH[0]}
     method = next((account.ours["method"] for account in accounts if "method" in account.ours), "scratch")

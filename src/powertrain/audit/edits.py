@@ -29,16 +29,29 @@ from powertrain.records import WrongUse
 from powertrain.records.findings import Edit, Finding
 
 Edits = tuple[Edit, ...]
-_SPELLED = re.compile(r"""^["']?(?P<name>[A-Za-z_][\w.-]*)["']?\s*[=:]""")
 _VALUE = r"""(?P<value>"[^"]*"|'[^']*'|[^\s,#(){}\[\]]+)"""
 AS_IT_IS = object()
 BY_LENGTH = "group_by_length"                # what `group_by_length=True` is called in the vocabulary
 BLOCKS = ("body", "orelse", "finalbody")
 
 
-def set_to(subject: Subject, key: str, value: Any) -> Edits:
-    """Return the edit that gives `key` another value, if it is set in a line that can be changed safely."""
-    return renamed(subject, key, "", value)
+def set_to(subject: Subject, key: str, value: Any, name: str = "", beside: tuple[str, ...] = ()) -> Edits:
+    """Return the edit that gives `key` another value, if it is set in a line that can be changed safely.
+
+    Where a script does not set it, the argument `name` is inserted below the first of `beside` that has a line of a call to
+    itself.
+    """
+    if key in subject.settings or subject.script is None:
+        return renamed(subject, key, "", value)
+    for found in (_found(subject, other) for other in beside):
+        if found is None:
+            continue
+        setting, line, match = found
+        indentation = line[:match.start("name")]
+        if not indentation.strip() and line[match.end("value"):].split("#")[0].strip() == ",":
+            below, file = setting.place.line + 1, setting.place.file
+            return (Edit(file, below, below - 1, f"{indentation}{name}={_written(value, file)},\n"),)
+    return ()
 
 
 def renamed(subject: Subject, key: str, name: str, value: Any = AS_IT_IS) -> Edits:
@@ -63,30 +76,16 @@ def removed(subject: Subject, key: str) -> Edits:
     return () if rest else (Edit(setting.place.file, setting.place.line, setting.place.line, ""),)
 
 
-def added(subject: Subject, beside: tuple[str, ...], name: str, value: Any) -> Edits:
-    """Return the edit that inserts the argument `name` below the first of `beside` that has a line of a call to itself."""
-    for found in (_found(subject, key) for key in beside) if subject.script is not None else ():
-        if found is None:
-            continue
-        setting, line, match = found
-        indentation = line[:match.start("name")]
-        if not indentation.strip() and line[match.end("value"):].split("#")[0].strip() == ",":
-            below, file = setting.place.line + 1, setting.place.file
-            return (Edit(file, below, below - 1, f"{indentation}{name}={_written(value, file)},\n"),)
-    return ()
-
-
 def _found(subject: Subject, key: str, *, of_value: bool = True) -> tuple[Setting, str, re.Match[str]] | None:
     """Return the setting, its line, and where name and value stand in it; `of_value`: only where that very value stands."""
     setting = subject.settings.get(key)
-    spelled = _SPELLED.match(setting.spelled) if setting else None
-    if setting is None or spelled is None or not setting.place.line:
+    if setting is None or not setting.name or not setting.place.line:
         return None
-    lines = _lines(subject, setting.place.file)
+    lines = lines_of(subject, setting.place.file)
     if setting.place.line > len(lines):
         return None
     line = lines[setting.place.line - 1]
-    name = re.escape(spelled["name"])
+    name = re.escape(setting.name)
     pattern = re.compile(rf"""(?<![\w.])(?P<quote>["']?)(?P<name>{name})(?P=quote)\s*[=:](?!=)\s*{_VALUE}""")
     matches = list(pattern.finditer(line))
     if len(matches) != 1 or (of_value and not _says(setting, matches[0]["value"])):
@@ -103,7 +102,8 @@ def _says(setting: Setting, text: str) -> bool:
     return bool(read == setting.value) or (read is True and setting.value == BY_LENGTH)
 
 
-def _lines(subject: Subject, file: str) -> list[str]:
+def lines_of(subject: Subject, file: str) -> list[str]:
+    """Return the lines of one of the subject's files, each with its end; none of a file that cannot be read."""
     if subject.script is not None and str(subject.script.path) == file:
         return subject.script.text.splitlines(keepends=True)
     with suppress(OSError, UnicodeDecodeError):
@@ -268,20 +268,16 @@ def make_patch(findings: Iterable[Finding]) -> Patch:
                  tuple(left_out))
 
 
-def write_copy(patch: Patch, destination: Path) -> list[Path]:
-    """Writes the patched copies: of one file to this path, of several into this folder. Never over an original."""
-    written = []
-    for file, text in patch.after.items():
-        path = destination / Path(file).name if len(patch.after) > 1 or destination.is_dir() else destination
-        if path.exists():
-            what = "is the audited file itself; give" if path.resolve() == Path(file).resolve() else \
-                "is there already; take it away, or give"
-            raise WrongUse(f"{path} {what} another path to write the patched copy to")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8", newline="") as handle:
-            handle.write(text)
-        written.append(path)
-    return written
+def write_copy(file: str, text: str, destination: Path) -> Path:
+    """Write a file's patched text to this path, or into this folder, and return where it is. Never over an original."""
+    path = destination / Path(file).name if destination.is_dir() else destination
+    if path.exists():
+        what = "is the audited file itself; give" if path.resolve() == Path(file).resolve() else \
+            "is there already; take it away, or give"
+        raise WrongUse(f"{path} {what} another path to write the patched copy to")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", newline="")
+    return path
 
 
 def copy_beside(file: Path) -> Path:

@@ -21,6 +21,7 @@ Loop = ast.For | ast.While | ast.AsyncFor
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 MAGIC = re.compile(r"^([ \t]*)[!%][^\n]*$", re.MULTILINE)            # a notebook's `!pip install`, `%matplotlib inline`
+SPELLED = re.compile(r"""["']?([A-Za-z_][\w.-]*)["']?\s*[=:]""")    # how a file spells a setting
 TRAINING = ("Trainer", "TrainingArguments", "SFTConfig")     # ends of the names of calls without which nothing is trained
 DEEPEST_HELPER = 3                           # functions called from a loop, and from those: as deep as scripts go
 WRAPPED = ("compile", "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "get_peft_model",
@@ -38,6 +39,12 @@ class Setting:
     @property
     def evidence(self) -> Evidence:
         return Evidence(self.spelled, self.place)
+
+    @property
+    def name(self) -> str:
+        """Return the name by which the file sets it, such as fp16; "" where nothing is assigned."""
+        matched = SPELLED.match(self.spelled)
+        return matched[1] if matched else ""
 
 
 @dataclass(frozen=True)

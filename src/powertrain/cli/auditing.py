@@ -192,13 +192,13 @@ def _apply(audits: Sequence[Audit], destination: Path | None, *, as_json: bool, 
         for file in [file for file, text in patch.after.items() if text != patch.before[file]]:
             target = destination / Path(file).name if several and destination is not None else destination
             only = replace(patch, before={file: patch.before[file]}, after={file: patch.after[file]})
-            written = patches.write_copy(only, target or patches.copy_beside(Path(file)))
+            written = patches.write_copy(file, patch.after[file], target or patches.copy_beside(Path(file)))
             if as_json:
-                screen.print_json({"event": "patched", "file": file, "written": [str(path) for path in written],
+                screen.print_json({"event": "patched", "file": file, "written": [str(written)],
                                    "applied": [finding.rule for finding in patch.applied], "diff": str(only),
                                    "left_out": {finding.rule: reason for finding, reason in patch.left_out}})
                 continue
-            _say_patched(found, only, written[0], aside=aside)
+            _say_patched(found, only, written, aside=aside)
 
 
 def _say_patched(found: Audit, patch: Patch, written: Path, *, aside: bool) -> None:

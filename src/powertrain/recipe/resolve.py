@@ -60,7 +60,7 @@ class Resolved:
         """The recipe with values that the user left open: dotted key -> (value, reason)."""
         plain = self.recipe.model_dump()
         for key, (value, _) in values.items():
-            _set(plain, key, value)
+            put(plain, key, value)
         planned = {key: Origin("planner", reason=reason) for key, (_, reason) in values.items()}
         return dataclasses.replace(self, recipe=Recipe.model_validate(plain), origins={**self.origins, **planned})
 
@@ -144,7 +144,7 @@ def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
     values = {**of_method, **values}
     nested: dict[str, Any] = {}
     for key, value in values.items():
-        _set(nested, key, value)
+        put(nested, key, value)
     try:
         recipe = Recipe.model_validate(nested)
     except ValidationError as error:
@@ -224,7 +224,8 @@ def _drop_rivals(values: dict[str, Any], spoken: Mapping[str, Any]) -> None:
             values.pop(other, None)
 
 
-def _set(nested: dict[str, Any], key: str, value: Any) -> None:
+def put(nested: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key of nested tables; a table joins the table that is there."""
     *sections, leaf = key.split(".")
     for section in sections:
         if not isinstance(nested.get(section), dict):

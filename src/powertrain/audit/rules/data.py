@@ -3,9 +3,8 @@
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-from powertrain.audit.edits import added, removed, set_to, with_argument, with_line
+from powertrain.audit.edits import lines_of, removed, set_to, with_argument, with_line
 from powertrain.audit.rules.base import Findings, at_most, code_rule, found, rule
 from powertrain.audit.script import Script, argument
 from powertrain.audit.subject import Circumstances, Setting, Subject
@@ -52,10 +51,9 @@ def packing_off(subject: Subject, where: Circumstances) -> Findings:
     share = padding_share(data.length_quantiles, each) if data is not None and data.length_quantiles and each else None
     if (data is not None and data.kind == "blocks") or (share is not None and share < WORTH_PACKING) or each == 1:
         return
-    edits = set_to(subject, PACKING, True) if PACKING in subject.settings else added(subject, BESIDE, "packing", True)
-    yield found("low" if share is None else "moderate", subject.seen(PACKING), subject.seen(PASS), edits=edits, each=each,
-                share=share, case="" if share is None else "known",
-                expected=at_most(share, "the share of padding") if share else None)
+    yield found("low" if share is None else "moderate", subject.seen(PACKING), subject.seen(PASS),
+                edits=set_to(subject, PACKING, True, "packing", BESIDE), each=each, share=share,
+                case="" if share is None else "known", expected=at_most(share, "the share of padding") if share else None)
 
 
 @rule
@@ -147,9 +145,7 @@ def batch_arithmetic(subject: Subject, where: Circumstances) -> Findings:
 
 def _said(subject: Subject, setting: Setting) -> Iterator[tuple[int, Evidence]]:
     """Yield the effective batch that comments near a setting speak of."""
-    file = Path(setting.place.file)
-    text = subject.script.text if subject.script else file.read_text("utf-8") if setting.place.line and file.is_file() else ""
-    lines = text.splitlines()
+    lines = lines_of(subject, setting.place.file) if setting.place.line else []
     for index in range(max(0, setting.place.line - 1 - NEAR), min(len(lines), setting.place.line + NEAR)):
         comment = lines[index].partition("#")[2]
         match = SAID.search(comment)

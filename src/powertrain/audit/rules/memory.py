@@ -2,7 +2,7 @@
 
 import ast
 
-from powertrain.audit.edits import added, removed, renamed, set_to, with_line, with_text
+from powertrain.audit.edits import removed, renamed, set_to, with_line, with_text
 from powertrain.audit.rules.base import GIB, Findings, as_trained, at_most, code_rule, found, reckonable, room, rule
 from powertrain.audit.script import Script, is_backward
 from powertrain.audit.steps import Step, training_steps
@@ -116,8 +116,7 @@ def fp32_on_half_hardware(subject: Subject, where: Circumstances) -> Findings:
         f"at most {gain:.1f} times as fast", "formula: this machine's measured GEMM peaks, bf16 over fp32", (1.0, gain))
     trainer = subject.framework in TRAINERS
     key = f"training.{type_}" if trainer else MIXED
-    edits = set_to(subject, key, True if trainer else type_) or (
-        added(subject, BESIDE_PRECISION, type_, True) if trainer and key not in subject.settings else ())
+    edits = set_to(subject, key, True, type_, BESIDE_PRECISION) if trainer else set_to(subject, key, type_)
     yield found("moderate", subject.seen(key), edits=edits, expected=expected, type=type_,
                 unit=unit_of(hardware, "bf16") if type_ == "bf16" else f"{hardware.name} has fp16 tensor cores")
 
@@ -189,9 +188,7 @@ def checkpointing_needless(subject: Subject, where: Circumstances) -> Findings:
     facts, space = reckonable(where), room(subject, where)
     if facts is None or space is None or subject.is_unread(CHECKPOINTING) or not subject.is_on(CHECKPOINTING):
         return
-    edits = set_to(subject, CHECKPOINTING, False)
-    if not edits and CHECKPOINTING not in subject.settings:
-        edits = added(subject, BESIDE, "gradient_checkpointing", False)
+    edits = set_to(subject, CHECKPOINTING, False, "gradient_checkpointing", BESIDE)
     if space[0] <= space[1]:
         again = recomputed_flops(facts.model, [facts.data.block], 1)
         share = again / (training_flops(facts.model, [facts.data.block]) + again)

@@ -1,7 +1,6 @@
 """Rules on names that the installed libraries do not have: arguments, keys and imports."""
 
 import ast
-import re
 from collections.abc import Mapping
 
 from powertrain.audit.edits import BY_LENGTH, Edits, removed, renamed, set_to
@@ -48,7 +47,7 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
         return
     script = subject.script
     everything = {**subject.settings, **subject.unread, **subject.unknown}
-    names = {key: (setting, name) for key, setting in everything.items() if (name := _name(setting)) in REMOVED
+    names = {key: (setting, name) for key, setting in everything.items() if (name := setting.name) in REMOVED
              and key.startswith(("training.", "trainer.")) and _is_passed(script, setting, name)}
     says = [f"{name} (now {REMOVED[name]})" if REMOVED[name] else f"{name} (gone)" for _, name in names.values()]
     trainer = script.sections.get("trainer") if script is not None else None
@@ -60,11 +59,6 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
         seen: list[Setting | Evidence] = [setting for setting, _ in names.values()]
         seen += [script.evidence(item) for item in moved if script is not None]
         yield found(since(where), *seen, edits=edits if not moved else (), names=", ".join(says))
-
-
-def _name(setting: Setting) -> str:
-    matched = re.match(r"[\"']?([A-Za-z_]\w*)[\"']?\s*[=:]", setting.spelled)
-    return matched[1] if matched else ""
 
 
 def _is_passed(script: Script | None, setting: Setting, name: str) -> bool:

@@ -3,7 +3,7 @@
 import ast
 import math
 
-from powertrain.audit.edits import added, moved, set_to, with_argument, with_line, with_text
+from powertrain.audit.edits import moved, set_to, with_argument, with_line, with_text
 from powertrain.audit.rules.base import Findings, at_most, code_rule, evaluation_share, found, reckonable, rule, tokens_per_step
 from powertrain.audit.script import FunctionNode, Script, last_name
 from powertrain.audit.steps import SCHEDULERS, Step, StepCall, outermost, training_steps
@@ -177,8 +177,8 @@ def learning_rate_unfit(subject: Subject, where: Circumstances) -> Findings:
     low, high = FULL if how == "full" else ADAPTERS
     if not low <= rate <= high:
         usual = USUAL_RATE[how]
-        edits = set_to(subject, RATE, usual) if RATE in subject.settings else added(subject, BESIDE, "learning_rate", usual)
-        yield found("moderate", subject.seen(RATE), edits=edits, rate=rate, usual=usual,
+        yield found("moderate", subject.seen(RATE), rate=rate, usual=usual,
+                    edits=set_to(subject, RATE, usual, "learning_rate", BESIDE),
                     case=f"{'full' if how == 'full' else 'adapters'}, too {'low' if rate < low else 'high'}")
 
 
