@@ -121,7 +121,7 @@ def test_the_sentence_has_the_interval(tmp_path: Path, fine_tuning: Facts) -> No
     recipe = resolve(None, ["train_batch_size=14", "max_steps=3"]).recipe
     rendering = render(subject(tmp_path, "sft.yaml"), fine_tuning, recipe, 3)
     comparison = Comparison(ORIGINAL, OURS, Interval(1.5, 1.4, 1.6), 6, "faster", "", (10.0, 15.0), (9, 8))
-    found = verifying.Verified("", rendering, rendering.plan, (), comparison, None)
+    found = verifying.Verified(rendering, rendering.plan, (), comparison, None)
     assert found.sentence() == "1.50 times as fast as the original's way (1.40 to 1.60)"
     assert "no difference" in replace(found, comparison=None).sentence()
 
@@ -131,7 +131,7 @@ def test_the_answer_has_speed_memory_losses_and_what_differs(tmp_path: Path, fin
     rendering = render(subject(tmp_path, "sft.yaml"), fine_tuning, recipe, 3)
     comparison = Comparison(ORIGINAL, OURS, Interval(1.5, 1.4, 1.6), 6, "faster", "", (1000.0, 1500.0), (9 << 20, 8 << 20))
     parity = Parity("ROUNDING", False, "losses 0.2 apart", 4, 0.2, 0.2)
-    found = verifying.Verified("", rendering, rendering.plan, ("it has no padding",), comparison, parity)
+    found = verifying.Verified(rendering, rendering.plan, ("it has no padding",), comparison, parity)
     rows = dict(verified_rows(found))
     assert rows["Speed"] == "1.50 times as fast as the original's way (1.40 to 1.60), over 6 pairs of windows"
     assert rows["Tokens/s"] == "1,500 against 1,000"

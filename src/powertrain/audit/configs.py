@@ -9,7 +9,6 @@ lines of a public config that it only reads and writes, and its marks say no mor
 from __future__ import annotations
 
 import ast
-import difflib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from powertrain.recipe.resolve import Yaml
 from powertrain.recipe.schema import known_keys
 from powertrain.recipe.vocabulary import find, keys_of
 from powertrain.records import WrongUse
+from powertrain.records.errors import did_you_mean
 from powertrain.records.findings import Place
 
 SETTINGS = ("techniques.", "optimizer.", "objective.")        # of a recipe, which their own tables check
@@ -226,10 +226,9 @@ class Format:
 
     def meant(self, key: str) -> str:
         """Return ` (did you mean X?)` if there is a key that is spelled nearly so."""
-        near = difflib.get_close_matches(key, self.keys, n=1, cutoff=0.75)
-        if not near:
-            near = [name for name in self.keys if name.rpartition(".")[2] == key.rpartition(".")[2]][:1]
-        return f" (did you mean {near[0]}?)" if near else ""
+        same_leaf = [f"did you mean {name}?" for name in self.keys if name.rpartition(".")[2] == key.rpartition(".")[2]]
+        hint = did_you_mean(key, self.keys, likeness=0.75, otherwise=next(iter(same_leaf), ""))
+        return f" ({hint.removeprefix('; ')})" if hint else ""
 
 
 def leaves(found: Marked, config: Format, prefix: str = "") -> Iterator[tuple[str, Marked]]:

@@ -22,8 +22,7 @@ BUILDERS = ("json", "csv", "parquet", "text", "arrow")           # load_dataset'
 NAMES_FILE = "dataset_info.json"
 # LLaMA-Factory's names for the columns of its alpaca format -> a recipe's
 COLUMNS = {"prompt": "instruction", "query": "input", "response": "output", "system": "system", "messages": "conversations"}
-FORMATS = {"chat_template": "messages", "chat_template.default": "messages", "sharegpt": "sharegpt", "completion": "text",
-           "pretrain": "text", "alpaca": "alpaca"}
+FORMATS = {"chat_template": "messages", "chat_template.default": "messages", "pretrain": "text"}         # Axolotl's names
 # how Axolotl names the fields of a conversation
 OF_MESSAGES = ("data.field_messages", "data.message_field_role", "data.message_field_content", "data.message_property_mappings")
 TITLES = {
@@ -98,26 +97,26 @@ def _part(subject: Subject, key: str, setting: Setting) -> Accounted:
     if isinstance(value, dict):
         return Accounted(key, setting, "not supported", "a prompt of its own is a data.chat_template or rows written anew")
     name = FORMATS.get(str(value), ALSO_CALLED.get(str(value), str(value)))
+    ours: dict[str, Any] = {"data.format": name} if isinstance(value, str) and name in BY_NAME else {}
     if name == "messages" and any(subject.value(one) is not None for one in OF_MESSAGES):
-        return _of_messages(subject, key, setting)
-    if isinstance(value, str) and name in BY_NAME:
-        words = "of the rows; the words around them are the tokenizer's chat template's, and Axolotl has words of its own" \
-            if subject.framework == "axolotl" and name == "alpaca" else ""
-        return Accounted(key, setting, "translated", words, {"data.format": name})
-    return Accounted(key, setting, "no effect", "the format is found by looking at the rows; name it with data.format")
+        ours = _of_messages(subject)
+    if not ours:
+        return Accounted(key, setting, "no effect", "the format is found by looking at the rows; name it with data.format")
+    words = "of the rows; the words around them are the tokenizer's chat template's, and Axolotl has words of its own" \
+        if subject.framework == "axolotl" and name == "alpaca" else ""
+    return Accounted(key, setting, "translated", words, ours)
 
 
-def _of_messages(subject: Subject, key: str, setting: Setting) -> Accounted:
-    """Return the format of conversations whose fields Axolotl's config names."""
+def _of_messages(subject: Subject) -> dict[str, Any]:
+    """Return the recipe's format and columns of conversations whose fields Axolotl's config names; empty if none has them."""
     field, said = subject.value("data.field_messages"), subject.value("data.message_property_mappings")
     mappings = said if isinstance(said, dict) else {}
     names = tuple(subject.value(f"data.message_field_{part}") or mappings.get(part, part) for part in ("role", "content"))
     known = {("role", "content"): ("messages", "messages"), ("from", "value"): ("sharegpt", "conversations")}
     if names not in known or not isinstance(field, str | None):
-        return Accounted(key, setting, "no effect", "the format is found by looking at the rows; name it with data.format")
+        return {}
     form, column = known[names]
-    columns = {"data.columns": {column: field}} if field not in (None, column) else {}
-    return Accounted(key, setting, "translated", "", {"data.format": form} | columns)
+    return {"data.format": form} | ({"data.columns": {column: field}} if field not in (None, column) else {})
 
 
 def _sources(subject: Subject, key: str, setting: Setting) -> tuple[Accounted, list[str]]:

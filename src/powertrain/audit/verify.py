@@ -155,7 +155,6 @@ def facts_beside(subject: Subject, cache: Path, say: Callable[[str], None]) -> F
 class Verified:
     """What was measured. `comparison` compares the recipe with its plan against the original's settings."""
 
-    recipe: str                              # its YAML
     rendering: Rendering
     plan: Plan
     apart: tuple[str, ...]                   # how the plain arm differs from the original
@@ -179,14 +178,13 @@ def verify(conversion: Conversion, folder: Path, cache: Path, budget_s: float, s
     """
     began = time.monotonic()
     refuse_what_is_missing(conversion)
-    text = recipe_yaml(conversion)
     file = folder / f"{conversion.subject.path.stem}.powertrain.yaml"
-    file.write_text(text, encoding="utf-8")
+    file.write_text(recipe_yaml(conversion), encoding="utf-8")
     prepared = prepare(resolve(str(file)), cache, say)
     rendering = render(conversion.subject, prepared.facts, prepared.recipe, prepared.total_steps)
     apart = (*differences(conversion.subject), *(f"{one}; the arm goes without" for one in rendering.left_out))
     if key_of(rendering.plan) == key_of(prepared.plan):
-        return Verified(text, rendering, prepared.plan, apart, None, None)
+        return Verified(rendering, prepared.plan, apart, None, None)
     with Arena(cache) as arena:
         notebook = Notebook(arena, (str(file),), say, began + budget_s)
         original, ours = notebook.arm(rendering.plan, ORIGINAL), notebook.arm(prepared.plan, OURS)
@@ -196,7 +194,7 @@ def verify(conversion: Conversion, folder: Path, cache: Path, budget_s: float, s
         index, says = notebook.attempt("both side by side", original, ours, max(1.0, notebook.left_s()))
         if index is None:
             raise RunFailed(f"the two arms could not be measured: {says}")
-        return Verified(text, rendering, prepared.plan, apart, notebook.comparisons[index], parity, why)
+        return Verified(rendering, prepared.plan, apart, notebook.comparisons[index], parity, why)
 
 
 def refuse_what_is_missing(conversion: Conversion) -> None:
