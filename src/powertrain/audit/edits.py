@@ -115,8 +115,9 @@ def _written(value: Any, file: str) -> str:
     return repr(value).replace("'", '"') if file.endswith(".py") else json.dumps(value)
 
 
-def without(script: Script, *statements: ast.stmt) -> Edits:
-    """Return the edits that take statements out; `pass` where a block would be empty."""
+def without(script: Script, *nodes: ast.AST) -> Edits:
+    """Return the edits that take the statements of these nodes out; `pass` where a block would be empty."""
+    statements = list(dict.fromkeys(map(script.statement, nodes)))
     if not all(_is_alone(script, statement) for statement in statements):
         return ()
     edits = []
@@ -128,8 +129,9 @@ def without(script: Script, *statements: ast.stmt) -> Edits:
     return tuple(edits)
 
 
-def with_line(script: Script, statement: ast.stmt, text: str, *, after: bool = False) -> Edits:
-    """Return the edit that puts a line of its own before a statement, or after it, indented as it is."""
+def with_line(script: Script, node: ast.AST, text: str, *, after: bool = False) -> Edits:
+    """Return the edit that puts a line of its own before the statement of a node, or after it, indented as it is."""
+    statement = script.statement(node)
     if not _is_alone(script, statement):
         return ()
     line = last_line(statement) + 1 if after else first_line(statement)
@@ -137,9 +139,9 @@ def with_line(script: Script, statement: ast.stmt, text: str, *, after: bool = F
     return (Edit(str(script.path), line, line - 1, f"{'' if ended else chr(10)}{indent(script, statement)}{text}\n"),)
 
 
-def moved(script: Script, statement: ast.stmt, target: ast.stmt, text: str, *, after: bool = False) -> Edits:
+def moved(script: Script, node: ast.AST, target: ast.AST, text: str, *, after: bool = False) -> Edits:
     """Return the edits that take a statement out and write `text` before or after another one; none where one is unsafe."""
-    taken, put = without(script, statement), with_line(script, target, text, after=after)
+    taken, put = without(script, node), with_line(script, target, text, after=after)
     return (*taken, *put) if taken and put else ()
 
 

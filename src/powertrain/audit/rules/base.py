@@ -12,6 +12,7 @@ entry in findings.yaml has `why`, `cure` and `rests_on` (the document, fact or t
     cases        by name, what is said differently; `found(case=...)` names the case
 """
 
+import ast
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, wraps
@@ -37,14 +38,17 @@ EXPECTED: Mapping[Any, Expected] = {
     "unchanged": Expected("nothing changes", "none")}            # of cures for settings that do nothing
 
 
-Found = Callable[[str], Finding]             # puts into words what a rule of this name found
+Found = Callable[[str, Script | None], Finding]      # puts into words what a rule of this name found in a script or config
 Findings = Iterator[Found]
 
 
-def found(severity: Severity, *seen: Setting | Evidence | None, edits: tuple[Edit, ...] = (), expected: Expected | None = None,
-          case: str = "", **facts: Any) -> Found:
-    """Return what a rule found: the evidence, edits of the file where they are safe, and the facts of its sentences."""
-    def worded(name: str) -> Finding:
+def found(severity: Severity, *seen: Setting | Evidence | ast.AST | None, edits: tuple[Edit, ...] = (),
+          expected: Expected | None = None, case: str = "", **facts: Any) -> Found:
+    """Return what a rule found: the evidence, edits of the file where they are safe, and the facts of its sentences.
+
+    `seen` are settings, words, and code of the script.
+    """
+    def worded(name: str, script: Script | None) -> Finding:
         said = wording()[name]
         said = {**said, **said["cases"][case]} if case else said
         phrases = {part: _phrase(part, text, facts) for part, text in said.get("parts", {}).items()}
@@ -55,8 +59,9 @@ def found(severity: Severity, *seen: Setting | Evidence | None, edits: tuple[Edi
         told = said.get("expected")
         usual = Expected(filled(told["says"]), filled(told["basis"])) if isinstance(told, dict) else EXPECTED[told]
         cure = Cure(filled(said["cure"]), edits, tuple(filled(said.get("recipe", "")).split()))
+        evidence = [one if not isinstance(one, ast.AST) else script.evidence(one) if script else None for one in seen]
         risk = Risk(said.get("breaking", "none"), said.get("accuracy", "none"), said.get("difficulty", "low"))
-        return findings.finding(severity, filled(said.get("title", "")), filled(said["why"]), *seen, cure=cure,
+        return findings.finding(severity, filled(said.get("title", "")), filled(said["why"]), *evidence, cure=cure,
                                 expected=expected or usual, risk=risk)
 
     return worded
@@ -74,7 +79,7 @@ def rule(ask: Callable[[Subject, Circumstances], Findings]) -> Rule[Any]:
     """Make a rule of a function of a subject and its circumstances."""
     @wraps(ask)
     def asked(subject: Subject, where: Circumstances) -> Iterator[Finding]:
-        return (worded(ask.__name__) for worded in ask(subject, where))
+        return (worded(ask.__name__, subject.script) for worded in ask(subject, where))
 
     said = wording()[ask.__name__]
     return Rule(ask.__name__, said["rests_on"], asked, frozenset(said.get("gives_way_to", "").split()))

@@ -183,7 +183,7 @@ def documents_concatenated(script: Script, subject: Subject, where: Circumstance
         # the range of `x[i : i + block] for i in range(0, total, block)`
         cuts = any(script.name(call) == "range" and len(call.args) == 3 for call in calls)
         if joined is not None and cuts:
-            yield found("moderate" if script.says(*PROMPTED) else "low", script.evidence(joined))
+            yield found("moderate" if script.says(*PROMPTED) else "low", joined)
             return
 
 
@@ -194,7 +194,7 @@ def tokenised_each_epoch(script: Script, subject: Subject, where: Circumstances)
         inner = ast.walk(script.functions[name]) if name in script.functions else ()
         call = next((node for node in inner if isinstance(node, ast.Call) and _tokenises(node)), None)
         if call is not None and script.is_reached(call):
-            yield found("low", script.evidence(call), name=name)
+            yield found("low", call, name=name)
             return
 
 
@@ -305,7 +305,7 @@ def loader_not_shuffled(script: Script, subject: Subject, where: Circumstances) 
         return
     shuffle = argument(call, "shuffle")
     if shuffle is None or (isinstance(shuffle, ast.Constant) and not shuffle.value):
-        yield found("moderate", script.evidence(call), edits=with_argument(script, call, "shuffle", "True"))
+        yield found("moderate", call, edits=with_argument(script, call, "shuffle", "True"))
 
 
 def _draws(script: Script) -> bool:
@@ -329,4 +329,4 @@ def sampler_without_epoch(script: Script, subject: Subject, where: Circumstances
                    and isinstance(loop.target, ast.Name)), None)
     edits = with_line(script, epochs.body[0], f"{name}.set_epoch({script.words(epochs.target)})") if (
         name and epochs is not None and script.function(epochs) is script.function(call)) else ()
-    yield found("moderate", script.evidence(call), edits=edits)
+    yield found("moderate", call, edits=edits)

@@ -85,7 +85,7 @@ def labels_shifted_twice(script: Script, subject: Subject, where: Circumstances)
     shifted = next((node for node in script.nodes if _shifts_labels(script, node)), None)
     again = _shifts_too(script, subject.framework) if shifted is not None else None
     if shifted is not None and again is not None:
-        yield found("critical" if isinstance(again, ast.Call) else "moderate", script.evidence(shifted), script.evidence(again),
+        yield found("critical" if isinstance(again, ast.Call) else "moderate", shifted, again,
                     edits=_unshifted(script, shifted))
 
 
@@ -137,7 +137,7 @@ def labels_not_shifted(script: Script, subject: Subject, where: Circumstances) -
             isinstance(node, ast.Attribute) and node.attr == "logits" for node in logits)
         tokens = any(getattr(node, "value", getattr(node, "id", "")) == "input_ids" for node in labels)
         if from_model and tokens and not any(isinstance(node, ast.Slice) for node in (*logits, *labels)):
-            yield found("critical", script.evidence(call))
+            yield found("critical", call)
             return
 
 
@@ -148,7 +148,7 @@ def pad_is_end(script: Script, subject: Subject, where: Circumstances) -> Findin
     if masks is not None:
         pad = subject.settings[PAD]
         ended = _has_ends(script, pad.place.line)
-        yield found("critical" if ended else "moderate", pad, script.evidence(masks), unsure=not ended)
+        yield found("critical" if ended else "moderate", pad, masks, unsure=not ended)
 
 
 def _has_ends(script: Script, padded: int) -> bool:
@@ -197,7 +197,7 @@ def padding_trained(script: Script, subject: Subject, where: Circumstances) -> F
         return
     copied = next((node for node in script.nodes if is_copied(script, node) or _gives(script, node)), None)
     if copied is not None:
-        yield found("moderate", script.evidence(copied), padding, ends=subject.value(PAD) == "eos_token")
+        yield found("moderate", copied, padding, ends=subject.value(PAD) == "eos_token")
 
 
 def _gives(script: Script, node: ast.AST) -> bool:
@@ -227,7 +227,7 @@ def masked_collator(script: Script, subject: Subject, where: Circumstances) -> F
         given = argument(call, "mlm", 1)
         masks = given is None or (isinstance(given, ast.Constant) and given.value is True)
         if masks and all(keyword.arg for keyword in call.keywords):
-            yield found("critical", script.evidence(call))
+            yield found("critical", call)
             return
 
 
@@ -244,7 +244,7 @@ def labels_missing(script: Script, subject: Subject, where: Circumstances) -> Fi
                     for node in script.nodes)
     if model is not None and script.is_made_by(model, *CAUSAL) and makes_none and tokenised and not script.says(
             "label", "compute_loss", "input_ids") and script.has_call(".map"):
-        yield found("critical", script.evidence(trainer))
+        yield found("critical", trainer)
 
 
 @rule
@@ -264,7 +264,7 @@ def prompts_trained(subject: Subject, where: Circumstances) -> Findings:
     if copied is None and subject.framework == "trl" and subject.value("training.packing") is not True:
         copied = script.sections.get("training")
     if copied is not None and joined is not None:
-        yield found("moderate", script.evidence(joined), script.evidence(copied))
+        yield found("moderate", joined, copied)
 
 
 def _joins(node: ast.AST) -> bool:

@@ -17,9 +17,9 @@ KEEPING = ("save", "checkpoint", "valid", "eval")            # in the names of f
 BENCHMARK, DETERMINISTIC, DETERMINISM = "training.cudnn_benchmark", "training.cudnn_deterministic", "training.full_determinism"
 
 
-def _taken_out(script: Script, *statements: ast.stmt) -> Edits:
+def _taken_out(script: Script, *nodes: ast.AST) -> Edits:
     """Return the edits that take whole expressions out, such as `torch.cuda.synchronize()`."""
-    return without(script, *statements) if all(isinstance(statement, ast.Expr) for statement in statements) else ()
+    return without(script, *nodes) if all(isinstance(script.statement(node), ast.Expr) for node in nodes) else ()
 
 
 @code_rule
@@ -31,9 +31,8 @@ def item_each_step(script: Script, subject: Subject, where: Circumstances) -> Fi
         waits += [call for call in step.named("float") if call.each_pass and len(call.node.args) == 1
                   and "loss" in getattr(call.node.args[0], "id", "")]
         if waits:
-            yield found("low" if alone else "moderate", *(script.evidence(call.node) for call in waits[:4]),
-                        edits=tuple(edit for call in waits for edit in _kept_on_device(script, call.node)),
-                        call=script.words(waits[0].node), alone=alone)
+            yield found("low" if alone else "moderate", *(call.node for call in waits[:4]), call=script.words(waits[0].node),
+                        edits=tuple(edit for call in waits for edit in _kept_on_device(script, call.node)), alone=alone)
 
 
 def _kept_on_device(script: Script, node: ast.Call) -> Edits:
@@ -49,7 +48,7 @@ def synchronised_each_step(script: Script, subject: Subject, where: Circumstance
     for step in step_code(script):
         waits = [call.node for call in step.named("torch.cuda.synchronize", "torch.mps.synchronize") if call.each_pass]
         if waits:
-            yield found("moderate", *map(script.evidence, waits), edits=_taken_out(script, *map(script.statement, waits)))
+            yield found("moderate", *waits, edits=_taken_out(script, *waits))
 
 
 @code_rule
@@ -62,8 +61,8 @@ def cache_emptied_in_loop(script: Script, subject: Subject, where: Circumstances
         for condition in script.conditions(node))]
     if nodes:
         often = any(all(interval(condition.test) is None for condition in call.conditions) for call in calls)
-        yield found("moderate" if often else "low", *map(script.evidence, nodes[:4]), when="at every step" if often else
-                    "in the loop", edits=_taken_out(script, *dict.fromkeys(script.statement(node) for node in nodes)))
+        yield found("moderate" if often else "low", *nodes[:4], when="at every step" if often else "in the loop",
+                    edits=_taken_out(script, *nodes))
 
 
 @code_rule
@@ -73,7 +72,7 @@ def anomaly_detection_on(script: Script, subject: Subject, where: Circumstances)
         given = argument(call, "mode", 0)
         off = given is not None and not (isinstance(given, ast.Constant) and given.value)
         if not off and not script.conditions(call):
-            yield found("moderate", script.evidence(call), edits=_taken_out(script, script.statement(call)))
+            yield found("moderate", call, edits=_taken_out(script, call))
             return
 
 
@@ -107,8 +106,7 @@ def evaluation_keeps_gradients(script: Script, subject: Subject, where: Circumst
         edits = with_line(script, function, "@torch.inference_mode()") if (
             function is not None and not any(script.is_within(other, function) for other in script.training_loops)
             and script.imported.get("torch") == "torch") else ()
-        yield found("moderate", script.evidence(call), script.evidence(loop.iter if isinstance(loop, ast.For) else loop),
-                    edits=edits)
+        yield found("moderate", call, loop.iter if isinstance(loop, ast.For) else loop, edits=edits)
         return
 
 
@@ -140,8 +138,8 @@ def evaluation_mode_left_on(script: Script, subject: Subject, where: Circumstanc
                 continue
             model = script.words(switched[0].func.value) if isinstance(switched[0].func, ast.Attribute) else "model"
             elsewhere = script.function(switched[0]) is not script.function(around) or around is step.node
-            yield found("moderate", script.evidence(switched[0]),
-                        edits=() if elsewhere else with_line(script, around.body[0], f"{model}.train()"))
+            edits = () if elsewhere else with_line(script, around.body[0], f"{model}.train()")
+            yield found("moderate", switched[0], edits=edits)
             return
 
 
@@ -174,8 +172,8 @@ def outside_the_epoch_loop(script: Script, subject: Subject, where: Circumstance
             continue
         between = after[after.index(late[0]):after.index(late[-1]) + 1]
         deeper = indent(script, loop.body[0])[len(indent(script, late[0])):]
-        yield found("critical", *(script.evidence(node.test if isinstance(node, ast.If) else node) for node in late),
-                    script.evidence(loop.target), edits=indented(script, between, deeper), counter=script.words(loop.target),
+        yield found("critical", *(node.test if isinstance(node, ast.If) else node for node in late), loop.target,
+                    edits=indented(script, between, deeper), counter=script.words(loop.target),
                     lines=" and ".join(f"line {node.lineno}" for node in late[:3]), use="uses" if len(late) == 1 else "use")
 
 

@@ -87,7 +87,7 @@ def fp16_without_scaler(script: Script, subject: Subject, where: Circumstances) 
     kept = any(isinstance(script.statement(call), ast.Assign) for call in script.calls(".autocast", "autocast"))
     for step in training_steps(script) if "autocast" in subject.settings[FP16].spelled else ():
         if kept or any(not call.inner_loop for call in step.named(".autocast", "autocast")):
-            yield found("critical", subject.settings[FP16], *(script.evidence(call.node) for call in step.backward[:1]))
+            yield found("critical", subject.settings[FP16], *(call.node for call in step.backward[:1]))
             return
 
 
@@ -154,8 +154,7 @@ def clip_before_unscale(script: Script, subject: Subject, where: Circumstances) 
         if scaled is not None and clip is not None:
             optimizer = script.words(scaled.node.args[0]) if scaled.node.args else "optimizer"
             unscale = f"{script.words(scaled.owner or scaled.node)}.unscale_({optimizer})"
-            yield found("critical", script.evidence(clip.node), script.evidence(scaled.node), unscale=unscale,
-                        edits=with_line(script, script.statement(clip.node), unscale))
+            yield found("critical", clip.node, scaled.node, unscale=unscale, edits=with_line(script, clip.node, unscale))
 
 
 @code_rule
@@ -165,8 +164,7 @@ def scaler_half_used(script: Script, subject: Subject, where: Circumstances) -> 
     made = next(script.calls("torch.amp.GradScaler", "torch.cuda.amp.GradScaler"), None) if steps else None
     missing = _missing_of_scaler(script, steps) if made is not None else ""
     if made is not None and missing:
-        yield found("moderate", script.evidence(made), *(script.evidence(call.node) for call in steps[0].backward[:1]),
-                    case=missing)
+        yield found("moderate", made, *(call.node for call in steps[0].backward[:1]), case=missing)
 
 
 def _missing_of_scaler(script: Script, steps: list[Step]) -> str:
@@ -238,8 +236,7 @@ def losses_kept_with_graph(script: Script, subject: Subject, where: Circumstance
             # a sum that is itself differentiated has to keep its graph
             if isinstance(kept, ast.Name) and kept.id in names and not (
                     isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id in names):
-                yield found("moderate", script.evidence(node), name=kept.id,
-                            edits=with_text(script, kept, f"{kept.id}.detach()"))
+                yield found("moderate", node, name=kept.id, edits=with_text(script, kept, f"{kept.id}.detach()"))
                 return
 
 

@@ -56,9 +56,8 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
     says += [f"{item.arg} (now of SFTConfig)" for item in moved]
     if says:
         edits = tuple(edit for key, (_, name) in names.items() for edit in _edits(subject, key, name))
-        seen: list[Setting | Evidence] = [setting for setting, _ in names.values()]
-        seen += [script.evidence(item) for item in moved if script is not None]
-        yield found(since(where), *seen, edits=edits if not moved else (), names=", ".join(says))
+        yield found(since(where), *(setting for setting, _ in names.values()), *moved, edits=edits if not moved else (),
+                    names=", ".join(says))
 
 
 def _is_passed(script: Script | None, setting: Setting, name: str) -> bool:
@@ -98,8 +97,8 @@ def removed_imports(script: Script, subject: Subject, where: Circumstances) -> F
     gone = [(node, name) for node in script.tree.body if isinstance(node, ast.ImportFrom)
             for item in node.names if (name := f"{node.module}.{item.name}") in GONE]
     if gone:
-        yield found(since(where), *dict.fromkeys(script.evidence(node) for node, _ in gone),
-                    names=", ".join(f"{name} (now {GONE[name]})" for _, name in gone))
+        says = ", ".join(f"{name} (now {GONE[name]})" for _, name in gone)
+        yield found(since(where), *dict.fromkeys(node for node, _ in gone), names=says)
 
 
 @code_rule
@@ -108,7 +107,7 @@ def wrong_arguments(script: Script, subject: Subject, where: Circumstances) -> F
     for call in script.calls("torch.cuda.amp.autocast"):
         wrong = next((item for item in call.keywords if item.arg == "device_type"), None)
         if wrong is not None:
-            yield found("critical", script.evidence(wrong))
+            yield found("critical", wrong)
             return
 
 

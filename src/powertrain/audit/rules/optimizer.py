@@ -82,10 +82,9 @@ def clip_without_effect(script: Script, subject: Subject, where: Circumstances) 
         works = any(call.order < clip.order < later.order for clip in clips for call in passes for later in steps)
         if clips and passes and steps and not works:
             statement = script.statement(clips[0].node)
-            edits = moved(script, statement, script.statement(steps[0].node), script.words(statement)) if isinstance(
-                statement, ast.Expr) else ()
+            edits = moved(script, statement, steps[0].node, script.words(statement)) if isinstance(statement, ast.Expr) else ()
             early = clips[0].order < min(call.order for call in passes)
-            yield found("critical", script.evidence(clips[0].node), script.evidence(steps[0].node), edits=edits,
+            yield found("critical", clips[0].node, steps[0].node, edits=edits,
                         when="before backward() has made them" if early else "after the optimizer has used them")
 
 
@@ -97,11 +96,10 @@ def gradients_cleared_early(script: Script, subject: Subject, where: Circumstanc
         each = [call.node for call in step.methods("zero_grad") if accumulation is not None and accumulation.at_each_pass(call)]
         if accumulation is not None and each:
             stepped = accumulation.step.node
-            yield found("critical", script.evidence(each[0]), script.evidence(stepped), case="at each pass",
-                        every=script.words(accumulation.every), edits=moved(script, script.statement(each[0]),
-                        script.statement(stepped), script.words(each[0]), after=True))
+            yield found("critical", each[0], stepped, case="at each pass", every=script.words(accumulation.every),
+                        edits=moved(script, each[0], stepped, script.words(each[0]), after=True))
         elif accumulation is None and step.optimizer_steps and (between := _zeroed_between(step)) is not None:
-            yield found("critical", script.evidence(between.node), script.evidence(step.optimizer_steps[0].node))
+            yield found("critical", between.node, step.optimizer_steps[0].node)
 
 
 def _zeroed_between(step: Step) -> StepCall | None:
@@ -125,8 +123,7 @@ def gradients_not_zeroed(script: Script, subject: Subject, where: Circumstances)
         if step.backward and own:
             last, owner = own[-1].node, own[-1].owner or own[-1].node
             zeroed = script.words(last.args[0] if step.is_scaler(owner) and last.args else owner)
-            yield found("critical", script.evidence(last), edits=with_line(
-                script, script.statement(last), f"{zeroed}.zero_grad(set_to_none=True)", after=True))
+            yield found("critical", last, edits=with_line(script, last, f"{zeroed}.zero_grad(set_to_none=True)", after=True))
             return
 
 
@@ -151,7 +148,7 @@ def accumulation_not_divided(script: Script, subject: Subject, where: Circumstan
         passed, every = step.backward[0].node, script.words(accumulation.every)
         edits = with_text(script, passed.func.value, f"({script.words(passed.func.value)} / {every})") if (
             isinstance(passed.func, ast.Attribute) and isinstance(passed.func.value, ast.Name) and not passed.args) else ()
-        yield found("moderate", script.evidence(passed), script.evidence(accumulation.step.node), edits=edits, every=every)
+        yield found("moderate", passed, accumulation.step.node, edits=edits, every=every)
 
 
 @code_rule
@@ -164,7 +161,7 @@ def mean_of_means(script: Script, subject: Subject, where: Circumstances) -> Fin
                         if isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, ast.Div)
                         and ast.unparse(node.right if isinstance(node, ast.BinOp) else node.value) == every), None)
         if divided is not None:
-            yield found("low", script.evidence(divided), subject.settings.get("data.padding"))
+            yield found("low", divided, subject.settings.get("data.padding"))
 
 
 @rule
@@ -294,9 +291,8 @@ def scheduler_each_micro_batch(script: Script, subject: Subject, where: Circumst
                                              and ast.unparse(node.right) == every for node in script.behind(length))
         # a schedule as long as all micro-batches is right
         if early is not None and (length is None or divided or not counts_batches(script, length)):
-            edits = moved(script, script.statement(early), script.statement(stepped), script.words(early), after=True)
-            yield found("critical" if divided else "moderate", script.evidence(early), script.evidence(stepped), edits=edits,
-                        every=every)
+            edits = moved(script, early, stepped, script.words(early), after=True)
+            yield found("critical" if divided else "moderate", early, stepped, edits=edits, every=every)
 
 
 @code_rule
@@ -314,9 +310,9 @@ def schedule_in_other_units(script: Script, subject: Subject, where: Circumstanc
             continue
         by_epochs = ast.unparse(length) == ast.unparse(epochs)
         if inside and by_epochs:
-            yield found("critical", script.evidence(made), script.evidence(inside[0].node))
+            yield found("critical", made, inside[0].node)
         elif outside and not inside and counts_batches(script, length) and not by_epochs:
-            yield found("critical", script.evidence(made), script.evidence(outside[0].node), case="each epoch")
+            yield found("critical", made, outside[0].node, case="each epoch")
 
 
 @code_rule
@@ -337,8 +333,8 @@ def scheduler_each_process(script: Script, subject: Subject, where: Circumstance
         if counts_processes or _counted_before(script, length, prepare):
             continue
         certain = devices > 1 or counts_batches(script, length)
-        yield found("low" if devices == 1 else "critical" if certain else "moderate", script.evidence(made),
-                    script.evidence(prepare), schedule=script.words(given), one=devices == 1)
+        yield found("low" if devices == 1 else "critical" if certain else "moderate", made, prepare,
+                    schedule=script.words(given), one=devices == 1)
         return
 
 

@@ -26,7 +26,7 @@ def data_parallel(script: Script, subject: Subject, where: Circumstances) -> Fin
     """DataParallel copies the model to every GPU at every step."""
     call, alone = next(script.calls("torch.nn.DataParallel"), None), where.has_one_device
     if call is not None:
-        yield found("low" if alone else "moderate", script.evidence(call), alone=alone)
+        yield found("low" if alone else "moderate", call, alone=alone)
 
 
 @rule
@@ -56,8 +56,8 @@ def micro_batches_synchronised(script: Script, subject: Subject, where: Circumst
         next(script.calls(".prepare"), None) if subject.framework == "accelerate" else None)
     step = next((step for step in training_steps(script) if step.accumulation is not None), None)
     if wrapped is not None and step is not None and step.accumulation is not None and step.backward:
-        yield found("low" if where.has_one_device else "moderate", script.evidence(wrapped),
-                    script.evidence(step.backward[0].node), every=script.words(step.accumulation.every))
+        yield found("low" if where.has_one_device else "moderate", wrapped, step.backward[0].node,
+                    every=script.words(step.accumulation.every))
 
 
 @rule
@@ -80,7 +80,7 @@ def saved_by_every_process(script: Script, subject: Subject, where: Circumstance
         if function is not None and any(isinstance(node, ast.Return) for node in ast.walk(function)):
             text += script.words(function)               # `if rank != 0: return` counts too
         if not any(word in text for word in RANKED):
-            yield found("moderate", script.evidence(call))
+            yield found("moderate", call)
             return
 
 
@@ -96,13 +96,13 @@ def checkpoint_cannot_resume(script: Script, subject: Subject, where: Circumstan
     given = [call.args[0] if call.args else call for call in saves]
     saved = " ".join(script.words(node) for first in given for node in (first, *script.assigned(first))).lower()
     if saves and "optim" not in saved:
-        yield found("moderate", *(script.evidence(call) for call in saves[:3]), case="weights")
+        yield found("moderate", *saves[:3], case="weights")
         return
     used = " ".join(name.lower() for name in script.kinds)
     missing = [what for what, words in PARTS.items() if not any(word in saved for word in words)
                and (what == "the place in the run" or any(word in used for word in words))]
     if saves and missing:
-        yield found("low", *(script.evidence(call) for call in saves[:2]), missing=", ".join(missing))
+        yield found("low", *saves[:2], missing=", ".join(missing))
 
 
 @code_rule
@@ -111,7 +111,7 @@ def compiled_names_saved(script: Script, subject: Subject, where: Circumstances)
     for call in script.calls(".state_dict") if not script.says("_orig_mod") else ():
         owner = call.func.value if isinstance(call.func, ast.Attribute) else call
         if isinstance(owner, (ast.Name, ast.Attribute)) and script.is_made_by(owner, "torch.compile"):
-            yield found("low", script.evidence(call))
+            yield found("low", call)
             return
 
 
@@ -130,6 +130,6 @@ def pickle_loaded(script: Script, subject: Subject, where: Circumstances) -> Fin
         given, is_safe = argument(call, "weights_only"), (where.version("torch") or (0,)) >= SAFE_SINCE
         asked = isinstance(given, ast.Constant) and given.value is False
         if asked or (given is None and not is_safe):
-            yield found("moderate" if asked else "low", script.evidence(call), old=not asked,
-                        edits=with_argument(script, call, "weights_only", "True"))
+            edits = with_argument(script, call, "weights_only", "True")
+            yield found("moderate" if asked else "low", call, old=not asked, edits=edits)
             return
