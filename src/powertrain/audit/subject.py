@@ -14,6 +14,7 @@ A key that is absent was not set; what the framework then does stands in `defaul
 to something that cannot be read without running the file is in `Subject.unread`.
 """
 
+import ast
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -31,6 +32,7 @@ __all__ = ["METHODS", "TRAINERS", "Circumstances", "Framework", "Setting", "Subj
 # trainers of pretrained models, and how they train them where the config does not say
 METHODS: Mapping[str, str] = {"transformers": "full", "trl": "full", "axolotl": "full", "llama-factory": "lora",
                               "modelforge": "lora", "lora-trainer": "lora", "torchtune": "full"}
+Shown = str | Setting | Evidence | ast.AST | None            # what a rule saw: a key, a setting, words, or code
 Framework = Literal["trl", "transformers", "accelerate", "pytorch", "powertrain", "axolotl", "llama-factory", "modelforge",
                     "lora-trainer", "character-transformer", "torchtune", "nanogpt", "deepspeed", "unknown"]
 TRAINERS = ("trl", "transformers")           # frameworks whose arguments are those of transformers' Trainer
@@ -157,13 +159,15 @@ class Subject:
         is_number = isinstance(found, (int, float)) and not isinstance(found, bool) and abs(found) < 1e18
         return float(found) if is_number else None
 
-    def seen(self, key: str) -> Evidence:
-        """Return the setting as evidence, or that it is left to the framework's default."""
-        if key in self.settings:
-            return self.settings[key].evidence
-        default = self.effective(key)
+    def shown(self, seen: Shown) -> Setting | Evidence | None:
+        """Return the evidence: a key's setting, or that it is left to the framework's default; code as the script spells it."""
+        if isinstance(seen, ast.AST):
+            return self.script.evidence(seen) if self.script is not None else None
+        if not isinstance(seen, str):
+            return seen
+        default = self.effective(seen)
         rest = "" if default is None else f"; the default is {default!r}"
-        return Evidence(f"{key.partition('.')[2]} is not set{rest}", Place(str(self.path)))
+        return self.settings.get(seen) or Evidence(f"{seen.partition('.')[2]} is not set{rest}", Place(str(self.path)))
 
     def first_set(self, keys: Iterable[str]) -> Setting | None:
         return next((self.settings[key] for key in keys if key in self.settings), None)

@@ -12,7 +12,6 @@ entry in findings.yaml has `why`, `cure` and `rests_on` (the document, fact or t
     cases        by name, what is said differently; `found(case=...)` names the case
 """
 
-import ast
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, wraps
@@ -23,12 +22,12 @@ from typing import Any
 import yaml
 
 from powertrain.audit.script import Script
-from powertrain.audit.subject import Circumstances, Setting, Subject
+from powertrain.audit.subject import Circumstances, Shown, Subject
 from powertrain.cost.fitting import own_bytes, planned_room_bytes, total_bytes
 from powertrain.cost.work import forward_flops, training_flops
 from powertrain.cost.workload import Workload
 from powertrain.records import Facts, findings
-from powertrain.records.findings import Cure, Edit, Evidence, Expected, Finding, Risk, Rule, Severity
+from powertrain.records.findings import Cure, Edit, Expected, Finding, Risk, Rule, Severity
 
 GIB = 2**30
 _Yaml: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)     # of plain values; the compiled loader where it is installed
@@ -38,17 +37,17 @@ EXPECTED: Mapping[Any, Expected] = {
     "unchanged": Expected("nothing changes", "none")}            # of cures for settings that do nothing
 
 
-Found = Callable[[str, Script | None], Finding]      # puts into words what a rule of this name found in a script or config
+Found = Callable[[str, Subject], Finding]    # puts into words what a rule of this name found
 Findings = Iterator[Found]
 
 
-def found(severity: Severity, *seen: Setting | Evidence | ast.AST | None, edits: tuple[Edit, ...] = (),
-          expected: Expected | None = None, case: str = "", **facts: Any) -> Found:
+def found(severity: Severity, *seen: Shown, edits: tuple[Edit, ...] = (), expected: Expected | None = None, case: str = "",
+          **facts: Any) -> Found:
     """Return what a rule found: the evidence, edits of the file where they are safe, and the facts of its sentences.
 
-    `seen` are settings, words, and code of the script.
+    Of `seen`, a key stands for its setting or its default, and code of a script for its words.
     """
-    def worded(name: str, script: Script | None) -> Finding:
+    def worded(name: str, subject: Subject) -> Finding:
         said = wording()[name]
         said = {**said, **said["cases"][case]} if case else said
         phrases = {part: _phrase(part, text, facts) for part, text in said.get("parts", {}).items()}
@@ -59,10 +58,9 @@ def found(severity: Severity, *seen: Setting | Evidence | ast.AST | None, edits:
         told = said.get("expected")
         usual = Expected(filled(told["says"]), filled(told["basis"])) if isinstance(told, dict) else EXPECTED[told]
         cure = Cure(filled(said["cure"]), edits, tuple(filled(said.get("recipe", "")).split()))
-        evidence = [one if not isinstance(one, ast.AST) else script.evidence(one) if script else None for one in seen]
         risk = Risk(said.get("breaking", "none"), said.get("accuracy", "none"), said.get("difficulty", "low"))
-        return findings.finding(severity, filled(said.get("title", "")), filled(said["why"]), *evidence, cure=cure,
-                                expected=expected or usual, risk=risk)
+        return findings.finding(severity, filled(said.get("title", "")), filled(said["why"]), *map(subject.shown, seen),
+                                cure=cure, expected=expected or usual, risk=risk)
 
     return worded
 
@@ -79,7 +77,7 @@ def rule(ask: Callable[[Subject, Circumstances], Findings]) -> Rule[Any]:
     """Make a rule of a function of a subject and its circumstances."""
     @wraps(ask)
     def asked(subject: Subject, where: Circumstances) -> Iterator[Finding]:
-        return (worded(ask.__name__, subject.script) for worded in ask(subject, where))
+        return (worded(ask.__name__, subject) for worded in ask(subject, where))
 
     said = wording()[ask.__name__]
     return Rule(ask.__name__, said["rests_on"], asked, frozenset(said.get("gives_way_to", "").split()))

@@ -51,9 +51,9 @@ def packing_off(subject: Subject, where: Circumstances) -> Findings:
     share = padding_share(data.length_quantiles, each) if data is not None and data.length_quantiles and each else None
     if (data is not None and data.kind == "blocks") or (share is not None and share < WORTH_PACKING) or each == 1:
         return
-    yield found("low" if share is None else "moderate", subject.seen(PACKING), subject.seen(PASS),
-                edits=set_to(subject, PACKING, True, "packing", BESIDE), each=each, share=share,
-                case="" if share is None else "known", expected=at_most(share, "the share of padding") if share else None)
+    yield found("low" if share is None else "moderate", PACKING, PASS, each=each, share=share,
+                case="" if share is None else "known", expected=at_most(share, "the share of padding") if share else None,
+                edits=set_to(subject, PACKING, True, "packing", BESIDE))
 
 
 @rule
@@ -63,7 +63,7 @@ def packing_leaks(subject: Subject, where: Circumstances) -> Findings:
         return
     packed = subject.settings.get(PACKING)
     if subject.value(STRATEGY) == "wrapped":
-        yield found("moderate", packed, subject.settings[STRATEGY], edits=set_to(subject, STRATEGY, "bfd"))
+        yield found("moderate", packed, STRATEGY, edits=set_to(subject, STRATEGY, "bfd"))
     elif subject.framework == "llama-factory" and not subject.is_on(NEAT):
         yield found("moderate", packed, Evidence("neat_packing is not on, which keeps packed examples apart"),
                     edits=set_to(subject, NEAT, True), case="llama-factory")
@@ -76,8 +76,7 @@ def padding_free_unbounded(subject: Subject, where: Circumstances) -> Findings:
     """padding_free is on without packing, so nothing enforces max_length."""
     if subject.framework == "trl" and subject.on("training.padding_free") and not subject.is_on(PACKING) \
             and subject.effective(LONGEST) is not None and not subject.is_unread(PACKING):
-        yield found("critical", subject.settings["training.padding_free"], subject.seen(LONGEST),
-                    edits=set_to(subject, PACKING, True))
+        yield found("critical", "training.padding_free", LONGEST, edits=set_to(subject, PACKING, True))
 
 
 @rule
@@ -89,7 +88,7 @@ def padding_to_max_length(subject: Subject, where: Circumstances) -> Findings:
     share = 1 - data.block / longest if data and longest and data.kind != "blocks" and data.block < longest else None
     if (data is not None and data.kind == "blocks") or (share is not None and share < WORTH_PADDING):
         return                               # all have that length anyway
-    yield found("moderate", subject.settings[PADDING], subject.settings.get(LONGEST), share=share,
+    yield found("moderate", PADDING, subject.settings.get(LONGEST), share=share,
                 tokens=data.block if data else None, expected=at_most(share, "the share of padding") if share else None,
                 edits=set_to(subject, PADDING, True) if _sees_a_batch(subject) else ())
 
@@ -116,8 +115,7 @@ def length_grouping_without_effect(subject: Subject, where: Circumstances) -> Fi
         (where.data is not None and where.data.kind == "blocks", "all examples have one length", ""),
     ) if holds), ("", ""))
     if reason:
-        yield found("low", subject.settings[GROUPING], subject.settings.get(because), edits=removed(subject, GROUPING),
-                    reason=reason)
+        yield found("low", GROUPING, subject.settings.get(because), edits=removed(subject, GROUPING), reason=reason)
 
 
 @rule
@@ -129,8 +127,8 @@ def max_length_cuts(subject: Subject, where: Circumstances) -> Findings:
     # on straight lines between the known quantiles
     cut = sum(length_at(data.length_quantiles, (point + 0.5) / POINTS) > limit for point in range(POINTS)) / POINTS
     if cut >= FEW:
-        yield found("moderate", subject.seen(LONGEST), cut=cut, limit=limit,
-                    longest=max(data.length_quantiles.get("max", 0), data.max_length))
+        longest = max(data.length_quantiles.get("max", 0), data.max_length)
+        yield found("moderate", LONGEST, cut=cut, limit=limit, longest=longest)
 
 
 @rule
@@ -160,15 +158,15 @@ def batch_beyond_data(subject: Subject, where: Circumstances) -> Findings:
     batch, data = subject.examples_per_step, where.data
     if batch is not None and data is not None and batch > data.examples:
         dropped = subject.is_on("training.dataloader_drop_last") or subject.is_on("loader.drop_last")
-        yield found("critical" if dropped else "moderate", subject.seen(PASS), subject.seen(TIMES), batch=batch,
-                    examples=data.examples, fewer=max(1, data.examples // 10), dropped=dropped, kept=not dropped)
+        yield found("critical" if dropped else "moderate", PASS, TIMES, batch=batch, examples=data.examples,
+                    fewer=max(1, data.examples // 10), dropped=dropped, kept=not dropped)
 
 
 @rule
 def columns_kept(subject: Subject, where: Circumstances) -> Findings:
     """remove_unused_columns is off, which saves no time."""
     if subject.value(KEPT) is False:
-        yield found("low", subject.settings[KEPT], edits=removed(subject, KEPT))
+        yield found("low", KEPT, edits=removed(subject, KEPT))
 
 
 @code_rule
@@ -210,9 +208,8 @@ def loader_needs_workers(subject: Subject, where: Circumstances) -> Findings:
     for workers in WORKERS:
         asked = [key for key in (PREFETCH[workers], LASTING[workers]) if subject.on(key)]
         if asked and subject.number(workers) == 0:
-            yield found("critical", subject.seen(workers), *(subject.settings[key] for key in asked),
-                        edits=tuple(edit for key in asked for edit in removed(subject, key)),
-                        names=" and ".join(key.partition(".")[2] for key in asked))
+            yield found("critical", workers, *asked, names=" and ".join(key.partition(".")[2] for key in asked),
+                        edits=tuple(edit for key in asked for edit in removed(subject, key)))
 
 
 @rule
@@ -223,7 +220,7 @@ def workers_beyond_cores(subject: Subject, where: Circumstances) -> Findings:
         cores, on_cpu = where.hardware.cores, where.hardware.device == "cpu"
         workers = int(subject.number(key) or 0) * subject.processes
         if key in subject.settings and workers > cores:
-            yield found("moderate", subject.settings[key], case="cpu" if on_cpu else "", workers=workers, cores=cores,
+            yield found("moderate", key, case="cpu" if on_cpu else "", workers=workers, cores=cores,
                         edits=set_to(subject, key, 0 if on_cpu else cores // subject.processes))
 
 
@@ -233,7 +230,7 @@ def workers_for_ready_data(subject: Subject, where: Circumstances) -> Findings:
     key = WORKERS[0]
     if subject.framework == "trl" and key in subject.settings and (subject.number(key) or 0) >= 1 \
             and not subject.is_on(STREAMING):
-        yield found("low", subject.settings[key], edits=set_to(subject, key, 0))
+        yield found("low", key, edits=set_to(subject, key, 0))
 
 
 @rule
@@ -243,8 +240,8 @@ def workers_start_each_epoch(subject: Subject, where: Circumstances) -> Findings
     for workers, lasting in LASTING.items():
         if workers in subject.settings and (subject.number(workers) or 0) >= 1 and not subject.is_unread(lasting) \
                 and not subject.on(lasting) and (epochs or 1) > 1 and (subject.number("training.max_steps") or -1) < 0:
-            yield found("low", subject.settings[workers], subject.settings.get("training.num_train_epochs"),
-                        edits=set_to(subject, lasting, True), epochs=epochs,
+            yield found("low", workers, subject.settings.get("training.num_train_epochs"), epochs=epochs,
+                        edits=set_to(subject, lasting, True),
                         written=f"{lasting.partition('.')[2]}{'=True' if subject.script else ': true'}")
 
 
@@ -252,7 +249,7 @@ def workers_start_each_epoch(subject: Subject, where: Circumstances) -> Findings
 def streaming_without_workers(subject: Subject, where: Circumstances) -> Findings:
     """The training process itself reads and tokenises streamed data."""
     if subject.is_on(STREAMING) and subject.number(WORKERS[0]) == 0:
-        yield found("moderate", subject.settings[STREAMING], subject.seen(WORKERS[0]), edits=set_to(subject, WORKERS[0], 2))
+        yield found("moderate", STREAMING, WORKERS[0], edits=set_to(subject, WORKERS[0], 2))
 
 
 @rule
@@ -261,18 +258,18 @@ def pinned_memory(subject: Subject, where: Circumstances) -> Findings:
     for key in PINNING if where.hardware is not None else ():
         device = where.hardware.device if where.hardware else ""
         if subject.value(key) is True and device != "cuda":
-            yield found("low", subject.settings[key], edits=removed(subject, key), case="for nothing", device=device)
+            yield found("low", key, edits=removed(subject, key), case="for nothing", device=device)
         elif subject.value(key) is False and device == "cuda":
-            yield found("low", subject.settings[key], edits=set_to(subject, key, True))
+            yield found("low", key, edits=set_to(subject, key, True))
 
 
 @rule
 def tokenizers_parallelism(subject: Subject, where: Circumstances) -> Findings:
     """TOKENIZERS_PARALLELISM is forced on in a run with loader workers."""
     forced = str(subject.value(TOKENIZERS)).lower() in ("true", "1", "on", "yes")
-    workers = next((subject.settings[key] for key in WORKERS if key in subject.settings and subject.number(key)), None)
+    workers = next((key for key in WORKERS if key in subject.settings and subject.number(key)), None)
     if forced and workers is not None:
-        yield found("low", subject.settings[TOKENIZERS], workers)
+        yield found("low", TOKENIZERS, workers)
 
 
 @rule
@@ -285,9 +282,8 @@ def threads_fixed(subject: Subject, where: Circumstances) -> Findings:
             continue
         threads, fair, on_cpu = int(asked), max(1, hardware.cores // subject.processes), hardware.device == "cpu"
         if threads > fair or (threads < fair and on_cpu):
-            yield found("moderate" if on_cpu else "low", subject.settings[key], case="many" if threads > fair else "",
-                        expected=None if threads > fair and on_cpu else UNMEASURED, threads=threads, fair=fair,
-                        name=key.partition(".")[2])
+            yield found("moderate" if on_cpu else "low", key, case="many" if threads > fair else "", threads=threads, fair=fair,
+                        expected=None if threads > fair and on_cpu else UNMEASURED, name=key.partition(".")[2])
         return
 
 

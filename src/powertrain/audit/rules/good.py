@@ -14,7 +14,7 @@ def good_batch(subject: Subject, where: Circumstances) -> Findings:
     batch, times = subject.examples_per_step, subject.accumulation
     if batch is not None and batch >= FEWEST and PASS in subject.settings:
         ranks = subject.processes
-        yield found("good", subject.settings[PASS], subject.settings.get(TIMES), case="whole" if times == 1 else "",
+        yield found("good", PASS, subject.settings.get(TIMES), case="whole" if times == 1 else "",
                     batch=batch, each=subject.examples_per_pass, times=times, ranks=ranks if ranks > 1 else None)
 
 
@@ -23,7 +23,7 @@ def good_checkpointing(subject: Subject, where: Circumstances) -> Findings:
     """Activations are recomputed because they do not fit."""
     space = room(subject, where)
     if space is not None and not subject.is_unread(CHECKPOINTING) and subject.is_on(CHECKPOINTING) and space[0] > space[1]:
-        yield found("good", subject.seen(CHECKPOINTING), needed_gib=space[0] / GIB, free_gib=space[1] / GIB)
+        yield found("good", CHECKPOINTING, needed_gib=space[0] / GIB, free_gib=space[1] / GIB)
 
 
 @rule
@@ -31,14 +31,14 @@ def good_four_bit(subject: Subject, where: Circumstances) -> Findings:
     """Weights are 4-bit because bf16 does not fit."""
     space = room(subject, where, four_bits=False)
     if space is not None and subject.is_four_bit and space[0] > space[1]:
-        yield found("good", subject.seen("quantisation.load_in_4bit"), needed_gib=space[0] / GIB, free_gib=space[1] / GIB)
+        yield found("good", "quantisation.load_in_4bit", needed_gib=space[0] / GIB, free_gib=space[1] / GIB)
 
 
 @rule
 def good_packing(subject: Subject, where: Circumstances) -> Findings:
     """Examples are packed and do not see each other."""
     if "training.packing" in subject.settings and subject.is_on("training.packing"):
-        yield found("good", subject.settings["training.packing"])
+        yield found("good", "training.packing")
 
 
 @rule

@@ -254,7 +254,7 @@ def prompts_trained(subject: Subject, where: Circumstances) -> Findings:
     if script is None:
         plain_text = subject.value("training.stage") == "pt" or "completion" in str(subject.value("data.format"))
         if subject.framework in ASKED and subject.value(PROMPT_LOSS) is False and not plain_text:
-            yield found("moderate", subject.settings[PROMPT_LOSS], edits=removed(subject, PROMPT_LOSS), case="config",
+            yield found("moderate", PROMPT_LOSS, edits=removed(subject, PROMPT_LOSS), case="config",
                         key=ASKED[subject.framework])
         return
     if is_masked(script) or script.says(*MASKING):
@@ -283,5 +283,5 @@ def _joins(node: ast.AST) -> bool:
 def label_smoothing_cost(subject: Subject, where: Circumstances) -> Findings:
     """Label smoothing in SFTTrainer costs another forward pass."""
     if subject.framework == "trl" and subject.number(SMOOTHING):
-        yield found("moderate", subject.settings[SMOOTHING], edits=removed(subject, SMOOTHING), expected=at_most(
+        yield found("moderate", SMOOTHING, edits=removed(subject, SMOOTHING), expected=at_most(
                     FORWARD, "one forward pass of two beside a backward pass of two forward ones"))

@@ -80,7 +80,7 @@ def anomaly_detection_on(script: Script, subject: Subject, where: Circumstances)
 def determinism_forced(subject: Subject, where: Circumstances) -> Findings:
     """All kernels are the deterministic, slower ones."""
     if subject.value(DETERMINISM) is True:
-        yield found("low", subject.settings[DETERMINISM], edits=set_to(subject, DETERMINISM, False))
+        yield found("low", DETERMINISM, edits=set_to(subject, DETERMINISM, False))
 
 
 @code_rule
@@ -91,7 +91,7 @@ def cudnn_benchmark(script: Script, subject: Subject, where: Circumstances) -> F
     setting, forced = subject.settings[BENCHMARK], subject.value(DETERMINISTIC) is True
     statement = next((node for node in script.nodes if isinstance(node, ast.Assign) and node.lineno == setting.place.line
                       and "benchmark" in script.words(node)), None)
-    yield found("low", setting, subject.settings[DETERMINISTIC] if forced else None, forced=forced,
+    yield found("low", setting, DETERMINISTIC if forced else None, forced=forced,
                 edits=without(script, statement) if statement is not None else ())
 
 

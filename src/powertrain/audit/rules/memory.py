@@ -11,7 +11,7 @@ from powertrain.cost.fitting import largest_micro_batch, own_bytes, planned_room
 from powertrain.cost.precision import GPU_SINCE, bf16_gain, bf16_pays, fp16_pays, unit_of
 from powertrain.cost.work import recomputed_flops, training_flops
 from powertrain.records import Facts
-from powertrain.records.findings import UNMEASURED, Evidence, Expected
+from powertrain.records.findings import UNMEASURED, Expected
 
 FAST_PASCAL = (6, 0)         # P100: twice as many fp16 as fp32 operations; the other Pascals have 1 for each 64
 FP16, BF16, TF32, MIXED = "training.fp16", "training.bf16", "training.tf32", "accelerate.mixed_precision"
@@ -32,9 +32,9 @@ OFFLOADS = ("deepspeed.zero_optimization.offload_optimizer.device", "deepspeed.z
 PLAIN = ("NO", "MULTI_GPU", "MULTI_CPU")     # accelerate's distributed types that shard nothing
 
 
-def asked_for(subject: Subject, key: str) -> Evidence:
-    """Return the setting that asks for a precision: accelerate's, or the trainer's own."""
-    return subject.seen(MIXED if MIXED in subject.settings else key)
+def asked_for(subject: Subject, key: str) -> str:
+    """Return the key that asks for a precision: accelerate's, or the trainer's own."""
+    return MIXED if MIXED in subject.settings else key
 
 
 @rule
@@ -55,11 +55,10 @@ def bf16_without_hardware(subject: Subject, where: Circumstances) -> Findings:
 def both_half_precisions(subject: Subject, where: Circumstances) -> Findings:
     """fp16 and bf16 are both on."""
     if subject.on(FP16) and subject.on(BF16):
-        both = subject.settings[FP16], subject.settings[BF16]
         if subject.framework == "axolotl":       # core/builders/base.py: fp16 is passed on only where bf16 is off
-            yield found("low", *both, edits=removed(subject, FP16), case="axolotl")
+            yield found("low", FP16, BF16, edits=removed(subject, FP16), case="axolotl")
         else:
-            yield found("critical", *both, edits=set_to(subject, FP16, False))
+            yield found("critical", FP16, BF16, edits=set_to(subject, FP16, False))
 
 
 @rule
@@ -68,7 +67,7 @@ def fp16_on_bf16_hardware(subject: Subject, where: Circumstances) -> Findings:
     unit = unit_of(where.hardware, "bf16") if where.hardware is not None and subject.products_dtype == "fp16" else None
     if unit is not None:
         both = (*set_to(subject, FP16, False), *set_to(subject, BF16, True))
-        yield found("moderate", subject.seen(FP16 if subject.on(FP16) else MIXED), unit=unit,
+        yield found("moderate", FP16 if subject.on(FP16) else MIXED, unit=unit,
                     edits=both if BF16 in subject.settings else renamed(subject, FP16, "bf16"))
 
 
@@ -76,7 +75,7 @@ def fp16_on_bf16_hardware(subject: Subject, where: Circumstances) -> Findings:
 def fp16_weights_unscaled(subject: Subject, where: Circumstances) -> Findings:
     """All weights are fp16 and trained under a gradient scaler, which refuses fp16 gradients."""
     if (subject.weights_dtype, subject.products_dtype) == ("fp16", "fp16") and subject.method == "full":
-        yield found("critical", subject.settings["model.dtype"], subject.settings.get(FP16))
+        yield found("critical", "model.dtype", subject.settings.get(FP16))
 
 
 @code_rule
@@ -87,7 +86,7 @@ def fp16_without_scaler(script: Script, subject: Subject, where: Circumstances) 
     kept = any(isinstance(script.statement(call), ast.Assign) for call in script.calls(".autocast", "autocast"))
     for step in training_steps(script) if "autocast" in subject.settings[FP16].spelled else ():
         if kept or any(not call.inner_loop for call in step.named(".autocast", "autocast")):
-            yield found("critical", subject.settings[FP16], *(call.node for call in step.backward[:1]))
+            yield found("critical", FP16, *(call.node for call in step.backward[:1]))
             return
 
 
@@ -117,7 +116,7 @@ def fp32_on_half_hardware(subject: Subject, where: Circumstances) -> Findings:
     trainer = subject.framework in TRAINERS
     key = f"training.{type_}" if trainer else MIXED
     edits = set_to(subject, key, True, type_, BESIDE_PRECISION) if trainer else set_to(subject, key, type_)
-    yield found("moderate", subject.seen(key), edits=edits, expected=expected, type=type_,
+    yield found("moderate", key, edits=edits, expected=expected, type=type_,
                 unit=unit_of(hardware, "bf16") if type_ == "bf16" else f"{hardware.name} has fp16 tensor cores")
 
 
@@ -127,7 +126,7 @@ def half_weights_trained(subject: Subject, where: Circumstances) -> Findings:
     dtype = subject.weights_dtype
     if dtype in ("bf16", "fp16") and subject.method == "full":
         rate = subject.number("training.learning_rate") or None
-        yield found("moderate", subject.settings["model.dtype"], type=dtype, rate=rate if dtype == "bf16" else None,
+        yield found("moderate", "model.dtype", type=dtype, rate=rate if dtype == "bf16" else None,
                     weight=rate * 512 if rate else None)
 
 
@@ -138,10 +137,10 @@ def tf32_without_effect(subject: Subject, where: Circumstances) -> Findings:
         return
     dtype, hardware, edits = subject.products_dtype, where.hardware, removed(subject, TF32)
     if hardware is not None and unit_of(hardware, "tf32") is None:
-        yield found("critical" if subject.framework in TRAINERS else "low", subject.settings[TF32], edits=edits,
-                    case="hardware", name=hardware.name)
+        yield found("critical" if subject.framework in TRAINERS else "low", TF32, edits=edits, case="hardware",
+                    name=hardware.name)
     elif dtype in ("bf16", "fp16"):
-        yield found("low", subject.settings[TF32], edits=edits, type=dtype)
+        yield found("low", TF32, edits=edits, type=dtype)
 
 
 @code_rule
@@ -190,7 +189,7 @@ def checkpointing_needless(subject: Subject, where: Circumstances) -> Findings:
     if space[0] <= space[1]:
         again = recomputed_flops(facts.model, [facts.data.block], 1)
         share = again / (training_flops(facts.model, [facts.data.block]) + again)
-        yield found("moderate", subject.seen(CHECKPOINTING), edits=edits, needed_gib=space[0] / GIB, free_gib=space[1] / GIB,
+        yield found("moderate", CHECKPOINTING, edits=edits, needed_gib=space[0] / GIB, free_gib=space[1] / GIB,
                     expected=at_most(share, "the products that are computed a second time"))
 
 
@@ -202,9 +201,9 @@ def checkpointing_reentrant(subject: Subject, where: Circumstances) -> Findings:
     given, version = subject.value(KWARGS), where.version("transformers")
     unset = not isinstance(given, dict) or "use_reentrant" not in given
     if isinstance(given, dict) and given.get("use_reentrant") is True:
-        yield found("low", subject.settings[KWARGS])
+        yield found("low", KWARGS)
     elif unset and version is not None and version < UNSET_MEANS_REENTRANT_BEFORE and subject.framework == "transformers":
-        yield found("low", subject.settings[CHECKPOINTING], case="unset", version=version[0])
+        yield found("low", CHECKPOINTING, case="unset", version=version[0])
 
 
 @rule
@@ -212,7 +211,7 @@ def cache_while_training(subject: Subject, where: Circumstances) -> Findings:
     """The key/value cache is on while training."""
     key = next((key for key in ("training.use_cache", "model.use_cache") if subject.value(key) is True), None)
     if key is not None:
-        yield found("low", subject.settings[key], edits=set_to(subject, key, False))
+        yield found("low", key, edits=set_to(subject, key, False))
 
 
 @rule
@@ -220,7 +219,7 @@ def cache_emptied(subject: Subject, where: Circumstances) -> Findings:
     """The trainer empties the allocator's cache every few steps."""
     if subject.value(EMPTYING):
         on_gpu = where.hardware is None or where.hardware.device == "cuda"
-        yield found("moderate" if on_gpu else "low", subject.settings[EMPTYING], edits=removed(subject, EMPTYING),
+        yield found("moderate" if on_gpu else "low", EMPTYING, edits=removed(subject, EMPTYING),
                     case="" if on_gpu else "no GPU")
 
 
@@ -253,7 +252,7 @@ def _kept(node: ast.AST) -> ast.expr | None:
 def batch_found_by_failing(subject: Subject, where: Circumstances) -> Findings:
     """The trainer chooses the batch by running out of memory."""
     if subject.value(FINDING_BATCH) is True:
-        yield found("low", subject.settings[FINDING_BATCH], edits=removed(subject, FINDING_BATCH))
+        yield found("low", FINDING_BATCH, edits=removed(subject, FINDING_BATCH))
 
 
 @rule
@@ -276,7 +275,7 @@ def micro_batch_small(subject: Subject, where: Circumstances) -> Findings:
     larger = _larger(subject, facts, each, times) if facts else None
     if larger or facts is None:
         fewer = each * times // larger if larger else 0
-        yield found("moderate" if larger else "low", subject.seen(PASS), subject.seen(TIMES), case="fits" if larger else "",
+        yield found("moderate" if larger else "low", PASS, TIMES, case="fits" if larger else "",
                     edits=(*set_to(subject, PASS, larger), *set_to(subject, TIMES, fewer)) if larger else (),
                     times=times, each=each, examples="example" if each == 1 else "examples", larger=larger, fewer=fewer)
 

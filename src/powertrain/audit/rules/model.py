@@ -32,8 +32,7 @@ def adapters_with_spilled_optimizer(subject: Subject, where: Circumstances) -> F
     asked = str(subject.value(OPTIM) or "")
     if subject.method in ("lora", "qlora") and ("paged" in asked or "8bit" in asked):
         moments_mib = MOMENTS_BYTES * where.model.trainable / 2**20 if where.model else None
-        yield found("low", subject.settings[OPTIM], edits=set_to(subject, OPTIM, "adamw_torch_fused"), asked=asked,
-                    moments_mib=moments_mib)
+        yield found("low", OPTIM, edits=set_to(subject, OPTIM, "adamw_torch_fused"), asked=asked, moments_mib=moments_mib)
 
 
 @rule
@@ -41,7 +40,7 @@ def decay_of_adapters(subject: Subject, where: Circumstances) -> Findings:
     """Weight decay pulls adapters back to having no effect."""
     decay = subject.number(DECAY)
     if DECAY in subject.settings and decay is not None and decay > LITTLE_DECAY and subject.method in ("lora", "qlora"):
-        yield found("low", subject.settings[DECAY], edits=set_to(subject, DECAY, 0.0), decay=decay)
+        yield found("low", DECAY, edits=set_to(subject, DECAY, 0.0), decay=decay)
 
 
 @rule
@@ -52,7 +51,7 @@ def lora_dropout_cost(subject: Subject, where: Circumstances) -> Findings:
         if model is not None:
             inputs = (6 if model.gated_mlp else 5) * model.width + model.mlp_width     # of a block's linear layers
             numbers = (len(model.adapted_layers) or model.layers) * inputs
-        yield found("low", subject.settings[DROPOUT], edits=set_to(subject, DROPOUT, 0.0), numbers=numbers)
+        yield found("low", DROPOUT, edits=set_to(subject, DROPOUT, 0.0), numbers=numbers)
 
 
 @rule
@@ -61,7 +60,7 @@ def lora_on_attention_only(subject: Subject, where: Circumstances) -> Findings:
     asked = subject.value(TARGETS)
     names = [asked] if isinstance(asked, str) else asked
     if isinstance(names, (list, tuple, set)) and names and {str(name) for name in names} <= ATTENTION:
-        yield found("low", subject.settings[TARGETS], edits=set_to(subject, TARGETS, "all-linear"),
+        yield found("low", TARGETS, edits=set_to(subject, TARGETS, "all-linear"),
                     names=", ".join(map(str, names)), argument=ALL.get(subject.framework, ALL["trl"]))
 
 
@@ -74,8 +73,8 @@ def lora_scaling(subject: Subject, where: Circumstances) -> Findings:
     scale = alpha / (math.sqrt(rank) if rooted else rank) if rank and alpha is not None else 1.0
     if rank and not LEAST <= scale <= (MOST * 4 if rooted else MOST):
         usual = int(2 * rank)                # QLoRA's own 16 / 64 is below: it works, with its own learning rate
-        yield found("low", subject.seen(ALPHA), subject.seen(RANK), edits=set_to(subject, ALPHA, usual), scale=scale,
-                    usual=usual, divisor="sqrt(r)" if rooted else "r")
+        yield found("low", ALPHA, RANK, edits=set_to(subject, ALPHA, usual), scale=scale, usual=usual,
+                    divisor="sqrt(r)" if rooted else "r")
 
 
 @code_rule
@@ -87,13 +86,13 @@ def quantised_without_adapters(script: Script, subject: Subject, where: Circumst
         name.split(".")[0] in ("peft", "unsloth") for name in script.imported.values())
     key = next((key for key in BITS if subject.on(key)), None)
     if key is not None and not attaches:
-        yield found("critical", subject.settings[key])
+        yield found("critical", key)
 
 
 @rule
 def compile_quantised(subject: Subject, where: Circumstances) -> Findings:
     """torch.compile is used on a model with quantised weights."""
-    bits = next((subject.settings[key] for key in BITS if subject.is_on(key) and key in subject.settings), None)
+    bits = next((key for key in BITS if subject.is_on(key) and key in subject.settings), None)
     if subject.compiles is not None and bits is not None:
         raises = subject.script is not None and "torch.compile" in subject.script.trained
         yield found("critical" if raises else "moderate", subject.compiles, bits, case="raises" if raises else "",
@@ -105,7 +104,7 @@ def four_bit_needless(subject: Subject, where: Circumstances) -> Findings:
     """Weights are 4-bit where the same weights fit in bf16."""
     space = room(subject, where, four_bits=False)
     if space is not None and subject.is_four_bit and space[0] <= space[1]:
-        yield found("moderate", subject.seen(BITS[0]), edits=set_to(subject, BITS[0], False), needed_gib=space[0] / GIB,
+        yield found("moderate", BITS[0], edits=set_to(subject, BITS[0], False), needed_gib=space[0] / GIB,
                     free_gib=space[1] / GIB)
 
 
@@ -115,7 +114,7 @@ def four_bit_compute_type(subject: Subject, where: Circumstances) -> Findings:
     rest, own = subject.products_dtype, dtype_named(subject.effective(COMPUTE))
     if subject.is_four_bit and not subject.is_unread(COMPUTE) and rest in ("bf16", "fp16") and own not in (None, rest):
         type_ = "bfloat16" if rest == "bf16" else "float16"
-        yield found("moderate", subject.seen(COMPUTE), subject.seen(f"training.{rest}"), edits=set_to(subject, COMPUTE, type_),
+        yield found("moderate", COMPUTE, f"training.{rest}", edits=set_to(subject, COMPUTE, type_),
                     case="" if own == "fp32" else "half", rest=rest, own=own, type=type_)
 
 
@@ -124,7 +123,7 @@ def four_bit_type(subject: Subject, where: Circumstances) -> Findings:
     """4-bit weights are FP4 instead of NF4."""
     decided = KIND in subject.settings or subject.framework in TRAINERS
     if subject.is_four_bit and subject.effective(KIND) == "fp4" and decided:
-        yield found("low", subject.seen(KIND), edits=set_to(subject, KIND, "nf4"))
+        yield found("low", KIND, edits=set_to(subject, KIND, "nf4"))
 
 
 @rule
@@ -132,7 +131,7 @@ def double_quantisation_off(subject: Subject, where: Circumstances) -> Findings:
     """The scales of 4-bit weights are stored in fp32."""
     if subject.is_four_bit and subject.effective(DOUBLE) is False:
         saved_mib = SAVED_BYTES * where.model.matmul_parameters / 2**20 if where.model else None
-        yield found("low", subject.seen(DOUBLE), edits=set_to(subject, DOUBLE, True), block=QUANTISED_BLOCK,
+        yield found("low", DOUBLE, edits=set_to(subject, DOUBLE, True), block=QUANTISED_BLOCK,
                     bits=SAVED_BYTES * 8, saved_mib=saved_mib, expected=None if where.model else NO_SPEED)
 
 
@@ -142,7 +141,7 @@ def attention_eager(subject: Subject, where: Circumstances) -> Findings:
     if subject.value(IMPLEMENTATION) == "eager":
         tokens = where.data.max_length or where.data.block if where.data is not None else None
         scores_mib = 4 * where.model.heads * tokens**2 / 2**20 if where.model is not None and tokens is not None else None
-        yield found("moderate", subject.settings[IMPLEMENTATION], edits=set_to(subject, IMPLEMENTATION, "sdpa"), tokens=tokens,
+        yield found("moderate", IMPLEMENTATION, edits=set_to(subject, IMPLEMENTATION, "sdpa"), tokens=tokens,
                     scores_mib=scores_mib)
 
 
@@ -152,8 +151,7 @@ def flash_attention_unfit(subject: Subject, where: Circumstances) -> Findings:
     asked = str(subject.value(IMPLEMENTATION))
     reason = _reason(subject, where, asked) if asked in NEEDS else ""
     if reason:
-        yield found("critical", subject.settings[IMPLEMENTATION], edits=set_to(subject, IMPLEMENTATION, "sdpa"), asked=asked,
-                    reason=reason)
+        yield found("critical", IMPLEMENTATION, edits=set_to(subject, IMPLEMENTATION, "sdpa"), asked=asked, reason=reason)
 
 
 def _reason(subject: Subject, where: Circumstances, asked: str) -> str:
@@ -183,4 +181,4 @@ def compile_changing_lengths(subject: Subject, where: Circumstances) -> Findings
 def reduce_overhead_without_gpu(subject: Subject, where: Circumstances) -> Findings:
     """torch.compile's mode for CUDA graphs is used without CUDA."""
     if subject.value(MODE) == "reduce-overhead" and where.hardware is not None and where.hardware.device != "cuda":
-        yield found("low", subject.settings[MODE], edits=removed(subject, MODE), name=where.hardware.name)
+        yield found("low", MODE, edits=removed(subject, MODE), name=where.hardware.name)

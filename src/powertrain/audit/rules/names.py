@@ -119,7 +119,7 @@ def evaluation_without_data(script: Script, subject: Subject, where: Circumstanc
         return
     open_ = any(isinstance(item, ast.Starred) for item in trainer.args) or any(item.arg is None for item in trainer.keywords)
     if not open_ and argument(trainer, "eval_dataset", 4) is None:
-        yield found("critical", subject.settings[EVALUATING], Evidence(script.words(trainer.func), script.place(trainer)),
+        yield found("critical", EVALUATING, Evidence(script.words(trainer.func), script.place(trainer)),
                     edits=set_to(subject, EVALUATING, "no"), asked=asked)
 
 
@@ -127,4 +127,4 @@ def evaluation_without_data(script: Script, subject: Subject, where: Circumstanc
 def reporting_everywhere(subject: Subject, where: Circumstances) -> Findings:
     """The run reports to every tracker that is installed."""
     if subject.value(REPORTING) in ("all", ["all"]):
-        yield found("low", subject.settings[REPORTING], edits=set_to(subject, REPORTING, "none"))
+        yield found("low", REPORTING, edits=set_to(subject, REPORTING, "none"))

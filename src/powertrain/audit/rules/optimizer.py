@@ -36,13 +36,13 @@ def optimizer_not_fused(subject: Subject, where: Circumstances) -> Findings:
     """AdamW runs in many small kernels, although torch has a fused one."""
     own, script = subject.settings.get("optimizer.name"), subject.script
     if subject.value(OPTIM) == "adamw_torch":
-        asked, case, edits = subject.settings[OPTIM], "", set_to(subject, OPTIM, FUSED)
+        asked, case, edits = OPTIM, "", set_to(subject, OPTIM, FUSED)
     elif own is not None and str(own.value).rpartition(".")[2].lower() in ("adam", "adamw"):
         if subject.on("optimizer.fused") or subject.is_unread("optimizer.fused"):
             return
         call = script.sections.get("optimizer") if script is not None else None
         edits = with_argument(script, call, "fused", "True") if script is not None and call is not None else ()
-        asked, case = own, "own"
+        asked, case = "optimizer.name", "own"
     else:
         return
     yield found("low", asked, edits=edits, expected=_bound(subject, where), case=case,
@@ -63,15 +63,14 @@ def _bound(subject: Subject, where: Circumstances) -> Expected:
 def optimizer_removed(subject: Subject, where: Circumstances) -> Findings:
     """The run asks for an optimizer that its trainer no longer has."""
     if subject.value(OPTIM) in REMOVED and (where.version("transformers") or SINCE) >= SINCE:
-        yield found("critical", subject.settings[OPTIM], edits=set_to(subject, OPTIM, FUSED), asked=subject.value(OPTIM))
+        yield found("critical", OPTIM, edits=set_to(subject, OPTIM, FUSED), asked=subject.value(OPTIM))
 
 
 @rule
 def clipping_off(subject: Subject, where: Circumstances) -> Findings:
     """Gradient clipping is switched off."""
     if CLIPPING in subject.settings and subject.number(CLIPPING) == 0:
-        yield found("low", subject.settings[CLIPPING], edits=set_to(subject, CLIPPING, 1.0),
-                    fp16=subject.products_dtype == "fp16")
+        yield found("low", CLIPPING, edits=set_to(subject, CLIPPING, 1.0), fp16=subject.products_dtype == "fp16")
 
 
 @code_rule
@@ -174,8 +173,7 @@ def learning_rate_unfit(subject: Subject, where: Circumstances) -> Findings:
     low, high = FULL if how == "full" else ADAPTERS
     if not low <= rate <= high:
         usual = USUAL_RATE[how]
-        yield found("moderate", subject.seen(RATE), rate=rate, usual=usual,
-                    edits=set_to(subject, RATE, usual, "learning_rate", BESIDE),
+        yield found("moderate", RATE, rate=rate, usual=usual, edits=set_to(subject, RATE, usual, "learning_rate", BESIDE),
                     case=f"{'full' if how == 'full' else 'adapters'}, too {'low' if rate < low else 'high'}")
 
 
@@ -198,15 +196,15 @@ def intervals_cost(subject: Subject, where: Circumstances) -> Findings:
     evaluating, saves = subject.interval_steps("eval", steps), subject.interval_steps("save", steps) == 1
     tokens = tokens_per_step(subject, facts) if facts else None
     share = evaluation_share(facts, tokens, evaluating) if facts and tokens and evaluating else None
-    saved = subject.seen(SAVING) if saves else None
+    saved = SAVING if saves else None
     if share is not None and evaluating is not None and facts is not None and share > BUDGET:
         every = math.ceil(evaluating * share / (1 - share) * (1 - BUDGET) / BUDGET)
         severity: Severity = "low" if not saves and share < MUCH else "moderate"
-        yield found(severity, subject.seen(EVALUATING), saved, edits=set_to(subject, EVALUATING, every), saves=saves,
+        yield found(severity, EVALUATING, saved, edits=set_to(subject, EVALUATING, every), saves=saves,
                     expected=at_most(share, "the products of evaluations"), case="reckoned", share=share, every=every,
                     evaluating=evaluating, tokens=facts.data.validation_tokens, budget=BUDGET)
     elif share is None and evaluating == 1:
-        yield found("moderate", subject.seen(EVALUATING), saved, saves=saves)
+        yield found("moderate", EVALUATING, saved, saves=saves)
     elif saves:
         yield found("moderate", saved, case="saves")
 
@@ -220,7 +218,7 @@ def intervals_never_fire(subject: Subject, where: Circumstances) -> Findings:
              and (what != "save" or SAVING in subject.settings)]
     if never and steps is not None:
         tenth = max(1, steps // 10)
-        yield found("low" if never == ["save"] else "moderate", *(subject.seen(f"training.{what}_steps") for what in never),
+        yield found("low" if never == ["save"] else "moderate", *(f"training.{what}_steps" for what in never),
                     subject.settings.get(STEPS), steps=steps, tenth=tenth,
                     never="; ".join(f"{NEVER[what]} ({what}_steps={intervals[what]:g})" for what in never),
                     words=" ".join(f"{what}_steps={tenth}" for what in never))
@@ -231,7 +229,7 @@ def logging_each_step(subject: Subject, where: Circumstances) -> Findings:
     """The loss is logged at every step."""
     steps = subject.run_steps(where.data)
     if LOGGING in subject.settings and subject.interval_steps("logging", steps) == 1 and (steps or SHORT_RUN + 1) > SHORT_RUN:
-        yield found("low", subject.settings[LOGGING], edits=set_to(subject, LOGGING, 10))
+        yield found("low", LOGGING, edits=set_to(subject, LOGGING, 10))
 
 
 @rule
@@ -244,13 +242,12 @@ def best_checkpoint_intervals(subject: Subject, where: Circumstances) -> Finding
         return
     every, kept = subject.interval_steps("eval", None), subject.interval_steps("save", None)
     if evaluating != saving:
-        yield found("critical", subject.settings[BEST], subject.seen("training.eval_strategy"),
-                    subject.seen("training.save_strategy"), edits=set_to(subject, "training.eval_strategy", saving),
-                    case="strategies", evaluating=evaluating, saving=saving)
+        yield found("critical", BEST, "training.eval_strategy", "training.save_strategy", case="strategies",
+                    edits=set_to(subject, "training.eval_strategy", saving), evaluating=evaluating, saving=saving)
     elif every and kept and kept % every:
         multiple = -(-kept // every) * every
-        yield found("critical", subject.settings[BEST], subject.seen(EVALUATING), subject.seen(SAVING),
-                    edits=set_to(subject, SAVING, int(multiple)), kept=kept, every=every, multiple=multiple)
+        yield found("critical", BEST, EVALUATING, SAVING, edits=set_to(subject, SAVING, int(multiple)), kept=kept, every=every,
+                    multiple=multiple)
 
 
 def made_for(script: Script, step: Step) -> ast.Call | None:

@@ -65,7 +65,7 @@ def unused_parameters_searched(subject: Subject, where: Circumstances) -> Findin
     """DDP searches for unused parameters in every step."""
     if subject.value(UNUSED) is True:
         alone = where.has_one_device
-        yield found("low" if alone else "moderate", subject.settings[UNUSED], edits=set_to(subject, UNUSED, False), alone=alone)
+        yield found("low" if alone else "moderate", UNUSED, edits=set_to(subject, UNUSED, False), alone=alone)
 
 
 @code_rule
@@ -119,8 +119,7 @@ def compiled_names_saved(script: Script, subject: Subject, where: Circumstances)
 def one_checkpoint_kept(subject: Subject, where: Circumstances) -> Findings:
     """Only the newest checkpoint is kept."""
     if subject.value(LIMIT) == 1 and not subject.on("training.save_only_model"):
-        yield found("low", subject.settings[LIMIT], edits=set_to(subject, LIMIT, 2),
-                    best=subject.on("training.load_best_model_at_end"))
+        yield found("low", LIMIT, edits=set_to(subject, LIMIT, 2), best=subject.on("training.load_best_model_at_end"))
 
 
 @code_rule
