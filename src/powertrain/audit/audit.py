@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from powertrain.audit.configs import read_config
 from powertrain.audit.edits import make_patch
@@ -12,7 +11,7 @@ from powertrain.audit.reading_script import read_script
 from powertrain.audit.rules import RULES
 from powertrain.audit.subject import Circumstances, Setting, Subject
 from powertrain.records import WrongUse
-from powertrain.records.findings import SEVERITIES, Audit, Finding, Rule, worst_first
+from powertrain.records.findings import SEVERITIES, Audit, Finding, worst_first
 
 CONFIGS = (".yaml", ".yml", ".json")
 SHOWN_VERSIONS = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "flash-attn", "deepspeed")
@@ -70,24 +69,24 @@ def audit(path: Path, where: Circumstances | None = None) -> Audit:
     return audit_subject(read_subject(path), where or Circumstances())
 
 
-def audit_subject(subject: Subject, where: Circumstances, rules: Sequence[Rule[Any]] = RULES) -> Audit:
+def audit_subject(subject: Subject, where: Circumstances) -> Audit:
     """Return the audit of what was read. Raises WrongUse where a script nests too deep to be followed."""
     try:
-        found, depends = _ask(subject, where, rules)
-        kept = with_good_patches(subject, where, worst_first(found, rules))
+        found, depends = _ask(subject, where)
+        kept = with_good_patches(subject, where, worst_first(found, RULES))
         kind = f"{'config' if subject.script is None else 'script'}: {subject.framework}"
         return Audit(str(subject.path), kind, environment(subject, where), kept, tuple(undetermined(subject, depends)),
-                     {"rules": len(rules), "settings": len(subject.settings),
+                     {"rules": len(RULES), "settings": len(subject.settings),
                       "dropped": [one.rule for one in found if one.rule not in {other.rule for other in kept}]})
     except RecursionError:
         raise WrongUse(f"{subject.path} nests brackets or operators too deep to follow; is it a program's output?") from None
 
 
-def _ask(subject: Subject, where: Circumstances, rules: Sequence[Rule[Any]]) -> tuple[list[Finding], dict[str, list[str]]]:
+def _ask(subject: Subject, where: Circumstances) -> tuple[list[Finding], dict[str, list[str]]]:
     """Return the findings, and for each unread setting the rules that asked for it and found nothing."""
     found: list[Finding] = []
     depends: dict[str, list[str]] = {}
-    for rule in rules:
+    for rule in RULES:
         asked: set[str] = set()
         watched = replace(subject, settings=_Asked(subject.settings, asked), unread=_Asked(subject.unread, asked))
         findings = list(rule.find(watched, where))
@@ -113,7 +112,7 @@ def _is_better(subject: Subject, where: Circumstances, before: Sequence[Finding]
         after = read_script(subject.path, patch.after[str(subject.path)])
     except (WrongUse, SyntaxError, KeyError):
         return False
-    left = worst_first(_ask(after, where, RULES)[0], RULES)
+    left = worst_first(_ask(after, where)[0], RULES)
     severe = [[*(sum(finding.severity == severity for finding in findings) for severity in SEVERITIES[:-1]),
                sum(len(finding.evidence) for finding in findings if finding.severity != "good")] for findings in (before, left)]
     return bool(patch.applied) and severe[1] < severe[0]
