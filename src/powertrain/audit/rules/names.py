@@ -4,6 +4,7 @@ import ast
 from collections.abc import Mapping
 
 from powertrain.audit.edits import BY_LENGTH, Edits, removed, renamed, set_to
+from powertrain.audit.reading_calls import OF_THE_CONFIG
 from powertrain.audit.rules.base import Findings, code_rule, found, rule
 from powertrain.audit.rules.memory import OFFLOAD
 from powertrain.audit.script import Script, argument
@@ -20,8 +21,6 @@ REMOVED: Mapping[str, str] = {
     "tokenizer": "processing_class",
     "fp16_backend": "", "half_precision_backend": "", "use_mps_device": "", "past_index": "", "jit_mode_eval": "",
 }
-MOVED = ("packing", "dataset_text_field", "dataset_num_proc", "neftune_noise_alpha", "eval_packing",
-         "max_seq_length")     # to SFTConfig
 # import -> what replaces it. Source: transformers 5.23, peft 0.21, TRL 1
 GONE: Mapping[str, str] = {
     "transformers.AdamW": "torch.optim.AdamW", "transformers.optimization.AdamW": "torch.optim.AdamW",
@@ -52,7 +51,7 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
     says = [f"{name} (now {REMOVED[name]})" if REMOVED[name] else f"{name} (gone)" for _, name in names.values()]
     trainer = script.sections.get("trainer") if script is not None else None
     given = trainer.keywords if script is not None and trainer is not None and script.name(trainer) == "trl.SFTTrainer" else []
-    moved = [item for item in given if item.arg in MOVED and item.arg not in [name for _, name in names.values()]]
+    moved = [item for item in given if item.arg in OF_THE_CONFIG and item.arg not in [name for _, name in names.values()]]
     says += [f"{item.arg} (now of SFTConfig)" for item in moved]
     if says:
         edits = tuple(edit for key, (_, name) in names.items() for edit in _edits(subject, key, name))
