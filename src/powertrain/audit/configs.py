@@ -22,7 +22,7 @@ import yaml
 
 from powertrain.audit.config_values import Told, told
 from powertrain.audit.expressions import Expressions, Scope, is_known, plain
-from powertrain.audit.script import Script
+from powertrain.audit.script import parse, read_text
 from powertrain.audit.subject import Framework, Setting, Subject
 from powertrain.recipe import spellings
 from powertrain.recipe.resolve import Yaml
@@ -34,7 +34,6 @@ from powertrain.records.findings import Place
 
 SETTINGS = ("techniques.", "optimizer.", "objective.")        # of a recipe, which their own tables check
 LEAST_KNOWN = 0.5                            # share of a file's keys that its trainer has; below, it is another one's file
-LARGEST_BYTES = 1 << 20                      # a config is a page of text, and of a script every value is followed
 MOST_NODES = 20_000                          # with all aliases opened
 # what documents and editors put into JSON: comments, tabs, a comma before a closing bracket; strings are left alone
 _NOT_JSON = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/|\t|,(?=\s*[}\]])', re.DOTALL)
@@ -50,18 +49,6 @@ class Marked:
     inner: Mapping[str, Marked] = field(default_factory=dict)    # of a table
 
 
-def read_text(path: Path, what: str) -> str:
-    """Return the text of a script or config. Raises WrongUse if it is too large, is no text, or cannot be read."""
-    try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise WrongUse(f"{path} has {path.stat().st_size:,} bytes; a {what} has at most {LARGEST_BYTES:,}: is it data?")
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise WrongUse(f"{path} is not UTF-8 text (byte {error.start}); an audit reads scripts and configs") from None
-    except OSError as error:
-        raise WrongUse(f"{path} cannot be read: {error.strerror or error}") from None
-
-
 def read_marked(path: Path) -> Marked:
     """Return the table of a YAML or JSON file. Raises WrongUse if it cannot be read or holds something else."""
     text = read_text(path, "config")
@@ -75,11 +62,7 @@ def read_marked(path: Path) -> Marked:
 
 def read_assigned(path: Path) -> Marked:
     """Return the names that a Python file, or a class in it, sets to literals, as configs of document 004 and nanoGPT do."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        script = Script(path, text, ast.parse(text), {})
-    except (OSError, UnicodeDecodeError, ValueError, SyntaxError) as error:
-        raise WrongUse(f"{path} cannot be read as Python: {error}") from None
+    script = replace(parse(path), imported={})
     read, found = Expressions(script), dict[str, Marked]()
     of_classes = (item for owner in script.tree.body if isinstance(owner, ast.ClassDef) for item in owner.body)
     for node in (*script.tree.body, *of_classes):

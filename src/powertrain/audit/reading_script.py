@@ -24,14 +24,12 @@ from typing import Any
 
 from powertrain.audit import reading_calls
 from powertrain.audit.config_values import vocabulary
-from powertrain.audit.configs import read_text
 from powertrain.audit.expressions import Expressions, Made, Unread, is_known, plain
 from powertrain.audit.following import Followed, follow
 from powertrain.audit.known_calls import unwrapped
-from powertrain.audit.script import Loop, Script, Setting, imports, inside, parsed
+from powertrain.audit.script import Loop, Script, Setting, inside, parse
 from powertrain.audit.steps import Step, outermost
 from powertrain.audit.subject import Framework, Subject
-from powertrain.records import WrongUse
 
 READING = (".item", ".tolist", "float")       # what copies a number from the device
 COUNTING = ("range", "trange")               # `for epoch in range(3)`, `in trange(3)`, `in tqdm(range(3))`
@@ -218,19 +216,6 @@ def read_script(path: Path, text: str | None = None) -> Subject:
         if key not in unknown:
             put(settings, unread, key, setting)
     return Subject(path, framework(followed), settings, unread, unknown, script)
-
-
-def parse(path: Path, text: str | None = None) -> Script:
-    text = read_text(path, "script") if text is None else text
-    try:
-        tree = parsed(text)
-    except (MemoryError, RecursionError):                 # of the parser, which has a limit of its own
-        raise WrongUse(f"{path} nests brackets or operators too deep for Python to parse; is it a program's output?") from None
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        raise WrongUse(f"{path}{f':{line}' if line else ''} is not Python that this interpreter can parse "
-                       f"({getattr(error, 'msg', error)}); correct the syntax first") from None
-    return Script(path, text, tree, imports(tree))
 
 
 def put(settings: dict[str, Setting], unread: dict[str, Setting], key: str, setting: Setting) -> None:

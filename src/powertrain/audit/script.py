@@ -15,6 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from powertrain.records import WrongUse
 from powertrain.records.findings import Evidence, Place
 
 Loop = ast.For | ast.While | ast.AsyncFor
@@ -23,6 +24,7 @@ DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 MAGIC = re.compile(r"^([ \t]*)[!%][^\n]*$", re.MULTILINE)            # a notebook's `!pip install`, `%matplotlib inline`
 SPELLED = re.compile(r"""["']?([A-Za-z_][\w.-]*)["']?\s*[=:]""")    # how a file spells a setting
 TRAINING = ("Trainer", "TrainingArguments", "SFTConfig")     # ends of the names of calls without which nothing is trained
+LARGEST_BYTES = 1 << 20                      # a config is a page of text, and of a script every value is followed
 DEEPEST_HELPER = 3                           # functions called from a loop, and from those: as deep as scripts go
 WRAPPED = ("compile", "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "get_peft_model",
            "prepare_model_for_kbit_training", "prepare_model_for_int8_training")     # calls that give back their model
@@ -105,14 +107,12 @@ class Script:
             return f"{owner}.{node.attr}" if owner else f".{node.attr}"
         return ""
 
-    def calls(self, *names: str, within: ast.AST | None = None) -> Iterator[ast.Call]:
+    def calls(self, *names: str) -> Iterator[ast.Call]:
         """Calls of any of these resolved dotted names; a name that begins with a dot is a method of anything: ".backward"."""
-        for node in ast.walk(within) if within is not None else self.nodes:
-            if isinstance(node, ast.Call) and is_called(self.name(node.func), names):
-                yield node
+        return (node for node in self.nodes if isinstance(node, ast.Call) and is_called(self.name(node.func), names))
 
-    def has_call(self, *names: str, within: ast.AST | None = None) -> bool:
-        return next(self.calls(*names, within=within), None) is not None
+    def has_call(self, *names: str) -> bool:
+        return next(self.calls(*names), None) is not None
 
     def is_made_by(self, node: ast.AST, *endings: str) -> bool:
         """Whether a variable or attribute was seen to come from a call whose dotted name ends in one of these."""
@@ -273,6 +273,32 @@ class Script:
         """The loops over batches: each the innermost around a `backward()`, or around a call of a function that has one."""
         return tuple(node for node in ast.walk(self.tree) if isinstance(node, Loop)
                      and any(is_backward(inner) for inner in self.reached(node, but=DEFINITIONS | Loop)))
+
+
+def read_text(path: Path, what: str) -> str:
+    """Return the text of a script or config. Raises WrongUse if it is too large, is no text, or cannot be read."""
+    try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise WrongUse(f"{path} has {path.stat().st_size:,} bytes; a {what} has at most {LARGEST_BYTES:,}: is it data?")
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise WrongUse(f"{path} is not UTF-8 text (byte {error.start}); an audit reads scripts and configs") from None
+    except OSError as error:
+        raise WrongUse(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def parse(path: Path, text: str | None = None) -> Script:
+    """Return a Python script, or another text in its place. Raises WrongUse where it cannot be read or parsed."""
+    text = read_text(path, "script") if text is None else text
+    try:
+        tree = parsed(text)
+    except (MemoryError, RecursionError):                 # of the parser, which has a limit of its own
+        raise WrongUse(f"{path} nests brackets or operators too deep for Python to parse; is it a program's output?") from None
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        raise WrongUse(f"{path}{f':{line}' if line else ''} is not Python that this interpreter can parse "
+                       f"({getattr(error, 'msg', error)}); correct the syntax first") from None
+    return Script(path, text, tree, imports(tree))
 
 
 def parsed(text: str) -> ast.Module:
