@@ -57,6 +57,13 @@ def test_fp16_that_is_asked_for_turns_trl_s_bf16_off(tmp_path: Path, fine_tuning
     assert pins.get("bf16") != "on"
 
 
+def test_an_attention_that_nobody_has_is_the_default(tmp_path: Path, fine_tuning: Facts) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from transformers import AutoModelForCausalLM\nfrom trl import SFTConfig\nargs = SFTConfig('out')\n"
+                      "model = AutoModelForCausalLM.from_pretrained('x', attn_implementation=['eager'])\n", encoding="utf-8")
+    assert original_pins(read_subject(script), fine_tuning)["attention_kernel"] == {"kernel": "sdpa"}
+
+
 def test_packed_rows_of_the_original_are_as_long_as_it_has_them(tmp_path: Path, fine_tuning: Facts) -> None:
     pins = original_pins(subject(tmp_path, "lora.yml"), fine_tuning)
     assert pins["packing"] == {"tokens": 3 * 64, "multiple": 1}

@@ -31,7 +31,7 @@ from powertrain.run.prepare import prepare
 Pin = Any                                    # "on", "off", or settings
 # kernels of attention that lie behind Hugging Face's names; eager is what runs without the technique
 ATTENTION = {"sdpa": "sdpa", "flash_attention_2": "varlen", "flash_attention_3": "varlen", "flex_attention": "sdpa",
-             "xformers": "sdpa", "eager": None, None: "sdpa"}
+             "xformers": "sdpa", "eager": None}
 ORIGINAL, OURS = "as the file has it", "the recipe with its plan"
 
 
@@ -66,7 +66,7 @@ def render(subject: Subject, facts: Facts, recipe: Recipe, total_steps: int) -> 
 def original_pins(subject: Subject, facts: Facts) -> dict[str, Pin]:
     """Return technique -> its pin, for everything that the subject or its trainer switches on."""
     on_gpu, checkpointing = facts.hardware.device == "cuda", subject.in_force("training.activation_checkpointing")
-    kernel = ATTENTION.get(subject.value("model.attn_implementation"), "sdpa")
+    kernel = ATTENTION.get(str(subject.value("model.attn_implementation")), "sdpa")
     workers = subject.in_force("training.dataloader_num_workers") or subject.value("loader.num_workers")
     pins: dict[str, Pin] = {**_precision(subject, facts), **_optimizer(subject), **_passes(subject, facts)}
     if checkpointing is True or checkpointing in ("unsloth", "offload", "offload_disk"):
