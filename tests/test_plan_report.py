@@ -85,7 +85,7 @@ def test_facts_of_fine_tuning_are_listed_with_their_sources(facts: Facts) -> Non
     assert rows["provider"] == ("native", "method lora, task causal")
     assert rows["blocks with adapters"] == ("2 of 2", "0, 1")
     assert rows["blocks.0.qkv.adapters.q_proj.A"][0] == "2 x 64"
-    assert rows["training tokens"] == ("5,000", "50 examples, 25.0% are learned")
+    assert rows["training tokens"] == ("5,000", "50 examples, 25.0% trained on")
 
 
 ESTIMATE = Estimate(
@@ -102,7 +102,7 @@ def test_a_plan_shows_speed_floor_memory_by_component_and_the_largest_pass(facts
     rows = dict(expected_rows(ESTIMATE, hardware, facts.model))
     assert rows["Expected"] == ("50 s to 3 min 20 s for 100 steps, 500 to 2,000 tokens/s: 12% to 50% of the measured fp32 "
                                 "limit; 12.5% of what is computed is padding")
-    assert rows["Floor"] == "250 ms a step, set by compute: 1.0 MFLOP a token at 0.004 TFLOP/s"
+    assert rows["Floor"] == "a step takes at least 250 ms, limited by compute: 1.0 MFLOP a token at 0.004 TFLOP/s"
     assert rows["Memory"] == "3 GiB at the peak: weights 1 GiB, activations 2 GiB"
     assert rows["Largest pass"] == "24 examples, 6,144 tokens: needs 5 GiB of the 6 GiB free"
     assert rows["Basis"].endswith("3 runs on this machine; memory: formula")

@@ -153,11 +153,11 @@ def _pinned(answer: Proposal | Refusal, pin: object) -> Proposal:
         if answer.possible is None:
             raise PinRefused(answer)
         answer = Proposal(answer.possible, f"on because the recipe pins it (the planner would leave it off: {answer.because})",
-                          Effect((0.5, 2.0), 0, basis="guess: the plan does not expect it to pay", guessed=True),
+                          Effect((0.5, 2.0), 0, basis="guess: the planner expects no gain", guessed=True),
                           against=dataclasses.replace(answer, possible=None))
     if isinstance(pin, Mapping):
         answer = dataclasses.replace(answer, technique=_with_settings(answer.technique, pin),
-                                     because=f"{answer.because}; the recipe pins {', '.join(pin)}" if pin else answer.because)
+                                     because=f"{answer.because}; the recipe sets {', '.join(pin)}" if pin else answer.because)
     return dataclasses.replace(answer, pinned=True)
 
 

@@ -341,7 +341,7 @@ def test_an_unknown_key_of_a_trainers_config_is_not_critical_for_a_script_may_re
 def test_the_cure_has_the_spelling_of_the_file() -> None:
     found = audit(EVERYDAY / "llama_factory.yaml").findings
     assert next(finding.cure.says for finding in found if finding.rule == "workers_start_each_epoch") == \
-        "Let them live: dataloader_persistent_workers: true"
+        "Keep the workers between epochs: dataloader_persistent_workers: true"
 
 
 # ------------------------------------------------------------------------------------------------ what cannot be read

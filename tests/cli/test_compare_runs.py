@@ -31,7 +31,7 @@ def test_two_runs_are_compared(cli: Cli, folder: Path) -> None:
     assert code == 0, err
     assert "learning_rate" in out
     assert "fused_adamw is on in A" in out
-    assert "they can be compared: same data, same batch, same model" in out
+    assert "the runs can be compared: same data, same batch, same model" in out
     assert "powertrain ablate a/recipe.yaml --technique fused_adamw" in out
 
 

@@ -76,9 +76,9 @@ def test_a_cache_that_cannot_be_written_is_said_and_is_no_error(tmp_path, measur
 
 
 @pytest.mark.parametrize(("seen", "says"), [
-    (Meanwhile(wall_s=2.0, own_s=2.0, busy_s=5.0), "measured now while other processes kept 1.5 cores busy; not kept"),
+    (Meanwhile(wall_s=2.0, own_s=2.0, busy_s=5.0), "measured now while other processes kept 1.5 cores busy; not cached"),
     (Meanwhile(wall_s=2.0, own_s=2.0, busy_s=2.0, host_s=1.0),
-     "measured now while the hypervisor gave 0.5 cores to other machines; not kept")])
+     "measured now while the hypervisor gave 0.5 cores to other machines; not cached")])
 def test_peaks_from_a_busy_machine_are_used_once_and_measured_again_next_time(tmp_path, measured, monkeypatch, seen, says):
     watched(monkeypatch, seen)
     busy = read_hardware(tmp_path)

@@ -120,7 +120,7 @@ def test_one_run_each_is_no_evidence_of_speed_and_the_command_that_measures_is_n
     off = {"steps": PLAN["steps"][1:], "refused": [{"technique": "bf16", "because": "switched off"}]}
     found = difference(run(plan=off), run("runs/b", history=read(events([3.0, 2.0, 1.0, 0.5], seconds=0.25))))
     assert "2.00 times as fast" in found.speed
-    assert "one run of each says nothing sure" in found.speed
+    assert "one run of each is no proof" in found.speed
     assert "`powertrain ablate runs/b/recipe.yaml --technique bf16`" in found.speed      # where it is on
 
 

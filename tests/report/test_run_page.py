@@ -199,7 +199,7 @@ def test_the_page_is_for_light_dark_paper_and_narrow_screens():
 def test_a_fact_that_is_guessed_and_what_the_run_did_not_meet_are_cautions():
     slow = run_page.page(files(whole_run(step_s=0.9)))
     assert any("outside the interval" in caution for caution in slow.cautions)
-    assert any("have a guessed gain" in caution for caution in run_page.page(files(whole_run())).cautions)
+    assert any("a guessed gain" in caution for caution in run_page.page(files(whole_run())).cautions)
 
 
 def test_the_prediction_of_memory_stands_beside_what_was_allocated():

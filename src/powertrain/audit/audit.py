@@ -22,7 +22,7 @@ def read_subject(path: Path) -> Subject:
     if path.is_dir():
         raise WrongUse(f"{path} is a folder; name one of its files, or audit the folder to have each read by itself")
     if not path.exists():
-        raise WrongUse(f"there is no {path}; give the path of a training script (.py) or a config (.yaml, .json)")
+        raise WrongUse(f"{path} does not exist; give the path of a training script (.py) or a config (.yaml, .json)")
     if not path.is_file():
         raise WrongUse(f"{path} is no regular file, and is not opened; give the path of a script or config")
     try:
@@ -125,7 +125,7 @@ def environment(subject: Subject, where: Circumstances) -> dict[str, str]:
         said["model"] = str(subject.value("model.path"))
     hardware, software = where.hardware, where.software
     if hardware is None:
-        return said | {"machine": "not looked at"}
+        return said | {"machine": "not checked"}
     memory = hardware.memory_bytes / 2**30
     said["machine"] = f"{hardware.devices} x {hardware.name}, {memory:.0f} GiB" if hardware.device != "cpu" else (
         f"{hardware.name}, {hardware.cores} cores, {memory:.0f} GiB, no GPU")
@@ -134,7 +134,7 @@ def environment(subject: Subject, where: Circumstances) -> dict[str, str]:
         data, model = where.facts.data, where.facts.model
         said["its data"] = f"{data.examples:,} examples of {data.block} tokens on average, {model.parameters:,} parameters"
     elif where.not_looked_at:
-        said["its data"] = f"not looked at: {where.not_looked_at}"
+        said["its data"] = f"not checked: {where.not_looked_at}"
     installed = [f"{part} {versions[part]}" for part in SHOWN_VERSIONS if part in versions]
     return said | ({"installed here": ", ".join(installed)} if installed else {})
 

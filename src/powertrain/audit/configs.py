@@ -312,8 +312,8 @@ def recognise(found: Marked, path: Path) -> tuple[Format, str]:
     best, (points, share) = ranked[0], ranked[0].points(found)
     equal = [config for config in ranked if config.points(found) == (points, share)]
     if share < LEAST_KNOWN:
-        raise WrongUse(f"{path} is no config that is known here: of its keys ({_listed(list(found.inner))}) {best.name} has "
-                       f"most, and that is {share:.0%}; known are {', '.join(config.name for config in FORMATS)}")
+        raise WrongUse(f"{path} is no config that is known here: its keys ({_listed(list(found.inner))}) fit {best.name} "
+                       f"best, which has {share:.0%} of them; known formats: {', '.join(config.name for config in FORMATS)}")
     if points == 0 and (plain := [config for config in equal if config in HUGGING_FACE]):
         return plain[0], "all of its keys are Hugging Face's, and none is another trainer's alone" if share == 1 else \
             f"{share:.0%} of its keys are Hugging Face's, and none is another trainer's alone"

@@ -26,7 +26,7 @@ FORMATS = {"chat_template": "messages", "chat_template.default": "messages", "pr
 # how Axolotl names the fields of a conversation
 OF_MESSAGES = ("data.field_messages", "data.message_field_role", "data.message_field_content", "data.message_property_mappings")
 TITLES = {
-    "planned": "left to the plan, which knows this machine (the pin in brackets would keep the file's value)",
+    "planned": "left to the planner, which chooses for this machine (the key in brackets would keep the file's value)",
     "no effect": "no effect here", "not supported": "NOT SUPPORTED: the recipe trains something else than the file here",
     "unknown": "keys that this trainer does not have", "unread": "not read: only running the file would tell",
 }

@@ -53,9 +53,9 @@ def convert(subject: Subject) -> Conversion:
     accounts += [_one(subject, key, setting, tunes) for key, setting in subject.settings.items() if key not in done]
     accounts += _defaults(subject, tunes, accounts)
     if not any("data.source" in account.ours for account in accounts):
-        accounts.append(Accounted("data.source", None, "default", "the file does not say; name it", {"data.source": NO_DATA}))
+        accounts.append(Accounted("data.source", None, "default", "not in the file; write it here", {"data.source": NO_DATA}))
         missing.append("the file names no data: write data.source, a file, a folder or a hub id")
-    accounts += [Accounted(key, setting, "unknown", f"{subject.framework} has no such key, and does nothing with it")
+    accounts += [Accounted(key, setting, "unknown", f"{subject.framework} has no such key, so the key does nothing")
                  for key, setting in subject.unknown.items()]
     accounts += [Accounted(key, setting, "unread", "only running the file would tell; look it up and write it yourself")
                  for key, setting in subject.unread.items()]
@@ -82,7 +82,7 @@ def _model(subject: Subject, tunes: bool) -> list[Accounted]:
     usual = subject.trainer_default("model.path")
     if not tunes:
         return []
-    why = "the trainer's default" if usual else "the file does not say; name it"
+    why = "the trainer's default" if usual else "not in the file; write it here"
     return [Accounted("model.path", found, "default", why, {"model.path": usual or NO_MODEL})]
 
 
@@ -103,7 +103,7 @@ def _method(subject: Subject, tunes: bool) -> list[Accounted]:
                 Accounted(key, setting, "translated", "", {"method": method}) for key, setting in said.items()]
     if not any(account.ours for account in accounts):
         why = "adapters are set up" if adapters and subject.script is not None else \
-            f"{subject.framework} trains so if nothing is said"
+            f"{subject.framework}'s default; not in the file"
         accounts.append(Accounted("training.method", None, "default", why, {"method": method}))
     return accounts
 
@@ -169,7 +169,7 @@ def _by_vocabulary(key: str, setting: Setting, tunes: bool) -> Accounted:
         return Accounted(key, setting, "planned" if row.fate == "planned" else "no effect", found.why or "a recipe's default")
     if all(name.startswith("techniques.") for name in ours):
         why = "its 8-bit moments approximate AdamW's to save memory; without the pin they have 32 bits" \
-            if "techniques.eight_bit_adamw" in ours else "the plan decides how fast a run is; what is learned is the same"
+            if "techniques.eight_bit_adamw" in ours else "it changes the speed of the run, and not what is learned"
         return Accounted(key, setting, "planned", why, pins=_nested(ours))
     return Accounted(key, setting, "translated", found.why, ours)
 
@@ -284,8 +284,8 @@ def _defaults(subject: Subject, tunes: bool, accounts: Sequence[Accounted]) -> l
         ours = {name: item for name, item in answer.ours.items()
                 if name not in written and not (name.startswith("warmup") and written & {"warmup_steps", "warmup_ratio"})}
         if ours:
-            why = f"{subject.framework} does so where the file does not say" if subject.value(key) is None else \
-                f"what the file says is not supported, and this is what {subject.framework} does without it"
+            why = f"{subject.framework}'s default; not in the file" if subject.value(key) is None else \
+                f"{subject.framework}'s default, because the file's value is not supported"
             found.append(Accounted(key, None, "default", why, ours))
     return found
 

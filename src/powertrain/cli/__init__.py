@@ -58,7 +58,7 @@ app.add_typer(name="runs", typer_instance=group("List, show and compare runs.", 
     "list": reporting.list_runs, "show": reporting.show, "compare": reporting.compare}))
 app.add_typer(name="data", typer_instance=group("Check, show and prepare data before training.", {
     "check": data.check, "show": data.show, "prepare": data.prepare}))
-app.add_typer(name="claims", typer_instance=group("List, measure and report five systems' claims.", {
+app.add_typer(name="claims", typer_instance=group("List and measure the speed claims of five training systems.", {
     "list": claiming.show_list, "run": claiming.run, "report": claiming.report}))
 
 

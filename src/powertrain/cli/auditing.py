@@ -35,14 +35,14 @@ def audit(path: Annotated[Path, typer.Argument(help="A training script or config
           sarif: Annotated[Path | None, typer.Option(help="Also write SARIF 2.1.0 to this file (- for stdout).")] = None,
           markdown: Annotated[Path | None, typer.Option(help="Also write Markdown to this file (- for stdout).")] = None,
           apply: Annotated[bool, typer.Option("--apply", help="Write a patched copy: NAME.patched.py, or --output.")] = False,
-          to_recipe: Annotated[bool, typer.Option("--convert", help="Instead, write the equivalent recipe to stdout or "
+          to_recipe: Annotated[bool, typer.Option("--convert", help="Write only the equivalent recipe, to stdout or "
                                                                     "to --output.")] = False,
-          verify: Annotated[bool, typer.Option("--verify", help="Instead, run that recipe beside the original's settings "
+          verify: Annotated[bool, typer.Option("--verify", help="Run the equivalent recipe and the original's settings, "
                                                                 "and print the difference.")] = False,
           output: Annotated[Path | None, typer.Option(help="File for --apply or --convert.")] = None,
           budget: Annotated[str, typer.Option(help="Time for --verify, such as 90s or 2m.")] = "2m",
-          elsewhere: Annotated[bool, typer.Option("--elsewhere", help="The training runs on another machine: do not "
-                                                                      "judge it by this machine.")] = False) -> int:
+          elsewhere: Annotated[bool, typer.Option("--elsewhere", help="The training runs on another machine: leave out "
+                                                                      "the checks of this machine.")] = False) -> int:
     """Report what to change in any trainer's script or config.
 
     The file is read, not run.
@@ -164,7 +164,7 @@ def _show(audits: Sequence[Audit], skipped: Sequence[Path], *, as_json: bool, as
             screen.print_rows([("", ""), ("Together", f"{report.counted(everything)} in {len(audits)} files")])
     if skipped:
         names = ", ".join(str(file) for file in skipped)
-        screen.print_rows([("Left out", f"{names}: no training script or config that is known")], stderr=True)
+        screen.print_rows([("Left out", f"{names}: neither a training script nor a known config")], stderr=True)
 
 
 def _write(path: Path, text: str) -> None:
@@ -269,7 +269,7 @@ def verified_rows(found: Verified) -> list[tuple[str, str]]:
         original, ours = (memory(peak) for peak in comparison.peak_memory_bytes)
         rows += [("Speed", f"{found.sentence()}, over {comparison.pairs} pairs of windows"),
                  ("Tokens/s", f"{fast:,.0f} against {slow:,.0f}"), ("Memory", f"{ours} against {original} at the peak"),
-                 ("Same losses", f"not seen: {found.why_no_parity}" if parity is None else
+                 ("Same losses", f"not compared: {found.why_no_parity}" if parity is None else
                   f"{'yes' if parity.holds else 'NO'}: {parity.because}")]
     else:
         rows.append(("Speed", found.sentence()))

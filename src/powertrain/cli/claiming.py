@@ -45,7 +45,8 @@ def _list_row(known: Catalogue, claim: Claim, reason: str | None) -> tuple[str, 
 
     kind = known.experiment_of(claim).kind
     here = "not here" if reason is not None else "without measuring" if kind == "reasoned" else "measurable"
-    wanted = f"Confirmed by {claimed_range(claim)} {claim.unit}"
+    unit = f"({claim.unit})" if claim.range is None else claim.unit
+    wanted = f"Confirmed by {claimed_range(claim)} {unit}"
     conditions = known.conditions_of(claim) if reason is None else reason
     return (claim.id, here, f"{claim.what}. Claimed: {claim.claimed}. {wanted}{f'; {conditions}' if conditions else ''}")
 

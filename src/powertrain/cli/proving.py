@@ -34,7 +34,7 @@ def ablate(words: Words = None,
            budget: Budget = "15m", study: StudyName = None, as_json: Json = False) -> None:
     """Measure the effect of each technique of the plan.
 
-    The effect on speed, memory and losses, in runs with and without the technique.
+    Runs with and without each technique are compared in speed, memory and loss.
     """
     from powertrain import planner
     from powertrain.evidence import ablation, studies
@@ -62,7 +62,7 @@ def ablate(words: Words = None,
 def tune(words: Words = None, budget: Budget = "10m", study: StudyName = None, as_json: Json = False) -> None:
     """Find the fastest plan at the same batch by short runs.
 
-    Later runs of the same kind on this machine use this plan.
+    Later runs of this model, data shape and software on this machine use this plan.
     """
     from powertrain.evidence import studies, tuning
     from powertrain.evidence.clock import Arena
@@ -90,7 +90,7 @@ def tune(words: Words = None, budget: Budget = "10m", study: StudyName = None, a
 def bench(words: Words = None, budget: Budget = "10m", study: StudyName = None, as_json: Json = False) -> int:
     """Measure memory, loader settings, precision and accumulation.
 
-    Assertions about the results must hold; otherwise the exit code is 1.
+    The exit code is 1 if a result contradicts one of the suite's assertions.
     """
     from powertrain.evidence import bench as suites
     from powertrain.evidence import studies
@@ -221,8 +221,8 @@ def _of_run(words: Sequence[str]) -> Diagnosis:
     from powertrain.diagnosis.symptoms import symptoms_of
 
     if len(words) > 1:
-        raise WrongUse(f"{words[0]} is a run, and is diagnosed without changes; `powertrain diagnose {words[0]}/recipe.yaml "
-                       f"{' '.join(words[1:])}` probes its recipe with them")
+        raise WrongUse(f"{words[0]} is a run, and a run is diagnosed without changes; `powertrain diagnose "
+                       f"{words[0]}/recipe.yaml {' '.join(words[1:])}` probes its recipe with these changes")
     run = read_run(Path(words[0]))
     return Diagnosis(description_of(run), tuple(symptoms_of(run)), tuple(causes_of(run)))
 

@@ -81,7 +81,7 @@ def train(words: Words = None,
 
 
 def plan(words: Words = None, as_json: Json = False) -> None:
-    """Show all values, the plan with its reasons, time and memory.
+    """Show the recipe, the plan, and the expected time and memory.
 
     Nothing is trained. Every technique is listed as on or off, with the reason.
     """

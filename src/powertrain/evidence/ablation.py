@@ -81,7 +81,7 @@ def _forced(prepared: Prepared, name: str) -> Subject:
         if answer.possible is None:
             raise WrongUse(f"{name} cannot be measured here: {answer.because}")
         answer = Proposal(answer.possible, f"the plan leaves it off: {answer.because}",
-                          Effect((0.5, 2.0), 0, basis="guess: the plan does not expect it to pay", guessed=True))
+                          Effect((0.5, 2.0), 0, basis="guess: the planner expects no gain", guessed=True))
     plan, slots = prepared.plan, answer.technique.slots
     rivals = [step.technique.name for step in plan.steps if step.technique.slots & slots]
     remarks = [f"it takes the place of {rivals[0]}"] if rivals else []

@@ -46,11 +46,11 @@ def read_hardware(cache: Path, *, measure: bool = True) -> Hardware:
     with MachineWatch() as watch:
         peaks = measure_peaks(hardware.device, dtypes)
     if hardware.device == "cpu" and (disturbed := watch.seen.disturbed_by):
-        return _with_peaks(hardware, peaks, f"measured now while {disturbed}; not kept")
+        return _with_peaks(hardware, peaks, f"measured now while {disturbed}; not cached")
     try:
         keep_peaks(file, peaks)
     except OSError as error:
-        return _with_peaks(hardware, peaks, f"measured now; not kept, the cache cannot be written: {error}")
+        return _with_peaks(hardware, peaks, f"measured now; not cached, because the cache cannot be written: {error}")
     return _with_peaks(hardware, peaks, f"measured now, kept in {file}")
 
 

@@ -143,8 +143,8 @@ def find_family(name: str) -> Family:
     if name in FAMILIES:
         return FAMILIES[name]
     near = difflib.get_close_matches(name.lower().replace("-", "_"), FAMILIES, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise WrongUse(f"there is no model family {name!r}; {hint}The families are {', '.join(FAMILIES)}")
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise WrongUse(f"there is no model family {name!r}{hint}; the families are {', '.join(FAMILIES)}")
 
 
 def check_numbers(config: ModelConfig) -> None:
@@ -174,8 +174,9 @@ def check_heads(config: ModelConfig) -> None:
                        f"use {nearest_divisors(config.heads, config.kv_heads)} kv_heads")
     if config.positions == "rotary" and (config.rotary_width % 2 or config.rotary_width < 2):
         share = "" if config.rotary_share == 1 else f" ({config.rotary_share:g} of a head of {config.head_width})"
-        raise WrongUse(f"{config.family} rotates pairs of dimensions, but {config.rotary_width} of each head{share} "
-                       f"would be rotated; choose heads so that this is an even number, such as heads of {HEAD_WIDTH}")
+        raise WrongUse(f"{config.family} rotates pairs of dimensions, so their number in each head must be even; it is "
+                       f"{config.rotary_width}{share}; use for example model.width={HEAD_WIDTH * config.heads} "
+                       f"model.heads={config.heads}")
     scaling = config.rotary_scaling
     if scaling is None or scaling.kind != "longrope":
         return
@@ -251,8 +252,8 @@ def make_config(family: str, *, vocabulary: int, layers: int | None = None, widt
         "head_width": take("head_width", head_width, width // heads, "width / heads"),
         "mlp_width": take("mlp_width", mlp_width, *derive_mlp_width(width, row.gated_mlp)),
         "context": take("context", context, 256, "256 tokens: nothing longer was asked for"),
-        "activation": take("activation", activation, row.activation, f"what {family} uses"),
-        "tied_head": take("tied_head", tied_head, row.tied_head, f"what {family} does")}
+        "activation": take("activation", activation, row.activation, f"{family}'s activation"),
+        "tied_head": take("tied_head", tied_head, row.tied_head, f"{family}'s default")}
     biases = {} if bias is not False else dict.fromkeys(("norm_bias", "qkv_bias", "output_bias", "mlp_bias"), False)
     return ModelConfig(family=family, vocabulary=vocabulary, layers=layers, width=width, heads=heads, dropout=dropout,
                        window=window, end_of_text=end_of_text, rotary_base=ROTARY_BASE,

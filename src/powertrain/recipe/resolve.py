@@ -119,8 +119,8 @@ def find_recipe(name: str) -> tuple[str, Origin]:
     if name in shipped:
         return shipped[name], Origin("recipe", name)
     hint = did_you_mean(name, shipped, otherwise=f"write {name}=VALUE to set this key" if name in known_keys() else
-                        f"the recipes that ship are {', '.join(shipped)}")
-    raise WrongUse(f"there is no recipe file {name!r}, and no recipe that ships has this name{hint}")
+                        f"the shipped recipes are {', '.join(shipped)}")
+    raise WrongUse(f"there is no recipe file {name!r}, and no shipped recipe has this name{hint}")
 
 
 def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:

@@ -18,7 +18,7 @@ UNTRAINED = ("description", "corrections", "output_dir", "techniques")      # ke
 UNLEARNED = ("name", "logging_steps", "save_", "eval_steps", "max_eval_samples", "sample.", "techniques.")
 RECENT_STEPS = 10            # a training loss is the mean of so many steps: one step's is mostly its examples
 PLACES = 4                   # of the shorter run, evenly spaced, at which losses are compared
-ARMS_OF_ONE_RUN = "one run of each says nothing sure about speed: another run of the same plan differs too"
+ARMS_OF_ONE_RUN = "one run of each is no proof: two runs of the same plan differ in speed too"
 
 # facts that must agree, with how they are called: what they decide
 SAME_DATA = {"digest": "text or rows", "tokenizer": "tokenizer", "vocabulary": "vocabulary", "train_tokens": "training tokens",
@@ -172,7 +172,7 @@ def _recent(steps: Sequence[Step], end: int) -> float:
 def can_be_compared(a: RunFiles, b: RunFiles, recipe: Sequence[Changed]) -> tuple[bool, str]:
     """Return whether data, batch and model are the same, and one sentence that names the differences."""
     if not a.facts or not b.facts:
-        return False, "whether they learned the same cannot be said: what a run knew of data and model is missing"
+        return False, "whether the runs can be compared is unknown: facts.json of a run is missing"
     data = [called for name, called in SAME_DATA.items() if a.facts["data"].get(name) != b.facts["data"].get(name)]
     batches = tuple(run.facts["data"]["train_batch_size"] for run in (a, b))
     model = [name for name in SAME_MODEL if a.facts["model"].get(name) != b.facts["model"].get(name)]
@@ -180,12 +180,12 @@ def can_be_compared(a: RunFiles, b: RunFiles, recipe: Sequence[Changed]) -> tupl
     different += [f"the batch ({batches[0]:,} and {batches[1]:,} examples a step)"] if batches[0] != batches[1] else []
     different += [f"the model ({', '.join(name.replace('_', ' ') for name in model)})"] if model else []
     if different:
-        return False, f"they cannot be compared one to one: they differ in {listed(different)}"
+        return False, f"the runs cannot be compared one to one: they differ in {listed(different)}"
     seeds = {run.recipe.get("seed", (None, ""))[0] for run in (a, b)}
     order = "the same examples in the same order" if len(seeds) == 1 else "the same examples in another order (other seeds)"
     learned = [change.name for change in recipe if change.name != "seed" and not change.name.startswith(UNLEARNED)]
     shown = f"; the recipes differ in {listed(learned)}, and the losses show what that does" if learned else ""
-    return True, f"they can be compared: same data, same batch, same model, {order}{shown}"
+    return True, f"the runs can be compared: same data, same batch, same model, {order}{shown}"
 
 
 def about_speed(a: RunFiles, b: RunFiles, plan: Sequence[Changed], facts: Sequence[Changed],

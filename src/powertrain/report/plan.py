@@ -118,9 +118,9 @@ def expected_rows(estimate: Estimate | None, hardware: Hardware, model: ModelFac
         f"; MORE than the {memory(hardware.free_memory_bytes)} free"
     total = interval(duration(low_s * estimate.steps), duration(high_s * estimate.steps))
     return [
-        ("Expected", f"{total} for {estimate.steps:,} steps, {count(slow)} to {count(fast)} tokens/s: "
+        ("Expected", f"{total} for {counted(estimate.steps, 'step')}, {count(slow)} to {count(fast)} tokens/s: "
                      f"{share / high_s:.0%} to {share / low_s:.0%} of the measured {estimate.dtype} limit{padded}"),
-        ("Floor", f"{duration(estimate.floor_s)} a step, set by {estimate.bound_by}: "
+        ("Floor", f"a step takes at least {duration(estimate.floor_s)}, limited by {estimate.bound_by}: "
                   f"{estimate.flops_per_token / 1e6:,.1f} MFLOP a token at {flops(estimate.peak_flops_per_s)}"),
         ("Memory", f"{memory(estimate.total_memory_bytes)} at the peak: {parts}{fits}"),
         *_largest_pass_rows(estimate, hardware),
@@ -254,8 +254,8 @@ def _model_rows(model: ModelFacts) -> Iterable[tuple[str, str, str]]:
         yield "frozen in", model.frozen_dtype, "as stored"
         blocks = ", ".join(map(str, model.adapted_layers))
         yield "blocks with adapters", f"{len(model.adapted_layers)} of {model.layers}", blocks
-    yield "in linear layers", f"{model.matmul_parameters:,}", "2 FLOPs each a token, forward"
-    yield "in the head", f"{model.head_parameters:,}", "tied to the embedding" if model.tied_head else "its own weight"
+    yield "in linear layers", f"{model.matmul_parameters:,}", "each takes 2 FLOPs a token, forward"
+    yield "in the head", f"{model.head_parameters:,}", "tied to the embedding" if model.tied_head else "a separate weight"
     for name, shape in model.shapes.items():
         yield name, " x ".join(map(str, shape)) or "1", "shape"
 
@@ -267,7 +267,7 @@ def _data_rows(data: DataFacts) -> Iterable[tuple[str, str, str]]:
     if data.kind != "blocks":
         yield "rows", f"{data.documents:,}", f"a {data.kind} each"
         yield "tokens", tokens, f"tokenizer {data.tokenizer}, vocabulary {data.vocabulary:,}"
-        yield "training tokens", f"{data.train_tokens:,}", f"{data.examples:,} examples, {data.trained_share:.1%} are learned"
+        yield "training tokens", f"{data.train_tokens:,}", f"{data.examples:,} examples, {data.trained_share:.1%} trained on"
         yield "validation tokens", f"{data.validation_tokens:,}", "held out"
         yield "tokens per example", quantiles, f"quantiles; {data.block} on average"
         return

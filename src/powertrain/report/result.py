@@ -43,7 +43,7 @@ class Live:
         recent_loss = sum(step.loss for step in self.steps[-10:]) / len(self.steps[-10:])
         parts = [f"step {last.step:,}/{total_steps:,}", f"loss {recent_loss:.3f}", f"{count(tokens_per_s)} tokens/s"]
         if estimate:
-            parts.append(f"{tokens_per_s * estimate['flops_per_token'] / estimate['peak_flops_per_s']:.0%} of the limit")
+            parts.append(f"{tokens_per_s * estimate['flops_per_token'] / estimate['peak_flops_per_s']:.0%} of the peak")
         parts += [memory(self.memory_bytes()), f"{duration(left_s)} left",
                   "not saved yet" if self.saved_step is None else f"saved at {self.saved_step:,}"]
         return " | ".join(parts)
@@ -89,7 +89,7 @@ def result_rows(events: Sequence[Event], folder: str, gzip_bits_per_byte: float 
     if adapters := last_of(Adapters, events):
         rows.append(("Adapters", _adapters(adapters.modules)))
     if end.clipped_steps:
-        rows.append(("Clipped", f"{end.clipped_steps:,} of {end.step:,} steps had a gradient over max_grad_norm"))
+        rows.append(("Clipped", f"{end.clipped_steps:,} of {end.step:,} steps had a gradient norm above max_grad_norm"))
     rows += _memory_rows(last_of(Memory, events), end.peak_memory_bytes)
     return rows + _next_rows(end.reason, folder, start)
 

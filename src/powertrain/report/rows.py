@@ -111,7 +111,7 @@ def share_of(cause: Mapping[str, Any]) -> str:
 
 def _cause(cause: Mapping[str, Any]) -> str:
     words = " ".join(cause["cure"]["words"])
-    text = f"{cause['name']}: {share_of(cause)}, bound {cause['bound']:.2f}; " + "; ".join(
+    text = f"{cause['name']}: {share_of(cause)}, at most {cause['bound']:.2f} times as fast without it; " + "; ".join(
         evidence["what"] for evidence in cause["evidence"])
     if cause["predicted"] >= CURED:
         return f"{text}; {cause['cure']['says']}{f' ({words})' if words else ''}: {cause['predicted']:.2f} times as fast"

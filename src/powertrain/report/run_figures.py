@@ -184,17 +184,17 @@ def throughput(history: History) -> Figure | Missing:
                          "yes" if any(place in places for places in warm) else "no")
                         for place, (step, end, speed) in enumerate(zip(history.steps, history.ends_s, speeds, strict=True))),
                   "speed of each step")
-    events = Table(("after step", "at (s)", "what", "seconds", "said"),
+    events = Table(("after step", "at (s)", "event", "seconds", "message"),
                    tuple((one.after_step, round(one.at_s, 4), one.event.kind, getattr(one.event, "seconds", None),
                           getattr(one.event, "sentence", "") or getattr(one.event, "message", ""))
                          for one in history.happened if isinstance(one.event, LISTED)),
-                   "what happened beside the steps")
+                   "events between the steps")
     return Figure(
         "throughput", title, (plot,),
         "Real tokens (no padding) per second of each step, without evaluations and checkpoints. "
-        + (f"Warm-up ({several(warm_count, 'step')}: the first of a session until one reaches 80% of the "
-           "median speed) is drawn, and is not in the median or the band" if warm_count else "No step was left out as warm-up")
-        + ". Upright marks: what happened after that step.", (table, events),
+        + (f"Warm-up ({several(warm_count, 'step')}: from the start of a session until a step reaches 80% of the "
+           "median speed) is drawn, but not in the median or the band" if warm_count else "No step was left out as warm-up")
+        + ". Vertical marks: an event after that step, such as an evaluation.", (table, events),
         f"Tokens per second over the steps. {title}.")
 
 
@@ -213,7 +213,7 @@ def tokens(history: History) -> Figure | Missing:
     seconds = sum(step.seconds for step in steps)
     title = (f"{padding / computed:.1%} of the computed tokens were padding" if padding else "No token was padding") + (
         f"; {trained / computed:.0%} were trained" if trained != computed else ", and every token was trained")
-    table = Table(("tokens", "number", "% of the computed", "per second of training"),
+    table = Table(("tokens", "number", "% of the computed tokens", "per second of training"),
                   tuple((name, number, 100 * number / computed, number / seconds if seconds else None)
                         for name, number in shares.items()), "tokens of all steps")
     return Figure("tokens", title, (Rows(Axis("% of the computed tokens", low=0.0, high=100.0),

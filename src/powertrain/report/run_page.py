@@ -161,8 +161,8 @@ def _predictions(history: History, estimate: Mapping[str, Any] | None) -> Block:
 
 
 def _within(value: float, low: float, high: float) -> str:
-    return "inside" if low <= value <= high else f"{value / low - 1:+.0%} of the low end" if value < low else \
-        f"{value / high - 1:+.0%} of the high end"
+    return "inside" if low <= value <= high else f"{1 - value / low:.0%} below the low end" if value < low else \
+        f"{value / high - 1:.0%} above the high end"
 
 
 def _samples(history: History) -> Iterator[Block]:
@@ -282,7 +282,7 @@ def _speed(history: History, plan: Mapping[str, Any]) -> Iterator[str]:
 def _general(plan: Mapping[str, Any]) -> Iterator[str]:
     steps = plan.get("steps") or []
     if guessed := [step["technique"] for step in steps if is_guess(step["claim"])]:
-        yield (f"{len(guessed)} of the {len(steps)} techniques have a guessed gain ({', '.join(guessed)}); `powertrain ablate` "
-               "measures their gain.")
+        yield (f"{len(guessed)} of the {len(steps)} techniques {'have' if len(guessed) > 1 else 'has'} a guessed gain "
+               f"({', '.join(guessed)}); `powertrain ablate` measures the gain.")
     yield "This is one run with one seed; another seed gives other losses."
     yield "Speed was measured once, on this machine; compare only runs from the same machine."

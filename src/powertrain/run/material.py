@@ -115,7 +115,7 @@ def _config(recipe: Recipe, store: TokenStore) -> tuple[ModelConfig, dict[str, t
     derived: dict[str, tuple[Any, str]] = {
         f"model.{key}": (getattr(config, key), reasons[key]) for key in open_keys if hasattr(config, key)}
     if recipe.data.stride is None:
-        derived["data.stride"] = (recipe.data.block, "data.block: every token once an epoch")
+        derived["data.stride"] = (recipe.data.block, "data.block, so that an epoch reads every token once")
     return config, derived
 
 
@@ -166,8 +166,8 @@ def find_base(recipe: Recipe, software: Software) -> Base:
 def open_recipe_examples(recipe: Recipe, cache: Path, say: Callable[[str], None]) -> ExampleStore:
     """Return the tokenised examples of a recipe, made if they are not there yet. Raises WrongUse for one from scratch."""
     if recipe.method == "scratch":
-        raise WrongUse("`powertrain data` looks at the examples of a pretrained model, and training from scratch has none; "
-                       "name a model with model.path=FOLDER")
+        raise WrongUse("`powertrain data check` and `show` need a recipe that fine-tunes a model, and this recipe trains from "
+                       "scratch; name a model with model.path=FOLDER")
     return _examples(recipe, find_base(recipe, read_software()), cache, say)
 
 
@@ -306,7 +306,7 @@ class NotFetched(WrongUse):
     def __init__(self, downloads: tuple[str, ...], keys: tuple[str, ...]):
         missing = " and ".join(downloads)
         super().__init__(f"a plan downloads nothing, and this machine does not have {missing} yet; `powertrain data prepare` "
-                         "with the same words downloads this, and so does `powertrain train`", keys=keys)
+                         "with the same arguments downloads this, and so does `powertrain train`", keys=keys)
         self.downloads = downloads
 
 

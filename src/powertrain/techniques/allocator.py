@@ -45,8 +45,8 @@ class Allocator(Technique):
         if run.hardware.device != "cpu" or not hasattr(ctypes.CDLL(None), "mallinfo2"):
             return cls.refuse(Why.HARDWARE_LACKS, f"this needs glibc 2.33 or newer, or a CUDA GPU; here {platform.system()} "
                                                   f"allocates memory for {run.hardware.device!r}")
-        return cls("glibc").on("each pass frees and allocates the same activations; the system zeroes returned memory again",
-                               Effect((0.94, 1.03), 0, basis=f"study: {STUDY}"))
+        return cls("glibc").on("each pass frees and allocates the same activations; memory that goes back to the system "
+                               "is zeroed again", Effect((0.94, 1.03), 0, basis=f"study: {STUDY}"))
 
     def apply(self, setup: Setup) -> Setup:
         return replace(setup, runtime=(*setup.runtime, _SETTINGS[self.kind]))

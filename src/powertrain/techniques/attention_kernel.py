@@ -59,10 +59,10 @@ class AttentionKernel(Technique):
             reason, cost = _why_no_ragged(run)
             if reason is None:
                 gain = round(low * RAGGED_GAIN[0], 2), round(high * RAGGED_GAIN[1], 2)
-                return cls("ragged").on(f"{shown}, in causal tiles that fit the caches, without copies; {cost}",
-                                        Effect(gain, 0, basis=f"study: {RAGGED_STUDY}, times that of bmm in {study}"))
+                return cls("ragged").on(f"{shown}, whose causal tiles fit the CPU caches and need no copies; {cost}",
+                                        Effect(gain, 0, basis=f"study: {RAGGED_STUDY}, times the gain of bmm in {study}"))
             return cls("bmm").on(f"{shown}, many {'of similar length ' if ragged else ''}in one product, in causal tiles that "
-                                 f"fit the caches; the ragged kernel is not used because {reason}",
+                                 f"fit the CPU caches; the ragged kernel is not used because {reason}",
                                  Effect((low, high), 0, basis=f"study: {study}"))
         claim = Effect((0.5, 0.95), 0, basis="guess: not measured yet", guessed=True)
         if not ragged:

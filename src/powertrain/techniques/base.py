@@ -107,10 +107,10 @@ class PlannedRun(Facts):
         if recipe.train_time_s is not None:
             steps = max(1, round(recipe.train_time_s / step_s))
         saved_s = steps * step_s * (1 - sum(gain) / 2)
-        cost = f"compiling takes about {compile_s:.0f} s and would save about {saved_s:.0f} s of {steps * step_s:,.0f} s"
+        cost = f"compiling takes about {compile_s:.0f} s and would save about {saved_s:,.0f} s of {steps * step_s:,.0f} s"
         if saved_s < WORTH_IT * compile_s:
             return False, f"{cost}; compiling is used only if it saves {WORTH_IT} times its own time"
-        return True, f"{cost}, so it pays after step {compile_s / saved_s * steps:,.0f} of {steps:,}"
+        return True, f"{cost}, so it pays after step {max(1, compile_s / saved_s * steps):,.0f} of {steps:,}"
 
     def _plain_step_s(self) -> float | None:
         """Return the seconds of a step without compiling, or None if this machine's speed is not measured."""

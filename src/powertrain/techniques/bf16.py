@@ -32,13 +32,13 @@ class Bf16(HalfPrecision):
             claim = Effect((0.3, 0.9), 0, basis="guess: the GEMM peaks of this machine are not measured yet", guessed=True)
             return cls().on(reason, claim)
         bf16, fp32 = (hardware.peak(dtype) / 1e12 for dtype in ("bf16", "fp32"))
-        numbers = f"measured at {bf16:.3g} TFLOP/s, against {fp32:.3g} in fp32"
+        numbers = f"measured: bf16 {bf16:.3g} TFLOP/s, fp32 {fp32:.3g} TFLOP/s"
         if gain < WORTH_IT:
-            return cls.refuse(Why.WOULD_NOT_PAY, f"bf16 is not faster on this machine: {numbers}", cls(),
+            return cls.refuse(Why.WOULD_NOT_PAY, f"bf16 is not faster on this machine; {numbers}", cls(),
                               numbers={"gain": gain})
         claim = Effect((1 / gain, (1 + 1 / gain) / 2), 0,
-                       basis="formula: fp32 over bf16 GEMM speed; the high end if half the step is not matrix products")
-        return cls().on(f"{reason}, {numbers}", claim, numbers={"gain": gain})
+                       basis="formula: fp32 over bf16 GEMM speed; the high end assumes half the step is other work")
+        return cls().on(f"{reason}; {numbers}", claim, numbers={"gain": gain})
 
 
 def _why_not(hardware: Hardware) -> str:

@@ -36,7 +36,7 @@ class ChunkedCrossEntropy(Technique):
     rows: int = 1024
 
     name = "chunked_cross_entropy"
-    does = "computes the loss a few thousand rows at a time"
+    does = "computes the loss in chunks of rows"
     decides_by: ClassVar = {"loss_chunk_rows": "rows"}
     native_only = True
     exactness = Exactness.ROUNDING
@@ -57,11 +57,11 @@ class ChunkedCrossEntropy(Technique):
             shown += f", and skipping the {1 - data.trained_share:.0%} without a target saves {skipped:.0%} of the products"
         numbers = {"logits_bytes": whole_bytes, "skipped_share": skipped}
         if whole_bytes < WORTH_BYTES and skipped < WORTH_SHARE:
-            return cls.refuse(Why.WOULD_NOT_PAY, f"{shown}; chunks pay off only above {WORTH_BYTES >> 20} MiB of logits or "
-                                                 f"{WORTH_SHARE:.0%} of skipped products", cls(rows), numbers=numbers)
+            return cls.refuse(Why.WOULD_NOT_PAY, f"{shown}; chunks pay off only above {WORTH_BYTES >> 20} MiB of logits, or "
+                              f"where skipped rows save {WORTH_SHARE:.0%} of the products", cls(rows), numbers=numbers)
         chunk_bytes = min(rows, tokens) * model.vocabulary * LOGIT_COPIES_BYTES
         basis = "guess: memory by formula, time not measured yet" if not skipped else \
-            "guess: what rows without a target save by formula, the rest not measured yet"
+            "guess: a formula for the rows without a target, the rest not measured yet"
         low, high = 0.9 * (1 - skipped), 1.02 * (1 - skipped / 2)
         studied = bool(skipped) and run.hardware.device == "cpu"
         if studied:

@@ -35,7 +35,7 @@ class FrozenBase(Technique):
     dtype: str = "bf16"
 
     name = "frozen_base"
-    does = "stores the frozen weights in the type of the products"
+    does = "stores the frozen weights in the dtype of the matrix products"
     decides_by: ClassVar = {"base_dtype": "dtype"}
     choices: ClassVar = {"dtype": tuple(DTYPES)}
     native_only = True

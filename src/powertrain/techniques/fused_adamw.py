@@ -39,10 +39,10 @@ class FusedAdamW(Technique):
             return cls.refuse(Why.HARDWARE_LACKS, f"torch has no fused optimizers for {hardware.device!r}")
         if not OPTIMIZERS.named(run.optimizer.name).can_fuse:
             return cls.refuse(Why.DOES_NOT_APPLY, f"the recipe's optimizer {run.optimizer.name} has no fused kernel")
-        because = f"{trainable:,} trained weights in one pass over memory"
+        because = f"{trainable:,} trained weights are read and written once"
         if hardware.bandwidth_bytes_per_s is not None:
             floor_s = update_bytes(run.model, run.optimizer) / hardware.bandwidth_bytes_per_s
-            because += f" take at least {floor_s * 1e3:.2f} ms at the measured bandwidth"
+            because += f", which takes at least {floor_s * 1e3:,.2f} ms at the measured bandwidth"
         claim = Effect((0.85, 1.0), 0, basis="guess: the share of the optimizer in a step is not measured", guessed=True)
         if hardware.device == "cpu" and run.model.adapter_parameters:
             claim = Effect((0.97, 1.01), 0, basis=f"study: {ADAPTERS_STUDY}")

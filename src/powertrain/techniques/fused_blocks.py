@@ -59,7 +59,7 @@ class FusedBlocks(Technique):
     ahead: bool = False                      # what no library holds yet is compiled into one, for later runs too
 
     name = "fused_blocks"
-    does = "runs hand-written, compiled passes of each block"
+    does = "computes each block, forward and backward, with hand-written compiled code"
     decides: ClassVar = {"fused_blocks": True}
     choices: ClassVar = {"kernels": KERNELS}
     native_only = True
@@ -82,8 +82,8 @@ class FusedBlocks(Technique):
             return refusal
         drops = device == "cpu" and model.dropout > 0            # whole compiled blocks are slow with dropout
         if run.data.kind == "blocks" and not drops:
-            return cls.refuse(Why.NOT_NEEDED, "all passes have one length, for which torch_compile was faster (study: "
-                                              f"{COMPILED_STUDY})", cls(), rival="torch_compile")
+            return cls.refuse(Why.NOT_NEEDED, "all passes have the same length; torch_compile was faster for such passes "
+                                              f"(study: {COMPILED_STUDY})", cls(), rival="torch_compile")
         if (refusal := cls._too_small(run)) is not None:
             return refusal
         one = run.one_example()

@@ -53,8 +53,8 @@ class LengthGrouping(Technique):
             return cls.refuse(Why.WOULD_NOT_PAY, f"{shown}, which is too little to matter", cls(), numbers=numbers)
         ratio = (1 - before) / (1 - after)
         return cls().on(shown, Effect((ratio, (1 + ratio) / 2), 0, basis="formula: padded tokens after over before, estimated "
-                                      "from the quantiles of the lengths; the high end if half the step does not depend on "
-                                      "them"),
+                                      "from the quantiles of the lengths; the high end assumes that half the step does not "
+                                      "depend on padding"),
                         numbers=numbers)
 
     def apply(self, setup: Setup) -> Setup:

@@ -48,7 +48,7 @@ class Loader(Technique):
             return cls(workers=1, ahead=2, pinned=True).on(
                 f"{tokens:,} tokens a step are prepared and copied from pinned memory while the GPU computes",
                 Effect((0.95, 1.0), 0, basis="guess: not measured yet", guessed=True), numbers={"tokens": tokens})
-        return cls.refuse(Why.WOULD_NOT_PAY, f"a batch of {tokens:,} tokens is ready in about {prepare_s * 1e3:.1f} ms, and a "
+        return cls.refuse(Why.WOULD_NOT_PAY, f"a batch of {tokens:,} tokens is ready in about {prepare_s * 1e3:.2g} ms, and a "
                           "second thread would take a core from the computation", cls(), numbers={"prepare_s": prepare_s})
 
     @classmethod

@@ -55,8 +55,8 @@ class MicroBatch(Technique):
         limit = "fits the memory" if most < target else "suits the caches" if hardware.device == "cpu" else "is large enough"
         saved_bytes = fitting.memory_of_examples(run.model, tokens)[1] * (batch - examples)
         return cls(examples).on(
-            f"{-(-batch // examples)} passes of {examples} examples: a pass of about {examples * data.block:,} tokens "
-            f"{limit}, and the whole batch has {batch * data.block:,}",
+            f"{-(-batch // examples)} passes of {examples} example{'s' * (examples > 1)}: a pass of about "
+            f"{examples * data.block:,} tokens {limit}, and the whole batch has {batch * data.block:,}",
             Effect((0.8, 1.02), -saved_bytes, basis="guess: memory by formula, time not measured yet", guessed=True),
             numbers={"examples": examples})
 

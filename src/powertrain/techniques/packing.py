@@ -69,7 +69,7 @@ class Packing(Technique):
             f"average, {longest_example(data)} at most); about {step_tokens:,} tokens a step go in {passes} "
             f"pass{'es' * (passes != 1)} of up to {tokens:,} tokens{filled}",
             Effect((1 - share, 1 - share / 2), 0, basis="formula: the share of padding, estimated from the quantiles of the "
-                   "lengths; the high end if half the step does not depend on padding"),
+                   "lengths; the high end assumes that half the step does not depend on it"),
                    numbers={"padding_share": share, "passes": passes})
 
     @classmethod

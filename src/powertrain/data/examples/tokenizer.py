@@ -99,8 +99,8 @@ def open_example_tokenizer(folder: Path, end_token: str | None = None, *, task: 
     named = named_tokens(folder)
     end = end_token or named.get("eos_token") or (named.get("sep_token") if task == "span" else None)
     if end is None:
-        raise WrongUse(f"the tokenizer in {folder} has no end token (eos_token), so the model cannot learn where to "
-                       f"stop; choose one of its tokens and train with data.end_token=TOKEN{_candidates(plain.library)}")
+        raise WrongUse(f"the tokenizer in {folder} has no end token (eos_token), so the end of an answer cannot be "
+                       f"marked; choose one of its tokens and train with data.end_token=TOKEN{_candidates(plain.library)}")
     if plain.library.token_to_id(end) is None:
         asked = "data.end_token" if end_token else f"the eos_token of {folder}"
         raise WrongUse(f"{asked}={end} is not among the tokenizer's {plain.vocabulary:,} tokens"

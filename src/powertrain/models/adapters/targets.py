@@ -99,7 +99,7 @@ def find_targets(config: ModelConfig, targets: str | tuple[str, ...]) -> tuple[S
                            f"({error})") from None
         if not found:
             names = ", ".join(dict.fromkeys(slot.name for slot in slots))
-            raise WrongUse(f"{config.family} has no module {pattern!r} that an adapter could sit on; its modules are {names}, "
+            raise WrongUse(f"{config.family} has no module {pattern!r} that can have an adapter; its modules are {names}, "
                            f"and {ALL_LINEAR} is all of them")
         chosen += found
     return tuple(slot for slot in slots if slot in chosen)

@@ -80,7 +80,7 @@ def find_targets(network: Any, wanted: str | tuple[str, ...], head: list[str]) -
     names = [wanted] if isinstance(wanted, str) else list(wanted)
     for name in names:
         if not any(re.fullmatch(name, module) if is_pattern else f".{module}".endswith(f".{name}") for module in modules):
-            raise WrongUse(f"{network.config.model_type} has no module {name!r} that an adapter could sit on; its modules are "
+            raise WrongUse(f"{network.config.model_type} has no module {name!r} that can have an adapter; its modules are "
                            f"{', '.join(short)}, and {ALL_LINEAR} is all of them")
     return names[0] if is_pattern else names
 

@@ -109,7 +109,7 @@ def choose_provider(config: Json, wanted: str | None, task: str | None, software
     if wanted is not None:
         return Choice(wanted, task, f"computed by {wanted}, as model.provider says")
     if reasons["native"] is None:
-        return Choice("native", task, f"computed by the native decoder, which has {config['model_type']}")
+        return Choice("native", task, f"computed by the built-in decoder, which supports {config['model_type']}")
     if reasons["transformers"] is None:
         return Choice("transformers", task, f"computed by transformers: {_head(reasons['native'])}")
     raise WrongUse(f"nothing here computes this model: {_head(reasons['native'])}; {_head(reasons['transformers'])}")
