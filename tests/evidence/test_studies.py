@@ -48,9 +48,9 @@ def test_a_study_is_read_as_it_was_written(folder: Path, facts: Facts) -> None:
 def test_nothing_is_written_over(folder: Path, facts: Facts) -> None:
     studies.save(folder, a_study(), facts)
     before = (folder / "evidence.json").read_bytes()
-    with pytest.raises(WrongUse, match="none is written over"):
+    with pytest.raises(WrongUse, match="is not overwritten"):
         studies.save(folder, a_study(), facts)
-    with pytest.raises(WrongUse, match="none is written over"):
+    with pytest.raises(WrongUse, match="is not overwritten"):
         studies.new_folder("comparison", folder.name)
     assert (folder / "evidence.json").read_bytes() == before
     assert studies.new_folder("comparison").name == f"{folder.name}-2"

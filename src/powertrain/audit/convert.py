@@ -44,7 +44,7 @@ def convert(subject: Subject) -> Conversion:
     """Return the equivalent recipe. Raises WrongUse for a file that says how to launch a training, and not what is trained."""
     if subject.framework == "deepspeed" or (subject.settings and all(key.startswith("accelerate.") for key in
                                                                      subject.settings)):
-        raise WrongUse(f"{subject.path} says how a training is launched and spread, and not what is trained; convert the "
+        raise WrongUse(f"{subject.path} sets how a training is launched and distributed, not what is trained; convert the "
                        "script or config that it is used with")
     tunes = is_fine_tuning(subject)
     data, missing = data_of(subject)

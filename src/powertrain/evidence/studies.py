@@ -52,7 +52,7 @@ def new_folder(what: str, named: str | None = None) -> Path:
         if Path(named).name != named or named in ("", ".", ".."):
             raise WrongUse(f"--study {named} is not the name of a folder in {STUDIES}/; write for example --study {what}")
         if folder.exists():
-            raise WrongUse(f"there is a study {folder} already, and none is written over; take another name")
+            raise WrongUse(f"the study {folder} exists already and is not overwritten; use another name")
         return folder
     plain = STUDIES / f"{datetime.date.today()}_{what}"
     numbered = (plain.with_name(f"{plain.name}-{number}") for number in range(2, 10**6))
@@ -101,7 +101,7 @@ def _git(*words: str) -> str | None:
 def save(folder: Path, study: Study, facts: Facts | Mapping[str, Any], *, over: bool = False) -> None:
     """Write the study, each file whole. Raises WrongUse where the folder holds a study, unless it is written `over`."""
     if not over and any((folder / name).exists() for name in (FACTS, PLANS, EVIDENCE)):
-        raise WrongUse(f"there is a study in {folder} already, and none is written over; take another name")
+        raise WrongUse(f"{folder} already holds a study, which is not overwritten; use another name")
     evidence = to_plain(replace(study, name=folder.name))
     evidence["arms"] = [{"name": arm["name"], "words": arm["words"]} for arm in evidence["arms"]]
     evidence["runs"] = [thinned(run) for run in evidence["runs"]]
@@ -120,7 +120,7 @@ def load(folder: Path) -> Study:
     except FileNotFoundError:
         raise WrongUse(f"{folder} is no study: it has no {EVIDENCE}") from None
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValidationError) as error:
-        raise WrongUse(f"{path} is no study as this version writes them ({type(error).__name__}: {error})") from None
+        raise WrongUse(f"{path} cannot be read as a study of this version ({type(error).__name__}: {error})") from None
 
 
 def thinned(run: dict[str, Any]) -> dict[str, Any]:

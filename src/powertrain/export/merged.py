@@ -127,18 +127,18 @@ def _rounded_in_place(model: BridgedModel, dtype: torch.dtype) -> BridgedModel:
 def refuse_difference(found: Agreement) -> None:
     """Raises RunFailed if the merged model, in fp32, does not predict the same as base + adapter."""
     if not found.difference <= FP32_DIFFERENCE:              # so that NaN is refused, too
-        raise RunFailed(f"the merged model would not say what base + adapter say ({found}), so nothing was written; keep the "
-                        "adapter (--to adapter), and report it")
+        raise RunFailed(f"the merged model would not predict the same as base + adapter ({found}), so nothing was "
+                        "written; keep the adapter (--to adapter), and report this as a bug")
 
 
 def refuse_loss(found: Agreement, effect: float, dtype: str, base_dtype: str) -> None:
     """Raises RunFailed if rounding to `dtype` moves predictions by too much, or undoes what the adapter learned."""
     if not found.divergence <= HALF_DIVERGENCE[dtype]:
-        raise RunFailed(f"the merged model in {dtype} would not say what base + adapter say ({found}), so nothing was written; "
-                        "use --dtype float32, or keep the adapter (--to adapter)")
+        raise RunFailed(f"the merged model in {dtype} would not predict the same as base + adapter ({found}), so nothing "
+                        "was written; use --dtype float32, or keep the adapter (--to adapter)")
     lost = found.divergence > UNSEEN and found.divergence > LOST_SHARE * effect
     if dtype == base_dtype and lost:         # the base itself is rounded by nothing, so all of it is the adapter's
-        raise RunFailed(f"{dtype} is too coarse for what this adapter learned: it moves the base's predictions by {effect:.1e} "
+        raise RunFailed(f"{dtype} is too coarse for this adapter: the adapter moves the base's predictions by {effect:.1e} "
                         f"nats a token, and merging loses {found.divergence:.1e} of that to rounding, so nothing was written; "
                         "use --dtype float32, or keep the adapter (--to adapter)")
 

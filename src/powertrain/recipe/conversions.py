@@ -254,7 +254,7 @@ def _masking(said: Said, tunes: bool) -> Answer:
     if any(answers.get(key) for key in either):
         answers = {key: answer for key, answer in answers.items() if answer or key not in either}
     if len(set(answers.values())) > 1:
-        raise WrongUse(f"{shown(said)}: these contradict each other about whose words are learned; write data.train_on: "
+        raise WrongUse(f"{shown(said)}: these contradict each other about what is trained on; write data.train_on: "
                        "assistant or all", keys=tuple(said))
     if not answers:
         return _written(said, {})

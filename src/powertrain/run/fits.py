@@ -75,7 +75,7 @@ def refuse_what_does_not_fit(prepared: Prepared) -> None:
     if needed > room:
         raise WrongUse(f"a step needs {_gib(needed)} of memory at its peak, and {_gib(room)} are free on this "
                        f"{'machine' if facts.hardware.device == 'cpu' else 'device'} for it; {cures(prepared)}. "
-                       f"If you know better than this estimate, memory_check=off trains all the same")
+                       f"If you know better than this estimate, memory_check=off trains anyway")
 
 
 def cures(prepared: Prepared, *, judged: bool = True) -> str:

@@ -105,7 +105,7 @@ def _config(recipe: Recipe, store: TokenStore) -> tuple[ModelConfig, dict[str, t
                        f"out, or use {tokens} or more")
     if wanted.context is not None and wanted.context < recipe.data.block:
         raise WrongUse(f"model.context={wanted.context} is shorter than data.block={recipe.data.block}: the model could "
-                       "not read an example; raise the one or lower the other")
+                       "not read an example; raise model.context or lower data.block")
     given = wanted.model_dump(exclude=PRETRAINED_KEYS | PIPED_KEYS)
     config, reasons = make_config(wanted.family, vocabulary=wanted.vocabulary or tokens,
                                   context=wanted.context or recipe.data.block, **given)

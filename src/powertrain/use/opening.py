@@ -181,7 +181,7 @@ def find_base_of(adapter: Path, given: str | None) -> tuple[str, Path]:
     config = read_model_json(adapter / ADAPTER_CONFIG)
     name = given or config.get("base_model_name_or_path")
     if not name:
-        raise WrongUse(f"the adapter {adapter} does not say which base it belongs on; name it with --base PATH")
+        raise WrongUse(f"the adapter {adapter} does not name its base; name it with --base PATH")
     try:
         folder = find_model(str(name), revision=None if given else config.get("revision"))
     except WrongUse as error:

@@ -232,8 +232,8 @@ def find_template(tokenizer: ExampleTokenizer, wanted: str | None, *, texts: boo
     name, text, because = _chosen(wanted, own_templates(tokenizer.files), texts)
     missing = [token for token in CHATML_TOKENS if token not in tokenizer.added_texts]
     if name == "chatml" and missing:
-        raise WrongUse(f"data.chat_template=chatml needs {' and '.join(missing)} in the vocabulary, and this tokenizer has "
-                       "them not as tokens; use data.chat_template=plain, which needs no new tokens")
+        raise WrongUse(f"data.chat_template=chatml needs {' and '.join(missing)} in the vocabulary, and the tokenizer has "
+                       "no such tokens; use data.chat_template=plain, which needs no new tokens")
     template = ChatTemplate(name, text, because, dict(tokenizer.named),
                             tuple(token for token in tokenizer.added_texts if token.strip()))
     _check(template)
@@ -278,7 +278,7 @@ def _chosen(wanted: str | None, own: Mapping[str, str], texts: bool) -> tuple[st
         return f"the tokenizer's {wanted}", own[wanted], "data.chat_template"
     if wanted in SHIPPED:
         return wanted, SHIPPED[wanted], "data.chat_template"
-    raise WrongUse(f"data.chat_template={wanted} is neither a file nor a template that ships; use a file, or one of "
+    raise WrongUse(f"data.chat_template={wanted} is neither a file nor a shipped template; use a file, or one of "
                    f"{', '.join([*SHIPPED, *own])}")
 
 

@@ -73,8 +73,8 @@ def find_schema(rows: Sequence[Row], *, name: str | None, columns: Mapping[str, 
     if len(bad) == len(rows):
         cure = "use a decoder, or rows of one question and one answer" if isinstance(bad[0], SeveralTurns) else \
             "mend the data, or choose another data.format"
-        raise WrongUse(f"{rows[0].origin}: none of the first {len(rows)} rows can be read as {schema.name}, this one because "
-                       f"of: {bad[0]}; {cure}")
+        raise WrongUse(f"{rows[0].origin}: none of the first {len(rows)} rows can be read as {schema.name}; the first "
+                       f"fails because of: {bad[0]}; {cure}")
     return schema, _said(rows, schema, len(bad), found=name is None)
 
 

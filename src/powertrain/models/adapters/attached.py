@@ -171,7 +171,7 @@ class LsLora(Adapter):
 
     def merge(self, weight: Tensor) -> Tensor:
         raise WrongUse("an LS-LoRA adapter cannot be merged: it puts a non-linear function between its matrices, and no "
-                       "single matrix does what they do; keep base and adapter apart, or train with lora.kind=lora")
+                       "single matrix computes that; keep base and adapter apart, or train with lora.kind=lora")
 
     def tensors(self) -> dict[str, nn.Parameter]:
         return super().tensors() | {"lora_fourier": self.a, "lora_log_sigma": self.log_sigma}
@@ -248,7 +248,7 @@ def add_adapters(model: Decoder, config: AdapterConfig) -> None:
     Raises WrongUse for targets that the model does not have, and if it has adapters already.
     """
     if has_adapters(model):
-        raise WrongUse("the model has adapters already, and they do not stack; merge them first, or train them further with "
+        raise WrongUse("the model has adapters already, and cannot take more; merge them first, or train them further with "
                        "model.adapter=FOLDER")
     by_linear: dict[str, tuple[Slot, ...]] = {}
     for slot in find_targets(model.config, config.target_modules):

@@ -191,7 +191,7 @@ def refuse_other_base(model_config: ModelConfig, tensors: Mapping[str, Mapping[s
     for name, slot in named.items():
         a, b = tensors[name].get("lora_A.weight"), tensors[name].get("lora_B.weight")
         if a is None or b is None or a.dim() != 2 or b.dim() != 2:
-            raise WrongUse(f"the adapter in {who} has not the two matrices of {name}; copy or save it again")
+            raise WrongUse(f"the adapter in {who} lacks one of the two matrices of {name}; copy or save it again")
         theirs, ours = (b.shape[0], a.shape[1]), (slot.last - slot.first, slot.in_features)
         if theirs != ours:
             raise WrongUse(f"the adapter in {who} belongs to another base: its {name} is {theirs[0]} x {theirs[1]}, and in "

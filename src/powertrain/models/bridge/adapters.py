@@ -107,8 +107,8 @@ def read_peft_config(folder: Path, task: str) -> Any:
         raise WrongUse(f"{folder / ADAPTER_CONFIG} is not an adapter's that peft {peft.__version__} reads "
                        f"({type(error).__name__}: {error}); save the adapter anew with PEFT or powertrain") from error
     if config.is_prompt_learning:
-        raise WrongUse(f"{folder} holds an adapter of type {given['peft_type']}, which learns tokens and not weights; the "
-                       "bridge trains adapters in the model's modules, such as LORA")
+        raise WrongUse(f"{folder} holds an adapter of type {given['peft_type']}, which learns tokens and not weights; "
+                       "powertrain trains adapters in the model's modules, such as LORA")
     if config.task_type not in (None, TASK_TYPES[task]):
         raise WrongUse(f"the adapter in {folder} is for {config.task_type}, and the task here is {task}, which is "
                        f"{TASK_TYPES[task]}; use a model for its task, or another adapter")

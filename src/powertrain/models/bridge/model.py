@@ -87,8 +87,8 @@ class BridgedModel(Model):
         for lengths, reach in ((batch.lengths, self.context),
                                (batch.source.lengths if batch.source else (0,), self.source_context)):
             if reach is not None and max(lengths) > reach:
-                raise WrongUse(f"a document of {max(lengths)} tokens is longer than the {reach} that the positions of this "
-                               f"{self.network.config.model_type} reach; use data.max_length={reach} or less")
+                raise WrongUse(f"a document of {max(lengths)} tokens is longer than the {reach} positions of this "
+                               f"{self.network.config.model_type} model; use data.max_length={reach} or less")
         layout = Layout(batch.lengths, batch.tokens.device)
         if self.task == "span":
             return self._spans(batch, layout)
@@ -147,8 +147,8 @@ def merge_bridged(model: BridgedModel) -> BridgedModel:
     Raises WrongUse for a 4-bit base, whose weights cannot take the change up: load the unquantised one.
     """
     if getattr(model.network, "is_loaded_in_4bit", False):
-        raise WrongUse("an adapter does not merge into a base in 4 bits, whose rounding would swallow it; load the unquantised "
-                       "base with the adapter, and merge that")
+        raise WrongUse("an adapter cannot be merged into a base in 4 bits, because rounding would erase the adapter; load the "
+                       "unquantised base with the adapter, and merge that")
     if not model.has_adapters:
         raise WrongUse("the model has no adapter to merge; export it as it is")
     library: Any = model.library
@@ -247,7 +247,7 @@ def best_span(model: BridgedModel, batch: Batch, context: tuple[int, int], *,
     document, so that of several windows of one context the likeliest may be taken. Raises WrongUse for a model of another task.
     """
     if model.task != "span":
-        raise WrongUse(f"this model is for {model.task}, which points at no answer; use a model for spans")
+        raise WrongUse(f"this model is for {model.task}, which marks no answer in a text; use a model for spans")
     assert len(batch.lengths) == 1, f"{len(batch.lengths)} documents"
     first, stop = context
     with evaluating(model), torch.no_grad():

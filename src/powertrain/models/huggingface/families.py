@@ -148,8 +148,8 @@ def refuse_unsupported(hf: Mapping[str, Any]) -> None:
     """Raise WrongUse for a field whose value changes the logits in a way that the decoder does not compute."""
     if stored := hf.get("quantization_config"):
         how = stored.get("quant_method") or "in some way"
-        raise WrongUse(f"config.json says by its 'quantization_config' that the weights are quantised ({how}), and they are "
-                       f"read unquantised only; give the base that they were made from, with method=qlora for 4 bits")
+        raise WrongUse(f"the 'quantization_config' in config.json says that the weights are quantised ({how}), and "
+                       f"only unquantised weights can be read; give the unquantised base, with method=qlora for 4 bits")
     for name, value in COMPUTED.items():
         if bool(hf.get(name, value)) is not value:
             raise WrongUse(f"config.json has {name!r} = {hf[name]}, and the decoder computes {value} only; {THROUGH}")
@@ -197,7 +197,7 @@ def read_rotary(hf: Mapping[str, Any], share: float) -> tuple[float, float, Rota
     """Return base, share of the head, and scaling. Raises WrongUse for a scaling that the decoder does not compute."""
     rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
     if any(isinstance(value, Mapping) for value in rope.values()):
-        raise WrongUse(f"config.json has other rotary positions in some layers than in others, which the decoder does not "
+        raise WrongUse(f"config.json has different rotary positions in different layers, which the decoder does not "
                        f"compute; {THROUGH}")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if hf["model_type"] == "phi3" and kind in ("su", "yarn"):
@@ -211,8 +211,8 @@ def read_rotary(hf: Mapping[str, Any], share: float) -> tuple[float, float, Rota
     try:
         scaling = None if kind == "default" else read_scaling(kind, rope, hf)
     except KeyError as error:
-        raise WrongUse(f"config.json scales its rotary positions by {kind!r} without {error}, which that needs; the folder "
-                       f"may be incomplete") from None
+        raise WrongUse(f"config.json scales its rotary positions by {kind!r} without {error}, which this scaling needs; the "
+                       f"folder may be incomplete") from None
     return float(base), float(share), scaling
 
 
