@@ -98,7 +98,7 @@ class TestChat:
         assert second["prompt"].startswith(f"### System:\nBe short.\n\n### User:\n1 + 2?\n\n### Assistant:\n{first['text']}")
         assert second["prompt"].endswith("### User:\n3 + 1?\n\n### Assistant:\n")
         assert empty["messages"] == [{"role": "system", "content": "Be short."}]
-        assert "there is no /nonsense" in err
+        assert "there is no command /nonsense" in err
         assert "chat template" in err
 
     def test_the_end_of_input_ends_it(self, here: Path, monkeypatch: Patch, capsys: Captured) -> None:

@@ -105,14 +105,14 @@ def test_other_data_batch_or_model_cannot_be_compared(part: str, changes: dict[s
     found = difference(run(), run("runs/b", facts=with_fact(part, **changes)))
     assert not found.comparable
     assert says in found.because
-    assert "they did not do the same work" in found.speed
+    assert "the two runs did not do the same work" in found.speed
 
 
 def test_free_memory_is_no_difference_and_another_machine_is_one() -> None:
     assert difference(run(), run("runs/b", facts=with_fact("hardware", free_memory_bytes=6))).facts == ()
     found = difference(run(), run("runs/b", facts=with_fact("hardware", cores=4)))
     assert [change.name for change in found.facts] == ["hardware: cores"]
-    assert "made under other conditions (hardware: cores)" in found.speed
+    assert "made under different conditions (hardware: cores)" in found.speed
     assert found.comparable                  # what they learned still is
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 SHOWN_ANSWERS = 3
 SHOWN_CHARACTERS = 160
-COMMANDS = {"/reset": "forget what was said", "/history": "show what was said", "/system TEXT": "another system text",
-            "/exit": "end, as the end of input does", "/help": "this"}
+COMMANDS = {"/reset": "start a new conversation", "/history": "show the conversation", "/system TEXT": "set the system text",
+            "/exit": "end the chat", "/help": "show these commands"}
 
 
 def generate(model: Model, prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
@@ -117,7 +117,7 @@ class Chat:
         if opened.task == "causal":
             say(f"chat template: {opened.template.name} ({opened.template.because})")
         else:
-            say("an encoder-decoder answers each message by itself and remembers none")
+            say("an encoder-decoder answers each message by itself, without the earlier messages")
         say(f"{', '.join(COMMANDS)}; Ctrl-C stops an answer")
 
     def listen(self, lines: TextIO) -> None:
@@ -164,7 +164,7 @@ class Chat:
         if self.show_prompt and not self.as_json:
             print(printable(prompt.text), file=sys.stderr, flush=True)
         if prompt.dropped > self.dropped:
-            say(f"the context is full: the {prompt.dropped} oldest messages are left out from here on (/reset begins anew)")
+            say(f"the context is full: the {prompt.dropped} oldest messages are left out from here on (/reset starts anew)")
         self.dropped = prompt.dropped
 
     def obey(self, words: str) -> None:
@@ -173,14 +173,14 @@ class Chat:
         if command == "/reset":
             self.conversation.forget()
             self.dropped = 0
-            say("forgotten")
+            say("a new conversation begins")
         elif command == "/system":
             self.conversation.system = rest.strip() or None
             say(f"the system text is now: {rest.strip()}" if rest.strip() else "there is no system text now")
         elif command == "/history":
             self._show_history()
         else:
-            unknown = "" if command == "/help" else f"there is no {command}; "
+            unknown = "" if command == "/help" else f"there is no command {command}; "
             say(unknown + "; ".join(f"{name}: {meaning}" for name, meaning in COMMANDS.items()))
 
     def _show_history(self) -> None:

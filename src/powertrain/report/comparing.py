@@ -192,15 +192,15 @@ def about_speed(a: RunFiles, b: RunFiles, plan: Sequence[Changed], facts: Sequen
                 results: tuple[RunResult, RunResult], comparable: bool) -> str:
     """Return what the two speeds show, and the command that measures the difference."""
     machines = [change.name for change in facts if change.name.startswith(("hardware", "software"))]
-    where = f" and they were made under other conditions ({', '.join(machines)})" if machines else ""
+    where = f" and the runs were made under different conditions ({', '.join(machines)})" if machines else ""
     one, other = (result.tokens_per_s for result in results)
     said = f"B's steps were {other / one:.2f} times as fast as A's, but " if one and other else ""
-    what = "" if comparable else ", and they did not do the same work"
+    what = "" if comparable else ", and the two runs did not do the same work"
     switched = [change for change in plan if "off" in (change.a, change.b)]
     on = b if switched and switched[0].a == "off" else a         # a technique can be left out only where it is on
     named = "".join(f" --technique {change.name}" for change in switched if (change.a == "off") == (on is b))
-    return (f"{said}{ARMS_OF_ONE_RUN}{where}{what}; `powertrain ablate {on.folder}/recipe.yaml{named}` measures it in "
-            "interleaved runs")
+    return (f"{said}{ARMS_OF_ONE_RUN}{where}{what}; `powertrain ablate {on.folder}/recipe.yaml{named}` compares "
+            "the speeds in interleaved runs")
 
 
 # ---------------------------------------------------------------------------------------- as text

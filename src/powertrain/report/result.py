@@ -126,7 +126,7 @@ def _speed_rows(steps: Sequence[Step], start: Start) -> list[Row]:
     estimate, load = start.estimate, start.load or 0.0
     seconds, tokens = sum(step.seconds for step in steps), sum(step.real_tokens for step in steps)
     trained = sum(step.tokens for step in steps)
-    learned = "" if trained == tokens else f" ({count(trained)} of them learned)"
+    learned = "" if trained == tokens else f" ({count(trained)} of them trained on)"
     text = f"{count(tokens)} tokens{learned} in {duration(seconds)} of training: {count(tokens / seconds)} tokens/s"
     if estimate:
         share = tokens / seconds * estimate["flops_per_token"] / estimate["peak_flops_per_s"]

@@ -98,7 +98,7 @@ def verdict_rows(causes: Sequence[Mapping[str, Any]]) -> list[Row]:
     words = " ".join(first["cure"]["words"])
     rows.append(("Cure", f"{first['cure']['says']}{f' ({words})' if words else ''}"))
     most = f"at most {first['bound']:.2f} times if this cause took no time" if first["predicted"] <= first["bound"] else \
-        f"this cause alone allows {first['bound']:.2f} times: the change helps elsewhere too"
+        f"without this cause alone it would be {first['bound']:.2f} times; the change helps elsewhere too"
     rows.append(("Gain", f"{first['predicted']:.2f} times as fast is predicted ({first['basis']}); {most}") if curable else
                 ("Gain", "no known change makes this run faster; without this cause the run would be at most "
                          f"{first['bound']:.2f} times as fast"))
