@@ -45,8 +45,7 @@ def _list_row(known: Catalogue, claim: Claim, reason: str | None) -> tuple[str, 
 
     kind = known.experiment_of(claim).kind
     here = "not here" if reason is not None else "without measuring" if kind == "reasoned" else "measurable"
-    unit = f"({claim.unit})" if claim.range is None else claim.unit
-    wanted = f"Confirmed by {claimed_range(claim)} {unit}"
+    wanted = f"Confirmed by {claimed_range(claim)} {claim.unit if claim.range else f'({claim.unit})'}"
     conditions = known.conditions_of(claim) if reason is None else reason
     return (claim.id, here, f"{claim.what}. Claimed: {claim.claimed}. {wanted}{f'; {conditions}' if conditions else ''}")
 
@@ -90,7 +89,7 @@ def run(ids: Annotated[list[str] | None, typer.Argument(metavar="[ID ...]", help
         try:
             session.decide(chosen, hardware, software)
         except KeyboardInterrupt:
-            say(f"stopped; what was found is in {folder}/. Go on by: powertrain claims run")
+            say(f"stopped; what was found is in {folder}/. Continue with: powertrain claims run")
             raise
     _print_session(session, folder, as_json=as_json)
 
@@ -135,7 +134,7 @@ def _print_session(session: ClaimSession, folder: Path, *, as_json: bool) -> Non
     if session.noise_floor is not None:
         output.print_rows([("Noise", f"equal arms differ by up to {session.noise_floor:.1%} here")])
     if session.left:
-        output.print_rows([("Left", f"no time for {len(session.left)} experiments ({', '.join(session.left)}); go on by: "
+        output.print_rows([("Left", f"no time for {len(session.left)} experiments ({', '.join(session.left)}); continue with: "
                                     "powertrain claims run")])
     output.print_rows([("Study", f"{folder}/")])
 

@@ -50,7 +50,7 @@ def ablate(words: Words = None,
     with Arena(cache_folder()) as arena:
         notebook = Notebook(arena, tuple(words), say, began + USED * seconds)
         found = ablation.ablate(prepared, subjects, notebook)
-    what = f"what each technique does here, of the plan for {' '.join(words) or 'the default recipe'}"
+    what = f"the effect of each technique in the plan for {' '.join(words) or 'the default recipe'}"
     kept = _keep("ablation", what, folder, prepared, notebook, found, began)
     if as_json:
         _print_study(kept, folder)
@@ -144,11 +144,11 @@ def _cache(found: Tuning, prepared: Prepared, study: Study) -> str:
 
     if found.pins:
         file = keep_tuned(cache_folder(), prepared.facts, prepared.recipe, found.as_tuned(study.date, study.name))
-        return f"runs of this model, data shape and software on this machine use it from now on ({file})"
+        return f"runs of this model, data shape and software on this machine use this plan from now on ({file})"
     if not found.complete:
-        return "nothing: not every plan was reached within the budget, and what was tuned before stays"
+        return "nothing: not every plan was reached within the budget; a plan tuned before stays in use"
     forget_tuned(cache_folder(), prepared.facts, prepared.recipe)
-    return "nothing: runs use the plan as the techniques themselves answer"
+    return "nothing: runs use the plan that `powertrain plan` shows"
 
 
 def _print_study(study: Study, folder: Path, **more: Any) -> None:

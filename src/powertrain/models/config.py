@@ -174,9 +174,8 @@ def check_heads(config: ModelConfig) -> None:
                        f"use {nearest_divisors(config.heads, config.kv_heads)} kv_heads")
     if config.positions == "rotary" and (config.rotary_width % 2 or config.rotary_width < 2):
         share = "" if config.rotary_share == 1 else f" ({config.rotary_share:g} of a head of {config.head_width})"
-        raise WrongUse(f"{config.family} rotates pairs of dimensions, so their number in each head must be even; it is "
-                       f"{config.rotary_width}{share}; use for example model.width={HEAD_WIDTH * config.heads} "
-                       f"model.heads={config.heads}")
+        raise WrongUse(f"{config.family} rotates pairs of dimensions, and {config.rotary_width} dimensions a head{share} "
+                       f"cannot be paired; use for example model.width={HEAD_WIDTH * config.heads} model.heads={config.heads}")
     scaling = config.rotary_scaling
     if scaling is None or scaling.kind != "longrope":
         return

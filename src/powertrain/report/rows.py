@@ -164,7 +164,7 @@ def technique_rows(study: Study) -> Iterator[Row]:
         yield (found["name"], "none" if found["bound"] is None else f"x {found['bound']:.2f}",
                "not timed" if found["speed"] is None else _speed(found["speed"]),
                "unknown" if change is None else f"{'+' if change > 0 else '-'}{memory(abs(change))}" if change else "the same",
-               "not looked at" if parity is None else f"{'yes' if parity['holds'] else 'NO'} ({parity['demanded'].lower()})",
+               "not compared" if parity is None else f"{'yes' if parity['holds'] else 'NO'} ({parity['demanded'].lower()})",
                found["verdict"], found["why"])
 
 
@@ -179,7 +179,7 @@ def candidate_rows(candidates: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
 def tuned_rows(pins: Mapping[str, Any], because: str, least_steps: Mapping[str, int], cached: str) -> list[Row]:
     """Return what a tuning chose, and what later runs do with it."""
     return [("Tuned", pins_in_words(pins) or "nothing"), ("Because", because),
-            *[("Length", f"{name} is used for runs of {steps:,} steps or more, which earn back what it takes to start")
+            *[("Length", f"{name} is used for runs of {steps:,} steps or more; shorter runs do not earn back its start-up")
               for name, steps in least_steps.items()],
             ("Kept", cached)]
 
@@ -207,7 +207,7 @@ def bench_rows(study: Study, folder: Path) -> list[Row]:
         f"equal arms differ by up to {study.noise_floor:.1%} here"
     left = study.findings["not_reached"]
     return [*(("Note", note) for note in study.findings["notes"]), ("Noise", floor),
-            *([("Left", f"not reached within the budget: {'; '.join(left)}; a larger --budget does")] if left else []),
+            *([("Left", f"not reached within the budget: {'; '.join(left)}; use a larger --budget")] if left else []),
             ("Study", f"{folder}/")]
 
 

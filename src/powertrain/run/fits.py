@@ -85,7 +85,7 @@ def cures(prepared: Prepared, *, judged: bool = True) -> str:
     """
     savings = savings_of(prepared)[:NAMED]
     if not savings:
-        return "no change of the recipe that is known here would save much: free some memory, or train a smaller model"
+        return "no known change of the recipe would save much; free some memory, or train a smaller model"
     verdicts = {True: ", which is enough", False: ", not enough alone"} if judged else {True: "", False: ""}
     return "what would help: " + "; ".join(f"{saving.words} saves {_gib(saving.bytes)}{verdicts[saving.enough]}"
                                            for saving in savings)
