@@ -289,7 +289,7 @@ def test_an_unknown_target_names_those_that_exist(tiny_model: MakeModel) -> None
 @pytest.mark.parametrize(("changes", "message"), [
     ({"kind": "sinc"}, "no adapter of kind 'sinc'; the kinds are lora, lslora"), ({"r": 0}, "r=0"), ({"alpha": 0.0}, "alpha=0"),
     ({"dropout": 1.0}, "dropout=1"), ({"sigma": 0.0}, "sigma=0"), ({"regularisation": -1.0}, "regularisation=-1"),
-    ({"kind": "lslora", "use_dora": True}, "DoRA scales the rows of a matrix, and a lslora adapter is none"),
+    ({"kind": "lslora", "use_dora": True}, "DoRA scales the rows of a matrix, and a lslora adapter is no matrix"),
 ])
 def test_impossible_adapters_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(WrongUse, match=message):

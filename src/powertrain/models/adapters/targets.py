@@ -38,8 +38,8 @@ class AdapterConfig:
                            f"sigma={self.sigma:g} and regularisation={self.regularisation:g}; r is at least 1, alpha and sigma "
                            f"are above 0, dropout is from 0 to below 1 and regularisation is not negative")
         if self.use_dora and self.kind != "lora":
-            raise WrongUse(f"DoRA scales the rows of a matrix, and a {self.kind} adapter is no matrix; use lora.use_dora=false or "
-                           f"lora.kind=lora")
+            raise WrongUse(f"DoRA scales the rows of a matrix, and a {self.kind} adapter is no matrix; use lora.use_dora=false "
+                           f"or lora.kind=lora")
 
 
 @dataclass(frozen=True)
