@@ -100,8 +100,8 @@ def signals(history: History, limit: float | None) -> Figure | Missing:
     rates = Series("each step", tuple((step.step, step.learning_rate) for step in steps), "green")
     rate_plot = Plot(Axis("step"), Axis("learning rate", low=0.0), (rates,), "Learning rate", height=170)
     clipped = sum(norm > limit for norm in finite) if limit else 0
-    title = (f"{clipped:,} of {len(steps):,} steps had a gradient above {limit:g} and were scaled down" if limit and clipped
-             else f"No gradient was above {limit:g}, so none was scaled down" if limit else
+    title = (f"{clipped:,} of {len(steps):,} steps had a gradient norm above {limit:g}, and were clipped" if limit and clipped
+             else f"No gradient norm was above {limit:g}, so none was clipped" if limit else
              f"The gradient norm lay between {min(finite, default=0):.3g} and {max(finite, default=0):.3g}, not clipped")
     table = Table(("step", "gradient norm", "learning rate"),
                   tuple((step.step, step.grad_norm, step.learning_rate) for step in steps))
@@ -244,8 +244,8 @@ def prediction(history: History, estimate: Mapping[str, Any] | None) -> Figure |
              if verdict == "inside" else
              f"At {count(middle)} tokens/s the run was {verdict}: the plan said {count(slow)} to {count(fast)}")
     return Figure("prediction", title, (Rows(Axis("real tokens per second", log=True), (row,)),),
-                  f"Expected before the first step; its basis: {estimate.get('basis', 'not said')}. The ceiling is what "
-                  f"{estimate['bound_by']} alone allows at the peak measured on this machine.", (table,))
+                  f"Expected before the first step, by {estimate.get('basis', 'an unknown basis')}. The ceiling is the speed "
+                  f"at which {estimate['bound_by']} reaches the peak measured on this machine.", (table,))
 
 
 # ------------------------------------------------------------------------------------------------ the machine

@@ -117,7 +117,7 @@ def _plan(plan: Mapping[str, Any]) -> Iterator[Block]:
                      step["because"], claim(effect)))
     rows += [("off", refusal["technique"], "", refusal["because"], "") for refusal in plan["refused"]]
     yield Text(f"{several(len(plan['steps']), 'technique')} on, each confirmed before the first step; "
-               f"{len(plan['refused'])} off. Each claim names its basis; `powertrain ablate` measures the gain here.")
+               f"{len(plan['refused'])} off. Each claimed gain names its basis; `powertrain ablate` measures the gain here.")
     yield Table(("", "technique", "exactness", "because", "claimed"), tuple(rows), "Every technique, and why")
 
 
