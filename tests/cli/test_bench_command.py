@@ -33,7 +33,7 @@ def test_it_says_what_the_budget_did_not_reach_and_keeps_a_study(cli: Cli, quick
     assert [word for word in study.findings["recipe"] if "dropout" in word][-1] == "model.dropout=0"    # the recipe has some
     code, _, err = cli("bench", *quick, "--budget", "1s", "--study", "mine")
     assert code == 2
-    assert "take another name" in err
+    assert "use another name" in err
 
 
 def test_as_json_it_prints_tables_assertions_and_the_study(cli: Cli, quick: list[str]) -> None:

@@ -110,7 +110,7 @@ def test_a_template_from_a_file_and_one_from_a_list_of_named_ones(tmp_path):
     assert template_of(folder, str(file)).render(ASKED[:1]) == "mine what is it?<|im_end|>"
     assert template_of(folder, None).render(ASKED) == template_of(chat_folder(tmp_path / "one"), None).render(ASKED)
     assert template_of(folder, "tool_use").render(ASKED) == "tools 2"
-    with pytest.raises(WrongUse, match=r"neither a file nor a template.*plain, chatml, raw, default, tool_use"):
+    with pytest.raises(WrongUse, match=r"neither a file nor a shipped template.*plain, chatml, raw, default, tool_use"):
         template_of(folder, "vicuna")
 
 

@@ -154,7 +154,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
     ("llama", {"hidden_size": None}, "no 'hidden_size'"),
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 8.0}},
      "rotary positions by 'dynamic'.*model.provider=transformers"),
-    ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "other rotary positions in some layers"),
+    ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "different rotary positions in different layers"),
     ("llama", {"rope_scaling": {"type": "llama3", "factor": 2}}, "positions by 'llama3' without 'low_freq_factor'"),
     ("llama", {"rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 1}},
      "4 is not below 1"),

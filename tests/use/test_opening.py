@@ -77,7 +77,7 @@ def test_an_adapter_for_another_base_says_what_differs(adapter_folder: Callable[
 def test_an_adapter_that_names_no_base_asks_for_one(adapter_folder: Callable[..., Path]) -> None:
     folder = adapter_folder()
     edit(folder / "adapter_config.json", base_model_name_or_path=None)
-    with pytest.raises(WrongUse, match="does not say which base"):
+    with pytest.raises(WrongUse, match="does not name its base"):
         open_model(str(folder))
 
 

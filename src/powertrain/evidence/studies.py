@@ -120,7 +120,7 @@ def load(folder: Path) -> Study:
     except FileNotFoundError:
         raise WrongUse(f"{folder} is no study: it has no {EVIDENCE}") from None
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValidationError) as error:
-        raise WrongUse(f"{path} cannot be read as a study of this version ({type(error).__name__}: {error})") from None
+        raise WrongUse(f"{path} is no study that this version can read ({type(error).__name__}: {error})") from None
 
 
 def thinned(run: dict[str, Any]) -> dict[str, Any]:
