@@ -212,7 +212,7 @@ class TestComparing:
         with pytest.raises(RunFailed, match="nothing was written"):
             merging.refuse_difference(found)
         for dtype in ("bfloat16", "float16"):
-            with pytest.raises(RunFailed, match=f"in {dtype} would not say"):
+            with pytest.raises(RunFailed, match=f"in {dtype} would not predict the same"):
                 merging.refuse_loss(found, 1.0, dtype, "float32")
 
     def test_the_divergence_is_in_nats_a_token(self) -> None:
