@@ -116,11 +116,11 @@ def test_a_folder_is_audited_file_by_file_and_what_trains_nothing_is_named(
     assert said.out.count("(script: pytorch)") == 2
     assert "in 2 files" in said.out
     assert "package.json" in said.err
-    assert "shapes.py: no training script" in said.err
+    assert "shapes.py: neither a training script" in said.err
 
 
 @pytest.mark.parametrize(("name", "content", "says"), [
-    ("notes.txt", b"x", "neither a script"), ("absent.py", None, "there is no"), ("empty.py", b"", "trains nothing"),
+    ("notes.txt", b"x", "neither a script"), ("absent.py", None, "does not exist"), ("empty.py", b"", "trains nothing"),
     ("empty.yaml", b"", "sets nothing"), ("binary.py", b"\x9d\x00\xff", "is not UTF-8 text"),
     ("binary.yaml", b"\x9d\x00\xff", "is not UTF-8 text"), ("two.py", b'import os\nprint "loss"\n', "two.py:2 is not Python"),
     ("nothing", "folder", "no training script or config in")])
