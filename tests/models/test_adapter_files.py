@@ -291,7 +291,7 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path, tiny_model: MakeMod
     file = tmp_path / "adapter_model.safetensors"
     tensors = load_file(file)
     save_file({name: tensor for name, tensor in tensors.items() if not name.endswith("0.mlp.up_proj.lora_B.weight")}, file)
-    with pytest.raises(WrongUse, match=r"not the two matrices of model\.layers\.0\.mlp\.up_proj"):
+    with pytest.raises(WrongUse, match=r"lacks one of the two matrices of model\.layers\.0\.mlp\.up_proj"):
         load_adapter(model, tmp_path)
     save_file(tensors | {"base_model.model.lm_head.weight": torch.zeros(3)}, file)
     with pytest.raises(WrongUse, match=r"lm_head\.weight, which is no part of a LoRA adapter"):
