@@ -42,8 +42,7 @@ PEERS = ROOT / ".peers"
 REQUIREMENTS = ROOT / "benchmarks" / "peers" / "requirements.txt"
 OURS = "powertrain"
 OTHERS = {"prepare": measure_preparing, "start": measure_starting}       # cases that take no steps by turns
-# A step of a peer can take most of a minute. The first step after a pause is slower, and so untimed: memory that a process has
-# freed goes back to the host of a virtual machine meanwhile, and is asked for again page by page.
+# A step of a peer can take most of a minute. The first step after a pause is not timed, because page faults can slow it down.
 PACE = Pace(pairs=5, most_pairs=12, warm_up_s=10.0, lead_in_from=1)
 
 
