@@ -42,8 +42,8 @@ PEERS = ROOT / ".peers"
 REQUIREMENTS = ROOT / "benchmarks" / "peers" / "requirements.txt"
 OURS = "powertrain"
 OTHERS = {"prepare": measure_preparing, "start": measure_starting}       # cases that take no steps by turns
-# A step of a peer can take most of a minute. The first step after a pause is not timed, because page faults can slow it down.
-PACE = Pace(pairs=5, most_pairs=12, warm_up_s=10.0, lead_in_from=1)
+# A step of a peer can take most of a minute. What comes first after a pause is not timed, because page faults can slow it down.
+PACE = Pace(pairs=5, most_pairs=12, warm_up_s=10.0, lead_in_s=1.0, least_lead_in=1)
 
 
 def main() -> None:

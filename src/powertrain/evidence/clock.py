@@ -40,7 +40,8 @@ class Pace:
     most_pairs: int = 24
     enough: float = 0.02                     # half-width of the interval at which a verdict is believed
     warm_up_s: float = 20.0
-    lead_in_from: int = 5                    # steps in a window, from which one more before it, untimed, is cheap
+    lead_in_s: float = 0.2                   # of untimed steps before each window, in whole steps
+    least_lead_in: int = 0                   # of untimed steps, however long they take
 
 
 USUAL = Pace()
@@ -61,7 +62,7 @@ class Track:
         self.process.first_step_s = self.process.first_step_s or self.step_s      # a process has one first step
 
     def take(self, steps: int, untimed: int = 0) -> Window:
-        """Take some timed steps; untimed steps before them let loader, caches and clock rate recover from the pause."""
+        """Take some timed steps; untimed steps before them let loader, caches, pages and clock rate recover from the pause."""
         taken: Taken = self.process.ask("window", untimed, steps)
         self.losses += taken.losses
         self.grad_norms += taken.grad_norms
@@ -189,16 +190,17 @@ class Arena:
         each = math.ceil(max(LEAST_PAIRS, pace.pairs) / 2)
         tracks: dict[str, Track] = {}
         runs: dict[str, ArmRun] = {}
-        warm, steps = 0, 0
+        warm, steps, untimed = 0, 0, 0
         for arm in (a, b, b, a):
             self._close_all()
             with self._start(arm) as process:
                 track = Track(process)
                 warm_up(track, pace, known_steps=warm)
                 if not warm:
-                    warm, steps = track.warm_up_steps, steps_per_window(pace, [track.step_s])
+                    warm = track.warm_up_steps
+                    steps, untimed = steps_per_window(pace, [track.step_s]), lead_in(pace, [track.step_s])
                 if track.why_invalid is None:
-                    track.windows += [track.take(steps, untimed=steps >= pace.lead_in_from) for _ in range(each)]
+                    track.windows += [track.take(steps, untimed) for _ in range(each)]
                 run = track.run()
             earlier = runs.get(arm.name)
             tracks.setdefault(arm.name, track)
@@ -215,10 +217,11 @@ def interleave(a: Track, b: Track, pace: Pace, *, margin: float = MARGIN, deadli
         if track.warm_up_steps < longest:
             track.warm_up.append(track.take(longest - track.warm_up_steps))
     if not (a.why_invalid or b.why_invalid):
-        steps = steps_per_window(pace, [a.step_s, b.step_s])
+        step_s = [a.step_s, b.step_s]
+        steps, untimed = steps_per_window(pace, step_s), lead_in(pace, step_s)
         while not enough_pairs(a.windows, b.windows, pace, margin, deadline):
             for track in (a, b) if len(a.windows) % 2 == 0 else (b, a):      # A B B A
-                track.windows.append(track.take(steps, untimed=steps >= pace.lead_in_from))
+                track.windows.append(track.take(steps, untimed))
     return judge(a, b, a.run(), b.run(), margin)
 
 
@@ -253,6 +256,11 @@ def is_steady(parts: Sequence[Window]) -> bool:
 def steps_per_window(pace: Pace, step_s: Sequence[float]) -> int:
     """Return the steps with which the arms' windows take `window_s` on average."""
     return max(1, math.ceil(pace.window_s / statistics.mean(step_s)))
+
+
+def lead_in(pace: Pace, step_s: Sequence[float]) -> int:
+    """Return the untimed steps before each window: as many as fit `lead_in_s` on average."""
+    return max(pace.least_lead_in, math.floor(pace.lead_in_s / statistics.mean(step_s)))
 
 
 def ratios(a: Sequence[Window], b: Sequence[Window]) -> list[float]:
