@@ -2,10 +2,11 @@
 
 Each peer runs in a virtual environment of its own (.peers/, made at the first run) and takes optimizer steps in turns with
 ours, A B B A, as arms do everywhere (evidence/clock.py); the arm that waits is stopped. Then the peer takes the same steps
-alone. A case begins on an idle machine only, and a peer that was slower beside us than alone is marked (conditions.py). A case
-gives a study in studies/, from which `table.py` makes the README's table: speeds, their ratio with its interval, the losses of
-both sides step by step, the share of this machine's measured matrix products that our arm reaches, and where the rest of its
-time goes. SHARED has benchmarks/make_model.py and the data; nanoGPT is a peer where --nanogpt names a checkout of it.
+alone. Both are done again while there is time. A case begins on an idle machine only, and a peer that was slower beside us
+than alone is marked (conditions.py). A case gives a study in studies/, from which `table.py` makes the README's table: speeds,
+their ratio with its interval, the losses of both sides step by step, the share of this machine's measured matrix products that
+our arm reaches, and where the rest of its time goes. SHARED has benchmarks/make_model.py and the data; nanoGPT is a peer where
+--nanogpt names a checkout of it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +32,12 @@ from starting import measure as measure_starting
 from powertrain.cli.options import cache_folder, say
 from powertrain.cost.work import step_work
 from powertrain.evidence import studies
-from powertrain.evidence.clock import Arena, CannotRun, Pace, Track, interleave
-from powertrain.evidence.stats import noise_floor
+from powertrain.evidence.clock import LEAST_PAIRS, Arena, CannotRun, Pace, Track, interleave, judge
+from powertrain.evidence.stats import MARGIN, noise_floor
 from powertrain.evidence.worker import ArmProcess, Order
-from powertrain.facts.machine_watch import MachineWatch
+from powertrain.facts.machine_watch import MachineWatch, Meanwhile
 from powertrain.records import Facts
-from powertrain.records.evidence import Arm, ArmRun, Comparison, Study
+from powertrain.records.evidence import Arm, ArmRun, Comparison, Study, Window
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / ".peers"
@@ -43,7 +45,7 @@ REQUIREMENTS = ROOT / "benchmarks" / "peers" / "requirements.txt"
 OURS = "powertrain"
 OTHERS = {"prepare": measure_preparing, "start": measure_starting}       # cases that take no steps by turns
 # A step of a peer can take most of a minute. What comes first after a pause is not timed, because page faults can slow it down.
-PACE = Pace(pairs=5, most_pairs=12, warm_up_s=10.0, lead_in_s=1.0, least_lead_in=1)
+PACE = Pace(window_s=2.0, pairs=5, most_pairs=12, warm_up_s=10.0, lead_in_s=1.0, least_lead_in=1)
 
 
 def main() -> None:
@@ -72,7 +74,7 @@ def parse() -> argparse.Namespace:
     names = ", ".join([*(case.name for case in CASES), *OTHERS])
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {names}; default: all")
     parser.add_argument("--minutes", type=float, default=10.0,
-                        help="for each case, shared by its peers; five windows of each arm are taken in any case")
+                        help="for each case, shared by its peers; each peer gets a round of five windows in any case")
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder with benchmarks/ and data/")
     parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT; without it the character models are left out")
     parser.add_argument("--words", nargs="+", default=[], metavar="KEY=VALUE", help="more of them for our arm")
@@ -121,7 +123,7 @@ def run_case(case: Case, materials: Materials, python: Path, options: argparse.N
         say(f"{case.name}: left out, there is no checkout of nanoGPT (--nanogpt)")
         return
     ours = Arm(OURS, (*case.words(materials), *options.words))
-    each_s = 60 * options.minutes / (2 * len(peers) + 1)      # the control; and each peer beside us and alone
+    each_s = 60 * options.minutes / (len(peers) + 1)
     with Arena(materials.cache) as arena:
         say(f"{case.name}: ours against itself")
         control, _, _ = arena.control(ours, PACE, deadline=time.monotonic() + each_s)
@@ -154,15 +156,49 @@ def run_case(case: Case, materials: Materials, python: Path, options: argparse.N
 
 def against(ours: Arm, peer: PeerArm, python: Path, materials: Materials, budget_s: float
             ) -> tuple[Comparison, ArmRun, ArmRun, Conditions]:
-    """Measure our arm against the peer's, in turns, and then the peer alone over the same steps."""
+    """Measure our arm against the peer's, in as many rounds as fit the budget, and at least one.
+
+    The speed of a machine that other machines share drifts by a fifth within a minute; rounds side by side in time see
+    the peer alone and beside us under the same drift.
+    """
+    ends, rounds, took_s = time.monotonic() + budget_s, list[Round](), 0.0
+    while not rounds or time.monotonic() + took_s < ends:
+        began = time.monotonic()
+        rounds.append(one_round(ours, peer, python, materials))
+        took_s = time.monotonic() - began
+    first = rounds[0]
+    a, b = joined([one.theirs for one in rounds]), joined([one.mine for one in rounds])
+    found, _, _ = judge(*first.tracks, a, b, MARGIN)
+    return found, a, b, conditions(peer.name, [window for one in rounds for window in one.alone], a.windows,
+                                   [seen for one in rounds for seen in one.watched])
+
+
+@dataclass(frozen=True)
+class Round:
+    """Both arms in turns, each in a fresh process, and then the peer alone over the same steps in another one."""
+
+    tracks: tuple[Track, Track]
+    theirs: ArmRun
+    mine: ArmRun
+    alone: Sequence[Window]
+    watched: tuple[Meanwhile, Meanwhile]
+
+
+def one_round(ours: Arm, peer: PeerArm, python: Path, materials: Materials) -> Round:
     order = Order(ours, str(materials.cache), str(Path.cwd()), tempfile.mkdtemp(dir=materials.folder))
     options = (peer.name, python, peer.script, dict(peer.options), materials.folder)
     with MachineWatch() as together, Peer(*options) as theirs, InTurns(theirs) as first, ArmProcess(order) as mine, \
             InTurns(mine) as second:
-        comparison, a, b = interleave(Track(first), Track(second), PACE, deadline=time.monotonic() + budget_s)
+        tracks = Track(first), Track(second)
+        _, a, b = interleave(*tracks, replace(PACE, most_pairs=LEAST_PAIRS))
     with MachineWatch() as alone, Peer(*options) as theirs:
         windows = repeat(theirs, a)
-    return comparison, a, b, conditions(peer.name, windows, a.windows, (together.seen, alone.seen))
+    return Round(tracks, a, b, windows, (together.seen, alone.seen))
+
+
+def joined(runs: Sequence[ArmRun]) -> ArmRun:
+    """The first run with the windows of all."""
+    return replace(runs[0], windows=tuple(window for run in runs for window in run.windows))
 
 
 def apart(theirs: ArmRun, ours: ArmRun) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ from typing import Any, Self
 import psutil
 
 from powertrain.cli.options import say
-from powertrain.evidence.clock import LEAST_PAIRS, Track
+from powertrain.evidence.clock import Track
 from powertrain.facts.machine_watch import MachineWatch, Meanwhile
 from powertrain.records.evidence import ArmRun, Window
 
@@ -76,12 +76,12 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def repeat(process: Any, run: ArmRun) -> tuple[Window, ...]:
-    """Have a fresh process take the steps of `run` again, and return its first five windows."""
+    """Have a fresh process take the steps of `run` again, and return its windows."""
     track = Track(process)
     track.first_step()
     track.warm_up.append(track.take(run.warm_up_steps - 1))
     done = run.warm_up_steps
-    for window in run.windows[:LEAST_PAIRS]:
+    for window in run.windows:
         track.windows.append(track.take(window.steps, untimed=window.first_step - 1 - done))
         done = window.first_step - 1 + window.steps
     return tuple(track.windows)
@@ -119,7 +119,6 @@ class Conditions:
 def conditions(peer: str, alone: Sequence[Window], beside: Sequence[Window], watched: Sequence[Meanwhile],
                cores: int = CORES) -> Conditions:
     """Return the conditions of one comparison; `alone` and `beside` are windows of the peer over the same steps."""
-    beside = beside[:len(alone)]
     slower = 1 - statistics.median(b.tokens_per_s / a.tokens_per_s for a, b in zip(alone, beside, strict=True))
     return Conditions(peer, statistics.median(window.tokens_per_s for window in alone),
                       statistics.median(window.tokens_per_s for window in beside), slower,

@@ -29,6 +29,7 @@ from powertrain.evidence.clock import (
     check_room,
     is_steady,
     judge,
+    lead_in,
     steps_per_window,
     warm_up,
 )
@@ -333,6 +334,12 @@ def test_a_process_that_has_no_memory_says_so_whichever_library_asked_for_it(tex
 def test_windows_have_the_same_steps_and_their_usual_length_between_them() -> None:
     assert steps_per_window(Pace(window_s=1.0), [0.1, 0.3]) == 5
     assert steps_per_window(Pace(window_s=1.0), [4.0, 3.0]) == 1
+
+
+def test_untimed_steps_before_a_window_are_a_time_and_the_same_for_both_arms() -> None:
+    assert lead_in(Pace(lead_in_s=1.0), [0.1, 0.3]) == 5
+    assert lead_in(Pace(lead_in_s=1.0), [2.0, 1.0]) == 0
+    assert lead_in(Pace(lead_in_s=1.0, least_lead_in=1), [2.0, 1.0]) == 1
 
 
 def test_the_comparison_is_a_value(arena: Arena, words: tuple[str, ...]) -> None:

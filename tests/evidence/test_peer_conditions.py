@@ -19,6 +19,7 @@ from powertrain.facts.machine_watch import Meanwhile
 from powertrain.records.evidence import Arm, ArmRun, Study, Window
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import bench
 import conditions
 
 IDLE = Meanwhile(wall_s=100.0, own_s=190.0, busy_s=191.0)                # 1 of 200 core seconds is others'
@@ -29,7 +30,7 @@ def windows(*seconds: float) -> tuple[Window, ...]:
 
 
 def test_a_peer_that_is_as_fast_beside_us_as_alone_on_an_idle_machine_is_clean() -> None:
-    found = conditions.conditions("TRL", windows(10, 10, 10), windows(10.2, 10.4, 10.5, 99), (IDLE, IDLE), 2)
+    found = conditions.conditions("TRL", windows(10, 10, 10), windows(10.2, 10.4, 10.5), (IDLE, IDLE), 2)
     assert found.unclean == ()
     assert found.slower == pytest.approx(1 - 10 / 10.4)
     assert (found.alone_tokens_per_s, found.beside_tokens_per_s) == (100.0, pytest.approx(1000 / 10.4))
@@ -123,5 +124,26 @@ def test_the_peer_alone_takes_the_steps_that_it_took_beside_us() -> None:
     # three steps of warm-up, then windows of five steps, each after one that is not timed
     run = ArmRun("TRL", 0.0, 0.0, 3, tuple(Window(5 + 6 * number, 5, 1.0, 1, 1, 0, {}) for number in range(7)), (), (), 0)
     alone = conditions.repeat(SimpleNamespace(ask=ask, first_step_s=0.0), run)
-    assert asked == [(0, 1), (0, 2), *[(1, 5)] * 5]
-    assert [window.first_step for window in alone] == [window.first_step for window in run.windows[:5]]
+    assert asked == [(0, 1), (0, 2), *[(1, 5)] * 7]
+    assert [window.first_step for window in alone] == [window.first_step for window in run.windows]
+
+
+@pytest.mark.parametrize(("budget_s", "rounds"), [(0.0, 1), (25.0, 3)])
+def test_rounds_fill_the_budget_and_all_their_windows_count(monkeypatch: pytest.MonkeyPatch, budget_s: float, rounds: int
+                                                            ) -> None:
+    clock = SimpleNamespace(now_s=0.0)
+    arm = SimpleNamespace(why_invalid=None, process=SimpleNamespace(ready=SimpleNamespace(apply_s=0.0), first_step_s=0.0))
+
+    def one_round(*_: Any) -> bench.Round:
+        clock.now_s += 8.0
+        theirs, mine = (ArmRun(name, 0.0, 0.0, 3, windows(*[seconds] * 5), (), (), 0)
+                        for name, seconds in (("TRL", 10.0), ("powertrain", 5.0)))
+        return bench.Round((arm, arm), theirs, mine, windows(*[10.0] * 5), (IDLE, IDLE))
+
+    monkeypatch.setattr(bench, "one_round", one_round)
+    monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    found, theirs, mine, under = bench.against(Arm("powertrain", ()), bench.PeerArm("TRL", "", {}), Path(), None, budget_s)
+    assert found.pairs == len(theirs.windows) == len(mine.windows) == 5 * rounds
+    assert found.speed is not None
+    assert found.speed.median == pytest.approx(2.0)
+    assert under.slower == pytest.approx(0.0)
