@@ -6,7 +6,9 @@ A figure of a peer counts only if nothing of ours slowed the peer. So three thin
 - the peer takes the same steps once more in a process of its own while no process of ours is alive, which gives its speed alone
 - processor time that belongs to neither arm nor to this program is counted (/proc/stat less the own processes)
 
-A comparison is clean where the peer beside us is at most 5 % slower than alone and others used at most 5 % of the cores.
+A comparison is clean where others used at most 5 % of the cores, and the peer is not slower beside us than alone: it counts as
+slower where that is more than 5 % and its 95 % interval excludes equal speeds, because the speed of a machine that others share
+drifts by more than 5 % from one minute to the next.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ import psutil
 
 from powertrain.cli.options import say
 from powertrain.evidence.clock import Track
+from powertrain.evidence.stats import interval
 from powertrain.facts.machine_watch import MachineWatch, Meanwhile
-from powertrain.records.evidence import ArmRun, Window
+from powertrain.records.evidence import ArmRun, Interval, Window
 
-MOST_SLOWER = 0.05           # share by which a peer may be slower beside us than alone
+MOST_SLOWER = 0.05           # share by which a peer may seem slower beside us than alone
 MOST_OTHERS = 0.05           # share of the machine's cores that other processes and the hypervisor may use
 LOOK_S = 5.0                 # seconds for which the machine is watched before a case
 NAMED_PROCESSES = 3
@@ -94,7 +97,7 @@ class Conditions:
     peer: str
     alone_tokens_per_s: float                # of the peer, while no process of ours was alive
     beside_tokens_per_s: float               # over the same steps, in turns with our arm
-    slower: float                            # share by which the peer was slower beside us; negative where faster
+    slower: Interval                         # share by which the peer was slower beside us; negative where faster
     others_share: float                      # of the machine's cores, that processes of neither arm used meanwhile
     stolen_share: float                      # of the machine's cores, that the hypervisor gave to other machines
 
@@ -102,8 +105,8 @@ class Conditions:
     def unclean(self) -> tuple[str, ...]:
         """Return why the comparison does not count; nothing where it is clean."""
         found = []
-        if self.slower > MOST_SLOWER:
-            found.append(f"{self.peer} is {self.slower:.0%} slower beside us ({self.beside_tokens_per_s:,.0f} tokens/s) than "
+        if self.slower.median > MOST_SLOWER and self.slower.low > 0:
+            found.append(f"{self.peer} is {self.slower.median:.0%} slower beside us ({self.beside_tokens_per_s:,.0f} tokens/s) than "
                          f"alone ({self.alone_tokens_per_s:,.0f})")
         if self.others_share > MOST_OTHERS:
             found.append(f"other processes used {self.others_share:.0%} of the cores")
@@ -119,7 +122,7 @@ class Conditions:
 def conditions(peer: str, alone: Sequence[Window], beside: Sequence[Window], watched: Sequence[Meanwhile],
                cores: int = CORES) -> Conditions:
     """Return the conditions of one comparison; `alone` and `beside` are windows of the peer over the same steps."""
-    slower = 1 - statistics.median(b.tokens_per_s / a.tokens_per_s for a, b in zip(alone, beside, strict=True))
+    slower = interval([1 - b.tokens_per_s / a.tokens_per_s for a, b in zip(alone, beside, strict=True)])
     return Conditions(peer, statistics.median(window.tokens_per_s for window in alone),
                       statistics.median(window.tokens_per_s for window in beside), slower,
                       max(one.others_s / (cores * one.wall_s) for one in watched),
