@@ -106,8 +106,8 @@ class Conditions:
         """Return why the comparison does not count; nothing where it is clean."""
         found = []
         if self.slower.median > MOST_SLOWER and self.slower.low > 0:
-            found.append(f"{self.peer} is {self.slower.median:.0%} slower beside us ({self.beside_tokens_per_s:,.0f} tokens/s) than "
-                         f"alone ({self.alone_tokens_per_s:,.0f})")
+            found.append(f"{self.peer} is {self.slower.median:.0%} slower beside us ({self.beside_tokens_per_s:,.0f} tokens/s) "
+                         f"than alone ({self.alone_tokens_per_s:,.0f})")
         if self.others_share > MOST_OTHERS:
             found.append(f"other processes used {self.others_share:.0%} of the cores")
         if self.stolen_share > MOST_OTHERS:
@@ -116,7 +116,8 @@ class Conditions:
 
     def plain(self) -> dict[str, Any]:
         """Return the conditions as a study stores them."""
-        return {**asdict(self), "unclean": list(self.unclean)}
+        slower = self.slower
+        return {**asdict(self), "slower": slower.median, "slower_95": [slower.low, slower.high], "unclean": list(self.unclean)}
 
 
 def conditions(peer: str, alone: Sequence[Window], beside: Sequence[Window], watched: Sequence[Meanwhile],

@@ -64,6 +64,7 @@ def test_a_study_keeps_the_conditions_and_opens_again(tmp_path: Path) -> None:
     kept, = studies.load(tmp_path / "study").findings["conditions"]
     assert kept["alone_tokens_per_s"] == 100.0
     assert kept["beside_tokens_per_s"] == 50.0
+    assert (kept["slower"], kept["slower_95"]) == (0.5, [0.5, 0.5])
     assert kept["unclean"] == list(found.unclean) != []
 
 
