@@ -92,7 +92,7 @@ ESTIMATE = Estimate(
     step_s=(0.5, 2.0), floor_s=0.25, bound_by="compute", flops_per_step=1e9, flops_per_token=1e6, dtype="fp32",
     peak_flops_per_s=4e9, tokens_per_step=1000, steps=100,
     memory_bytes={"weights": 1 << 30, "activations": 2 << 30, "loss": 0},
-    basis="floor: formula, with the measured peaks; expected time: 3 runs on this machine; memory: formula",
+    basis="expected time: 3 runs on this machine; floor: formulas with the measured peaks; memory: formulas",
     step_basis="3 runs on this machine", padding_share=0.125,
     largest_pass={"examples": 24, "tokens": 6144, "bytes": 5 << 30})
 
@@ -105,7 +105,7 @@ def test_a_plan_shows_speed_floor_memory_by_component_and_the_largest_pass(facts
     assert rows["Floor"] == "a step takes at least 250 ms, limited by compute: 1.0 MFLOP a token at 0.004 TFLOP/s"
     assert rows["Memory"] == "3 GiB at the peak: weights 1 GiB, activations 2 GiB"
     assert rows["Largest pass"] == "24 examples, 6,144 tokens: needs 5 GiB of the 6 GiB free"
-    assert rows["Basis"].endswith("3 runs on this machine; memory: formula")
+    assert rows["Known from"].startswith("expected time: 3 runs on this machine; ")
     full = dict(expected_rows(replace(ESTIMATE, largest_pass={"examples": 0}), replace(hardware, free_memory_bytes=1 << 30)))
     assert "MORE than the 1 GiB free" in full["Memory"]
     assert full["Largest pass"] == "one example does not fit in the 1 GiB free"

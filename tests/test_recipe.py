@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,12 @@ def test_json_recipes_are_read(tmp_path: Path) -> None:
 def test_an_unknown_recipe_names_the_nearest_one() -> None:
     with pytest.raises(WrongUse, match="did you mean char-shakespeare"):
         resolve("char-shakspeare")
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "book.TXT"])
+def test_data_in_a_recipes_place_is_told_its_own(name: str) -> None:
+    with pytest.raises(WrongUse, match=f"^{re.escape(name)} is no recipe; write data={re.escape(name)} to train on it$"):
+        resolve(name)
 
 
 def test_a_stored_recipe_reads_back_to_itself_with_origins(tmp_path: Path) -> None:
@@ -198,6 +205,12 @@ def test_a_written_recipe_reads_back_whatever_characters_are_in_it() -> None:
     written_out = resolve(None, []).with_planned({"sample.prompt": (every, "the test")}).to_yaml()
     assert read_yaml(written_out, "the test")["sample"]["prompt"] == every
     assert len(written_out.splitlines()) == written_out.count("\n")
+
+
+@pytest.mark.parametrize("text", ["!", "#", "Hello #1", "# a heading"])
+def test_a_word_has_neither_tags_nor_comments(text: str) -> None:
+    assert resolve_words([f"sample.prompt={text}"]).recipe.sample.prompt == text
+    assert resolve_words(["data.end_token=!"]).recipe.data.end_token == "!"
 
 
 def test_a_word_of_any_characters_is_the_value_that_was_meant() -> None:

@@ -137,7 +137,7 @@ class TestCommands:
         code, out, _ = cli("plan", *tiny)
         assert code == 0
         assert all(f"  {technique.name}" in out for technique in CATALOGUE)
-        shown = ("Expected", "Floor", "Memory", "Basis", "learning_rate: 0.003", "# command line", "# default")
+        shown = ("Expected", "Floor", "Memory", "Known from", "learning_rate: 0.003", "# command line", "# default")
         assert all(word in out for word in shown)
 
     def test_plan_and_dry_run_start_nothing(self, cli: Cli, tiny: list[str], tmp_path: Path) -> None:

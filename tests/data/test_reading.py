@@ -180,7 +180,7 @@ def test_a_folder_without_text_files_is_refused(tmp_path):
 
 
 def test_a_glob_without_matches_is_refused(tmp_path):
-    assert refusal(tmp_path / "*.txt", tmp_path).startswith(f"no file matches data.source={tmp_path / '*.txt'}")
+    assert refusal(tmp_path / "*.txt", tmp_path).startswith(f"no file matches {tmp_path / '*.txt'}")
 
 
 def test_what_is_neither_file_nor_folder_is_refused(tmp_path):

@@ -65,8 +65,8 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
         memory_bytes=peak_memory(model, workload), padding_share=workload.padding_share,
         largest_pass=largest_pass(model, workload, hardware.free_memory_bytes),
         bytes_per_step=work.gemm_bytes + work.optimizer_bytes,
-        basis=f"floor: formula, with the measured peaks{coarse}; expected time: {expect.basis}{copies}; "
-              f"memory: formula{of_decoder}",
+        basis=f"expected time: {expect.basis}{copies}; floor: formulas with the measured peaks{coarse}; "
+              f"memory: formulas{of_decoder}",
         step_basis=expect.basis,
     )
 
@@ -82,7 +82,7 @@ def _waits(model: ModelFacts, workload: Workload, hardware: Hardware, expect: Ef
     blocks, peak = min(workload.saved_blocks, model.layers - lowest_layer(model)), hardware.peak(workload.dtype)
     low_s, high_s = (blocks * sum(waited_s(model, workload.saved, lengths, dataclasses.replace(link, flops_per_s=share * peak))
                                   for lengths in _slot_lengths(workload)) for share in (expect.high, expect.low))
-    return (low_s, high_s), "; copies to the host: formula, at its measured link"
+    return (low_s, high_s), "; copies to the host: formulas with its measured link"
 
 
 def expected_efficiency(model: ModelFacts, workload: Workload, hardware: Hardware) -> Efficiency:

@@ -72,10 +72,10 @@ def read_documents(source: str, *, cache: Path, text_field: str = "text",
     found = corpus_documents(source, cache) if source in CORPORA else _path_documents(source, text_field)
     documents = list(_up_to(max_chars, (document for document in found if document.text)))
     if not documents:
-        raise WrongUse(f"data.source={source} is empty: no text to train on; give a source with text")
+        raise WrongUse(f"{source} is empty: no text to train on; give a source with text")
     if all(document.text.isspace() for document in documents):
         characters = sum(len(document.text) for document in documents)
-        raise WrongUse(f"data.source={source} is blank: its {characters} characters are all white space; "
+        raise WrongUse(f"{source} is blank: its {characters} characters are all white space; "
                        "give a source with text")
     return documents
 

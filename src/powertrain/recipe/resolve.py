@@ -29,6 +29,7 @@ CURES: Mapping[str, str] = {                 # pydantic's kind of error -> what 
     "less_than": "use a number less than {lt}", "less_than_equal": "use {le} or less", "literal_error": "use {expected}",
     "int_type": "use a whole number", "float_type": "use a number", "bool_type": "use true or false",
     "string_type": "use text", "list_type": "use a list, such as [a, b]", "finite_number": "use a finite number"}
+DATA_FILES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".md")
 LARGEST_FILE_BYTES = 1 << 20  # a recipe is a page of text; YAML aliases can make a larger one explode
 
 
@@ -106,6 +107,8 @@ def shipped_recipes() -> dict[str, str]:
 def find_recipe(name: str) -> tuple[str, Origin]:
     """(text, origin) of a recipe file, or of a shipped recipe by its name. Raises WrongUse if there is neither."""
     path = Path(name)
+    if path.suffix.lower() in DATA_FILES:
+        raise WrongUse(f"{name} is no recipe; write data={name} to train on it")
     if path.is_file():
         try:
             text = path.read_text(encoding="utf-8")
@@ -118,8 +121,9 @@ def find_recipe(name: str) -> tuple[str, Origin]:
     shipped = shipped_recipes()
     if name in shipped:
         return shipped[name], Origin("recipe", name)
-    hint = did_you_mean(name, shipped, otherwise=f"write {name}=VALUE to set this key" if name in known_keys() else
-                        f"the shipped recipes are {', '.join(shipped)}")
+    otherwise = (f"write {name}=VALUE to set this key" if name in known_keys() else
+                 f"the shipped recipes are {', '.join(shipped)}")
+    hint = did_you_mean(name, shipped, otherwise=otherwise)
     raise WrongUse(f"there is no recipe file {name!r}, and no shipped recipe has this name{hint}")
 
 
@@ -199,12 +203,21 @@ def _parse_words(words: Sequence[str]) -> dict[str, Any]:
         key, equals, text = word.removeprefix("--").partition("=")
         if not equals or not key:
             raise WrongUse(f"{word!r} is not key=value; write for example learning_rate=3e-4 or model.layers=4")
-        try:
-            value = yaml.load(text, Yaml) if text.strip() else ""
-        except (yaml.YAMLError, ValueError, LookupError, RecursionError):
-            value = text
+        value = _value(text)
         values[f"{key}.{SHORT[key]}" if key in SHORT and isinstance(value, (str, list)) else key] = value
     return {name: item for key, value in values.items() for name, item in flat({key: value})}
+
+
+def _value(text: str) -> Any:
+    """The value of a word, read as YAML, but without comments and tags: a # or ! is meant as it stands."""
+    if not text.strip():
+        return ""
+    if text == "!" or (re.search(r"(^|\s)#", text) and not text.lstrip().startswith(("'", '"', "[", "{"))):
+        return text
+    try:
+        return yaml.load(text, Yaml)
+    except (yaml.YAMLError, ValueError, LookupError, RecursionError):
+        return text
 
 
 def _translated(values: Mapping[str, Any], tunes: bool, origin: str) -> tuple[dict[str, Any], list[str]]:

@@ -124,7 +124,7 @@ def expected_rows(estimate: Estimate | None, hardware: Hardware, model: ModelFac
                   f"{estimate.flops_per_token / 1e6:,.1f} MFLOP a token at {flops(estimate.peak_flops_per_s)}"),
         ("Memory", f"{memory(estimate.total_memory_bytes)} at the peak: {parts}{fits}"),
         *_largest_pass_rows(estimate, hardware),
-        ("Basis", estimate.basis)]
+        ("Known from", estimate.basis)]
 
 
 def _largest_pass_rows(estimate: Estimate, hardware: Hardware) -> list[Row]:

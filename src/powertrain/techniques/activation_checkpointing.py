@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from powertrain.cost.fitting import total_bytes
 from powertrain.records import Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique, find_runner
+from powertrain.techniques.base import Exactness, PlannedRun, Technique, find_runner, name_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,7 +98,7 @@ class ActivationCheckpointing(Technique):
     def confirm(self, setup: Setup) -> None:
         found, wanted = find_runner(setup.run_block, CheckpointedBlocks), (self.every, self.keep_attention)
         if found is None or (found.every, found.keep_attention) != wanted:
-            raise NotApplied(f"activation_checkpointing: blocks are run by {setup.run_block!r}, not every {self.every} "
+            raise NotApplied(f"activation_checkpointing: blocks are run by {name_of(setup.run_block)}, not every {self.every} "
                              "recomputed")
 
 

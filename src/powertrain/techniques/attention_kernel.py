@@ -10,7 +10,7 @@ from powertrain.cost.fitting import longest_example
 from powertrain.cost.precision import VARLEN_SINCE, unit_of
 from powertrain.models.kernels.ragged import build
 from powertrain.records import Effect, NotApplied, Proposal, Refusal
-from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Technique
+from powertrain.techniques.base import CannotBuild, Exactness, PlannedRun, Technique, name_of
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
@@ -103,7 +103,7 @@ class AttentionKernel(Technique):
         import torch
 
         if setup.attention is not self._function():
-            raise NotApplied(f"attention_kernel: attention runs by {setup.attention!r}, not {self.kernel!r}")
+            raise NotApplied(f"attention_kernel: attention runs by {name_of(setup.attention)}, not {self.kernel!r}")
         if self.kernel == "varlen" and setup.precision.compute_dtype is torch.float32:
             raise NotApplied("attention_kernel: varlen attention needs bf16 or fp16, and the setup computes in fp32")
 

@@ -42,6 +42,13 @@ class Exactness(enum.Enum):
     LOSSY = "other mathematics"
 
 
+def name_of(part: object) -> str:
+    """Return the name of a part of a setup, a function or an object, for the sentence that says what is in force."""
+    if isinstance(part, partial):
+        return name_of(part.func)
+    return str(getattr(part, "__qualname__", type(part).__qualname__))
+
+
 class CannotBuild(NotApplied):
     """Code that the technique needs could not be compiled here; `instead` needs none."""
 

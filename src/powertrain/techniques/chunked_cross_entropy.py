@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.records import IGNORE, Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique
+from powertrain.techniques.base import Exactness, PlannedRun, Technique, name_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,7 +84,7 @@ class ChunkedCrossEntropy(Technique):
         if not setup.objective.uses_loss:
             raise NotApplied(f"chunked_cross_entropy: the objective {setup.objective.name} computes a loss of its own")
         if getattr(setup.loss, "__self__", None) != self:
-            raise NotApplied(f"chunked_cross_entropy: the loss is computed by {setup.loss!r}")
+            raise NotApplied(f"chunked_cross_entropy: the loss is computed by {name_of(setup.loss)}")
 
     def loss(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None,
              terms: Terms | None = None) -> Tensor:

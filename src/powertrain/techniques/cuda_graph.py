@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.fitting import longest_example
 from powertrain.records import Batch, ModelFacts, NotApplied, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique
+from powertrain.techniques.base import Exactness, PlannedRun, Technique, name_of
 from powertrain.training.objectives import objective_of
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class CudaGraph(Technique):
 
         found = setup.run_pass
         if not isinstance(found, ReplayedPass):
-            raise NotApplied(f"cuda_graph: passes are run by {found!r}")
+            raise NotApplied(f"cuda_graph: passes are run by {name_of(found)}")
         if isinstance(setup.model, Decoder) and setup.model.config.positions_change_at is not None:
             raise NotApplied("cuda_graph: with longrope a document's length decides its positions on the host; set it to off")
         passes = [batch for step in range(LOOKED_AT) for batch in setup.prepare(step)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique, find_runner
+from powertrain.techniques.base import Exactness, PlannedRun, Technique, find_runner, name_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,7 +75,8 @@ class FrozenBackward(Technique):
         """Differentiates the loss of one short example, and looks which weights have a gradient."""
         found = find_runner(setup.run_block, RecordedFrom)
         if found is None or found.first != self.first:
-            raise NotApplied(f"frozen_backward: blocks are run by {setup.run_block!r}, not recorded from block {self.first} on")
+            raise NotApplied(f"frozen_backward: blocks are run by {name_of(setup.run_block)}, not recorded from block "
+                             f"{self.first} on")
         recorded: list[int] = []
         few = [setup.examples[i] for i in range(min(LOOKED_AT, len(setup.examples)))]
         batch = setup.collate([min(few, key=lambda example: example.tokens)]).to(setup.device)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.estimate import COMPILER_PARTS, PASS_TOKENS
 from powertrain.records import Batch, Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique
+from powertrain.techniques.base import Exactness, PlannedRun, Technique, name_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -149,7 +149,7 @@ class FusedBlocks(Technique):
                 raise NotApplied("fused_blocks: activation_checkpointing recomputes nothing in fused blocks; switch one off")
             found = found.inner
         if not isinstance(found, ByHand):
-            raise NotApplied(f"fused_blocks: blocks are run by {setup.run_block!r}")
+            raise NotApplied(f"fused_blocks: blocks are run by {name_of(setup.run_block)}")
         from powertrain.models.decoder import Decoder
         from powertrain.models.kernels.fused.compiled import settle, tokens_to_divide
 
@@ -164,7 +164,7 @@ class FusedBlocks(Technique):
         parts = (found.blocks[0].functions.leave, found.blocks[0].functions.leave_back)
         if self.kernels == "triton":
             if any(type(getattr(part, "__self__", None)).__name__ != "TritonParts" for part in parts):
-                raise NotApplied(f"fused_blocks: the elementwise work is done by {parts[0]!r}, and not by Triton's kernels")
+                raise NotApplied(f"fused_blocks: the elementwise work is done by {name_of(parts[0])}, not by Triton's kernels")
         elif not all(getattr(part, "is_compiled", False) for part in parts):
             raise NotApplied("fused_blocks: nothing was compiled; torch fell back to running the parts as they are")
 

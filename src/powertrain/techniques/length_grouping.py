@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.cost.workload import padding_share
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique
+from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique, name_of
 
 if TYPE_CHECKING:
     from powertrain.data.example import Example
@@ -64,7 +64,8 @@ class LengthGrouping(Technique):
         examples = [setup.examples[i] for i in range(min(len(setup.examples), setup.train_batch_size))]
         found = [example.tokens for part in setup.arrange(examples, setup.micro_batch) for example in part]
         if found != sorted(found, reverse=True) or getattr(setup.arrange, "__self__", None) != self:
-            raise NotApplied(f"length_grouping: examples are not sorted by length; passes are arranged by {setup.arrange!r}")
+            raise NotApplied("length_grouping: examples are not sorted by length; passes are arranged by "
+                             f"{name_of(setup.arrange)}")
 
     def arrange(self, examples: Sequence[Example], micro_batch: int) -> list[list[Example]]:
         """Return passes of `micro_batch` examples, the longest first, so that the memory peak comes at once."""

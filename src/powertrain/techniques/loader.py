@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from powertrain.records import Batch, Effect, Layout, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique
+from powertrain.techniques.base import Exactness, PlannedRun, Technique, name_of
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +61,7 @@ class Loader(Technique):
 
     def confirm(self, setup: Setup) -> None:
         if self.workers and getattr(setup.loader, "__self__", None) != self:
-            raise NotApplied(f"loader: batches come from {setup.loader!r}")
+            raise NotApplied(f"loader: batches come from {name_of(setup.loader)}")
         if self.pinned and _has_gpu() and not self._on_host(setup.prepare, 0)[0].tokens.is_pinned():
             raise NotApplied("loader: batches are not in pinned memory")
 

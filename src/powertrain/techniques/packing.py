@@ -11,7 +11,7 @@ from powertrain.cost.fitting import fitting_tokens, longest_example, wanted_toke
 from powertrain.cost.workload import padding_share
 from powertrain.data.order import pack
 from powertrain.records import Batch, Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique
+from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique, name_of
 
 if TYPE_CHECKING:
     from powertrain.cost.workload import Workload
@@ -89,12 +89,12 @@ class Packing(Technique):
         passes = setup.prepare(0)
         padding = max(batch.padding_tokens for batch in passes)
         if padding >= self.multiple or getattr(setup.collate, "__self__", None) != self:
-            raise NotApplied(f"packing: {padding} slots of a pass are padding; batches are made by {setup.collate!r}")
+            raise NotApplied(f"packing: {padding} slots of a pass are padding; batches are made by {name_of(setup.collate)}")
         documents = [real_documents(batch) for batch in passes]
         full = [sum(batch.lengths) - batch.padding_tokens for batch, count in zip(passes, documents, strict=True) if count > 1]
         if max(full, default=0) > self.tokens or getattr(setup.arrange, "__self__", None) != self:
             raise NotApplied(f"packing: a pass has {max(full, default=0)} tokens, not {self.tokens} at most; passes are "
-                             f"arranged by {setup.arrange!r}")
+                             f"arranged by {name_of(setup.arrange)}")
         if sum(documents) != setup.train_batch_size:
             raise NotApplied(f"packing: the passes of a step have {sum(documents)} examples, not {setup.train_batch_size}")
 

@@ -10,7 +10,7 @@ from powertrain.cost.fitting import Link, added_s, hidden_bytes, lightest_that_f
 from powertrain.cost.work import recompute_flops, training_flops
 from powertrain.cost.workload import Workload
 from powertrain.records import Effect, ModelFacts, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique, run_one_pass
+from powertrain.techniques.base import Exactness, PlannedRun, Technique, name_of, run_one_pass
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +91,7 @@ class SavedActivations(Technique):
     def apply(self, setup: Setup) -> Setup:
         blocks = getattr(setup.run_block, "blocks", None)
         if blocks is None:
-            raise NotApplied(f"saved_activations: blocks are run by {setup.run_block!r}, not as fused blocks; use "
+            raise NotApplied(f"saved_activations: blocks are run by {name_of(setup.run_block)}, not as fused blocks; use "
                              "techniques.fused_blocks=on")
         saving = self._saving(blocks[0], setup.device)
         training = [index for index, block in enumerate(blocks) if block.trained]
@@ -107,7 +107,7 @@ class SavedActivations(Technique):
             found = found.inner
         light = [block for block in getattr(found, "blocks", ()) if block.saving is not None]
         if not light or light[0].saving.actions != self.actions:
-            raise NotApplied(f"saved_activations: blocks are run by {setup.run_block!r}, which keep all that they need")
+            raise NotApplied(f"saved_activations: blocks are run by {name_of(setup.run_block)}, which keep all that they need")
         before = light[0].saving.freed
         run_one_pass(setup)
         put_away, kinds = light[0].saving.freed - before, len(self.actions)

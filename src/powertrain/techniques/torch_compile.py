@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from powertrain.cost.estimate import COMPILER_PARTS
 from powertrain.cost.fitting import longest_example
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
-from powertrain.techniques.base import Exactness, PlannedRun, Technique, find_runner, run_one_pass
+from powertrain.techniques.base import Exactness, PlannedRun, Technique, find_runner, name_of, run_one_pass
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,7 +97,7 @@ class TorchCompile(Technique):
 
         found = find_runner(setup.run_block, CompiledBlocks)
         if found is None:
-            raise NotApplied(f"torch_compile: blocks are run by {setup.run_block!r}")
+            raise NotApplied(f"torch_compile: blocks are run by {name_of(setup.run_block)}")
         with warnings.catch_warnings():
             # the caches that it sees are of pure functions of the documents' lengths, which are fixed here
             warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")

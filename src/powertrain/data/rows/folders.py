@@ -45,11 +45,11 @@ def named_files(source: str) -> list[Path]:
         matches = (Path(match) for match in glob.glob(str(path), recursive=True))
         files = sorted((match for match in matches if match.is_file()), key=Path.as_posix)
         if not files:
-            raise WrongUse(f"no file matches data.source={source}; quote the pattern and check it with ls")
+            raise WrongUse(f"no file matches {source}; quote the pattern and check it with ls")
         return files
     if path.exists():
-        raise WrongUse(f"data.source={source} is neither a file nor a folder; write its content to a file first")
-    raise WrongUse(f"data.source={source}: there is no such file or folder{similar(path)}")
+        raise WrongUse(f"{source} is neither a file nor a folder; write its content to a file first")
+    raise WrongUse(f"{source}: there is no such file or folder{similar(path)}")
 
 
 def similar(path: Path) -> str:
@@ -71,7 +71,7 @@ def text_files(folder: Path) -> list[Path]:
     """Return the text files in `folder`, recursively, sorted by relative path; links to folders are not followed."""
     files = [path for path in visible_files(folder) if looks_like_text(path)]
     if not files:
-        raise WrongUse(f"data.source={folder} has no text files: all are hidden, empty or binary; "
+        raise WrongUse(f"{folder} has no text files: all are hidden, empty or binary; "
                        "give a folder with text")
     return files
 

@@ -51,7 +51,7 @@ def local_files(source: str, split: str | None) -> list[Path] | None:
     if path.is_dir():
         return folders.folder_files(path, split)
     if not path.exists() and (near := difflib.get_close_matches(source, ROW_SETS, n=1)):
-        raise WrongUse(f"data.source={source}: there is no such file or folder; did you mean the set {near[0]}?")
+        raise WrongUse(f"{source}: there is no such file or folder; did you mean the set {near[0]}?")
     return folders.named_files(source)
 
 
@@ -96,10 +96,10 @@ def _usable(source: str, found: Iterable[Row | Rejected], most: int | None) -> I
         if rows == most:
             return
     if first and not rows:
-        raise WrongUse(f"data.source={source} has no row that can be read: all {rejected} are bad, the first of them, "
+        raise WrongUse(f"{source} has no row that can be read: all {rejected} are bad, the first of them, "
                        f"{first.origin}: {first.reason}")
     if not rows:
-        raise WrongUse(f"data.source={source} is empty: no row to train on; give a source with rows")
+        raise WrongUse(f"{source} is empty: no row to train on; give a source with rows")
 
 
 # ------------------------------------------------------------------------------------------------ CSV and TSV
@@ -260,21 +260,21 @@ def hub_rows(source: str, split: str | None, *, hint: str = "") -> Iterator[Row 
     """
     found = HUB_ID.fullmatch(source)
     assert found is not None                 # the caller has asked is_hub_id
-    datasets = optional_part("datasets", f"data.source={source} is a dataset of the hub, and reading it")
+    datasets = optional_part("datasets", f"{source} is a dataset of the hub, and reading it")
     asked = split if split and SLICED.search(split) else None
     try:
         loaded = datasets.load_dataset(found["name"], found["config"], split=asked)
     except datasets.exceptions.DatasetNotFoundError as error:
-        raise WrongUse(f"data.source={source}: the hub has no such dataset, or it is not yours to read{hint}; check the name, "
+        raise WrongUse(f"{source}: the hub has no such dataset, or it is not yours to read{hint}; check the name, "
                        "and log in with `hf auth login` if it is private or gated") from error
     except ConnectionError as error:
-        raise WrongUse(f"data.source={source}: neither a path nor a dataset in the cache of `datasets`, and the hub cannot be "
+        raise WrongUse(f"{source}: neither a path nor a dataset in the cache of `datasets`, and the hub cannot be "
                        f"reached ({first_line(error).rstrip('.')}){hint}; load it once with a network, or "
                        "give a path") from error
     except (ValueError, RuntimeError, OSError) as error:
-        raise WrongUse(f"data.source={source} cannot be loaded: {first_line(error).rstrip('.')}"
+        raise WrongUse(f"{source} cannot be loaded: {first_line(error).rstrip('.')}"
                        f"{_config_cure(source, error)}") from error
-    part = asked or folders.choose_split(f"data.source={source}", list(loaded), split)
+    part = asked or folders.choose_split(source, list(loaded), split)
     rows = loaded if asked else loaded[part]
     # as Arrow: pictures and sounds stay encoded, since nobody looks at them
     return table_rows(rows.with_format("arrow").iter(batch_size=BATCH_ROWS), f"{source}[{part}]")
