@@ -80,7 +80,7 @@ def _child(words: list[str], cache: str, folder: str, out: str, err: str, fault:
 def _plant(place: str, number: int) -> None:
     from powertrain.records import event_log
     from powertrain.run import part, session
-    from powertrain.training import checkpoint
+    from powertrain.training import checkpoint, loop
 
     if place in ("step", "signal"):
         original = part.train
@@ -95,7 +95,7 @@ def _plant(place: str, number: int) -> None:
     elif place == "cores":
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:number])
     elif place == "memory":
-        part.train = _in_little_memory(part.train, number << 20)
+        part.train = loop.train = _in_little_memory(loop.train, number << 20)
     elif place == "save":
         count = itertools.count(1)
 

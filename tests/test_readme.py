@@ -213,22 +213,25 @@ class TestTables:
         self.store(house, "prepare", "2026-12-02", {"text": one})        # from before the machine was watched
         assert "| not clean: the load of the machine was not recorded |" in table.made(house)["docs/results.md"]
 
-    @pytest.mark.parametrize(("unclean", "ratio"), [
-        ([], "2.50 (2.40 to 2.60)"), (["TRL is 40% slower beside us"], "not clean: TRL is 40% slower beside us"),
-        (None, "not clean: the peer was not measured alone")])
-    def test_a_peer_is_shown_alone_and_its_ratio_only_if_clean(self, table: Any, house: Path, unclean: list[str] | None,
-                                                               ratio: str) -> None:
+    @pytest.mark.parametrize(("unclean", "slower", "others", "ratio"), [
+        ([], 0.04, 0.0, "2.50 (2.40 to 2.60)"),
+        (["TRL is slower beside us"], 0.4, 0.0, "2.00 (the peer alone; beside ours it was 40% slower)"),
+        (["TRL is slower beside us", "others used 30%"], 0.4, 0.3, "not clean: TRL is slower beside us; others used 30%"),
+        (None, 0.0, 0.0, "not clean: the peer was not measured alone")])
+    def test_a_peer_is_compared_at_its_faster_speed_and_only_on_an_idle_machine(
+            self, table: Any, house: Path, unclean: list[str] | None, slower: float, others: float, ratio: str) -> None:
         losses = [{"peer": "TRL", "mean_absolute": 1e-4, "steps": 8}]
         findings = {"case": "lora", "losses": losses, "products_share": 0.4}
         if unclean is not None:
             findings["conditions"] = [{"peer": "TRL", "alone_tokens_per_s": 325.0, "beside_tokens_per_s": 300.0,
-                                       "unclean": unclean}]
+                                       "unclean": unclean, "slower": slower, "others_share": others, "stolen_share": 0.0}]
         name = self.store(house, "peers", "2026-12-01", findings)
         path = house / "studies" / name / "evidence.json"
         study = json.loads(path.read_text())
         window = {"seconds": 10.0, "real_tokens": 3000}
         study["runs"] = [{"arm": "TRL", "windows": [window]}, {"arm": "powertrain", "windows": [window, window]}]
         study["comparisons"] *= 2                # the first is ours against itself
+        study["comparisons"][1]["tokens_per_s"] = [300.0, 650.0]
         path.write_text(json.dumps(study))
         row = next(line for line in table.made(house)["docs/results.md"].splitlines() if "| TRL |" in line)
         alone = "325" if unclean is not None else ""

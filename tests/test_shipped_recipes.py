@@ -77,7 +77,7 @@ TUNING = {
     "llama-qlora": (1, 4, 2048, "qlora"), "qwen-qlora": (1, 4, 2048, "qlora"), "t5-bart": (1, 4, 1024, "lora"),
     "phi3-lslora": (16, 4, 2048, "qlora"),
 }
-# recipe -> what its corrections have to say, by the numbers of features.md, section 4
+# recipe -> what its corrections have to say, by the numbers that tests/audit/document_cases.py gives the statements
 CORRECTED = {
     "tinyllama-lora": {"F12": "3 x 3, is 9", "X10": "4 bits became method lora", "F18": "no bf16 units", "F7": "needs Ampere",
                        "X4": "gradient checkpointing", "X3": "CUDA cache", "F13": "low_cpu_mem_usage", "F1": "use_cpu_offload",

@@ -1,7 +1,7 @@
 """README and docs/results.md: Powertrain against its peers, from the studies that `make bench` has stored.
 
-A ratio is shown only where the study is clean: the machine was idle, and the peer beside us was as fast as alone
-(benchmarks/conditions.py). Otherwise its place says why there is none.
+A ratio is shown only where the machine was idle; otherwise its place says why not. Where the peer was slower beside us
+than alone (benchmarks/conditions.py), we are compared with the peer alone, and the place says so.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from conditions import MOST_OTHERS, MOST_SLOWER
+
 from tables.stored import Study, folder_of, machine, markdown_table, studies_of, times
 
-WHOLE = ("what", "peer", "its", "ours", "times as fast (95 %)", "study")        # of the cases that take no steps by turns
-FASTEST = ("what is trained", "fastest setting of the peer", "its tokens/s alone", "Powertrain is times as fast (95 %)")
+RATIO = "speed of Powertrain over the peer's (95 % interval)"
+WHOLE = ("what", "peer", "its", "ours", RATIO, "study")         # of the cases that take no steps by turns
+FASTEST = ("what is trained", "fastest setting of the peer", "its tokens/s alone", RATIO)
 NOT_ALONE = "the peer was not measured alone"
 NOT_WATCHED = "the load of the machine was not recorded"
-COLUMNS = ("what", "peer", "its tokens/s alone", "beside ours", "ours", "times as fast (95 %)",
+COLUMNS = ("what", "peer", "its tokens/s alone", "beside ours", "ours", RATIO,
            "losses apart", "of the GEMM limit", "study")
 
 
@@ -36,7 +39,7 @@ def fastest(studies: Path) -> str:
     found = [min(zip(study["comparisons"][1:], study["runs"][::2], strict=True), key=lambda one: one[0]["speed"]["median"])
              for study in newest.values()]
     rows = [(study["what"], theirs["arm"], _alone(under := _conditions(study).get(theirs["arm"])),
-             _ratio(under, times(comparison["speed"]), NOT_ALONE))
+             _against_peer(under, comparison))
             for study, (comparison, theirs) in zip(newest.values(), found, strict=True)]
     return markdown_table(FASTEST, rows) if rows else "No study is stored in `studies/` yet: `make bench` makes them.\n"
 
@@ -45,7 +48,7 @@ def _rows_of(study: Study) -> list[tuple[str, ...]]:
     findings, pairs = study["findings"], list(zip(study["runs"][::2], study["runs"][1::2], strict=True))
     under = _conditions(study)
     return [(study["what"], theirs["arm"], _alone(under.get(theirs["arm"])), _speed(theirs), _speed(ours),
-             _ratio(under.get(theirs["arm"]), times(comparison["speed"]), NOT_ALONE),
+             _against_peer(under.get(theirs["arm"]), comparison),
              f"{losses['mean_absolute']:.2g} over {losses['steps']} steps", f"{findings['products_share']:.0%}",
              folder_of(study))
             for (theirs, ours), comparison, losses in zip(pairs, study["comparisons"][1:], findings["losses"], strict=True)]
@@ -77,6 +80,15 @@ def _watched(study: Study) -> Study | None:
     """Return what the study says of the machine while it measured; None for a study from before that was recorded."""
     found: Study = study["machine"]
     return found if "unclean" in found else None
+
+
+def _against_peer(under: Study | None, comparison: Study) -> str:
+    """Return how many times as fast as the peer we are: as the peer was beside us, or alone where it was faster then."""
+    if under is not None and under.get("slower", 0.0) > MOST_SLOWER and max(under["others_share"],
+                                                                           under["stolen_share"]) <= MOST_OTHERS:
+        over_alone = comparison["tokens_per_s"][1] / under["alone_tokens_per_s"]
+        return f"{over_alone:.2f} (the peer alone; beside ours it was {under['slower']:.0%} slower)"
+    return _ratio(under, times(comparison["speed"]), NOT_ALONE)
 
 
 def _ratio(under: Study | None, ratio: str, unknown: str) -> str:

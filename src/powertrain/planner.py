@@ -356,8 +356,8 @@ def from_json(data: Mapping[str, Any]) -> Plan:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if type(error) is WrongUse:          # of a technique that this version does not have
             raise
-        raise WrongUse(f"the plan is not as it was written ({type(error).__name__}: {error}): it was changed by hand, or is of "
-                       "another version; put the first one back, or start a new run") from None
+        raise WrongUse(f"the plan cannot be read ({type(error).__name__}: {error}): it was changed by hand, or another version "
+                       "of Powertrain wrote it; restore the original plan, or start a new run") from None
 
 
 def _read(data: Mapping[str, Any]) -> Plan:

@@ -1,7 +1,7 @@
 """What one expects of the five documents' own snippets and configurations, written down by hand before any was audited.
 
 Each: the file, the machine of the document (or of those who follow it), the findings above `good` with their severities, and
-those that are good. From the list of what is true of the documents' statements (features: section 4), by its numbers.
+those that are good. A code such as F7 or X9 numbers a statement of the documents; after it stands what is true of it.
 """
 
 from __future__ import annotations

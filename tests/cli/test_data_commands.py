@@ -76,7 +76,7 @@ def test_many_rows_that_are_too_long_are_looked_at_and_training_asks_what_become
     assert "data.long_examples=drop leaves them out" in asked
     data.show(short, index=2, as_json=False)
     assert "rows.jsonl:3" in capsys.readouterr().out
-    with pytest.raises(WrongUse, match="raise it if the model can read more, or say what is to become of them"):
+    with pytest.raises(WrongUse, match="raise it if the model can read more, or choose what to do with them"):
         data.prepare(short, as_json=False)
     data.check([*short, "data.long_examples=cut"], as_json=False)
     assert "Decide" not in capsys.readouterr().out

@@ -192,7 +192,7 @@ def test_many_examples_that_are_too_long_need_a_choice(opened, rows, tmp_path, n
 
 
 def test_prompts_that_leave_no_room_for_an_answer_are_refused_with_both_cures(opened, rows):
-    with pytest.raises(WrongUse, match=r"nothing trained is left; raise data.max_length, or take a model that reads more"):
+    with pytest.raises(WrongUse, match=r"nothing trained is left; raise data.max_length; if the model cannot read longer"):
         opened(rows, max_length=4)
 
 

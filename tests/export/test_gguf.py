@@ -188,7 +188,7 @@ class TestOpenedAgain:
         content = bytearray(file.read_bytes())
         content[-100] ^= 1
         file.write_bytes(content)
-        with pytest.raises(RunFailed, match="is not what was written"):
+        with pytest.raises(RunFailed, match="differs from the one that was written"):
             self.check(file, model)
 
     def test_another_model_is_found(self, file: Path, model: Decoder) -> None:
@@ -196,7 +196,7 @@ class TestOpenedAgain:
             model.blocks[0].qkv.weight[0, 0] += 1e-2  # type: ignore[index, union-attr, operator]
         with pytest.raises(RunFailed, match="attn_q"):
             self.check(file, model)
-        with pytest.raises(RunFailed, match="not what was written"):
+        with pytest.raises(RunFailed, match="differs from the one that was written"):
             self.check(file, make_base("llama", tied_head=True))
 
     def test_another_setting_is_found(self, file: Path) -> None:

@@ -18,8 +18,9 @@ from powertrain.recipe import Recipe
 from powertrain.records import DataFacts, Facts
 from powertrain.records.event_log import read_events
 from powertrain.records.events import OutOfMemory, Step
+from powertrain.run.fits import largest_pass, with_smaller_passes
 from powertrain.run.prepare import Prepared
-from powertrain.run.session import clear_step, largest_pass, with_smaller_passes
+from powertrain.run.session import clear_step
 from powertrain.techniques.micro_batch import MicroBatch
 from powertrain.techniques.packing import Packing
 from powertrain.training.loop import backward, new_state, update
@@ -71,6 +72,13 @@ def test_a_step_that_does_not_fit_is_taken_again_in_smaller_passes_and_learns_th
     code, _, err = cli("train", "--resume", "run")
     assert code == 0, err
     assert (run / "plan.json").read_bytes() == before
+
+
+def test_a_run_of_a_given_time_is_timed_in_passes_that_fit(cli: Cli, text: Path, tmp_path: Path) -> None:
+    code, _, err = cli("train", f"data={text}", *MODEL, "train_batch_size=512", "train_time_s=1", "techniques.micro_batch=off",
+                       "--output", "run", fault=("memory", 60))
+    assert code == 0, err
+    assert micro_batch_of(tmp_path / "run") in (256, 128, 64)
 
 
 def test_one_example_that_does_not_fit_ends_the_run_with_the_cure(cli: Cli, text: Path) -> None:

@@ -11,15 +11,15 @@ import pytest
 import torch
 from kinds_of_runs import make_ragged, ragged_facts
 
+from powertrain import planner
 from powertrain.cost.estimate import estimate
-from powertrain.cost.workload import Workload
 from powertrain.models.kernels.ragged import build
 from powertrain.planner import ask_anew, make_plan
 from powertrain.recipe import Recipe
 from powertrain.records import Facts, Plan, Proposal
 from powertrain.techniques import attention_kernel, fused_blocks, torch_compile
 from powertrain.techniques.attention_kernel import AttentionKernel
-from powertrain.techniques.base import WORTH_IT, PlannedRun
+from powertrain.techniques.base import WORTH_IT
 from powertrain.techniques.fused_blocks import FusedBlocks
 from powertrain.techniques.torch_compile import TorchCompile
 from powertrain.training.loop import apply_plan, new_state, train
@@ -31,6 +31,7 @@ from powertrain.training.setup import Setup
 class Compiling:
     """Something that is compiled for a run: what it takes, what it saves, and whether a plan has it."""
 
+    technique: str
     compile_s: float
     gain: tuple[float, float]
     is_on: Callable[[Facts, Recipe], bool]
@@ -47,10 +48,11 @@ def proposed(technique: Any, **settings: object) -> Callable[[Facts, Recipe], bo
 
 
 KINDS = {
-    "torch_compile": Compiling(torch_compile.COMPILE_S["cpu"], torch_compile.GAIN["cpu"], proposed(TorchCompile), "blocks"),
-    "fused blocks": Compiling(fused_blocks.COMPILE_S["cpu"], fused_blocks.GAIN["cpu"], proposed(FusedBlocks, ahead=True),
-                              "examples"),
-    "the ragged kernel": Compiling(attention_kernel.COMPILE_S, attention_kernel.RAGGED_GAIN,
+    "torch_compile": Compiling("torch_compile", torch_compile.COMPILE_S["cpu"], torch_compile.GAIN["cpu"],
+                               proposed(TorchCompile), "blocks"),
+    "fused blocks": Compiling("fused_blocks", fused_blocks.COMPILE_S["cpu"], fused_blocks.GAIN["cpu"],
+                              proposed(FusedBlocks, ahead=True), "examples"),
+    "the ragged kernel": Compiling("attention_kernel", attention_kernel.COMPILE_S, attention_kernel.RAGGED_GAIN,
                                    proposed(AttentionKernel, kernel="ragged"), "examples")}
 
 
@@ -71,16 +73,15 @@ def machines(facts: Facts) -> dict[str, Facts]:
     return {kind: replace(one, hardware=hardware, software=software, model=model) for kind, one in found.items()}
 
 
-def step_s(facts: Facts) -> float:
-    """Of a step without compiled code, as the plan expects it."""
-    data = facts.data
-    work = Workload(data.train_batch_size, data.block, max(1, min(data.train_batch_size, 4096 // data.block)), dtype="fp32")
+def step_s(facts: Facts, technique: str) -> float:
+    """Of a step without compiled code, as the techniques before this one have decided it."""
+    work = replace(planner._before(technique, facts, Recipe()).decided, compiled=False, fused_blocks=False)
     return sum(estimate(facts.model, work, facts.hardware, 1).step_s) / 2
 
 
 def least_steps(facts: Facts, one: Compiling) -> int:
     """Of a run that saves as many times what compiling takes as it has to."""
-    return math.ceil(WORTH_IT * one.compile_s / (step_s(facts) * (1 - sum(one.gain) / 2)))
+    return math.ceil(WORTH_IT * one.compile_s / (step_s(facts, one.technique) * (1 - sum(one.gain) / 2)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -88,7 +89,7 @@ def test_one_step_too_few_and_nothing_is_compiled(kind: str, machines: dict[str,
     one = KINDS[kind]
     facts = machines[one.kind]
     steps = least_steps(facts, one)
-    assert steps > 100
+    assert steps > 50
     assert not one.is_on(facts, Recipe(max_steps=steps - 1))
     assert one.is_on(facts, Recipe(max_steps=steps))
 
@@ -97,12 +98,12 @@ def test_one_step_too_few_and_nothing_is_compiled(kind: str, machines: dict[str,
 def test_a_run_of_so_many_seconds_or_epochs_is_as_long(kind: str, machines: dict[str, Facts]) -> None:
     one = KINDS[kind]
     facts = machines[one.kind]
-    needed_s = least_steps(facts, one) * step_s(facts)
+    needed_s = least_steps(facts, one) * step_s(facts, one.technique)
     assert not one.is_on(facts, Recipe(train_time_s=0.99 * needed_s))
     assert one.is_on(facts, Recipe(train_time_s=1.01 * needed_s))
     epochs = least_steps(facts, one) * facts.data.train_batch_size / facts.data.examples
-    assert not one.is_on(facts, Recipe(num_train_epochs=0.99 * epochs))
-    assert one.is_on(facts, Recipe(num_train_epochs=1.01 * epochs))
+    assert not one.is_on(facts, Recipe(num_train_epochs=0.98 * epochs, train_batch_size=facts.data.train_batch_size))
+    assert one.is_on(facts, Recipe(num_train_epochs=1.02 * epochs, train_batch_size=facts.data.train_batch_size))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,11 +116,12 @@ def test_nobody_compiles_on_a_machine_whose_speed_is_unknown(kind: str, machines
 
 def test_the_numbers_of_the_sentence_are_those_of_the_bargain(machines: dict[str, Facts]) -> None:
     facts = machines["examples"]
-    steps, saved = 3000, 3000 * step_s(facts) * 0.25
-    run = PlannedRun.of(facts, Recipe(max_steps=steps), Workload(1, 1, 1))
+    run = planner._before("fused_blocks", facts, Recipe(max_steps=3000))
+    steps, one_s = 3000, step_s(facts, "fused_blocks")
+    saved = steps * one_s * 0.25
     pays, shown = run.bargain((0.7, 0.8), saved / 4)
     assert pays
-    assert f"would save about {saved:.0f} s of {steps * step_s(facts):,.0f} s" in shown
+    assert f"would save about {saved:.0f} s of {steps * one_s:,.0f} s" in shown
     assert shown.endswith("so it pays after step 750 of 3,000")
     assert not run.bargain((0.7, 0.8), saved / 1.99)[0]
 

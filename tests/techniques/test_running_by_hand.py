@@ -39,7 +39,8 @@ def forgotten_compilations() -> Iterator[None]:
 @pytest.fixture
 def slow(facts: Facts) -> Facts:
     """A machine that has all that is needed, and a model that keeps it busy."""
-    hardware = replace(facts.hardware, device="cpu", peak_flops_per_s={"fp32": 2e11}, bandwidth_bytes_per_s=4e10)
+    hardware = replace(facts.hardware, device="cpu", instructions=(), peak_flops_per_s={"fp32": 2e11},
+                       bandwidth_bytes_per_s=4e10)
     facts = ragged_facts(facts, None)
     model = replace(facts.model, layers=12, width=512, matmul_parameters=38_000_000)
     return replace(facts, hardware=hardware, software=replace(facts.software, missing={}), model=model)

@@ -329,7 +329,8 @@ def test_a_compiler_that_silently_runs_eagerly_is_noticed(setup: Setup, monkeypa
 
 def test_compiling_is_left_to_runs_that_earn_it_back(facts: Facts) -> None:
     usable = replace(facts.software, missing={})
-    machine = replace(facts.hardware, device="cpu", peak_flops_per_s={"fp32": 2e11}, bandwidth_bytes_per_s=4e10)
+    machine = replace(facts.hardware, device="cpu", instructions=(), peak_flops_per_s={"fp32": 2e11},
+                      bandwidth_bytes_per_s=4e10)
     asked = replace(facts, hardware=machine, software=usable, model=replace(facts.model, layers=12, width=512,
                                                                             matmul_parameters=38_000_000))
 

@@ -18,7 +18,7 @@ SHOWN_VERSIONS = ("torch", "transformers", "trl", "peft", "bitsandbytes", "accel
 
 
 def read_subject(path: Path) -> Subject:
-    """The settings of one file. Raises WrongUse where it cannot be read."""
+    """Return the settings of one file. Raises WrongUse if the file cannot be read."""
     if path.is_dir():
         raise WrongUse(f"{path} is a folder; name one of its files, or audit the folder to have each read by itself")
     if not path.exists():
@@ -44,7 +44,7 @@ def _read(path: Path) -> Subject:
 
 
 def files_in(path: Path) -> list[Path]:
-    """The file itself, or the scripts and configs of a folder."""
+    """Return the file itself, or the scripts and configs of a folder."""
     return [path] if not path.is_dir() else sorted(item for item in path.iterdir() if item.suffix in (".py", *CONFIGS))
 
 
@@ -65,7 +65,7 @@ class _Asked(dict[str, Setting]):
 
 
 def audit(path: Path, where: Circumstances | None = None) -> Audit:
-    """The audit of one script or config. Raises WrongUse where it cannot be read."""
+    """Audit one script or config. Raises WrongUse if the file cannot be read."""
     return audit_subject(read_subject(path), where or Circumstances())
 
 
@@ -106,7 +106,7 @@ def with_good_patches(subject: Subject, where: Circumstances, findings: tuple[Fi
 
 
 def _is_better(subject: Subject, where: Circumstances, before: Sequence[Finding], fixes: Sequence[Finding]) -> bool:
-    """Whether fewer findings, or less severe ones, are left after these fixes, which all have to fit together."""
+    """Return whether these fixes fit together and leave fewer or less severe findings."""
     patch = make_patch(fixes)
     try:
         after = read_script(subject.path, patch.after[str(subject.path)])
@@ -119,7 +119,7 @@ def _is_better(subject: Subject, where: Circumstances, before: Sequence[Finding]
 
 
 def environment(subject: Subject, where: Circumstances) -> dict[str, str]:
-    """The model it trains, and where it would run, as far as either is known."""
+    """Return the model that the file trains and the machine it would run on, as far as each is known."""
     said: dict[str, str] = {}
     if subject.value("model.path") is not None:
         said["model"] = str(subject.value("model.path"))
@@ -140,7 +140,7 @@ def environment(subject: Subject, where: Circumstances) -> dict[str, str]:
 
 
 def undetermined(subject: Subject, depends: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """What only running the subject would tell, and which rules could not be decided for it."""
+    """Yield what is known only when the file runs, with the rules that could not be decided for it."""
     script = subject.script
     if script is not None:
         yield from (f"{script.place(call)}: {script.words(call)} may change any value that is set before it"

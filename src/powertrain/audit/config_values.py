@@ -25,7 +25,7 @@ def _comma_list(value: Any) -> list[Told]:
 
 
 def _dataset_mixer(value: Any) -> list[Told]:
-    """The alignment handbook's datasets by name, each with the share of its rows that is used."""
+    """Return the alignment handbook's datasets as sources, or the mixture as it stands if it uses a part of their rows."""
     whole = isinstance(value, dict) and all(share == 1 for share in value.values())
     names = list(value) if whole else []
     return [("data.source", names[0] if len(names) == 1 else names) if names else ("training.dataset_mixture", value)]
@@ -39,7 +39,7 @@ def _plugins(value: Any) -> list[Told]:
 
 
 def _axolotl_datasets(value: Any) -> list[Told]:
-    """Several tables, each with a path; the values of a single table stand alone."""
+    """Return the settings of Axolotl's dataset tables: one value for a key on which all tables agree, else a list."""
     tables = [part if isinstance(part, dict) else {"path": part} for part in (value if isinstance(value, list) else [value])]
     tables = [table for table in tables if table.get("path") is not None]
     if not tables:
@@ -54,7 +54,7 @@ def _axolotl_datasets(value: Any) -> list[Told]:
 
 
 def _enabled_datasets(value: Any) -> list[Told]:
-    """The enabled ones of document 003's table of datasets by name."""
+    """Return the enabled datasets of document 003's table of datasets by name."""
     tables = [table for table in (value.values() if isinstance(value, dict) else []) if isinstance(table, dict)]
     on = [table for table in tables if table.get("enabled", True) and table.get("path")]
     if not on:
@@ -77,7 +77,7 @@ def _named(said: Mapping[str, Any], section: str, names: Mapping[str, str]) -> l
 
 
 def _torchtune_model(value: Any) -> list[Told]:
-    """`lora_llama3_2_1b` with its ranks and modules; other builders train in full."""
+    """Return the adapter settings of a builder such as `lora_llama3_2_1b`; other torchtune builders train in full."""
     name, said = _component(value)
     if not name.startswith(("lora_", "qlora_", "dora_", "qdora_")):
         return [(PEFT, False), *_named(said, "training.model", {})]

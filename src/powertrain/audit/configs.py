@@ -228,7 +228,7 @@ class _Recipe(Format):
     """A recipe also takes the keys of other trainers."""
 
     def points(self, found: Marked) -> tuple[int, float]:
-        """A file of foreign keys alone is another trainer's; a `model:` that names one is said by others too."""
+        """Return (points, share); (0, 0.0) if the file has only foreign keys, or a `model:` that other trainers write too."""
         points, share = super().points(found)
         model = found.inner.get("model")
         shared = model is not None and not any(self.has(f"model.{key}") for key in model.inner)
@@ -255,7 +255,7 @@ _NOT_A_RECIPE = frozenset(("fp16", "bf16", "optimizer", "scheduler", "training",
 
 
 def _may_be_recipe(found: Marked) -> bool:
-    """DeepSpeed has a train_batch_size too, and tables where a recipe has none; documents 000 and 003 have `training:`."""
+    """Return whether a file may be a recipe: it has no table that only other trainers write, as DeepSpeed's files have."""
     foreign = any(found.inner[key].inner for key in _NOT_A_RECIPE & set(found.inner))
     return not foreign and "zero_optimization" not in found.inner
 
@@ -286,7 +286,7 @@ HUGGING_FACE = (_BY_NAME["transformers"], _BY_NAME["trl"])
 
 
 def read_config(path: Path) -> Subject:
-    """The settings of a config file, each with its line. Raises WrongUse where it is no config, or cannot be told whose."""
+    """Return the settings of a config file, each with its line. Raises WrongUse if the file fits no known format."""
     found = read_assigned(path) if path.suffix == ".py" else read_marked(path)
     subject = recognise(found, path)[0].subject(path, found)
     # with the keys of the DeepSpeed file that it names, where that lies beside it
@@ -299,13 +299,13 @@ def read_config(path: Path) -> Subject:
 
 
 def why_recognised(path: Path) -> str:
-    """What the file was taken for, and by what: one sentence."""
+    """Return in one sentence which format the file has, and which of its keys show that."""
     config, why = recognise(read_assigned(path) if path.suffix == ".py" else read_marked(path), path)
     return f"{config.name}: {why}"
 
 
 def recognise(found: Marked, path: Path) -> tuple[Format, str]:
-    """The format that has most of the file's keys and, of equals, the one that more of them give away; and why."""
+    """Return the format that has most of the file's keys (of equals, most that only it has), and the reason."""
     if not found.inner:
         raise WrongUse(f"{path} sets nothing: a config has keys with values")
     ranked = sorted(FORMATS, key=lambda config: (config.points(found)[1], config.points(found)[0]), reverse=True)

@@ -75,7 +75,7 @@ def is_fine_tuning(subject: Subject) -> bool:
 
 
 def _model(subject: Subject, tunes: bool) -> list[Accounted]:
-    """The name, which a pretrained model always needs."""
+    """Return the model's name, which a pretrained model always needs."""
     found = subject.settings.get("model.path")
     if found is not None and found.value is not None:
         return [Accounted("model.path", found, "translated", "", {"model.path": str(found.value)})]
@@ -87,7 +87,7 @@ def _model(subject: Subject, tunes: bool) -> list[Accounted]:
 
 
 def _method(subject: Subject, tunes: bool) -> list[Accounted]:
-    """Adapters or all weights, and whether the base has 4 bits."""
+    """Return the method: adapters or all weights, and whether the base has 4 bits."""
     keys = ("training.method", "training.use_peft", "quantisation.load_in_4bit")
     said = {key: subject.settings[key] for key in keys if key in subject.settings}
     if not tunes:
@@ -109,7 +109,7 @@ def _method(subject: Subject, tunes: bool) -> list[Accounted]:
 
 
 def _batch(subject: Subject) -> list[Accounted]:
-    """Micro-batch x accumulation x processes is what an optimizer step learns from; the plan splits it."""
+    """Return the batch of an optimizer step: micro-batch x accumulation x processes. The plan splits the batch."""
     micro_key, steps_key = BATCH
     whole = subject.settings.get("training.train_batch_size")
     micro, steps = subject.in_force(micro_key) or subject.value("loader.batch_size"), subject.in_force(steps_key) or 1
@@ -136,7 +136,7 @@ def _split(micro: Any) -> dict[str, Any]:
 
 
 def _one(subject: Subject, key: str, setting: Setting, tunes: bool) -> Accounted:
-    """What becomes of one key that says something by itself."""
+    """Return the account of one key that is translated by itself."""
     if setting.value is None:
         return Accounted(key, setting, "no effect", "it sets nothing")
     section = key.partition(".")[0]
@@ -203,7 +203,7 @@ def _launched(subject: Subject, key: str, value: Any) -> Aside:
 
 
 def _interval(subject: Subject, key: str, value: Any) -> Aside:
-    """Steps between evaluations or checkpoints count only where the strategy does not say otherwise."""
+    """Return why an interval in steps has no effect, if the strategy of evaluations or checkpoints is not "steps"."""
     what = "eval" if "eval" in key else "save"
     strategy = subject.value(f"training.{what}_strategy") or subject.value(f"training.{what}s_per_epoch")
     if what == "eval" and strategy is None and subject.framework in ("transformers", "trl", "llama-factory"):
@@ -212,7 +212,7 @@ def _interval(subject: Subject, key: str, value: Any) -> Aside:
 
 
 def _learned(subject: Subject, key: str, value: Any) -> Aside:
-    """TRL says for pairs and for conversations apart whose words are learned."""
+    """Return why one of TRL's two masks has no effect, if the other one says whose words are learned."""
     other = next(mask for mask in MASKS if mask != key)
     return f"{_name(other)} says whose words are learned" if value is False and subject.value(other) is True else None
 
@@ -231,7 +231,7 @@ def _remote_code(subject: Subject, key: str, value: Any) -> Aside:
 
 
 def _floor(subject: Subject, key: str, value: Any) -> Aside:
-    """The schedule's end as a share of its start."""
+    """Return the schedule's lowest learning rate as a share of the learning rate."""
     rate = subject.in_force("training.learning_rate")
     if not all(isinstance(number, (int, float)) and number > 0 for number in (rate, value)):
         return None
@@ -253,7 +253,7 @@ ASIDE: Mapping[str, Callable[[Subject, str, Any], Aside]] = {
 
 
 def _checked(account: Accounted) -> Accounted:
-    """The account, unless a recipe cannot have its value."""
+    """Return the account, marked as not supported if a recipe cannot have its value."""
     nested: dict[str, Any] = {"method": "lora", "model": {"path": "any"}}
     for key, value in account.ours.items():
         if not key.startswith("techniques."):
@@ -262,14 +262,14 @@ def _checked(account: Accounted) -> Accounted:
         Recipe.model_validate(nested)
     except ValidationError as error:
         problem = error.errors()[0]
-        message = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+        message = problem["ctx"]["error"] if problem["type"] == "value_error" else str(problem["msg"]).removeprefix("Input ")
         why = f"a recipe cannot have {shown(problem['input'])}: it {message}"
         return replace(account, fate="not supported", ours={}, why=why)
     return account
 
 
 def _defaults(subject: Subject, tunes: bool, accounts: Sequence[Accounted]) -> list[Accounted]:
-    """The trainer's own defaults for what the file leaves open, where they decide what is trained."""
+    """Return the trainer's own defaults for keys that the file leaves out, where they decide what is trained."""
     written = {key for account in accounts for key in account.ours}
     done = {account.key for account in accounts if account.ours} | {BATCH[0]}
     method = next((account.ours["method"] for account in accounts if "method" in account.ours), "scratch")
@@ -291,7 +291,7 @@ def _defaults(subject: Subject, tunes: bool, accounts: Sequence[Accounted]) -> l
 
 
 def _agreed(accounts: Iterable[Accounted]) -> list[Accounted]:
-    """The accounts; of two that say one key differently the first stands, and the second says so."""
+    """Return the accounts. If two give one key different values, the second is marked as not supported."""
     values: dict[str, Any] = {}
     agreed = []
     for account in accounts:

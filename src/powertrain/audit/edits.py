@@ -94,7 +94,7 @@ def _found(subject: Subject, key: str, *, of_value: bool = True) -> tuple[Settin
 
 
 def _says(setting: Setting, text: str) -> bool:
-    """Whether a text is the setting's value, itself or before it got the vocabulary's word for it."""
+    """Return whether a text reads as the setting's value, or as a value that the vocabulary translates to it."""
     try:
         read = ast.literal_eval(text) if setting.place.file.endswith(".py") else yaml.safe_load(text)
     except (ValueError, SyntaxError, yaml.YAMLError):
@@ -215,7 +215,7 @@ def column(line: str, offset: int) -> int:
 
 
 def _is_alone(script: Script, statement: ast.stmt) -> bool:
-    """Whether a statement has its lines to itself: not `a; b`, not `if x: a`."""
+    """Return whether a statement has its lines to itself, unlike `a; b` and `if x: a`."""
     line = script.lines[first_line(statement) - 1]
     after = script.lines[last_line(statement) - 1].encode()[statement.end_col_offset or 0:].decode().strip()
     return not line.encode()[:statement.col_offset].decode().strip() and (not after or after.startswith("#"))
@@ -231,7 +231,7 @@ class Patch:
     left_out: tuple[tuple[Finding, str], ...]        # with the reason
 
     def __str__(self) -> str:
-        """As a unified diff, which `patch -p1` and `git apply` take."""
+        """Return the patch as a unified diff, which `patch -p1` and `git apply` take."""
         return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"
                        for file, text in self.after.items()
                        for line in difflib.unified_diff(_ended(self.before[file]), _ended(text), f"a/{file.lstrip('/')}",
@@ -283,18 +283,18 @@ def write_copy(file: str, text: str, destination: Path) -> Path:
 
 
 def copy_beside(file: Path) -> Path:
-    """Where the patched copy goes if nothing is said: train.py -> train.patched.py."""
+    """Return the default path of the patched copy: train.py -> train.patched.py."""
     return file.with_name(f"{file.stem}.patched{file.suffix}")
 
 
 def read(path: Path) -> str:
-    """A file's text with the line ends that it has."""
+    """Return a file's text with its line ends unchanged."""
     with path.open(encoding="utf-8", newline="") as handle:
         return handle.read()
 
 
 def _change(text: str, edit: Edit) -> _Change:
-    """The characters that an edit of whole lines really changes."""
+    """Return an edit of whole lines as a change of only those characters that differ."""
     lines = _ended(text)
     first = sum(map(len, lines[:edit.first - 1]))
     old = "".join(lines[edit.first - 1:edit.last])
@@ -307,7 +307,7 @@ def _change(text: str, edit: Edit) -> _Change:
 
 
 def _problem(before: Mapping[str, str], taken: Mapping[str, Sequence[_Change]], wanted: Mapping[str, Sequence[_Change]]) -> str:
-    """Why these changes cannot be made as well; "" if they can."""
+    """Return why these changes cannot be added to those already taken; "" if they can."""
     for file, changes in wanted.items():
         for change in changes:
             others = [other for other in taken.get(file, ()) if other != change]
@@ -332,7 +332,7 @@ def _changed(text: str, changes: Iterable[_Change]) -> str:
 
 
 def parses(text: str, file: str) -> bool:
-    """Whether a script compiles, or a config can be read."""
+    """Return whether a script compiles, or a config can be read."""
     try:
         if file.endswith(".py"):
             with warnings.catch_warnings():
@@ -348,5 +348,5 @@ def parses(text: str, file: str) -> bool:
 
 
 def _ended(text: str) -> list[str]:
-    """Lines as Python counts them, each with its end."""
+    """Return the lines of a text as Python counts them, each with its line end."""
     return list(io.StringIO(text, newline=""))

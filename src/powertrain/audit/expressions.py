@@ -40,6 +40,7 @@ class Unread:
 
     because: str                             # "int(os.environ['WORLD_SIZE'])"
     perhaps: Any = None                      # its value, if the condition in `because` holds
+    undefined: bool = False                  # a name that nothing in the script gives a value
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,12 @@ class Made:
 
     @property
     def last(self) -> str:
-        """The name without what stands before its last dot."""
+        """Return the part of the name after its last dot."""
         return self.name.rpartition(".")[2]
 
     @property
     def is_instance(self) -> bool:
-        """Whether it is surely an object, as what a class makes; what a function returns may be None or False."""
+        """Return whether the value is surely an object, as a class makes; a function may return None or False."""
         return self.local is not None or self.last[:1].isupper() or self.name.endswith("from_pretrained")
 
 
@@ -124,7 +125,7 @@ class Scope:
 
     def find(self, name: str) -> Any:
         if name in self.names or self.outer is None:
-            return self.names.get(name, Unread(name))
+            return self.names.get(name, Unread(name, undefined=True))
         return self.outer.find(name)
 
 
@@ -132,7 +133,7 @@ LIBRARIES = frozenset({"torch", "transformers", "trl", "peft", "accelerate", "bi
 
 
 def is_known(value: Any) -> bool:
-    """Whether a value is one of Python's own, through and through, or a name of a library that has one meaning."""
+    """Return whether a value is fully known: a plain Python value with all its parts, or a name of a known library."""
     if isinstance(value, Reference):
         return value.name.partition(".")[0] in LIBRARIES
     if isinstance(value, (list, tuple)):
@@ -143,7 +144,7 @@ def is_known(value: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """A known value as settings hold it: `torch.bfloat16` is "bfloat16", a Table a dict."""
+    """Return a known value as settings hold it: `torch.bfloat16` is "bfloat16", a Table a dict."""
     if isinstance(value, Reference):
         head, _, last = value.name.rpartition(".")
         return last if head == "torch" or head.endswith(("Type", "Strategy", "TaskType")) else value.name
@@ -155,7 +156,7 @@ def plain(value: Any) -> Any:
 
 
 def either(a: Any, b: Any, spelled: str) -> Any:
-    """What a name is after a branch of which it is not known whether it was taken."""
+    """Return a name's value after a branch that may or may not have run: Unread unless both values are equal."""
     if a is b or (is_known(a) and is_known(b) and type(a) is type(b) and plain(a) == plain(b)):
         return a
     said = [repr(plain(value)) if is_known(value) else value.because if isinstance(value, Unread) else None for value in (a, b)]
@@ -163,7 +164,7 @@ def either(a: Any, b: Any, spelled: str) -> Any:
 
 
 def attribute(owner: Any, name: str) -> Setting | None:
-    """An attribute of an instance or class, where it is known, with its place."""
+    """Return an attribute of an instance or class with its place; None where it is not known."""
     if isinstance(owner, ClassValue):
         return next((each.fields[name] for each in owner.lineage if name in each.fields), None)
     if isinstance(owner, Made):
@@ -216,7 +217,7 @@ class Expressions:
     def _name(self, node: ast.Name, scope: Scope) -> Any:
         found = scope.find(node.id)
         imported = node.id in self.script.imported or node.id in FUNCTIONS or node.id in FOLLOWED
-        if imported and isinstance(found, Unread) and found.because == node.id:
+        if imported and isinstance(found, Unread) and found.undefined:
             return Reference(self.script.imported.get(node.id, node.id))
         return found
 
@@ -259,7 +260,7 @@ class Expressions:
         return table
 
     def merge(self, table: Table, value: Any, spelled: str) -> None:
-        """`**value` into a table: what is in it, and whether there may be more."""
+        """Add `**value` to a table: its entries, and whether there may be more."""
         if isinstance(value, Table):
             table.entries.update(value.entries)
             table.open = table.open or value.open
@@ -381,7 +382,7 @@ class Expressions:
 
 
 def apply_operator(name: str, a: Any, b: Any) -> Any:
-    """The result. Raises what Python raises, and OverflowError where it would be needlessly large."""
+    """Apply an operator. Raises what Python raises, and OverflowError where the result would be needlessly large."""
     large = name in ("Pow", "Mult") and any(isinstance(value, (int, float)) and abs(value) > MOST ** 4 for value in (a, b))
     length = len(a) if isinstance(a, Sequence) else len(b) if isinstance(b, Sequence) else 0
     times = next((value for value in (a, b) if isinstance(value, int)), 1) if name == "Mult" else 2
@@ -391,7 +392,7 @@ def apply_operator(name: str, a: Any, b: Any) -> Any:
 
 
 def truth(value: Any) -> bool | None:
-    """Whether a value counts as true; None where that is not known."""
+    """Return whether a value counts as true; None where that is not known."""
     if isinstance(value, Unread) or (isinstance(value, Made) and not value.is_instance):
         return None
     if isinstance(value, Table):

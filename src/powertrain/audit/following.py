@@ -73,13 +73,13 @@ class _Follower(Expressions):
         return self.followed
 
     def _owner(self, node: FunctionNode) -> Any:
-        """An instance, of which nothing is known, for a method that nothing was seen to call."""
+        """Return an instance with unknown attributes for a method that no seen code calls; None for a plain function."""
         parent = self.script.parents.get(node)
         static = any(isinstance(item, ast.Name) and item.id == "staticmethod" for item in node.decorator_list)
         return Made(parent.name, parent) if isinstance(parent, ast.ClassDef) and not static else None
 
     def block(self, body: Sequence[ast.stmt], scope: Scope) -> bool:
-        """Follows statements; whether control leaves the block before its end."""
+        """Follow statements; return whether control leaves the block before its end."""
         for statement in body:
             self.left -= 1
             if self.left < 0:
@@ -174,7 +174,7 @@ class _Follower(Expressions):
             self._join(scope, after_body, before, self.script.words(statement.test))
 
     def _ends_the_run(self, statement: ast.stmt) -> bool:
-        """Whether a statement refuses the defaults, as `raise` and `sys.exit()` do: a run that trains has other values."""
+        """Return whether a statement refuses the defaults, as `raise` and `sys.exit()` do: a real run has other values."""
         called = self.script.name(statement.value) if isinstance(statement, ast.Expr) else ""
         return isinstance(statement, ast.Raise) or called in ("sys.exit", "exit", "quit") or called.endswith("parser.error")
 
@@ -270,7 +270,7 @@ class _Follower(Expressions):
         return value
 
     def enter(self, function: FunctionValue, arguments: expressions.Arguments) -> Any:
-        """What the script's own function returns for these arguments."""
+        """Return the result of the script's own function for these arguments."""
         node = function.node
         if node in self.stack or len(self.stack) >= DEEPEST_CALL:
             return Unread("a function that calls itself")
@@ -323,7 +323,7 @@ class _Follower(Expressions):
         return found
 
     def instance(self, kind: ClassValue, node: ast.AST, arguments: expressions.Arguments) -> Made:
-        """An instance of the script's own class: fields with their defaults, then what was passed, then `__init__`."""
+        """Return an instance of the script's own class: fields with defaults, then passed values, then `__init__`."""
         foreign = known_calls.foreign_base(kind)
         named = known_calls.all_fields(kind) | arguments.named
         made = Made(foreign or kind.node.name, node, arguments.positional, named, dict(named), local=kind, open=arguments.open,

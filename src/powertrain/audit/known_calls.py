@@ -25,7 +25,7 @@ MAIN_METHODS = ("parse_args", "parse_known_args", "parse_args_into_dataclasses")
 
 
 def result(made: Made, script: Script) -> Any:
-    """The value of a call of foreign code: itself, unless it is one of those that hand out settings."""
+    """Return the value of a call of foreign code: the settings that it hands out, else the call itself."""
     method, owner = made.last, made.owner
     first = made.positional[0] if made.positional else None
     unread = Unread(script.words(made.node))
@@ -70,7 +70,7 @@ def unwrapped(made: Any) -> Iterator[Made]:
 
 
 def add_argument(parser: Made, made: Made) -> None:
-    """Keeps an argument's default, as `type` turns it, under the name that argparse gives it."""
+    """Keep an argument's default, as `type` converts it, under the name that argparse gives it."""
     flags = [item for item in made.positional if isinstance(item, str)]
     long = [flag for flag in flags if flag.startswith("--")] or flags
     if not long:
@@ -93,7 +93,7 @@ def default_of(made: Made) -> Any:
 
 
 def parsed(parser: Made, made: Made, script: Script) -> Any:
-    """argparse's namespace of defaults, or HfArgumentParser's instances."""
+    """Return argparse's namespace of defaults, or HfArgumentParser's instances."""
     if made.last == "parse_args_into_dataclasses":
         kinds = parser.argument(0, "dataclass_types")
         return tuple(_instance_of(kind, parser, script) for kind in (kinds if isinstance(kinds, (list, tuple)) else [kinds]))
@@ -112,7 +112,7 @@ def _instance_of(kind: Any, parser: Made, script: Script) -> Any:
 
 
 def field_default(value: Any) -> Any:
-    """`field(default=4)` is 4, `field(default_factory=list)` an empty list."""
+    """Return a field's default: 4 for `field(default=4)`, an empty list for `field(default_factory=list)`."""
     if not isinstance(value, Made) or value.last not in ("field", "Field"):
         return value
     if "default" in value.named or (value.last == "Field" and value.positional):
@@ -127,7 +127,7 @@ def field_default(value: Any) -> Any:
 
 
 def option_default(value: Any) -> Any:
-    """The default of a parameter that typer fills: `typer.Option(4)` is 4."""
+    """Return the default of a parameter that typer fills: 4 for `typer.Option(4)`."""
     if isinstance(value, Made) and value.name in ("typer.Option", "typer.Argument"):
         found = value.argument(0, "default")
         return Unread("an option that has to be given") if found is None or found is Ellipsis else found
@@ -135,12 +135,12 @@ def option_default(value: Any) -> Any:
 
 
 def all_fields(kind: ClassValue) -> dict[str, Setting]:
-    """The fields of a class and of the script's classes below it, in the order of a dataclass."""
+    """Return the fields of a class and of the script's classes it derives from, in the order of a dataclass."""
     return {name: field for each in reversed(kind.lineage) for name, field in each.fields.items()}
 
 
 def foreign_base(kind: ClassValue) -> str:
-    """What a class of the script derives from in another package, if that is a config."""
+    """Return the config class of another package that a script's class derives from; "" if there is none."""
     foreign = [base.name for each in kind.lineage for base in each.bases if isinstance(base, Reference)]
     return next((name for name in foreign if name.endswith(("Config", "Arguments"))), "")
 
@@ -171,7 +171,7 @@ def get_attribute(made: Made, script: Script) -> Any:
 
 
 def read_file(source: Any, script: Script) -> Table | None:
-    """A YAML or JSON file beside the script, opened under a literal path; None if it holds no table or cannot be read."""
+    """Return the table of a YAML or JSON file beside the script, opened under a literal path; None if it has none."""
     if isinstance(source, Made) and source.name == "open":
         source = source.argument(0, "file")
     if not isinstance(source, str) or not is_known(source):

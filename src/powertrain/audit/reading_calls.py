@@ -38,12 +38,12 @@ FP32_PRECISION = {"torch.backends.cuda.matmul.allow_tf32": "training.tf32",
 
 
 def is_of_a_library(made: Made) -> bool:
-    """Whether a call is of a training library, and not of the script's own package or of a class of its own."""
+    """Return whether a call is of a training library, not of the script's own package or class."""
     return made.name.startswith(TRAINERS) or ("." not in made.name and made.local is None)
 
 
 def section_of(made: Made) -> str:
-    """The section of the vocabulary that a call's arguments belong to; "" for a call that configures nothing."""
+    """Return the vocabulary's section for a call's arguments; "" for a call that configures nothing."""
     last, owner = made.last, made.name.rpartition(".")[0].rpartition(".")[2]
     if (last.endswith("TrainingArguments") and is_of_a_library(made)) or (
             last.endswith("Config") and made.name.startswith(("trl.", "unsloth."))):
@@ -80,13 +80,13 @@ class Training:
 
     @cached_property
     def arguments(self) -> Made | None:
-        """The arguments that the Trainer is given; None where there is no such trainer, or two."""
+        """Return the arguments of the Trainer; None if there is no Trainer, or two with different arguments."""
         given = [args for trainer in self.trainers if isinstance(args := trainer.argument(1, "args"), Made)]
         return given[0] if given and all(args is given[0] for args in given) else None
 
     @cached_property
     def model(self) -> Made | None:
-        """The loading of the model that a Trainer or an optimizer is given; None where that is not known."""
+        """Return the call that loads the model of a Trainer or an optimizer; None where that is not known."""
         given = [trainer.argument(0, "model") for trainer in self.trainers]
         weights = [made.argument(0, "params") for made in self.followed.calls if section_of(made) == "optimizer"]
         given = given or [made.owner for made in weights if isinstance(made, Made) and made.name.endswith(".parameters")]
@@ -97,13 +97,13 @@ class Training:
 
     @cached_property
     def conditions(self) -> frozenset[str]:
-        """The conditions under which the script trains at all; whatever else stands under them is not in doubt."""
+        """Return the conditions under which the script trains at all; other settings under them are not in doubt."""
         loops = [self.followed.doubts.get(loop, ()) for loop in self.followed.script.training_loops]
         return frozenset(doubt for doubts in (*(made.doubts for made in self.trainers), *loops) for doubt in doubts)
 
     @cached_property
     def sections(self) -> dict[str, Made]:
-        """For each section the call that sets it: of several the one that a Trainer is given."""
+        """Return for each section the call that sets it; of several calls, the one that a Trainer is given."""
         found: dict[str, Made] = {}
         for made in self.followed.calls:
             section = section_of(made)
@@ -114,7 +114,7 @@ class Training:
         return found | {name: made for name, made in picked.items() if made is not None}
 
     def leaves_out(self, made: Made, section: str) -> bool:
-        """Whether a call sets up something else than what is trained: another model, other arguments, or held-out data."""
+        """Return whether a call sets up something that is not trained: another model, other arguments, held-out data."""
         if section == "training":
             return self.arguments is not None and made is not self.arguments
         if section == "loader":
@@ -135,7 +135,7 @@ class Training:
 
 
 def is_plain_trainer(made: Made) -> bool:
-    """Whether a Trainer takes the library's own arguments."""
+    """Return whether a Trainer takes the library's own arguments."""
     return made.local is None or ("__init__" not in made.local.methods and any(
         isinstance(base, Reference) and base.name.startswith(TRAINERS) for base in made.local.bases))
 
@@ -154,14 +154,14 @@ def unknown_arguments(followed: Followed) -> Iterator[Found]:
 
 
 def is_tokenising(made: Made) -> bool:
-    """`tokenizer(text, …)`, of a tokenizer that was seen to be loaded or is called one."""
+    """Return whether a call is `tokenizer(text, …)`, by its name or because a tokenizer was loaded there."""
     words = made.name.lower()
     named = words.removesuffix("()").rpartition(".")[2] in ("tokenizer", "tok")
     return named or ("tokenizer" in words and words.endswith("from_pretrained()"))
 
 
 def is_held_out(made: Made, followed: Followed) -> bool:
-    """Whether a loader is for evaluation, by the name that it or its dataset has."""
+    """Return whether a loader is for evaluation, by its own name or its dataset's."""
     words = [name for name, values in followed.variables.items() if made in values]
     first = made.node.args[0] if isinstance(made.node, ast.Call) and made.node.args else None
     words += [first.id] if isinstance(first, ast.Name) else []
@@ -196,7 +196,7 @@ def _arguments(section: str, made: Made, followed: Followed) -> Iterator[Found]:
 
 
 def _special(made: Made, followed: Followed) -> Iterator[Found]:
-    """Settings that are made by calling something: `torch.compile(model)`, `model.gradient_checkpointing_enable()`."""
+    """Yield settings that a call makes: `torch.compile(model)`, `model.gradient_checkpointing_enable()`."""
     last = made.last
 
     def said(value: Any) -> Setting:
@@ -266,7 +266,7 @@ def _autocast(made: Made, said: Any) -> Iterator[Found]:
 
 
 def _held_out(made: Made, said: Any) -> Iterator[Found]:
-    """`rows.train_test_split(test_size=0.1, seed=1)`, of datasets, or scikit-learn's."""
+    """Yield the settings of `rows.train_test_split(test_size=0.1, seed=1)`, of datasets or scikit-learn."""
     place = 0 if made.owner is not None else len(made.positional)        # scikit-learn's positional arguments are the data
     share, kept = made.argument(place, "test_size"), made.argument(place + 1, "train_size")
     if share is None and made.open:
@@ -279,7 +279,7 @@ def _held_out(made: Made, said: Any) -> Iterator[Found]:
 
 
 def settings_written(training: Training) -> Iterator[Found]:
-    """Settings that are assigned: `tokenizer.pad_token = tokenizer.eos_token`, `os.environ["X"] = "1"`."""
+    """Yield settings that are assigned: `tokenizer.pad_token = tokenizer.eos_token`, `os.environ["X"] = "1"`."""
     followed = training.followed
     for written in followed.written:
         if followed.script.is_reached(written.node):
@@ -308,7 +308,7 @@ def _attribute_written(written: Written, followed: Followed) -> Iterator[Found]:
 
 
 def _is_without_padding(written: Written) -> bool:
-    """Whether `if tokenizer.pad_token is None:` is known to hold: this published tokenizer has no padding token."""
+    """Return whether `if tokenizer.pad_token is None:` is sure to hold: this published tokenizer has no padding token."""
     path = written.owner.argument(0, "pretrained_model_name_or_path") if isinstance(written.owner, Made) else None
     guard = written.doubts[0] if len(written.doubts) == 1 else ""
     return isinstance(path, str) and path.startswith(WITHOUT_PADDING) and "pad_token" in guard

@@ -54,7 +54,7 @@ class End:
 
 
 def stepping_loop(script: Script, loop: Loop) -> Loop | None:
-    """The innermost loop, from a training loop outwards, of which every round is surely one optimizer step."""
+    """Return the innermost loop, from a training loop outwards, whose every round is surely one optimizer step."""
     for around in (loop, *script.loops(loop)):
         step = Step(script, around)
         if any(call.every_step for call in step.optimizer_steps):
@@ -64,7 +64,7 @@ def stepping_loop(script: Script, loop: Loop) -> Loop | None:
 
 
 def counted_steps(followed: Followed, loop: Loop) -> Iterator[tuple[ast.expr, Any]]:
-    """(the test that ends it, optimizer steps until then) of a training loop; the steps may be Unread."""
+    """Yield (the test that ends a training loop, optimizer steps until then); the steps may be Unread."""
     stepping = stepping_loop(followed.script, loop)
     if stepping is None:
         return
@@ -81,7 +81,7 @@ def counted_steps(followed: Followed, loop: Loop) -> Iterator[tuple[ast.expr, An
 
 
 def ends(loop: Loop) -> Iterator[End]:
-    """The tests in a loop's own body that end it, and that of its `while`."""
+    """Yield the tests that end a loop: those in its own body and that of its `while`."""
     tests = alternatives(loop.test, ast.And) if isinstance(loop, ast.While) else []
     found = [(test, BEFORE_ALL, GOES_ON, False) for test in tests]
     for at, statement in enumerate(loop.body):
@@ -97,12 +97,12 @@ def ends(loop: Loop) -> Iterator[End]:
 
 
 def alternatives(test: ast.expr, operator: type[ast.boolop]) -> list[ast.expr]:
-    """The parts of a test that is joined by such an operator; else the test itself."""
+    """Return the parts of a test that `operator` joins; else the test itself."""
     return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, operator) else [test]
 
 
 def stored(within: ast.AST, name: str) -> int:
-    """How many statements give a name its value."""
+    """Return how many statements assign to a name."""
     return sum(isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store) for node in ast.walk(within))
 
 
@@ -111,7 +111,7 @@ def names(node: ast.AST) -> set[str]:
 
 
 def _steps(followed: Followed, end: End, incremented: int, stepping: Loop, around: Loop) -> Any:
-    """Optimizer steps that are taken before the test ends the loop."""
+    """Return the optimizer steps that are taken before the test ends the loop; Unread where that is not known."""
     limit = value_throughout(followed, around, end.limit)
     start = value_before(followed, around, ast.Name(end.counter, ast.Load()))
     if not (type(limit) is int and type(start) is int):
@@ -123,14 +123,14 @@ def _steps(followed: Followed, end: End, incremented: int, stepping: Loop, aroun
 
 
 def value_throughout(followed: Followed, loop: Loop, node: ast.expr) -> Any:
-    """The value that an expression keeps while a loop runs; Unread where the loop changes it."""
+    """Return the value that an expression keeps while a loop runs; Unread if the loop changes it."""
     if any(stored(loop, name) for name in names(node)):
         return Unread(followed.script.words(node))
     return value_before(followed, loop, node)
 
 
 def value_before(followed: Followed, loop: Loop, node: ast.expr) -> Any:
-    """The value of an expression where a loop begins; Unread where it begins with several."""
+    """Return the value of an expression where a loop begins; Unread if it may have several."""
     read = Expressions(followed.script)
     values = [read.value(node, scope) for scope in followed.before.get(loop, [])]
     same = bool(values) and all(type(value) is type(values[0]) and value == values[0] for value in values)
@@ -138,7 +138,7 @@ def value_before(followed: Followed, loop: Loop, node: ast.expr) -> Any:
 
 
 def settings_of_loops(training: reading_calls.Training) -> Iterator[tuple[str, Setting]]:
-    """The epochs of the loop around the one over batches, or the steps of one that draws them, unless a Trainer counts them."""
+    """Yield the epochs of a loop around a loop over batches, or the steps of a loop that draws them; none with a Trainer."""
     followed = training.followed
     if training.arguments is not None:
         return
@@ -157,7 +157,7 @@ def settings_of_loops(training: reading_calls.Training) -> Iterator[tuple[str, S
 
 
 def loss_read_every(followed: Followed, loop: Loop) -> Iterator[tuple[ast.expr, int]]:
-    """(the test, N) where `if step % N == 0:` has the training loss read on the host, every N optimizer steps."""
+    """Yield (the test, N) where `if step % N == 0:` reads the training loss on the host, every N optimizer steps."""
     script, stepping = followed.script, stepping_loop(followed.script, loop)
     if stepping is None:
         return
@@ -181,7 +181,7 @@ def loss_read_every(followed: Followed, loop: Loop) -> Iterator[tuple[ast.expr, 
 
 
 def counting(loop: Loop, followed: Followed) -> Made | None:
-    """The call of `range` that a loop goes through."""
+    """Return the call of `range` that a loop iterates over; None if there is none."""
     if not isinstance(loop, (ast.For, ast.AsyncFor)):
         return None
     inside = set(ast.walk(loop.iter))
@@ -189,7 +189,7 @@ def counting(loop: Loop, followed: Followed) -> Made | None:
 
 
 def times(made: Made) -> Any:
-    """How often a loop over `range(stop)` or `range(start, stop)` comes round."""
+    """Return how many rounds a loop over `range(stop)` or `range(start, stop)` has."""
     given = made.positional
     if len(given) not in (1, 2) or not all(isinstance(item, int) for item in given):
         return next((item for item in given if isinstance(item, Unread)), Unread("a loop"))
@@ -219,7 +219,7 @@ def read_script(path: Path, text: str | None = None) -> Subject:
 
 
 def put(settings: dict[str, Setting], unread: dict[str, Setting], key: str, setting: Setting) -> None:
-    """Keeps a setting under its name of the vocabulary; one that contradicts an earlier one makes both unread."""
+    """Keep a setting under its vocabulary name; a setting that contradicts an earlier one makes both unread."""
     perhaps = setting.value.perhaps if isinstance(setting.value, Unread) else None
     if perhaps is not None and is_known(perhaps):
         key, value = vocabulary(key, plain(perhaps))
@@ -242,7 +242,7 @@ def put(settings: dict[str, Setting], unread: dict[str, Setting], key: str, sett
 
 
 def shown(setting: Setting) -> str:
-    """How it is spelled, with the value where the spelling does not say it."""
+    """Return a setting as the file spells it, with the value if the spelling does not show it."""
     value, spelled = plain(setting.value), setting.spelled.replace("'", '"')
     literal = str(value) in setting.spelled or repr(value).replace("'", '"') in spelled
     if value is True and spelled.endswith(")") and not ASSIGNED.match(spelled):
@@ -251,7 +251,7 @@ def shown(setting: Setting) -> str:
 
 
 def framework(followed: Followed) -> Framework:
-    """What trains: the trainer whose arguments are made, else the script's own loop, else what it imports."""
+    """Return what trains: the trainer whose arguments are made, else the script's own loop, else an imported library."""
     imported, trainer = set(followed.script.imported.values()), _trainer({made.name for made in followed.calls})
     if trainer is None and followed.script.training_loops:
         return "pytorch"

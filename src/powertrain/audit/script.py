@@ -73,7 +73,7 @@ class Script:
         return Place(str(self.path), getattr(node, "lineno", 0))
 
     def words(self, node: ast.AST) -> str:
-        """How the script spells a node, on one line."""
+        """Return a node as the script spells it, on one line."""
         first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) or 0
         if not first or not last:
             return ast.unparse(node)
@@ -94,7 +94,7 @@ class Script:
         return Setting(value, self.place(node), self.words(node))
 
     def name(self, node: ast.AST) -> str:
-        """The dotted name of a name or attribute, its import resolved: `F.cross_entropy` -> torch.nn.functional.cross_entropy.
+        """Return a node's dotted name, its import resolved: `F.cross_entropy` -> torch.nn.functional.cross_entropy.
 
         The name of a call is that of what is called; "" for what has no name, such as `layers[0]`.
         """
@@ -108,31 +108,31 @@ class Script:
         return ""
 
     def calls(self, *names: str) -> Iterator[ast.Call]:
-        """Calls of any of these resolved dotted names; a name that begins with a dot is a method of anything: ".backward"."""
+        """Yield calls of any of these resolved dotted names; ".backward", with a dot first, is a method of any object."""
         return (node for node in self.nodes if isinstance(node, ast.Call) and is_called(self.name(node.func), names))
 
     def has_call(self, *names: str) -> bool:
         return next(self.calls(*names), None) is not None
 
     def is_made_by(self, node: ast.AST, *endings: str) -> bool:
-        """Whether a variable or attribute was seen to come from a call whose dotted name ends in one of these."""
+        """Return whether a variable or attribute comes from a call whose dotted name ends in one of these."""
         return any(kind.endswith(endings) for kind in self.kinds.get(last_name(node), ()))
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
-        """The syntax that a training run reaches, without docstrings: the only code that is evidence."""
+        """Return the syntax that a training run reaches, without docstrings: only this code is evidence."""
         texts = {node.value for node in ast.walk(self.tree)
                  if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
         return tuple(node for node in ast.walk(self.tree) if node not in texts and self.is_reached(node))
 
     def is_reached(self, node: ast.AST) -> bool:
-        """Whether a node belongs to the module itself or to a function that a training run may call."""
+        """Return whether a node belongs to the module itself or to a function that a training run may call."""
         function = node if isinstance(node, FunctionNode) else self.function(node)
         return self._reachable is None or function is None or function in self._reachable
 
     @property
     def trains(self) -> bool:
-        """Whether the script makes a Trainer or its arguments, or calls backward()."""
+        """Return whether the script makes a Trainer or its arguments, or calls backward()."""
         return self._reachable is not None
 
     @cached_property
@@ -165,16 +165,16 @@ class Script:
 
     @cached_property
     def _said(self) -> str:
-        """Every name and text of the code that training reaches, for `says`."""
+        """Return every name and text of the code that training reaches, for `says`."""
         named = (getattr(node, name, None) for node in self.nodes for name in ("id", "attr", "arg", "name", "value", "module"))
         return "\n".join(text for text in named if isinstance(text, str))
 
     def says(self, *words: str) -> bool:
-        """Whether a name or a text of the code contains one of these words; comments and docstrings say nothing."""
+        """Return whether a name or text of the code contains one of these words; comments and docstrings do not count."""
         return any(word in self._said for word in words)
 
     def behind(self, *nodes: ast.AST) -> list[ast.AST]:
-        """The nodes that a value comes from: an expression's own, and those of all that was assigned to its names."""
+        """Return the nodes that a value comes from: an expression's own, and those of all values assigned to its names."""
         found: list[ast.AST] = []
         waiting, seen = list(nodes), set[str]()
         while waiting:
@@ -191,13 +191,13 @@ class Script:
         return self._assigned.get(self._dotted(node), [])
 
     def _dotted(self, node: ast.AST) -> str:
-        """`steps` and `args.steps` as they stand; "" for anything else."""
+        """Return the source of a name such as `steps` or `args.steps`; "" for anything else."""
         return ast.unparse(node) if isinstance(node, ast.Name) or (
             isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)) else ""
 
     @cached_property
     def _assigned(self) -> Mapping[str, list[ast.expr]]:
-        """Name -> the values that are assigned to it anywhere."""
+        """Return the values that are assigned to each name anywhere."""
         found: dict[str, list[ast.expr]] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and node.value is not None:
@@ -206,7 +206,7 @@ class Script:
         return found
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
-        """What a node stands in, the innermost first."""
+        """Yield the nodes around a node, the innermost first."""
         while node in self.parents:
             node = self.parents[node]
             yield node
@@ -215,7 +215,7 @@ class Script:
         return node is outer or any(around is outer for around in self.ancestors(node))
 
     def statement(self, node: ast.AST) -> ast.stmt:
-        """The statement that a node belongs to."""
+        """Return the statement that a node belongs to."""
         return next(around for around in (node, *self.ancestors(node)) if isinstance(around, ast.stmt))
 
     def function(self, node: ast.AST) -> FunctionNode | None:
@@ -227,21 +227,21 @@ class Script:
         yield from zip(chain[1:], chain, strict=False)
 
     def loops(self, node: ast.AST) -> list[Loop]:
-        """The loops around a node, without one that iterates over it: that is evaluated once, before the loop."""
+        """Return the loops around a node, without a `for` that iterates over it: the node then runs once, before the loop."""
         return [around for around, inner in self._around(node) if isinstance(around, Loop)
                 and not (isinstance(around, ast.For) and inner is around.iter)]
 
     def conditions(self, node: ast.AST) -> list[ast.If]:
-        """The `if`s around a node; a node in an if's own test does not count."""
+        """Return the `if`s around a node, without an `if` whose own test holds the node."""
         return [around for around, inner in self._around(node) if isinstance(around, ast.If) and inner is not around.test]
 
     @cached_property
     def functions(self) -> Mapping[str, FunctionNode]:
-        """The script's functions and methods by name; of several of one name, the last."""
+        """Return the script's functions and methods by name; the last one if several share a name."""
         return {node.name: node for node in ast.walk(self.tree) if isinstance(node, FunctionNode)}
 
     def called(self, call: ast.Call) -> FunctionNode | None:
-        """The script's own function that a call runs, where its name says so: `step(…)`, `self.step(…)`."""
+        """Return the script's own function that a call runs, if its name says so: `step(…)`, `self.step(…)`."""
         if isinstance(call.func, ast.Name):
             return self.functions.get(call.func.id)
         if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "self":
@@ -249,7 +249,7 @@ class Script:
         return None
 
     def callers(self, function: FunctionNode | None) -> list[ast.Call]:
-        """The calls of one of the script's own functions, in the code that training reaches."""
+        """Return the calls of one of the script's own functions, in the code that training reaches."""
         return [node for node in self.nodes if function is not None and isinstance(node, ast.Call)
                 and self.called(node) is function]
 
@@ -270,7 +270,7 @@ class Script:
 
     @cached_property
     def training_loops(self) -> tuple[Loop, ...]:
-        """The loops over batches: each the innermost around a `backward()`, or around a call of a function that has one."""
+        """Return the loops over batches: each the innermost around a `backward()`, or a call of a function with one."""
         return tuple(node for node in ast.walk(self.tree) if isinstance(node, Loop)
                      and any(is_backward(inner) for inner in self.reached(node, but=DEFINITIONS | Loop)))
 
@@ -316,7 +316,7 @@ def is_backward(node: ast.AST) -> bool:
 
 
 def _trains(node: ast.AST) -> bool:
-    """Whether a node is a backward pass, or makes a Trainer or its arguments."""
+    """Return whether a node is a backward pass, or makes a Trainer or its arguments."""
     return is_backward(node) or (isinstance(node, ast.Call) and last_name(node.func).endswith(TRAINING))
 
 
@@ -344,7 +344,7 @@ def inside(node: ast.AST, but: Any = DEFINITIONS) -> Iterator[ast.AST]:
 
 
 def imports(tree: ast.Module) -> dict[str, str]:
-    """Name in a script -> what it is imported from, wherever the import stands."""
+    """Return what each name in a script is imported from, wherever the import stands."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):

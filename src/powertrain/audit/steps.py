@@ -44,7 +44,7 @@ class StepCall(_Around):
 
     @property
     def each_pass(self) -> bool:
-        """Whether the call happens at least once for every optimizer step."""
+        """Return whether the call happens at least once for every optimizer step."""
         return not self.conditions and not self.inner_loop
 
     @property
@@ -65,7 +65,7 @@ class Accumulation:
     by_loop: bool
 
     def at_each_pass(self, call: StepCall) -> bool:
-        """Whether a call happens with every micro-batch, and so more often than the optimizer steps."""
+        """Return whether a call happens with every micro-batch, and so more often than the optimizer steps."""
         return call.each_pass and (call.micro or not self.by_loop)
 
 
@@ -93,7 +93,7 @@ class Step:
 
     @property
     def optimizer_steps(self) -> list[StepCall]:
-        """`optimizer.step()` and `scaler.step(optimizer)`."""
+        """Return the calls `optimizer.step()` and `scaler.step(optimizer)`."""
         return [call for call in self.methods("step") if call.owner is not None and (
             self._is(call.owner, OPTIMIZERS, "opt") or self.is_scaler(call.owner))]
 
@@ -111,12 +111,12 @@ class Step:
         return self._is(node, ("GradScaler",), "scaler")
 
     def _is(self, node: ast.AST, made_by: tuple[str, ...], word: str) -> bool:
-        """Whether a variable came from such a call, or is named as one."""
+        """Return whether a variable came from one of these calls, or has the word in its name."""
         return word in last_name(node).lower() or self.script.is_made_by(node, *made_by)
 
     @property
     def accumulation(self) -> Accumulation | None:
-        """The optimizer step that several passes share: after every N-th of them, or after a loop over N."""
+        """Return the optimizer step that several passes share: after every N-th of them, or after a loop over N."""
         for call in self.optimizer_steps:
             for condition in call.conditions:
                 every = interval(condition.test)
@@ -132,7 +132,7 @@ class Step:
 
     @property
     def accumulates_by_accelerate(self) -> bool:
-        """Inside `with accelerator.accumulate(model)`, where prepared optimizers and schedulers skip by themselves."""
+        """Return whether a pass runs in `with accelerator.accumulate(model)`, where prepared optimizers skip by themselves."""
         return any(self.script.name(item.context_expr).endswith(".accumulate") for call in self.backward
                    for block in call.context for item in block.items)
 
@@ -172,7 +172,7 @@ class _Walk:
 
 
 def interval(test: ast.expr) -> ast.expr | None:
-    """N of a test that is true every N steps: `step % N == 0`, `(i + 1) % N == 0 or last`, `not step % N`."""
+    """Return N of a test that is true every N steps: `step % N == 0`, `(i + 1) % N == 0 or last`, `not step % N`."""
     for node in ast.walk(test):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and not isinstance(node.left, ast.Constant):
             return node.right
@@ -191,13 +191,13 @@ def training_steps(script: Script) -> list[Step]:
 
 
 def step_code(script: Script) -> list[Step]:
-    """The steps of its loops, and the hooks that a trainer calls at every step."""
+    """Return the steps of the script's loops, and the hooks that a trainer calls at every step."""
     hooks = [node for node in script.nodes if isinstance(node, FunctionNode) and node.name in STEP_HOOKS]
     return [*training_steps(script), *(Step(script, hook) for hook in hooks)]
 
 
 def outermost(script: Script, loop: Loop) -> Loop:
-    """The loop over epochs around a training loop, also where that stands in a function called from it."""
+    """Return the loop over epochs around a training loop, even if a function called from it has the training loop."""
     around = script.loops(loop)
     if around:
         return around[-1]

@@ -86,7 +86,7 @@ class Circumstances:
 
     @property
     def has_one_device(self) -> bool:
-        """Whether the machine is known and has no second device."""
+        """Return whether the machine is known and has no second device."""
         return self.hardware is not None and self.hardware.devices <= 1
 
     def version(self, part: str) -> tuple[int, ...] | None:
@@ -198,7 +198,7 @@ class Subject:
 
     @property
     def products_dtype(self) -> str | None:
-        """The type that matrix products are computed in by autocast; None where it cannot be told."""
+        """Return the dtype that autocast computes matrix products in; None where it is not known."""
         for key, name in (("training.fp16", "fp16"), ("training.bf16", "bf16")):
             if (key not in self.settings and self.is_unread(key)) or self.effective(key) == "auto":
                 return None
@@ -209,12 +209,12 @@ class Subject:
 
     @property
     def weights_dtype(self) -> str | None:
-        """The type that the model's weights are loaded in; None where it cannot be told."""
+        """Return the dtype that the model's weights are loaded in; None where it is not known."""
         return dtype_named(self.effective("model.dtype"))
 
     @property
     def processes(self) -> int:
-        """Data-parallel processes that the file itself asks for; 1 where it does not say."""
+        """Return the data-parallel processes that the file itself asks for; 1 where it does not say."""
         return int(self.number("accelerate.num_processes") or 1)
 
     @property
@@ -224,7 +224,7 @@ class Subject:
 
     @property
     def accumulation(self) -> int | None:
-        """Passes of one optimizer step."""
+        """Return the passes of one optimizer step; None where they are not known."""
         key = "training.gradient_accumulation_steps"
         found = self.number(key)
         if found is None and self.framework in PLAIN_LOOPS and key not in self.settings and not self.is_unread(key):
@@ -281,7 +281,7 @@ class Subject:
 
     @property
     def compiles(self) -> Setting | None:
-        """The setting or call by which the model is compiled, if any."""
+        """Return the setting or call that compiles the model; None if there is none."""
         return next((self.settings[key] for key in COMPILING if self.on(key)), None)
 
 

@@ -120,7 +120,7 @@ def _optimizer(subject: Subject) -> dict[str, Pin]:
 
 
 def _passes(subject: Subject, facts: Facts) -> dict[str, Pin]:
-    """Its micro-batch, padded to its longest example; or its packed rows."""
+    """Return pins for the file's own passes: its micro-batch, padded to the longest example, or its packed rows."""
     micro = subject.in_force("training.per_device_train_batch_size") or subject.value("loader.batch_size")
     batch = facts.data.train_batch_size
     if not isinstance(micro, int):
@@ -134,7 +134,7 @@ def _passes(subject: Subject, facts: Facts) -> dict[str, Pin]:
 
 
 def facts_beside(subject: Subject, cache: Path, say: Callable[[str], None]) -> Facts | str:
-    """Its facts here, or in one sentence why there are none."""
+    """Return the subject's facts on this machine, or one sentence that tells why there are none."""
     try:
         conversion = convert(subject)
         if conversion.missing:

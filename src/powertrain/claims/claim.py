@@ -134,7 +134,7 @@ class Claim:
 
     @property
     def claims_gain(self) -> bool:
-        """Whether the claim is a ratio above 1, so that "no effect" contradicts it."""
+        """Return whether the claim is a ratio above 1, so that "no effect" contradicts it."""
         return self.is_ratio and not self.inverse and (self.range is None or self.range[0] > 1)
 
 

@@ -33,7 +33,6 @@ DROPOUT_ELEMENT_S = {"cpu": 5e-9}            # guess: one random number and its 
 MOVED_SHARE = {"cpu": 0.5}                   # guess: of the bytes between products; caches keep the rest. A GPU moves them all
 LARGE_TOKENS = 1024                          # of a pass: from here on, products count as large ...
 LARGE_WIDTH = 256                            # ... if the model is also this wide. guess: until a study says otherwise
-PASS_TOKENS = 4096                           # of the passes of a run that may be compiled
 # by device, the parts without which torch.compile makes no code there (facts/software.py says what is missing)
 COMPILER_PARTS: Mapping[str, tuple[str, ...]] = {"cpu": ("c++ compiler", "python headers"), "cuda": ("triton",)}
 TABLE = Path(__file__).with_name("efficiencies.json")

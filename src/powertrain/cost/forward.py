@@ -29,7 +29,7 @@ class StepFacts:
 
     @property
     def item(self) -> int:
-        """Bytes of a number in the products."""
+        """Return the bytes of a number in the products."""
         return DTYPE_BYTES[self.workload.dtype]
 
     @property
@@ -42,7 +42,7 @@ class StepFacts:
 
     @property
     def is_rms(self) -> bool:
-        """Whether norms are RMS norms: a layer norm has a bias, except in gpt2 without biases, which has learned positions."""
+        """Return whether norms are RMS norms: layer norms have a bias, except in gpt2 without biases (learned positions)."""
         return not (self.has("blocks.0.attention_norm.bias") or self.has("position_embedding.weight"))
 
     def has(self, name: str) -> bool:

@@ -93,17 +93,17 @@ class Workload:
 
     @property
     def packs(self) -> bool:
-        """Whether examples lie end to end without padding."""
+        """Return whether examples lie end to end without padding."""
         return self.packed_tokens is not None
 
     @property
     def head_share(self) -> float:
-        """The tokens that reach the head: a loss in chunks leaves out those that train nothing."""
+        """Return the share of the tokens that reach the head: a loss in chunks leaves out those that train nothing."""
         return 1.0 if self.loss_chunk_rows is None else self.trained_share
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step, without padding."""
+        """Return the tokens of a step, without padding."""
         return self.examples * self.block
 
     @property
@@ -112,7 +112,7 @@ class Workload:
 
     @property
     def padding_share(self) -> float:
-        """The share of a step's slots (0..1) that is expected to be padding, or to fill packed passes up."""
+        """Return the share of a step's slots (0..1) that is expected to be padding, or to fill packed passes up."""
         if self.packed_tokens is not None:
             # a pass lacks any number of tokens from 0 to `fill_multiple` - 1, each as likely
             filled = -(-self.tokens // self.packed_tokens) * (self.fill_multiple - 1) / 2
@@ -123,18 +123,18 @@ class Workload:
 
     @property
     def pass_slots(self) -> int:
-        """Slots of a usual pass, padding included."""
+        """Return the slots of a usual pass, padding included."""
         tokens = self.micro_batch * self.block if self.packed_tokens is None else min(self.packed_tokens, self.tokens)
         return round(min(tokens, self.tokens) / (1 - self.padding_share))
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest example."""
+        """Return the tokens of the longest example."""
         return max(self.lengths.get("max", 0), self.block)
 
     @property
     def fullest_pass_tokens(self) -> int:
-        """Slots of the largest pass that can come: padded to the longest example, or packed and filled up."""
+        """Return the slots of the largest pass that can come: padded to the longest example, or packed and filled up."""
         if self.packed_tokens is None:
             return min(self.micro_batch, self.examples) * self.longest
         most = max(self.longest, min(self.packed_tokens, self.examples * self.longest))
@@ -142,12 +142,12 @@ class Workload:
 
     @property
     def attention_kernel(self) -> str:
-        """The kernel; if none is named, one that saves scores or one that does not."""
+        """Return the attention kernel; if none is named, "math" where scores are saved, else "sdpa"."""
         return self.kernel or ("math" if self.attention_saves_scores else "sdpa")
 
     @property
     def passes(self) -> tuple[tuple[int, ...], ...]:
-        """The lengths of the documents in each pass: as given, or as many of the fullest as the step has passes."""
+        """Return the document lengths of each pass: as given, or as many of the fullest as the step has passes."""
         if self.documents:
             return self.documents
         whole, rest = divmod(self.fullest_pass_tokens, self.longest)

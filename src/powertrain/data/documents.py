@@ -34,7 +34,7 @@ class Document:
 
 
 def digest_documents(documents: Sequence[Document]) -> str:
-    """sha256 (hex) over the texts in order. Each is preceded by its length, so that moving a border changes it."""
+    """Return the sha256 (hex) of the texts in order, each after its length, so that moving a border changes the digest."""
     digest = hashlib.sha256()
     for document in documents:
         content = document.text.encode()

@@ -32,7 +32,7 @@ class Example:
 
     @property
     def tokens(self) -> int:
-        """All that is read: by the decoder and by the encoder."""
+        """Return the number of tokens that the decoder and the encoder read."""
         return len(self.inputs) + (0 if self.source is None else len(self.source))
 
 
@@ -120,7 +120,7 @@ def collate(examples: Sequence[Example]) -> Batch:
 
 
 def collate_padded(examples: Sequence[Example]) -> Batch:
-    """As `collate`, each document padded to the longest one: the batch of trainers without packing.
+    """Collate as `collate` does, each document padded to the longest one: the batch of trainers without packing.
 
     For causal models only: no token of a document sees the tokens behind its end.
     """
@@ -131,7 +131,7 @@ def collate_padded(examples: Sequence[Example]) -> Batch:
 
 
 def collate_filled(examples: Sequence[Example], multiple: int) -> Batch:
-    """As `collate`, with documents of padding behind the others where T would not be a multiple of `multiple`.
+    """Collate as `collate` does, with documents of padding at the end until T is a multiple of `multiple`.
 
     For libraries that prepare their matrix products for each size: they then meet few sizes. No document of padding is
     longer than the longest real one, so that padding has no position that no token has, and costs no more attention.

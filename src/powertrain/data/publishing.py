@@ -80,7 +80,7 @@ def publish(folder: Path, build: Callable[[Path], dict[str, Any]]) -> None:
 
 
 def check_output(folder: Path) -> None:
-    """Raises WrongUse for an export's folder if something is already in that place."""
+    """Raise WrongUse for an export's folder if something is already in that place."""
     if folder.exists() and not folder.is_dir():
         raise WrongUse(f"the output {folder} is a file; name a new folder with --output")
     if folder.is_dir() and any(folder.iterdir()):

@@ -91,14 +91,14 @@ class CharTokenizer:
 
     @cached_property
     def _ids(self) -> npt.NDArray[np.int32]:
-        """(1 + the highest code point + 1,) int32: the id of each code point, -1 where there is none."""
+        """Return (1 + the highest code point + 1,) int32: the id of each code point, -1 where there is none."""
         highest = int(self._code_points.max(initial=0))
         ids = np.full(highest + 2, -1, dtype=np.int32)  # the last one stands for all that is higher
         ids[self._code_points] = np.arange(len(self.characters))
         return ids
 
     def encode(self, text: str) -> npt.NDArray[Any]:
-        """(characters,) uint16 or uint32. Raises WrongUse at a character that the vocabulary lacks."""
+        """Return the ids (characters,) uint16 or uint32. Raises WrongUse at a character that the vocabulary lacks."""
         code_points = _code_points(text)
         ids = self._ids[np.minimum(code_points, len(self._ids) - 1)]
         unknown = np.flatnonzero(ids < 0)
@@ -137,7 +137,7 @@ class ByteTokenizer:
     end_of_text = 256
 
     def encode(self, text: str) -> npt.NDArray[Any]:
-        """(UTF-8 bytes,) uint16. Raises WrongUse if `text` holds half a surrogate pair, which has no bytes."""
+        """Return the ids (UTF-8 bytes,) uint16. Raises WrongUse if `text` holds half a surrogate pair."""
         return np.frombuffer(utf8(text), dtype=np.uint8).astype(np.uint16)
 
     def encode_many(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
@@ -159,7 +159,7 @@ class ByteTokenizer:
 
 
 def utf8(text: str) -> bytes:
-    """`text` in UTF-8. Raises WrongUse at half a surrogate pair, which no encoding has."""
+    """Return `text` in UTF-8. Raises WrongUse at half a surrogate pair, which no encoding has."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:

@@ -51,7 +51,7 @@ def make_tokenizer(kind: str, documents: Sequence[Document], vocabulary: int | N
 
 
 def check_tokenizer(kind: str, vocabulary: int | None) -> None:
-    """Raises WrongUse if no tokenizer of this kind and size can be made, without making it."""
+    """Raise WrongUse if no tokenizer of this kind and size can be made, without making it."""
     if kind not in KINDS and not Path(kind).expanduser().is_dir():
         cure = did_you_mean(kind, KINDS, otherwise="give one of these, or the folder that has its tokenizer.json")
         raise WrongUse(f"data.tokenizer={kind} is neither char, byte, bpe nor a folder{cure}")
@@ -107,7 +107,7 @@ class _LibraryTokenizer:
         return 1 + max(self.library.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, text: str) -> npt.NDArray[Any]:
-        """(tokens,) uint16 or uint32. Raises WrongUse if `text` holds half a surrogate pair."""
+        """Return the ids (tokens,) uint16 or uint32. Raises WrongUse if `text` holds half a surrogate pair."""
         return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[npt.NDArray[Any]]:
@@ -183,7 +183,7 @@ class FolderTokenizer(_LibraryTokenizer):
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Raises WrongUse if `folder` has no tokenizer, or one that the `tokenizers` library cannot run."""
+        """Load a folder's tokenizer. Raises WrongUse if it has none, or one that the `tokenizers` library cannot run."""
         files = tokenizer_files(folder)
         if not any(file.name in MODEL_FILES or file.match(SENTENCEPIECE_GLOB) for file in files):
             raise WrongUse(f"{folder} holds no tokenizer: none of {', '.join(MODEL_FILES)} or {SENTENCEPIECE_GLOB}; "
@@ -197,7 +197,7 @@ class FolderTokenizer(_LibraryTokenizer):
 
     @cached_property
     def digest(self) -> str:
-        """The sha256 (hex) of all that decides the ids."""
+        """Return the sha256 (hex) of all files that decide the ids."""
         return digest_files(self.files)
 
     def save(self, folder: Path) -> None:

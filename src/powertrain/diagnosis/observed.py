@@ -115,17 +115,17 @@ class Observed:
 
     @cached_property
     def mean_step_s(self) -> float:
-        """The seconds of a step on average."""
+        """Return the mean seconds of a step."""
         return mean(self.step_s)
 
     @cached_property
     def computing_s(self) -> float:
-        """The seconds of a step that neither wait for data nor copy it."""
+        """Return the seconds of a step that neither wait for data nor copy it."""
         return max(0.0, self.mean_step_s - self.parts.get("data", 0.0) - self.parts.get("copy", 0.0))
 
     @cached_property
     def floors_s(self) -> tuple[float, float]:
-        """The seconds of a step that its products and its memory traffic explain, at most its computing time."""
+        """Return the seconds of a step that its products and its memory traffic explain, at most its computing time."""
         if self.flops is None or self.dtype not in self.peak_flops_per_s:
             return self.computing_s, 0.0
         products_s = self.flops / self.peak_flops_per_s[self.dtype] / self.threads_share     # the peak is that of all cores
@@ -135,18 +135,18 @@ class Observed:
 
     @cached_property
     def overhead_s(self) -> float:
-        """The computing seconds of a step that neither products, memory traffic nor other processes explain."""
+        """Return the computing seconds of a step that neither products, memory traffic nor other processes explain."""
         own_s = self.computing_s * (1 - max(self.stolen_share, self.throttled_share))
         return max(0.0, own_s - sum(self.floors_s))
 
     @property
     def threads_share(self) -> float:
-        """The computing threads over the cores that they may use; 1 on other devices."""
+        """Return the computing threads as a share of the cores that they may use; 1 on other devices."""
         return 1.0 if self.threads is None else min(1.0, self.threads / self.cores)
 
     @cached_property
     def slowed_share(self) -> float:
-        """The share by which late steps take longer than early ones; 0 where they take the same time.
+        """Return the share by which late steps take longer than early ones; 0 where they take the same time.
 
         Steps with different numbers of tokens are compared by the time of a token. Medians of thirds are compared: single slow
         steps are the work of other processes, but a limit of heat or power slows all steps that follow.
@@ -165,13 +165,13 @@ class Observed:
 
     @cached_property
     def wall_s(self) -> float:
-        """The seconds of a step on average, with its part of the work between steps."""
+        """Return the mean seconds of a step, with its part of the work between steps."""
         pauses_s = sum(part.per_step_s(self.steps) for part in self.between.values())
         return self.mean_step_s + self.recompile_s / max(1, self.steps) + pauses_s
 
     @cached_property
     def shares(self) -> Mapping[Bound, float]:
-        """Bound -> its share (0..1) of `wall_s`."""
+        """Return the share (0..1) of `wall_s` that each bound has."""
         passes_s = sum(self.parts.get(part, 0.0) for part in ("forward", "backward")) or self.computing_s
         # steps that other processes lengthen are not called throttled
         throttled = max(self.throttled_share, 0.0 if self.stolen_share else self.slowed_share)

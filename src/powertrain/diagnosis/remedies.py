@@ -148,7 +148,7 @@ Effect = tuple[float | None, dict[str, Any]] | None          # the share that is
 
 
 def _larger_passes(facts: Facts, other: Plan, observed: Observed) -> Effect:
-    """Fewer passes start fewer operators and have larger products."""
+    """Return the effect of fewer, larger passes, which start fewer operators and have larger products."""
     passes = passes_of(facts, other)
     if passes >= observed.passes:
         return None

@@ -43,7 +43,7 @@ class RunRecord:
 
     @cached_property
     def steps(self) -> list[Step]:
-        """The steps whose loss is finite, in order."""
+        """Return the steps whose loss is finite, in order."""
         return [step for step in self.history.steps if is_finite(step.loss)]
 
     @cached_property
@@ -52,12 +52,12 @@ class RunRecord:
 
     @cached_property
     def norms(self) -> list[float]:
-        """Gradient norms before clipping, the finite ones."""
+        """Return the finite gradient norms, before clipping."""
         return [step.grad_norm for step in self.steps if is_finite(step.grad_norm)]
 
     @cached_property
     def steady_steps(self) -> list[Step]:
-        """The steps that have a time and are no warm-up of the machine."""
+        """Return the steps that have a time and are no warm-up of the machine."""
         return [self.history.steps[place] for place in steady(self.history)]
 
     @property
@@ -72,17 +72,17 @@ class RunRecord:
 
     @property
     def predicted_bytes(self) -> float:
-        """The memory of a step at its peak as the plan predicted it; 0 where it is unknown."""
+        """Return the peak memory of a step as the plan predicted it; 0 where it is unknown."""
         return float(sum((self.estimate or {}).get("memory_bytes", {}).values()))
 
     @property
     def free_bytes(self) -> float:
-        """The memory that was free before the run; 0 where it is unknown."""
+        """Return the memory that was free before the run; 0 where it is unknown."""
         return float((self.facts.get("hardware") or {}).get("free_memory_bytes") or 0)
 
     @property
     def memory_share(self) -> float:
-        """The share of the machine's memory that the process held at its peak; 0 where it is unknown."""
+        """Return the share of the machine's memory that the process held at its peak; 0 where it is unknown."""
         machine_bytes = (self.facts.get("hardware") or {}).get("memory_bytes") or 0
         return float((self.end.peak_memory_bytes or 0) / machine_bytes) if machine_bytes else 0.0
 

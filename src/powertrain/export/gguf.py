@@ -63,7 +63,7 @@ def check_tensors(file: Path, expected: Iterable[tuple[str, npt.NDArray[Any], np
             raise broken(file, f"it lacks the tensor {name}")
         if not (read.tensor_type == kind and list(read.shape) == list(reversed(values.shape))
                 and read.data.tobytes() == stored.tobytes()):
-            raise broken(file, f"the tensor {name} is not what was written")
+            raise broken(file, f"the tensor {name} differs from the one that was written")
         if not is_rounded(values, gguf.dequantize(read.data, kind).reshape(values.shape), kind.name):
             raise broken(file, f"the tensor {name} is further from the model's than {kind.name} rounds")
     if found:
@@ -92,7 +92,7 @@ def check_settings(file: Path, metadata: Mapping[str, Any]) -> None:
         is_float = isinstance(value[0] if isinstance(value, list) else value, float)
         same = np.array_equal(np.float32(read), np.float32(value)) if is_float and read is not None else read == value
         if not same:
-            raise broken(file, f"the setting {key} is not what was written")
+            raise broken(file, f"the setting {key} differs from the one that was written")
 
 
 def broken(file: Path, because: str) -> RunFailed:
@@ -117,8 +117,8 @@ def ask_llama_cpp(file: Path, model: Decoder, text: Sequence[int], dtype: str) -
     difference = spread_difference(ours, llama_cpp_logits(file, ids))
     allowed = Q8_DIFFERENCE if dtype == "q8_0" else LLAMA_CPP_DIFFERENCE
     if difference > allowed:
-        raise broken(file, f"llama.cpp's logits differ from the model's by {difference:.1%} of their spread, and {allowed:.0%} "
-                           "is what its precision explains")
+        raise broken(file, f"llama.cpp's logits differ from the model's by {difference:.1%} of their spread; its precision "
+                           f"explains at most {allowed:.0%}")
     return f"llama.cpp opens it, and its logits differ by {difference:.2%} of their spread"
 
 

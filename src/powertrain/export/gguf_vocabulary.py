@@ -158,7 +158,7 @@ def _sentencepiece(plain: Vocabulary, model: Mapping[str, Any], rules: str) -> V
 
 
 def refuse_half_merged(pairs: Sequence[tuple[str, str]], words: Collection[str]) -> None:
-    """Raises WrongUse unless each token is made of any two that it consists of, and all these merges follow each other.
+    """Raise WrongUse unless each token is made of any two that it consists of, and all these merges follow each other.
 
     That is what scores can say. transformers converts SentencePiece's own models so; a BPE that was trained otherwise is not.
     """
@@ -198,7 +198,7 @@ def merge_pairs(model: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def refuse_other_ids(vocabulary: Vocabulary, library: Any) -> None:
-    """Raises WrongUse for a sample that llama.cpp would encode otherwise than the tokenizer."""
+    """Raise WrongUse if llama.cpp would encode a sample otherwise than the tokenizer."""
     rebuilt = None if vocabulary.model == "llama" else byte_level_tokenizer(vocabulary)
     for sample in SAMPLES:
         if rebuilt is not None and vocabulary.notes and sample == SAMPLES[-1]:

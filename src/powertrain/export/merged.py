@@ -125,14 +125,14 @@ def _rounded_in_place(model: BridgedModel, dtype: torch.dtype) -> BridgedModel:
 
 
 def refuse_difference(found: Agreement) -> None:
-    """Raises RunFailed if the merged model, in fp32, does not predict the same as base + adapter."""
+    """Raise RunFailed if the merged model, in fp32, does not predict the same as base + adapter."""
     if not found.difference <= FP32_DIFFERENCE:              # so that NaN is refused, too
         raise RunFailed(f"the merged model would not predict the same as base + adapter ({found}), so nothing was "
                         "written; keep the adapter (--to adapter), and report this as a bug")
 
 
 def refuse_loss(found: Agreement, effect: float, dtype: str, base_dtype: str) -> None:
-    """Raises RunFailed if rounding to `dtype` moves predictions by too much, or undoes what the adapter learned."""
+    """Raise RunFailed if rounding to `dtype` moves predictions by too much, or undoes what the adapter learned."""
     if not found.divergence <= HALF_DIVERGENCE[dtype]:
         raise RunFailed(f"the merged model in {dtype} would not predict the same as base + adapter ({found}), so nothing "
                         "was written; use --dtype float32, or keep the adapter (--to adapter)")

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from powertrain.records.json_files import replace_file
@@ -73,7 +74,7 @@ def gemm_flops_per_s(device: str, dtype: str, *, budget_s: float = GEMM_BUDGET_S
             rows = torch.randn(edge, edge, device=device).to(kind)
             weight = torch.randn(edge, edge, device=device).to(kind)
             product = torch.empty_like(rows)
-            seconds = _best_s(lambda x=rows, w=weight, y=product: torch.mm(x, w.t(), out=y), device, until)  # type: ignore[misc]
+            seconds = _best_s(partial(torch.mm, rows, weight.t(), out=product), device, until)
             best = max(best, flops / seconds)
     return best
 

@@ -86,7 +86,7 @@ class ModelConfig:
 
     @property
     def positions_change_at(self) -> int | None:
-        """Tokens beyond which a document's rotary positions are others, from its first token on (longrope).
+        """Return the length in tokens beyond which all rotary positions of a document change (longrope), or None.
 
         Keys remembered from before that are of no use after it.
         """
@@ -95,7 +95,7 @@ class ModelConfig:
 
     @property
     def rotary_width(self) -> int:
-        """How many of a head's dimensions are rotated; 0 with learned positions."""
+        """Return how many of a head's dimensions are rotated; 0 with learned positions."""
         return int(self.head_width * self.rotary_share) if self.positions == "rotary" else 0
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ FAMILIES: dict[str, Family] = {name: Family(**row["decoder"]) for name, row in T
 
 
 def find_family(name: str) -> Family:
-    """The row of `FAMILIES`. Raises WrongUse, with the nearest name, for one that is not there."""
+    """Return the family's row of `FAMILIES`. Raises WrongUse, with the nearest name, for an unknown family."""
     if name in FAMILIES:
         return FAMILIES[name]
     near = difflib.get_close_matches(name.lower().replace("-", "_"), FAMILIES, n=1, cutoff=0.5)
@@ -148,7 +148,7 @@ def find_family(name: str) -> Family:
 
 
 def check_numbers(config: ModelConfig) -> None:
-    """Raises WrongUse for a number outside its range."""
+    """Raise WrongUse for a number outside its range."""
     refuse_below_one(**{name: getattr(config, name) for name in (
         "vocabulary", "layers", "width", "heads", "kv_heads", "head_width", "mlp_width", "context", "window")})
     if not 0 <= config.dropout < 1:
@@ -161,14 +161,14 @@ def check_numbers(config: ModelConfig) -> None:
 
 
 def refuse_below_one(**counts: int | None) -> None:
-    """Raises WrongUse for a count below 1, by its name; None passes."""
+    """Raise WrongUse for a count below 1, by its name; None passes."""
     for name, count in counts.items():
         if count is not None and count < 1:
             raise WrongUse(f"{name} is {count}; use 1 or more")
 
 
 def check_heads(config: ModelConfig) -> None:
-    """Raises WrongUse where the heads do not fit the width, each other, or the rotation."""
+    """Raise WrongUse where the heads do not fit the width, each other, or the rotation."""
     if config.heads % config.kv_heads:
         raise WrongUse(f"{config.heads} heads do not share {config.kv_heads} kv_heads evenly; "
                        f"use {nearest_divisors(config.heads, config.kv_heads)} kv_heads")
@@ -186,7 +186,7 @@ def check_heads(config: ModelConfig) -> None:
 
 
 def check_family(config: ModelConfig) -> None:
-    """Raises WrongUse for what the family's Hugging Face format cannot say."""
+    """Raise WrongUse for what the family's Hugging Face format cannot say."""
     name, family = config.family, find_family(config.family)
     if not family.grouped_heads and config.kv_heads != config.heads:
         raise WrongUse(f"{name} cannot have {config.kv_heads} kv_heads for {config.heads} heads: each of its heads has "
@@ -205,14 +205,14 @@ def check_family(config: ModelConfig) -> None:
 
 
 def no_fit(width: int, heads: int) -> WrongUse:
-    """The error for a width that the heads do not divide."""
+    """Return the error for a width that the heads do not divide."""
     fitting = math.ceil(width / heads / EVEN_QUARTERS) * EVEN_QUARTERS * heads
     return WrongUse(f"{heads} heads do not divide a width of {width}: {width % heads} dimensions are left over; use "
                     f"{nearest_divisors(width, heads)} heads, or a width of {fitting}")
 
 
 def nearest_divisors(number: int, near: int) -> str:
-    """The divisors of `number` just below and just above `near`, as "6 or 8"."""
+    """Return the divisors of `number` just below and just above `near`, as "6 or 8"."""
     divisors = [d for d in range(1, number + 1) if number % d == 0]
     below = [d for d in divisors if d < near][-1:]
     above = [d for d in divisors if d > near][:1]
@@ -224,14 +224,14 @@ def make_config(family: str, *, vocabulary: int, layers: int | None = None, widt
                 context: int | None = None, dropout: float = 0.0, activation: str | None = None,
                 bias: bool | None = None, tied_head: bool | None = None, head_width: int | None = None,
                 window: int | None = None, end_of_text: int | None = None) -> tuple[ModelConfig, dict[str, str]]:
-    """The config for what was named, and for each value that was derived the reason, by field.
+    """Return the config for the named values, and by field the reason for each value that was derived.
 
     Raises WrongUse for an unknown family, impossible numbers, and what the family cannot express.
     """
     row, reasons = find_family(family), dict[str, str]()
 
     def take(field: str, asked: Any, derived: Any, reason: str) -> Any:
-        """`asked`, or where that is None `derived`, with its reason noted."""
+        """Return `asked`, or where that is None `derived`, and note the reason."""
         if asked is None:
             reasons[field] = reason
         return derived if asked is None else asked
@@ -260,7 +260,7 @@ def make_config(family: str, *, vocabulary: int, layers: int | None = None, widt
 
 
 def derive_heads(width: int, head_width: int | None) -> tuple[int, str]:
-    """As many heads as make them 64 wide, or as near to that as the width allows with an even number; the reason."""
+    """Return the number of heads and the reason. Heads are 64 wide, or have the nearest even width that divides `width`."""
     if head_width is not None:
         return max(1, width // head_width), "width / head_width"
     if width % HEAD_WIDTH == 0:
@@ -271,7 +271,7 @@ def derive_heads(width: int, head_width: int | None) -> tuple[int, str]:
 
 
 def derive_mlp_width(width: int, gated: bool) -> tuple[int, str]:
-    """4 x width; for a gated MLP, which has three matrices and not two, 2/3 of that, rounded up; the reason.
+    """Return the MLP's width and the reason: 4 x width; for a gated MLP (three matrices, not two) 2/3 of that, rounded up.
 
     Source: Shazeer 2020 (GLU variants), section 3; rounded so that matrix products fill their tiles.
     """

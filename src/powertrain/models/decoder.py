@@ -85,7 +85,7 @@ class Block(nn.Module):
         return x + self.transform(self.mlp_norm(x))
 
     def attend(self, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...], attention: Attention) -> Tensor:
-        """The attention branch: (T, width) -> (T, width)."""
+        """Compute the attention branch: (T, width) -> (T, width)."""
         c = self.config
         heads = self.qkv(x).unflatten(-1, (c.heads + 2 * c.kv_heads, c.head_width))
         q, k, v = heads.split((c.heads, c.kv_heads, c.kv_heads), dim=1)
@@ -98,7 +98,7 @@ class Block(nn.Module):
         return F.dropout(self.attention_out(mixed.flatten(1)), c.dropout, self.training)
 
     def transform(self, x: Tensor) -> Tensor:
-        """The MLP branch: (T, width) -> (T, width)."""
+        """Compute the MLP branch: (T, width) -> (T, width)."""
         inner = self.mlp_in(x)
         if self.config.gated_mlp:
             gate, up = inner.chunk(2, dim=-1)
@@ -109,14 +109,14 @@ class Block(nn.Module):
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
-    """One of config.ACTIVATIONS."""
+    """Apply one of config.ACTIVATIONS to x."""
     if activation == "silu":
         return F.silu(x)
     return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotary positions on the first dimensions of each head of x (T, H, D), in fp32; the rest passes.
+    """Apply rotary positions to the first dimensions of each head of x (T, H, D), in fp32; the rest stays as it is.
 
     Dimension i is paired with i + rotary width / 2, as in GPT-NeoX and Hugging Face's Llama.
     """
@@ -129,7 +129,7 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 def run_plainly(block: Block, index: int, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...],
                 attention: Attention) -> Tensor:
-    """Calls the block."""
+    """Call the block."""
     del index
     out: Tensor = block(x, rotary, lengths, attention)
     return out
@@ -158,12 +158,12 @@ class Decoder(Model):
 
     @property
     def head_weight(self) -> Tensor:
-        """(V, width): the head's matrix, or the embedding where they are tied."""
+        """Return the head's matrix (V, width), or the embedding where they are tied."""
         return self.embedding.weight if self.head is None else self.head.weight
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """Draws all weights anew: matrices normal, biases zero, norms at identity.
+        """Draw all weights anew: matrices normal, biases zero, norms at identity.
 
         The two matrices that write to the residual stream are smaller by sqrt(2 layers), so that its variance does not
         grow with depth. Source: Radford et al. 2019 (GPT-2), section 2.3.
@@ -181,7 +181,7 @@ class Decoder(Model):
                 nn.init.ones_(parameter)
 
     def embed(self, batch: Batch) -> Tensor:
-        """(T, width) fp32, whatever dtype the embedding is stored in.
+        """Return the embedded tokens (T, width) in fp32, whatever dtype the embedding is stored in.
 
         Raises WrongUse for a document that is longer than learned positions reach.
         """
@@ -199,7 +199,7 @@ class Decoder(Model):
 
     def hidden(self, batch: Batch, *, attention: Attention = math_attention,
                run_block: RunBlock | None = None) -> Tensor:
-        """(T, width): what the head reads, after the last norm."""
+        """Return the head's input (T, width), after the last norm."""
         run_block = run_block or run_plainly
         x, rotary = self.embed(batch), rotary_tables(self.config, batch)
         for index, block in enumerate(self.blocks):
@@ -209,7 +209,7 @@ class Decoder(Model):
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(T, width) -> (T, V), in the dtype of hidden or of autocast, whatever dtype the head is stored in."""
+        """Return the logits (T, V) of `hidden` (T, width), in its dtype or autocast's, whatever dtype the head is stored in."""
         weight = self.head_weight
         if weight.dtype != hidden.dtype and not torch.is_autocast_enabled(hidden.device.type):
             weight = weight.to(hidden.dtype)
@@ -217,7 +217,7 @@ class Decoder(Model):
 
     def forward(self, batch: Batch, *, attention: Attention = math_attention,
                 run_block: RunBlock | None = None) -> Tensor:
-        """(T, V): for each token the logits of the one that follows it."""
+        """Return (T, V): for each token the logits of the one that follows it."""
         return self.logits(self.hidden(batch, attention=attention, run_block=run_block))
 
 
@@ -234,7 +234,7 @@ def decay_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Paramete
 
 
 def rotary_tables(config: ModelConfig, batch: Batch) -> tuple[Tensor, Tensor] | None:
-    """Cosines and sines of the batch's positions, each (T, 1, rotary width) fp32; None with learned positions.
+    """Return cosines and sines of the batch's positions, each (T, 1, rotary width) fp32; None with learned positions.
 
     With longrope each document is stretched by its own length, so that its neighbours do not matter; padding counts.
     """
@@ -252,7 +252,7 @@ def rotary_tables(config: ModelConfig, batch: Batch) -> tuple[Tensor, Tensor] | 
 
 
 def beyond(batch: Batch, tokens: int) -> Tensor:
-    """(T,) bool: whether the token's document is longer than that, counting what a cache holds of it."""
+    """Return (T,) bool: whether the token's document is longer than `tokens`, counting what a cache holds of it."""
     _, *ends = itertools.accumulate(batch.lengths, initial=-1)
     device = batch.positions.device
     is_long = batch.positions[index_on(tuple(ends), device)] >= tokens
@@ -261,13 +261,13 @@ def beyond(batch: Batch, tokens: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def frequencies_on(config: ModelConfig, is_long: bool, device: torch.device) -> Tensor:
-    """`inverse_frequencies` on a device, made outside inference mode, so that a later backward pass may keep them."""
+    """Return `inverse_frequencies` on a device, made outside inference mode, so that a later backward pass may keep them."""
     with torch.inference_mode(False):
         return inverse_frequencies(config, is_long).to(device)
 
 
 def inverse_frequencies(config: ModelConfig, is_long: bool = False) -> Tensor:
-    """(rotary width / 2,) fp32 radians a token, on the CPU, whose pow differs from other devices' in the last bit.
+    """Return (rotary width / 2,) fp32 radians a token, on the CPU, because other devices' pow differs in the last bit.
 
     `is_long`: of documents longer than longrope's original context.
     """
@@ -286,7 +286,7 @@ def inverse_frequencies(config: ModelConfig, is_long: bool = False) -> Tensor:
 
 
 def llama3_frequencies(plain: Tensor, scaling: RotaryScaling) -> Tensor:
-    """Pairs that turn less than `slow_turns` times in the original context are stretched, a ramp up to `fast_turns`."""
+    """Stretch the pairs that turn less than `slow_turns` times in the original context, with a ramp up to `fast_turns`."""
     wavelength, context = 2 * math.pi / plain, scaling.original_context
     is_slow, is_fast = wavelength > context / scaling.slow_turns, wavelength < context / scaling.fast_turns
     ramp = (context / wavelength - scaling.slow_turns) / (scaling.fast_turns - scaling.slow_turns)
@@ -296,11 +296,11 @@ def llama3_frequencies(plain: Tensor, scaling: RotaryScaling) -> Tensor:
 
 
 def yarn_frequencies(slowness: Tensor, base: float, scaling: RotaryScaling) -> Tensor:
-    """As `llama3_frequencies`, with the ramp over the pairs' indices."""
+    """Stretch pairs as `llama3_frequencies` does, with the ramp over the pairs' indices."""
     pairs = len(slowness)
 
     def pair_of(turns: float) -> float:
-        """The index, not whole, of the pair that turns so often in the original context."""
+        """Return the index, as a fraction, of the pair that turns `turns` times in the original context."""
         return (2 * pairs * math.log(scaling.original_context / (turns * 2 * math.pi))) / (2 * math.log(base))
 
     first, last = pair_of(scaling.fast_turns), pair_of(scaling.slow_turns)

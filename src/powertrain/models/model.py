@@ -28,7 +28,7 @@ class SavedTokenizer(Protocol):
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts a model in evaluation mode, and afterwards back in the mode it was in."""
+    """Put a model in evaluation mode, and afterwards back in the mode it was in."""
     was_training = model.training
     model.eval()
     try:
@@ -42,11 +42,11 @@ class Model(nn.Module):
 
     def hidden(self, batch: Batch, *, attention: Attention = math_attention,
                run_block: RunBlock | None = None) -> Tensor:
-        """(R, width): what the head reads. A model behind the bridge ignores the kernels and gives its scores."""
+        """Return the head's input (R, width). A model behind the bridge ignores the kernels and returns its scores."""
         raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(R, width) -> (R, classes)."""
+        """Return the scores (R, classes) of `hidden` (R, width)."""
         raise NotImplementedError
 
     @property

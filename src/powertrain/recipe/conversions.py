@@ -75,12 +75,12 @@ def _steps(ours: str) -> Conversion:
 
 
 def _in_epochs(ours: str) -> Conversion:
-    """Some trainers' files count these intervals in epochs."""
+    """Return a conversion of an interval that some trainers' files count in epochs."""
     return lambda value: ({ours: f"{value} epochs" if isinstance(value, (int, float)) and value else value}, "")
 
 
 def _targets(value: Any) -> Answer:
-    """LLaMA-Factory writes `all`, or names with commas; PEFT a list or `all-linear`."""
+    """Return the target modules. LLaMA-Factory writes `all`, or names with commas; PEFT a list or `all-linear`."""
     if value is None or value == "all":
         return ({"lora.target_modules": "all-linear"} if value else {}), "" if value else "the default is all-linear"
     if isinstance(value, str) and set(value) & set("\\[]()|*+^$"):
@@ -96,7 +96,7 @@ def listed(value: str) -> list[str]:
 
 
 def _source(value: Any) -> Answer:
-    """LLaMA-Factory separates sources with commas; Axolotl lists tables."""
+    """Return the data sources. LLaMA-Factory separates sources with commas; Axolotl lists tables."""
     if isinstance(value, str):
         names = listed(value)
         return {"data.source": names if len(names) > 1 else value}, ""
@@ -153,7 +153,7 @@ def _roles(value: Any) -> Answer:
 
 
 def _plugins(value: Any) -> Answer:
-    """Axolotl's plugins for kernels compute the same as before."""
+    """Accept Axolotl's plugins for kernels, which compute the same as before, and refuse other plugins."""
     names = [str(name) for name in (value if isinstance(value, list) else [value]) if name]
     foreign = [name for name in names if not any(word in name.lower() for word in ("liger", "cut_cross_entropy"))]
     if foreign:
@@ -201,7 +201,7 @@ def is_count(value: Any) -> bool:
 
 
 def _batch(said: Said, tunes: bool) -> Answer:
-    """Micro-batch times accumulation steps is the batch; the planner decides how it is split."""
+    """Return the batch: micro-batch times accumulation steps; the planner decides how the batch is split."""
     for key, value in said.items():
         if value == "auto":
             raise NotSupported(key, value, "it leaves the batch open; write train_batch_size, the examples of a step")
@@ -222,7 +222,7 @@ def _batch(said: Said, tunes: bool) -> Answer:
 
 
 def _length(said: Said, tunes: bool) -> Answer:
-    """Tokens of an example of a pretrained model, or of a block of text to train on from scratch."""
+    """Return the tokens of an example of a pretrained model, or of a block of text to train on from scratch."""
     ours, tokens = "data.max_length" if tunes else "data.block", _agreed(said)
     if tokens is None:
         return {}, f"{shown(said)} has no effect here: without a number, {ours} has its default"
@@ -230,7 +230,7 @@ def _length(said: Said, tunes: bool) -> Answer:
 
 
 def _method(said: Said, tunes: bool) -> Answer:
-    """Adapters or full training, and whether the base has 4 bits."""
+    """Return the method: adapters or full training, and whether the base has 4 bits."""
     meanings = {key: by_value(key, key, value)[0] for key, value in said.items()}
     kinds = {key: found["method"] for key, found in meanings.items() if "method" in found}
     four_bits = {key: found["four_bits"] for key, found in meanings.items() if "four_bits" in found}
@@ -247,7 +247,7 @@ def _method(said: Said, tunes: bool) -> Answer:
 
 
 def _masking(said: Said, tunes: bool) -> Answer:
-    """Whose words are learned."""
+    """Return whose words are learned: the assistant's, or all."""
     answers = {key: value is not (key in ("train_on_inputs", "train_on_prompt")) for key, value in said.items()
                if value is not None}           # True: only the assistant's
     either = ("completion_only_loss", "assistant_only_loss")     # TRL: for pairs, and for conversations
@@ -279,7 +279,7 @@ def _grouping(said: Said, tunes: bool) -> Answer:
 
 
 def _interval(ours: str, per_epoch: str) -> Callable[[Said, bool], Answer]:
-    """Hugging Face's strategies and Axolotl's times per epoch, as steps or epochs."""
+    """Return a conversion of Hugging Face's strategies and Axolotl's times per epoch to steps or epochs."""
     def convert(said: Said, tunes: bool) -> Answer:
         wanted: list[int | str] = []
         for key, value in said.items():

@@ -58,7 +58,7 @@ class Resolved:
         return self.origins.get(key, origins.DEFAULT)
 
     def with_planned(self, values: Mapping[str, tuple[Any, str]]) -> Resolved:
-        """The recipe with values that the user left open: dotted key -> (value, reason)."""
+        """Return the recipe with values that the user left open: dotted key -> (value, reason)."""
         plain = self.recipe.model_dump()
         for key, (value, _) in values.items():
             put(plain, key, value)
@@ -66,7 +66,7 @@ class Resolved:
         return dataclasses.replace(self, recipe=Recipe.model_validate(plain), origins={**self.origins, **planned})
 
     def to_yaml(self) -> str:
-        """The recipe as YAML that reads back to itself, with each value's origin as a comment."""
+        """Return the recipe as YAML that reads back to itself, with each value's origin as a comment."""
         return "\n".join(yaml_lines(flat(self.recipe.model_dump()), lambda key: str(self.origin(key)))) + "\n"
 
 
@@ -83,12 +83,12 @@ def yaml_lines(values: Iterable[tuple[str, Any]], comment: Callable[[str], str])
 
 
 def quoted(value: Any) -> str:
-    """JSON that YAML reads as the same value."""
+    """Return the value as JSON that YAML reads as the same value."""
     return UNREAD_BY_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values, tables opened; the pins of techniques stay one value each."""
+    """Yield dotted keys and values, with tables opened; the pins of each technique stay one value."""
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value and not prefix:
@@ -98,14 +98,14 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def shipped_recipes() -> dict[str, str]:
-    """Name -> YAML text of the recipes that come with the package."""
+    """Return the recipes that come with the package: name -> YAML text."""
     folder = resources.files("powertrain") / "recipes"
     return {Path(entry.name).stem: entry.read_text(encoding="utf-8")
             for entry in sorted(folder.iterdir(), key=lambda entry: entry.name) if entry.name.endswith(".yaml")}
 
 
 def find_recipe(name: str) -> tuple[str, Origin]:
-    """(text, origin) of a recipe file, or of a shipped recipe by its name. Raises WrongUse if there is neither."""
+    """Return (text, origin) of a recipe file, or of a shipped recipe by its name. Raises WrongUse if there is neither."""
     path = Path(name)
     if path.suffix.lower() in DATA_FILES:
         raise WrongUse(f"{name} is no recipe; write data={name} to train on it")
@@ -128,7 +128,7 @@ def find_recipe(name: str) -> tuple[str, Origin]:
 
 
 def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
-    """Default values, then the recipe's, then `key=value` words. Raises WrongUse with the key, the file and the cure."""
+    """Apply default values, then the recipe's, then `key=value` words. Raises WrongUse with the key, the file and the cure."""
     words = _parse_words(overrides)
     # the embedded recipe trains from scratch: words that name a pretrained model are a recipe of their own
     text, origin = ("", origins.COMMAND_LINE) if name is None and spellings.fine_tunes(words) else find_recipe(name or DEFAULT)
@@ -160,13 +160,13 @@ def resolve(name: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
 
 
 def resolve_words(words: Sequence[str]) -> Resolved:
-    """The recipe named first, if any, with the `key=value` words after it."""
+    """Resolve the recipe named first, if any, with the `key=value` words after it."""
     first_is_recipe = bool(words) and "=" not in words[0] and not words[0].startswith("--")
     return resolve(words[0], words[1:]) if first_is_recipe else resolve(None, words)
 
 
 def _method_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults that depend on the method, which is lora where a pretrained model is named and nothing is said."""
+    """Return the defaults that depend on the method, which is lora if only a pretrained model is named."""
     method = values.get("method", "scratch" if values.get("model.path") is None else "lora")
     return {"method": method, **METHOD_DEFAULTS.get(str(method), {})} if method != "scratch" else {}
 
@@ -176,7 +176,7 @@ def _names(key: str, given: Mapping[str, Any]) -> bool:
 
 
 def read_yaml(text: str, origin: str) -> dict[str, Any]:
-    """The keys of a recipe as they stand in its file. Raises WrongUse if it is none."""
+    """Return the keys of a recipe as they stand in its file. Raises WrongUse if the text is no recipe."""
     try:
         values = yaml.load(text, Yaml)
     except yaml.YAMLError as error:
@@ -197,7 +197,7 @@ def read_yaml(text: str, origin: str) -> dict[str, Any]:
 
 
 def _parse_words(words: Sequence[str]) -> dict[str, Any]:
-    """`key=value` words; the value is read as YAML, so 0, false and '' keep their types."""
+    """Parse `key=value` words; the value is read as YAML, so 0, false and '' keep their types."""
     values: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.removeprefix("--").partition("=")
@@ -209,7 +209,7 @@ def _parse_words(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """The value of a word, read as YAML, but without comments and tags: a # or ! is meant as it stands."""
+    """Return the value of a word, read as YAML, but without comments and tags: a # or ! is meant as it stands."""
     if not text.strip():
         return ""
     if text == "!" or (re.search(r"(^|\s)#", text) and not text.lstrip().startswith(("'", '"', "[", "{"))):
@@ -229,7 +229,7 @@ def _translated(values: Mapping[str, Any], tunes: bool, origin: str) -> tuple[di
 
 
 def _drop_rivals(values: dict[str, Any], spoken: Mapping[str, Any]) -> None:
-    """What the command line says replaces what the file said of the same thing by another key."""
+    """Remove a value of the file if the command line sets the same thing by another key."""
     for one, other in (("max_steps", "train_time_s"), ("train_time_s", "max_steps"),
                        ("num_train_epochs", "max_steps"), ("num_train_epochs", "train_time_s"),
                        ("warmup_ratio", "warmup_steps"), ("data.tokenizer", "data.vocabulary")):
@@ -266,8 +266,7 @@ def _in_one_sentence(error: ValidationError, from_file: Mapping[str, Any], spoke
     parts = [str(part) for part in problem["loc"] if not str(part).startswith(("function-", "literal[", "dict["))]
     key = ".".join(part for part in parts if part not in {"int", "str", "float", "bool"})
     where = "command line" if _names(key, spoken) else origin if _names(key, from_file) else "recipe"
-    message = str(problem["msg"])
-    if message.startswith("Value error, "):
-        return f"{where}: {key}{': ' if key else ''}{message.removeprefix('Value error, ')}"
-    cure = CURES[problem["type"]].format(**problem.get("ctx", {})) if problem["type"] in CURES else message
+    if problem["type"] == "value_error":     # of one of our own checks
+        return f"{where}: {key}{': ' if key else ''}{problem['ctx']['error']}"
+    cure = CURES[problem["type"]].format(**problem.get("ctx", {})) if problem["type"] in CURES else problem["msg"]
     return f"{where}: {key} is {quoted(problem['input'])}; {cure}"

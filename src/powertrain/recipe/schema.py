@@ -19,17 +19,17 @@ Pin = Literal["on", "off"] | dict[str, Any]
 
 
 def _word_for_switch(value: Any) -> Any:
-    """YAML 1.1 reads on and off as booleans; a pin means the words."""
+    """Return the words on or off for a pin, which YAML 1.1 reads as booleans."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
 def _below_home(value: Any) -> Any:
-    """No shell opens the ~ of `output_dir=~/runs/one`."""
+    """Return a path with ~ expanded: no shell expands `output_dir=~/runs/one`."""
     return os.path.expanduser(value) if isinstance(value, str) else value
 
 
 def _check_source(value: Any) -> Any:
-    """`data=$UNSET` in a script would be the path '', which is the whole current folder."""
+    """Refuse an empty source: `data=$UNSET` in a script would be the path '', which is the whole current folder."""
     if value == "" or (isinstance(value, list) and "" in value):
         raise ValueError("the value is empty; give a file, a folder (. for this one), a hub id or a corpus")
     return value
@@ -210,6 +210,10 @@ class Recipe(Strict):
 
     techniques: dict[str, Annotated[Pin, BeforeValidator(_word_for_switch)]] = {}  # on, off, or settings
 
+    def steps(self, examples: int) -> int:
+        """Return the optimizer steps of a run over so many examples, where no time is given."""
+        return self.max_steps or max(1, int(self.num_train_epochs * examples / self.train_batch_size))
+
     @model_validator(mode="after")
     def _agree(self) -> Recipe:
         if self.method == "scratch" and self.model.path is not None:
@@ -247,7 +251,7 @@ METHOD_DEFAULTS: dict[str, dict[str, Any]] = {   # learning rates: TRL's and PEF
 
 
 def in_steps(interval: int | str, steps_per_epoch: float) -> int:
-    """Optimizer steps of an interval given in steps or epochs (at least 1), or 0 for never."""
+    """Return the optimizer steps of an interval given in steps or epochs (at least 1), or 0 for never."""
     if isinstance(interval, int):
         return max(0, interval)
     found = EPOCHS.match(interval)

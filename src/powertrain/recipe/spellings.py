@@ -124,7 +124,7 @@ def fine_tunes(values: Mapping[str, Any]) -> bool:
 
 
 def _opened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """`training.batch_size` of another trainer's file is `batch_size`, and so is `lora.batch_size`."""
+    """Yield keys without another trainer's section: `training.batch_size` and `lora.batch_size` are `batch_size`."""
     for key, value in values.items():
         section, _, rest = key.partition(".")
         foreign = section == "lora" and rest not in LoraRecipe.model_fields and (

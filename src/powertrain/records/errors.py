@@ -15,14 +15,19 @@ from typing import Any, ClassVar
 class UserError(ValueError):
     """Something the user can mend. The message says what was asked, the numbers, and the cure; no traceback.
 
+    `advice` is the end of the sentence that names the cure, where another message may need what is before it: `reason`.
     `keys` are the recipe keys it is about, `cure` the recipe words that would mend it ("techniques.packing=off").
     """
 
     exit_code: ClassVar[int] = 2             # of the command that ends by it
 
-    def __init__(self, message: str, *, keys: tuple[str, ...] = (), cure: tuple[str, ...] = ()):
-        super().__init__(message)
-        self.keys, self.cure = keys, cure
+    def __init__(self, reason: str, *, advice: str = "", keys: tuple[str, ...] = (), cure: tuple[str, ...] = ()):
+        super().__init__(f"{reason}; {advice}" if advice else reason)
+        self._reason, self.keys, self.cure = reason, keys, cure
+
+    @property
+    def reason(self) -> str:
+        return self._reason
 
     @property
     def kind(self) -> str:

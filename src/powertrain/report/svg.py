@@ -54,7 +54,7 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """Clamped to the scale's ends, so that nothing is drawn outside."""
+        """Return the pixel of a value, clamped to the scale's ends, so that nothing is drawn outside."""
         low, high, at = (map(math.log10, (self.low, self.high, max(value, self.low)))
                          if self.log else (self.low, self.high, value))
         share = min(max((at - low) / (high - low), 0.0), 1.0)

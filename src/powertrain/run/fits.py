@@ -66,8 +66,32 @@ def workload_of_step(workload: Workload, setup: Setup, step: int) -> Workload:
     return replace(workload, documents=documents, trained_share=share, threads=torch.get_num_threads())
 
 
+def with_smaller_passes(prepared: Prepared, setup: Setup, step: int) -> tuple[Prepared, Setup] | None:
+    """Return plan and setup with the largest pass of `step` (from 0) about halved, at the same batch; None where impossible.
+
+    Blocks that were compiled for the old passes run uncompiled in the new ones until the run is resumed.
+    """
+    before, plan, changed = largest_pass(setup, step), prepared.plan, setup
+    because = f"passes of {before:,} tokens ran out of memory at step {step + 1:,}"
+    while largest_pass(changed, step) >= before:
+        found = planner.with_smaller_passes(prepared.facts, plan, prepared.total_steps, because)
+        if found is None:
+            return None
+        plan, technique = found
+        changed = technique.apply(changed)
+    return replace(prepared, plan=plan), changed
+
+
+def largest_pass(setup: Setup, step: int) -> int:
+    """Return the slots of the largest pass of a step (from 0), of all processes together."""
+    from powertrain.training.ranks import ALONE
+
+    return max(sum(batch.lengths) + (sum(batch.source.lengths) if batch.source else 0)
+               for batch in replace(setup, ranks=ALONE).prepare(step))
+
+
 def refuse_what_does_not_fit(prepared: Prepared) -> None:
-    """Raises WrongUse with what would make the run fit. What another library computes is not refused: it is not counted."""
+    """Raise WrongUse, with cures, if the run does not fit. What another library computes is not counted or refused."""
     facts, recipe = prepared.facts, prepared.recipe
     if recipe.memory_check == "off" or facts.model.provider != "native":
         return

@@ -92,7 +92,7 @@ def create(recipe: Recipe) -> RunFolder:
 
 
 def check_free(path: Path) -> None:
-    """Raises WrongUse where a new run would find a file, another run or something else."""
+    """Raise WrongUse where a new run would find a file, another run or something else."""
     folder = RunFolder(path)
     if folder.recipe.exists() or folder.events.exists():
         raise WrongUse(f"{path} already holds a run; continue that run with `powertrain train --resume {path}`, or choose "

@@ -311,7 +311,7 @@ class NotFetched(WrongUse):
 
 
 def refuse_downloads(recipe: Recipe, cache: Path) -> None:
-    """Raises NotFetched if a run of the recipe would have to download a text, a dataset or a model first."""
+    """Raise NotFetched if a run of the recipe would have to download a text, a dataset or a model first."""
     missing = dict(_missing(recipe, cache))
     if missing:
         raise NotFetched(tuple(missing.values()), tuple(missing))

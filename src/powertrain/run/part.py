@@ -21,16 +21,16 @@ import torch
 from powertrain import planner
 from powertrain.cost.memory import peak_memory
 from powertrain.records import RunFailed, UserError, events, to_plain
-from powertrain.records.errors import LossNotFinite
+from powertrain.records.errors import DoesNotFit, LossNotFinite
 from powertrain.records.event_log import EVENTS_EVERY_S, EventLog
 from powertrain.records.json_files import write_json
 from powertrain.run import folder as run_folder
-from powertrain.run.fits import refuse_what_does_not_fit, workload_of_step
+from powertrain.run.fits import cures, largest_pass, refuse_what_does_not_fit, with_smaller_passes, workload_of_step
 from powertrain.run.folder import RunFolder
 from powertrain.run.prepare import Prepared, build_setup, schedule_of, with_measured_length
 from powertrain.training.checkpoint import clear_leftovers, load_checkpoint, newest_checkpoint
 from powertrain.training.loop import State, StepResult, new_state, train
-from powertrain.training.memory import MemoryLedger, peak_memory_bytes, step_ledger
+from powertrain.training.memory import MemoryLedger, PassTooLarge, peak_memory_bytes, step_ledger
 from powertrain.training.ranks import ALONE, Ranks
 from powertrain.training.setup import Setup
 
@@ -192,7 +192,7 @@ def new_run(prepared: Prepared, listener: Listener, write_sample: WriteSample, r
         plan, failed = planner.with_built_code(prepared.plan)
         prepared = replace(prepared, plan=plan)
         setup = replace(build_setup(prepared), ranks=ranks)
-        prepared = with_measured_length(prepared, setup, lambda seconds: record.show(events.TimingSteps(seconds=seconds)))
+        prepared, setup = _with_length(prepared, setup, record)
         if ranks.is_writer:
             write_json(folder.facts, to_plain(prepared.facts))
             write_json(folder.plan, planner.to_json(prepared.plan))
@@ -203,6 +203,19 @@ def new_run(prepared: Prepared, listener: Listener, write_sample: WriteSample, r
             part.emit(events.Start(**_start_fields(part)), durable=True)
             _emit_notes(part, failed)
             yield part
+
+
+def _with_length(prepared: Prepared, setup: Setup, record: Record) -> tuple[Prepared, Setup]:
+    """Return the run with its number of steps, in smaller passes where those that are timed do not fit the memory."""
+    while True:
+        try:
+            return with_measured_length(prepared, setup, lambda s: record.show(events.TimingSteps(seconds=s))), setup
+        except PassTooLarge as error:
+            said = error.said
+        smaller = with_smaller_passes(prepared, setup, 0)
+        if smaller is None:
+            raise DoesNotFit(1, said, largest_pass(setup, 0), cures(prepared, judged=False), updating=False)
+        prepared, setup = smaller
 
 
 @contextlib.contextmanager

@@ -72,7 +72,7 @@ def prepare(resolved: Resolved, cache: Path, say: Say) -> Prepared:
         raise WrongUse(f"objective={recipe.objective.name} cannot be used: {why}", keys=("objective.name",))
     facts = Facts(hardware, software, material.model, material.data, row.facts_on(hardware.device, optimizer.settings),
                   objective.has_terms)
-    total_steps = recipe.max_steps or max(1, int(recipe.num_train_epochs * facts.data.examples / recipe.train_batch_size))
+    total_steps = recipe.steps(facts.data.examples)
     tuned = read_tuned(cache, facts, recipe)
     plan = planner.make_plan(facts, recipe, total_steps, tuned)
     if recipe.train_time_s is not None and plan.estimate is not None:
@@ -126,7 +126,7 @@ def schedule_of(recipe: Recipe, total_steps: int) -> Schedule:
 
 
 def _timed_step_s(setup: Setup, prepared: Prepared) -> float:
-    """Return the seconds of a step, the median of a few. The model is left as it was."""
+    """Return the seconds of a step, the median of a few. The model is left as it was, also where memory runs out."""
     import torch
 
     from powertrain.training.loop import new_state, train
@@ -137,14 +137,17 @@ def _timed_step_s(setup: Setup, prepared: Prepared) -> float:
     state = new_state(setup, prepared.recipe.weight_decay)
     schedule = Schedule("constant", prepared.recipe.learning_rate, warm_up + most)
     began, seconds = time.perf_counter(), []
-    with torch.random.fork_rng():
-        for result in train(setup, state, schedule, prepared.recipe.max_grad_norm):
-            result.loss.item()               # wait for the device, so that the time is the step's
-            seconds.append(sum(result.laps.parts().values()))
-            if len(seconds) > warm_up and time.perf_counter() - began > PROBE_S:
-                break
-    with torch.no_grad():
-        for parameter, value in zip(trained, before, strict=True):
-            parameter.copy_(value)
+    try:
+        with torch.random.fork_rng():
+            for result in train(setup, state, schedule, prepared.recipe.max_grad_norm):
+                result.loss.item()           # wait for the device, so that the time is the step's
+                seconds.append(sum(result.laps.parts().values()))
+                if setup.ranks.agree(len(seconds) > warm_up and time.perf_counter() - began > PROBE_S):
+                    break
+    finally:
+        state.optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for parameter, value in zip(trained, before, strict=True):
+                parameter.copy_(value)
     timed = sorted(seconds[warm_up:] or seconds[-1:])
     return timed[len(timed) // 2]

@@ -23,7 +23,7 @@ from powertrain.recipe import in_steps
 from powertrain.records import NotDurable, RunFailed, events, to_plain
 from powertrain.records.errors import DoesNotFit
 from powertrain.records.json_files import write_json
-from powertrain.run.fits import checkpoint_bytes, cures
+from powertrain.run.fits import checkpoint_bytes, cures, largest_pass, with_smaller_passes
 from powertrain.run.folder import RunFolder
 from powertrain.run.learned import keep_speed
 from powertrain.run.part import Listener, Part, WriteSample, new_run
@@ -31,8 +31,6 @@ from powertrain.run.prepare import Prepared
 from powertrain.training.checkpoint import keep_only, save_checkpoint
 from powertrain.training.loop import State, evaluate, spread
 from powertrain.training.memory import MemoryLedger, PassTooLarge, is_out_of_memory, said_by
-from powertrain.training.ranks import ALONE
-from powertrain.training.setup import Setup
 
 DONE, STOPPED_AND_SAVED = 0, 75
 
@@ -152,28 +150,6 @@ def clear_step(state: State) -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def with_smaller_passes(prepared: Prepared, setup: Setup, step: int) -> tuple[Prepared, Setup] | None:
-    """Return plan and setup with the largest pass of `step` (from 0) about halved, at the same batch; None where impossible.
-
-    Blocks that were compiled for the old passes run uncompiled in the new ones until the run is resumed.
-    """
-    before, plan, changed = largest_pass(setup, step), prepared.plan, setup
-    because = f"passes of {before:,} tokens ran out of memory at step {step + 1:,}"
-    while largest_pass(changed, step) >= before:
-        found = planner.with_smaller_passes(prepared.facts, plan, prepared.total_steps, because)
-        if found is None:
-            return None
-        plan, technique = found
-        changed = technique.apply(changed)
-    return replace(prepared, plan=plan), changed
-
-
-def largest_pass(setup: Setup, step: int) -> int:
-    """Return the slots of the largest pass of a step (from 0), of all processes together."""
-    return max(sum(batch.lengths) + (sum(batch.source.lengths) if batch.source else 0)
-               for batch in replace(setup, ranks=ALONE).prepare(step))
 
 
 # ------------------------------------------------------------------------------------------------ checkpoints and the model

@@ -81,7 +81,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def _maps_large_blocks(probe_bytes: int = 256 << 20) -> bool:
-    """True if a large block is still mapped on its own, so that freeing it gives its pages back."""
+    """Return whether a large block is still mapped on its own, so that freeing it gives its pages back."""
     import torch
 
     count = ctypes.CDLL(None).mallinfo2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
@@ -24,6 +25,7 @@ LENGTHS_STUDY, LENGTHS_GAIN = "2026-11-21_ablation-docstrings", (0.76, 0.83)
 RAGGED_STUDY, RAGGED_GAIN = "2026-11-22_cpu-ragged-attention", (0.75, 0.86)
 SAVE_SCORES = ("math",)
 COMPILE_S = 6.0              # guess: of the ragged kernel, once on a machine
+VARLEN_TORCH = (2, 12)       # the first with fewer heads of keys and values than of queries
 VARLEN_WIDTH = 256           # of a head, at most, and a multiple of 8
 
 
@@ -73,7 +75,7 @@ class AttentionKernel(Technique):
 
     @classmethod
     def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:
-        """`math` is what runs without it."""
+        """Return each kernel that can run here; None is without the technique, which runs `math`."""
         if run.model.provider != "native":
             return ()
         cannot = {"math", *(["varlen"] if _why_no_varlen(run) is not None else []),
@@ -148,6 +150,10 @@ def _why_no_varlen(run: PlannedRun) -> str | None:
         return f"it has no dropout, and model.dropout is {model.dropout:g}"
     if model.head_width > VARLEN_WIDTH or model.head_width % 8:
         return f"it needs heads whose width is a multiple of 8 up to {VARLEN_WIDTH}, and these have {model.head_width}"
-    from powertrain.models.kernels.attention import find_varlen
+    found, needed = run.software.versions.get("torch", ""), ".".join(map(str, VARLEN_TORCH))
+    return None if _release(found) >= VARLEN_TORCH else f"it needs torch {needed} or newer, and this is torch {found}"
 
-    return None if find_varlen() is not None else f"torch {run.software.versions.get('torch', '')} does not have it"
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version such as "2.13.0+cpu"."""
+    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])))

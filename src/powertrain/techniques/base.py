@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from powertrain.cost.estimate import COMPILER_PARTS, PASS_TOKENS, estimate
+from powertrain.cost.estimate import COMPILER_PARTS, estimate
 from powertrain.cost.fitting import longest_example, planned_room_bytes, total_bytes
 from powertrain.cost.precision import unit_of
 from powertrain.cost.weights import eight_bit_saving, why_not_eight_bit
@@ -109,10 +109,8 @@ class PlannedRun(Facts):
         step_s = self._plain_step_s()
         if step_s is None:
             return False, "the speed of this machine is not measured, so the gain from compiling is unknown"
-        recipe, data = self.recipe, self.data
-        steps = recipe.max_steps or max(1, int(recipe.num_train_epochs * data.examples / data.train_batch_size))
-        if recipe.train_time_s is not None:
-            steps = max(1, round(recipe.train_time_s / step_s))
+        seconds = self.recipe.train_time_s
+        steps = self.recipe.steps(self.data.examples) if seconds is None else max(1, round(seconds / step_s))
         saved_s = steps * step_s * (1 - sum(gain) / 2)
         cost = f"compiling takes about {compile_s:.0f} s and would save about {saved_s:,.0f} s of {steps * step_s:,.0f} s"
         if saved_s < WORTH_IT * compile_s:
@@ -121,12 +119,9 @@ class PlannedRun(Facts):
 
     def _plain_step_s(self) -> float | None:
         """Return the seconds of a step without compiling, or None if this machine's speed is not measured."""
-        data, peaks = self.data, self.hardware.peak_flops_per_s
-        fastest = max(peaks, key=lambda dtype: peaks[dtype], default="fp32")
-        micro_batch = max(1, min(data.train_batch_size, PASS_TOKENS // data.block))
-        workload = Workload(data.train_batch_size, data.block, micro_batch, dtype=fastest)
         try:
-            return sum(estimate(self.model, workload, self.hardware, 1).step_s) / 2
+            plain = replace(self.decided, compiled=False, fused_blocks=False)
+            return sum(estimate(self.model, plain, self.hardware, 1).step_s) / 2
         except UnknownFact:
             return None
 

@@ -79,7 +79,7 @@ class CudaGraph(Technique):
         return replace(setup, lay_out=partial(lay_out, shape=shape), run_pass=ReplayedPass(shape))
 
     def confirm(self, setup: Setup) -> None:
-        """Records, replays the first pass that fits twice, and holds gradients and loss against the eager pass's."""
+        """Record the first pass that fits, replay it twice, and compare gradients and loss with those of the eager pass."""
         from powertrain.models.decoder import Decoder
         from powertrain.training.replayed_passes import ReplayedPass
 

@@ -56,7 +56,7 @@ class FlatParameters(Technique):
                        runtime=(*setup.runtime, partial(_flatten, setup.model)))
 
     def confirm(self, setup: Setup) -> None:
-        """Every trained weight lies in the buffer that the optimizer updates."""
+        """Raise NotApplied unless every trained weight lies in the buffer that the optimizer updates."""
         from powertrain.training.updates import buffer_of, parameter_groups
 
         groups = parameter_groups(setup.model, 0.0)

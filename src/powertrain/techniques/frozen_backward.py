@@ -72,7 +72,7 @@ class FrozenBackward(Technique):
         return replace(setup, run_block=RecordedFrom(setup.run_block, self.first))
 
     def confirm(self, setup: Setup) -> None:
-        """Differentiates the loss of one short example, and looks which weights have a gradient."""
+        """Differentiate the loss of one short example, and check which weights have a gradient."""
         found = find_runner(setup.run_block, RecordedFrom)
         if found is None or found.first != self.first:
             raise NotApplied(f"frozen_backward: blocks are run by {name_of(setup.run_block)}, not recorded from block "

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from powertrain.cost.estimate import COMPILER_PARTS, PASS_TOKENS
+from powertrain.cost.estimate import COMPILER_PARTS
 from powertrain.records import Batch, Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.techniques.base import Exactness, PlannedRun, Technique, name_of
 
@@ -113,11 +113,10 @@ class FusedBlocks(Technique):
     @classmethod
     def _too_small(cls, run: PlannedRun) -> Refusal | None:
         """Return why calling compiled code costs more than it saves; None where it saves more, or nothing is measured."""
-        model, data, peaks = run.model, run.data, run.hardware.peak_flops_per_s
-        tokens = min(PASS_TOKENS, data.block * data.train_batch_size)
-        if run.hardware.device != "cpu" or not peaks:
+        model, peak = run.model, run.hardware.peak_flops_per_s.get(run.decided.dtype)
+        if run.hardware.device != "cpu" or not peak:
             return None
-        products_s = 6 * model.matmul_parameters / model.layers * tokens / max(peaks.values())
+        products_s = 6 * model.matmul_parameters / model.layers * run.decided.pass_slots / peak
         if LARGEST_CALLS_SHARE * products_s >= CALLS_S:
             return None
         return cls.refuse(Why.WOULD_NOT_PAY, f"the model is too small: a block's products take {1e3 * products_s:.1f} ms a "
@@ -142,7 +141,7 @@ class FusedBlocks(Technique):
         return replace(setup, run_block=ByHand(tuple(HandWritten(block, functions) for block in blocks)))
 
     def confirm(self, setup: Setup) -> None:
-        """One forward and backward pass of a few tokens, which compiles; every block that trains has to be in it."""
+        """Compile by one forward and backward pass of a few tokens; each block that trains must be recorded as one function."""
         found = setup.run_block
         while not isinstance(found, ByHand) and hasattr(found, "inner"):
             if getattr(found, "recomputes", False):
@@ -170,7 +169,7 @@ class FusedBlocks(Technique):
 
 
 def _try(setup: Setup, few: Batch) -> int:
-    """One pass forward and backward; how many blocks were recorded as one function each."""
+    """Run one pass forward and backward, and return how many blocks were recorded as one function each."""
     loss = setup.batch_loss(few.to(setup.device))
     recorded = _blocks_recorded(loss)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -190,7 +189,7 @@ def _triton_parts(setup: Setup) -> Parts:
 
 
 def _blocks_recorded(loss: Tensor) -> int:
-    """How many blocks the loss depends on by one function each."""
+    """Return how many blocks the graph of the loss holds as one function each."""
     seen, open_nodes, count = set(), [loss.grad_fn], 0
     while open_nodes:
         node = open_nodes.pop()

@@ -66,7 +66,7 @@ class Loader(Technique):
             raise NotApplied("loader: batches are not in pinned memory")
 
     def load(self, prepare: Prepare, steps: range, device: torch.device) -> Iterator[MicroBatches]:
-        """Batches in the order of `steps`, at most `ahead` of them waiting."""
+        """Yield batches in the order of `steps`, at most `ahead` of them waiting."""
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="loader")
         waiting: deque[Future[MicroBatches]] = deque()
         try:
@@ -94,7 +94,7 @@ def _has_gpu() -> bool:
 
 
 def _pinned(batch: Batch) -> Batch:
-    """The batch in memory that a GPU can read by itself."""
+    """Return the batch in pinned memory, which a GPU can read by itself."""
     source = batch.source and replace(batch.source, tokens=batch.source.tokens.pin_memory())
     layout = batch.layout and Layout(batch.layout.ends.pin_memory(), batch.layout.rows.pin_memory())
     return replace(batch, tokens=batch.tokens.pin_memory(), targets=batch.targets.pin_memory(),

@@ -62,7 +62,7 @@ class MicroBatch(Technique):
 
     @classmethod
     def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:
-        """Halves of the batch, around what the plan would take; None is the whole batch in one pass."""
+        """Return sizes near the one that the plan would take: the batch halved n times; None is the whole batch in one pass."""
         batch, suit = run.data.train_batch_size, fitting.padded_examples(run.model, run.data, run.hardware)
         sizes = [-(-batch // parts) for parts in (2, 4, 8, 16, 32, 64) if parts <= batch]
         near = sorted(sizes, key=lambda size: abs(math.log2(size / suit)))[:TRIED]
@@ -85,6 +85,6 @@ class MicroBatch(Technique):
 
 
 def _even_split(batch: int, most: int) -> int:
-    """The largest divisor of the batch up to `most`, if it is at least half of it: equal passes compile once."""
+    """Return the largest divisor of the batch up to `most`, or `most` if that is less than half: equal passes compile once."""
     divisor = max(size for size in range(1, most + 1) if batch % size == 0)
     return divisor if 2 * divisor >= most else most

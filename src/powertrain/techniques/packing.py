@@ -74,7 +74,7 @@ class Packing(Technique):
 
     @classmethod
     def variants(cls, run: PlannedRun) -> Sequence[Technique | None]:
-        """Passes of half and double the tokens, and such that are not filled up; None pads."""
+        """Return the plan's passes, passes of double and half the tokens, and passes that are not filled up; None pads."""
         if (found := cls.settings_of(cls.answer(run))) is None:
             return ()
         others = (replace(found, tokens=2 * found.tokens), found.halved(), replace(found, multiple=1))
@@ -118,14 +118,14 @@ class Packing(Technique):
         return collate_filled(examples, self.multiple)
 
     def arrange(self, examples: Sequence[Example], micro_batch: int) -> list[list[Example]]:
-        """The passes of a step, costliest first: memory is at its fullest at once, and not later by surprise."""
+        """Return the passes of a step, costliest first: memory peaks in the first pass, and not later by surprise."""
         del micro_batch                      # examples per pass; here a pass has as many as fit
         passes = pack([example.tokens for example in examples], self.tokens, crossover=self.crossover)
         return [[examples[i] for i in chosen] for chosen in passes]
 
 
 def _constant_tokens(step_tokens: int, most: int, longest: int) -> int:
-    """The size of passes that are all filled up: a step's tokens, and some more, over as few passes as `most` allows.
+    """Return the tokens of passes that are all filled up: a step's tokens and some more, over as few passes as `most` allows.
 
     Steps differ in length, and one that is a little too long would cost a whole pass of padding.
     """

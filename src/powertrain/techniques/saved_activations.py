@@ -53,7 +53,7 @@ class SavedActivations(Technique):
 
     @property
     def actions(self) -> Mapping[str, str]:
-        """Of the kinds that are not kept."""
+        """Return the action for each kind of tensor that is not kept."""
         return {kind: action for kind in KINDS if (action := asdict(self)[kind]) != "keep"}
 
     @classmethod
@@ -101,7 +101,7 @@ class SavedActivations(Technique):
         return replace(setup, run_block=replace(setup.run_block, blocks=light))  # type: ignore[type-var]
 
     def confirm(self, setup: Setup) -> None:
-        """A forward pass of the first micro-batch, in which every light block has to put something away."""
+        """Run one pass of the first micro-batch, in which every light block has to put away each kind that is not kept."""
         found: Any = setup.run_block
         while not hasattr(found, "blocks") and hasattr(found, "inner"):
             found = found.inner

@@ -92,7 +92,7 @@ class TorchCompile(Technique):
         return replace(setup, run_block=CompiledBlocks(inner, setup.prepare(0)[0].lengths, compiled))
 
     def confirm(self, setup: Setup) -> None:
-        """Compiles, by one forward and backward pass of the first micro-batch."""
+        """Compile the blocks, by one forward and backward pass of the first micro-batch."""
         from powertrain.models.kernels.fused.compiled import is_compiled
 
         found = find_runner(setup.run_block, CompiledBlocks)

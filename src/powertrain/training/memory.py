@@ -93,7 +93,7 @@ SAID = ("can't allocate memory", "not enough memory", "bad_alloc", "bad allocati
         "could not create a memory")
 
 
-class PassTooLarge(Exception):
+class PassTooLarge(MemoryError):
     """A pass ran out of memory, in this process or in another one of the run; `said` is the allocator's message."""
 
     def __init__(self, said: str):
@@ -103,7 +103,7 @@ class PassTooLarge(Exception):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether the error says that an allocation failed."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError, PassTooLarge)):
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in SAID)
 

@@ -71,7 +71,7 @@ class NextToken(Objective):
 
 @contextlib.contextmanager
 def embedding_noise(model: Model, batch: Batch, alpha: float) -> Iterator[None]:
-    """Inside, what the model's embedding gives has uniform noise on it, of at most alpha / sqrt(L d) for documents of L tokens.
+    """Add uniform noise, inside, to what the embedding gives: at most alpha / sqrt(L d) for documents of L tokens.
 
     L counts padding where documents are padded, and d is the embedding's width. Source: Jain et al. 2023, arXiv:2310.05914.
     Raises WrongUse if the model does not use its embedding: noise that is asked for and not in force would go unseen.

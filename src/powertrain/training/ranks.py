@@ -108,7 +108,7 @@ class GroupRanks(Ranks):
         torch.distributed.barrier(group=self.hosts)
 
     def sum_step(self, parameters: Iterable[nn.Parameter], means: Iterable[Tensor]) -> None:
-        """A weight without a gradient on any process stays without: the optimizer passes over it.
+        """Sum means and gradients over processes. A weight that has a gradient on no process gets none.
 
         A weight that has a gradient on some processes only counts as one with zeros on the others.
         """

@@ -226,7 +226,7 @@ class FlatOptimizer(RunOptimizer):
         return norm
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Fills with zeros either way: without its views the next step would have to copy."""
+        """Fill gradients with zeros either way: without their views the next step would have to copy."""
         del set_to_none
         for group in self.flat_groups:
             group.clear()

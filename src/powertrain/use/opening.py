@@ -43,7 +43,7 @@ class Found:
 
     @property
     def tokenizer_folder(self) -> Path:
-        """The adapter's folder where it has its own tokenizer, as one that was trained here; else the base's."""
+        """Return the adapter's folder if it has its own tokenizer, as an adapter trained here has; else the base's."""
         has_own = self.adapter is not None and any((self.adapter / name).is_file() for name in TOKENIZERS)
         return self.adapter if has_own and self.adapter is not None else self.folder
 
@@ -65,7 +65,7 @@ class OpenedModel:
 
     @cached_property
     def context(self) -> int | None:
-        """The most tokens of prompt and answer together; None where positions have no end."""
+        """Return the most tokens of prompt and answer together; None where positions have no end."""
         if isinstance(self.model, Decoder):
             return self.model.config.context
         assert isinstance(self.model, BridgedModel), type(self.model)
@@ -76,24 +76,24 @@ class OpenedModel:
 
     @cached_property
     def has_template(self) -> bool:
-        """Whether the tokenizer has a chat template of its own."""
+        """Return whether the tokenizer has a chat template of its own."""
         return isinstance(self.tokenizer, ExampleTokenizer) and bool(own_templates(self.tokenizer.files))
 
     @cached_property
     def chat_tokenizer(self) -> ExampleTokenizer:
-        """The tokenizer that reads a template's special tokens as such."""
+        """Return the tokenizer that reads a template's special tokens as such."""
         if isinstance(self.tokenizer, ExampleTokenizer):
             return self.tokenizer
         return open_example_tokenizer(self.found.tokenizer_folder)
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """The tokenizer's chat template, or a plain one. Raises WrongUse for a broken one."""
+        """Return the tokenizer's chat template, or a plain one. Raises WrongUse for a broken one."""
         return find_template(self.chat_tokenizer, None)
 
     @cached_property
     def stops(self) -> frozenset[int]:
-        """Tokens that end a text: the end of text, and all that config.json and generation_config.json name."""
+        """Return the tokens that end a text: the end of text, and all in config.json and generation_config.json."""
         ends = {self.tokenizer.end_of_text}
         for name in (CONFIG, "generation_config.json"):
             file = self.found.folder / name
@@ -103,14 +103,14 @@ class OpenedModel:
 
     @cached_property
     def turn_stops(self) -> frozenset[int]:
-        """Tokens that end a turn of the assistant."""
+        """Return the tokens that end a turn of the assistant."""
         end = self.template.turn_end()
         token = None if end is None else self.chat_tokenizer.library.token_to_id(end)
         return self.stops if token is None else self.stops | {int(token)}
 
     @property
     def stored_dtype(self) -> str:
-        """The dtype of the base's files by torch's name, from config.json."""
+        """Return the dtype of the base's files by torch's name, from config.json."""
         config = read_model_json(self.found.folder / CONFIG)
         said = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
         return said if said in ("bfloat16", "float16") else "float32"
@@ -186,8 +186,8 @@ def find_base_of(adapter: Path, given: str | None) -> tuple[str, Path]:
         folder = find_model(str(name), revision=None if given else config.get("revision"))
     except WrongUse as error:
         belongs = f"--base {given} was given for the adapter" if given else f"it belongs on {name}, which is not there any more"
-        raise WrongUse(f"the adapter {adapter} cannot be opened: {belongs} ({str(error).partition(';')[0]}); name the folder "
-                       "of its base with --base PATH") from error
+        raise WrongUse(f"the adapter {adapter} cannot be opened: {belongs} ({error.reason}); name the folder of its base with "
+                       "--base PATH") from error
     folder = folder / "model" if (folder / "model").is_dir() else folder
     if not (folder / CONFIG).is_file():
         raise WrongUse(f"the base {name} of the adapter {adapter} holds no model (config.json is missing); name the folder of "

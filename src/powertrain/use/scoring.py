@@ -155,7 +155,7 @@ def real_examples(opened: OpenedModel, cache: Path, say: Say) -> tuple[Sequence[
             if pieces:
                 return [_read(piece.tolist()) for piece in pieces], "text that the run held out"
         except WrongUse as error:
-            say(f"the run's own data cannot be used ({str(error).partition(';')[0]})")
+            say(f"the run's own data cannot be used: {error}")
     return _built_in(opened), "a built-in text"
 
 

@@ -94,7 +94,7 @@ def padding_to_max_length(subject: Subject, where: Circumstances) -> Findings:
 
 
 def _sees_a_batch(subject: Subject) -> bool:
-    """Whether the padding code has a batch before it; rows that are tokenised one by one have no longest one."""
+    """Return whether the padding code sees a whole batch; code that tokenises row by row has no longest row."""
     script, line = subject.script, subject.settings[PADDING].place.line
     if script is None:
         return True
@@ -305,7 +305,7 @@ def loader_not_shuffled(script: Script, subject: Subject, where: Circumstances) 
 
 
 def _draws(script: Script) -> bool:
-    """Whether something besides the loader's own argument may put the examples into a random order."""
+    """Return whether something besides the loader's own argument may put the examples into a random order."""
     names = {str(getattr(node, "id", getattr(node, "attr", ""))) for node in script.nodes}
     names |= {"streaming" for node in script.nodes if isinstance(node, ast.keyword) and node.arg == "streaming"}
     return any(word in name for name in names for word in DRAWS)

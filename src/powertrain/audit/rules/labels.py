@@ -31,7 +31,7 @@ FORWARD = 1 / 4              # of a step that has one forward pass more: forward
 
 
 def is_masked(script: Script) -> bool:
-    """Whether the code that training reaches puts -100, which the loss ignores, into labels."""
+    """Return whether the code that training reaches puts -100, which the loss ignores, into labels."""
     return script.says(*LEFT_OUT) or any(_is_minus_100(node) for node in script.nodes)
 
 
@@ -52,7 +52,7 @@ def given_to(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 
 def is_copied(script: Script, node: ast.AST) -> bool:
-    """Whether a node makes the labels a copy of the tokens that the model reads."""
+    """Return whether a node makes the labels a copy of the tokens that the model reads."""
     return any(name == "labels" and "input_ids" in script.words(value) and "[1:" not in script.words(value)
                for name, value in given_to(node))
 
@@ -65,7 +65,7 @@ def _slices(node: ast.AST) -> list[ast.expr]:
 
 
 def starts_at_the_second(node: ast.AST) -> bool:
-    """Whether a node is `x[1:]`, `x[:, 1:]` or `x[i + 1:i + n + 1]`."""
+    """Return whether a node is `x[1:]`, `x[:, 1:]` or `x[i + 1:i + n + 1]`."""
     last = next(reversed(_slices(node)), None)
     lower = last.lower if isinstance(last, ast.Slice) else None
     if isinstance(lower, ast.BinOp) and isinstance(lower.op, ast.Add):
@@ -74,7 +74,7 @@ def starts_at_the_second(node: ast.AST) -> bool:
 
 
 def ends_before_the_last(node: ast.AST) -> bool:
-    """Whether a node is `x[:-1]`, `x[:, :-1]` or `x[..., :-1, :]`."""
+    """Return whether a node is `x[:-1]`, `x[:, :-1]` or `x[..., :-1, :]`."""
     return any(isinstance(item, ast.Slice) and item.upper is not None and ast.unparse(item.upper) == "-1"
                for item in _slices(node))
 
@@ -90,7 +90,7 @@ def labels_shifted_twice(script: Script, subject: Subject, where: Circumstances)
 
 
 def _shifts_labels(script: Script, node: ast.AST) -> bool:
-    """Whether a node gives labels without their first token, unless beside logits without their last: that is one shift."""
+    """Return whether a node gives labels without their first token, and no logits without their last beside them."""
     wanted = ("labels",) if isinstance(node, ast.Dict) else LABELS
     if not any(name in wanted and any(map(starts_at_the_second, ast.walk(value))) for name, value in given_to(node)):
         return False
@@ -152,7 +152,7 @@ def pad_is_end(script: Script, subject: Subject, where: Circumstances) -> Findin
 
 
 def _has_ends(script: Script, padded: int) -> bool:
-    """Whether the code puts an end into its examples, elsewhere than where it makes the end its padding token."""
+    """Return whether the code puts an end into its examples, not only where it makes the end its padding token."""
     for node in script.nodes:
         words = getattr(node, "attr", getattr(node, "value", ""))
         if isinstance(words, str) and any(end in words for end in ENDED) and getattr(node, "lineno", 0) != padded:
@@ -173,7 +173,7 @@ def _masking(script: Script) -> ast.AST | None:
 
 
 def _ignores_padding(script: Script, node: ast.AST) -> bool:
-    """Whether a node is `labels[labels == pad] = -100`, `where(ids == pad, -100, ids)` or `-100 if id == pad else id`."""
+    """Return whether a node is `labels[labels == pad] = -100`, `where(ids == pad, -100, ids)` or such a conditional."""
     if isinstance(node, ast.Assign):
         test, put = next((target.slice for target in node.targets if isinstance(target, ast.Subscript)), None), node.value
     elif isinstance(node, ast.IfExp):
@@ -201,7 +201,7 @@ def padding_trained(script: Script, subject: Subject, where: Circumstances) -> F
 
 
 def _gives(script: Script, node: ast.AST) -> bool:
-    """Whether a node is `model(input_ids, labels=input_ids)`: the same tokens to read and to predict."""
+    """Return whether a node is `model(input_ids, labels=input_ids)`: the same tokens as input and as labels."""
     if not isinstance(node, ast.Call) or not script.is_made_by(node.func, *MODELS):
         return False
     named = {keyword.arg: script.words(keyword.value) for keyword in node.keywords if keyword.arg}
@@ -268,7 +268,7 @@ def prompts_trained(subject: Subject, where: Circumstances) -> Findings:
 
 
 def _joins(node: ast.AST) -> bool:
-    """Whether an expression puts a prompt and an answer into one text."""
+    """Return whether an expression joins a prompt and an answer into one text."""
     formats = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format"
     if not formats and not isinstance(node, (ast.JoinedStr, ast.BinOp)):
         return False

@@ -178,7 +178,7 @@ def outside_the_epoch_loop(script: Script, subject: Subject, where: Circumstance
 
 
 def _belongs_inside(script: Script, node: ast.stmt, counter: str) -> bool:
-    """Whether a statement evaluates or saves at every so many epochs, after their loop has ended."""
+    """Return whether a statement after the loop over epochs evaluates or saves at every so many epochs."""
     keeps = any(isinstance(item, ast.Call) and script.name(item.func) != ".eval"
                 and any(word in script.name(item.func).rpartition(".")[2].lower() for word in KEEPING)
                 for item in script.reached(node))

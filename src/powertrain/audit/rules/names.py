@@ -60,7 +60,7 @@ def removed_names(subject: Subject, where: Circumstances) -> Findings:
 
 
 def _is_passed(script: Script | None, setting: Setting, name: str) -> bool:
-    """Whether a name is an argument: a field that the script's own subclass adds to TrainingArguments is none."""
+    """Return whether a name is an argument that is passed, not a field that the script's own subclass adds."""
     return script is None or not any(
         isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name
         and isinstance(script.parents[node], ast.ClassDef) and node.lineno == setting.place.line for node in script.nodes)

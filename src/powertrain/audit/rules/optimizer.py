@@ -127,7 +127,7 @@ def gradients_not_zeroed(script: Script, subject: Subject, where: Circumstances)
 
 
 def _is_a_wrapper(script: Script, owner: ast.AST) -> bool:
-    """Whether an optimizer is of a class that is not known, of the script itself or a package: its step may zero gradients."""
+    """Return whether an optimizer's class is the script's or an unknown package's, so that its step may zero gradients."""
     made = script.kinds.get(last_name(owner), frozenset())
     return bool(made) and all(name.rpartition(".")[2][:1].isupper() for name in made) and not any(
         name.startswith(("torch.", "bitsandbytes.", "transformers.")) for name in made)
@@ -270,7 +270,7 @@ def length_of(script: Script, made: ast.Call | None) -> ast.expr | None:
 
 
 def counts_batches(script: Script, length: ast.AST) -> bool:
-    """Whether a length comes from the number of batches of a loader."""
+    """Return whether a length comes from the number of batches of a loader."""
     return any(isinstance(node, ast.Call) and script.name(node) == "len" for node in script.behind(length))
 
 
@@ -336,7 +336,7 @@ def scheduler_each_process(script: Script, subject: Subject, where: Circumstance
 
 
 def _counted_before(script: Script, length: ast.AST, prepare: ast.Call) -> bool:
-    """Whether a length is that of a loader which is prepared later, and so counts the batches of all processes."""
+    """Return whether a length is that of a loader before `prepare`, which counts the batches of all processes."""
     prepared = {given.id for given in prepare.args if isinstance(given, ast.Name)}
     return any(isinstance(node, ast.Call) and script.name(node.func) == "len" and node.lineno < prepare.lineno and any(
         isinstance(item, ast.Name) and item.id in prepared for item in node.args) for node in script.behind(length))

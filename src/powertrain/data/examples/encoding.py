@@ -279,7 +279,7 @@ def _clipped(places: Sequence[Place], first: int, stop: int) -> list[Place]:
 
 
 def check_length(kind: str, max_length: int, tokenizer: ExampleTokenizer) -> None:
-    """Raises WrongUse if not one token of a text would fit beside what the tokenizer puts around it."""
+    """Raise WrongUse if not one token of a text would fit beside what the tokenizer puts around it."""
     around = tokenizer.library.num_special_tokens_to_add(kind == "span")
     if max_length <= (around if kind in ("pair", "span") else 0):
         raise WrongUse(f"data.max_length={max_length} leaves no room: the tokenizer puts {around} special tokens around a "

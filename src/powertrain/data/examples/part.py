@@ -71,7 +71,7 @@ class Part:
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """(N,) tokens that the model reads of each example, an encoder's included."""
+        """Return the tokens (N,) that the model reads of each example, an encoder's included."""
         ids = np.diff(self.records["end"], prepend=0)
         return (ids - 1 if self.kind in ("conversation", "text") else ids) + self.source_lengths
 

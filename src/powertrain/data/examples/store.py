@@ -33,8 +33,8 @@ from powertrain.records.findings import Problem
 
 
 def held_out(prompts: npt.NDArray[np.uint64], share: float, seed: int) -> npt.NDArray[np.bool_]:
-    """(N,) whether each example validates: whole prompts in the seed's order, as near to `share` of the examples as they
-    allow, and at least one. Raises WrongUse if all are of one prompt.
+    """Return (N,) whether each example validates: whole prompts in the seed's order, as near to `share` of the examples
+    as they allow, and at least one. Raises WrongUse if all are of one prompt.
     """
     if share == 0:
         return np.zeros(len(prompts), dtype=np.bool_)
@@ -81,12 +81,12 @@ class Examples(StoredExamples):
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """(examples,) tokens that the model reads of each."""
+        """Return the tokens (examples,) that the model reads of each."""
         return self.store.lengths[self.indices]
 
     @property
     def trained(self) -> npt.NDArray[np.int64]:
-        """(examples,) targets of each."""
+        """Return the number of targets (examples,) of each."""
         return self.store.trained[self.indices]
 
 
@@ -121,24 +121,24 @@ class ExampleStore:
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """(N,) tokens that the model reads of each, an encoder's included."""
+        """Return the tokens (N,) that the model reads of each example, an encoder's included."""
         return np.concatenate([part.lengths for part in self.parts])
 
     @cached_property
     def source_lengths(self) -> npt.NDArray[np.int64]:
-        """(N,) tokens that an encoder reads of each."""
+        """Return the tokens (N,) that an encoder reads of each example."""
         return np.concatenate([part.source_lengths for part in self.parts])
 
     @cached_property
     def trained(self) -> npt.NDArray[np.int64]:
-        """(N,) targets."""
+        """Return the number of targets (N,) of each example."""
         return self.column("trained_tokens").astype(np.int64)
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
-        """rows, bad, untrained, cut, dropped, too_long, tokens_lost, untrained_end, boundary, only_last, examples, ...
+        """Return rows, bad, untrained, cut, dropped, too_long, tokens_lost, untrained_end, boundary, only_last, examples, ...
 
-        Of the whole store; `longest` is the tokens of its longest row.
+        The counts are of the whole store; `longest` is the tokens of its longest row.
         """
         total: Counter[str] = Counter()
         for part in self.parts:
@@ -147,7 +147,7 @@ class ExampleStore:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """The first rows of each kind of problem, source by source."""
+        """Return the first rows of each kind of problem, source by source."""
         return tuple(problem for part in self.parts for problem in part.problems)
 
     def example(self, index: int) -> Example:
@@ -160,7 +160,7 @@ class ExampleStore:
         return part.origin(within)
 
     def rows(self) -> npt.NDArray[np.int64]:
-        """(N,) the number of the row that each example comes from; a long text gives several."""
+        """Return the number of the row (N,) that each example comes from; a long text gives several."""
         return np.concatenate([part.records["row"] + sum(earlier.counts.get("good", 0) for earlier in self.parts[:number])
                                for number, part in enumerate(self.parts)])
 
@@ -178,7 +178,7 @@ class ExampleStore:
         raise IndexError(f"example {index} of {len(self.in_validation)}")
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """(N,) a column of part.RECORD: "prompt" and "digest" are equal for examples of equal prompts and equal rows."""
+        """Return a column (N,) of part.RECORD: "prompt" and "digest" are equal for examples of equal prompts and rows."""
         return np.concatenate([part.records[name] for part in self.parts])
 
 
@@ -233,7 +233,7 @@ def open_examples(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, seed
 
 
 def refuse_no_training(store: ExampleStore) -> None:
-    """Raises WrongUse if an epoch has no example."""
+    """Raise WrongUse if an epoch has no example."""
     if len(store.training_indices):
         return
     count, sources = len(store.in_validation), ", ".join(store.sources)
@@ -277,7 +277,7 @@ def undecided(parts: Sequence[Part], sources: Sequence[str], max_length: int) ->
         too_long, rows = part.counts.get("too_long", 0), part.counts["good"]
         if too_long > FEW_TOO_LONG * rows:
             return (f"{too_long:,} of {rows:,} examples of {source} are longer than data.max_length={max_length} (the longest "
-                    f"has {part.counts['longest']:,} tokens); raise it if the model can read more, or say what is to become of "
+                    f"has {part.counts['longest']:,} tokens); raise it if the model can read more, or choose what to do with "
                     f"them: data.long_examples=cut loses {part.counts['tokens_lost']:,} tokens, data.long_examples=drop leaves "
                     "them out")
     return None
@@ -289,7 +289,7 @@ def _nothing_left(part: Part, source: str, max_length: int) -> WrongUse:
         return WrongUse(f"all {counts['rows']:,} rows of {source} are bad, the first of them, {first.origin}: {first.reason}")
     if counts.get("too_long"):
         return WrongUse(f"no row of {source} has anything to train on within data.max_length={max_length}: "
-                        f"{first.origin}: {first.reason}; raise data.max_length, or take a model that reads more if that is "
-                        "all that this one can")
+                        f"{first.origin}: {first.reason}; raise data.max_length; if the model cannot read longer examples, "
+                        "use a model with a longer context")
     return WrongUse(f"all labels are masked: no row of {source} has a token that is trained ({first.origin}: {first.reason}); "
                     "use data.train_on=all, or another data.chat_template if this one gives the assistant no words")

@@ -121,7 +121,7 @@ class ChatTemplate:
         return {}
 
     def _by_shapes(self, messages: Sequence[Message]) -> Marked | None:
-        """As `_by_prefixes`, by the shape of each beginning; None where the template rewrites a beginning."""
+        """Mark as `_by_prefixes` does, by the shape of each beginning; None where the template rewrites a beginning."""
         roles = tuple([message.role for message in messages])
         whole = self._shape(roles, False)
         if roles not in self._turns:
@@ -143,7 +143,7 @@ class ChatTemplate:
 
     @cached_property
     def _asks(self) -> bool:
-        """Whether add_generation_prompt makes a difference."""
+        """Return whether add_generation_prompt makes a difference."""
         return self.attempt(QUESTION, add_generation_prompt=True) != self.attempt(QUESTION)
 
     def _rendered(self, messages: Sequence[Message], **options: Any) -> tuple[str, list[Place]]:
@@ -196,19 +196,19 @@ class ChatTemplate:
         return None if at < 0 else at if text[len(beginning):at].strip() else len(beginning)
 
     def attempt(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str | None:
-        """As `render`; None where the template refuses the conversation."""
+        """Render as `render` does; return None where the template refuses the conversation."""
         try:
             return self.render(messages, add_generation_prompt)
         except BadRow:
             return None
 
     def _without_rest(self, text: str, start: int, stop: int) -> int:
-        """`stop`, less the white space behind the special token that ends the turn: nothing is written after that."""
+        """Return `stop`, less the white space behind the special token that ends the turn: generation ends before it."""
         kept = len(text[start:stop].rstrip()) + start
         return kept if text.endswith(self.special, start, kept) else stop
 
     def _with_end(self, text: str, stop: int) -> int:
-        """`stop`, plus the special token that follows: a model that never learns it never stops."""
+        """Return `stop`, plus the special token that follows: a model that never learns this token never stops."""
         return stop + max((len(token) for token in self.special if text.startswith(token, stop)), default=0)
 
 
@@ -283,7 +283,7 @@ def _chosen(wanted: str | None, own: Mapping[str, str], texts: bool) -> tuple[st
 
 
 def _check(template: ChatTemplate) -> None:
-    """Raises WrongUse if the template is no Jinja at all."""
+    """Raise WrongUse if the template is no valid Jinja."""
     from jinja2 import TemplateSyntaxError
 
     try:

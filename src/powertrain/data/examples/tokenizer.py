@@ -42,7 +42,7 @@ class ExampleTokenizer(FolderTokenizer):
 
     @cached_property
     def is_added(self) -> npt.NDArray[np.bool_]:
-        """(vocabulary,) the tokens that are cut out of a text before anything else is looked at."""
+        """Return a mask (vocabulary,) of the tokens that are cut out of a text before anything else is looked at."""
         added = np.zeros(self.vocabulary, dtype=np.bool_)
         added[list(self.library.get_added_tokens_decoder())] = True
         return added
@@ -53,12 +53,12 @@ class ExampleTokenizer(FolderTokenizer):
 
     @cached_property
     def words(self) -> Words | None:
-        """The encoder by words; None for a tokenizer of another kind."""
+        """Return the encoder by words; None for a tokenizer of another kind."""
         return words_of(self.library)
 
     @cached_property
     def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ids that stand before and after a single text."""
+        """Return the ids that stand before and after a single text."""
         before, behind = _around(self.library)
         first = None if self.before is None else self.library.token_to_id(self.before)
         return before if first in before else () if first is None else (first,), behind
@@ -70,7 +70,7 @@ class ExampleTokenizer(FolderTokenizer):
         return [next(others) if pieces is None else pieces for pieces in known]
 
     def offsets(self, texts: Sequence[str]) -> list[Tokenised | str]:
-        """As `tokenise`, by the library alone, on all cores."""
+        """Tokenise as `tokenise` does, by the library alone, on all cores."""
         return [found if isinstance(found, str) else Offsets(text, found, self.is_added)
                 for text, found in zip(texts, each_or_reason(self.library, texts, False), strict=True)]
 

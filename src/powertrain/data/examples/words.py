@@ -211,7 +211,7 @@ Classes = tuple[str, str, str]               # the insides of three character cl
 
 
 def spelled_out(pattern: str, classes: Classes) -> str | None:
-    r"""A pattern of the library (Oniguruma) for Python: \p{L}, \p{N} and \s written as characters.
+    r"""Return a pattern of the library (Oniguruma) for Python: \p{L}, \p{N} and \s written as characters.
 
     None if it has anything that the two might read differently.
     """
@@ -256,7 +256,7 @@ def _alphabet(composed: bool) -> list[str]:
 
 
 def _ranges(characters: Iterable[str]) -> str:
-    """Characters in order of their code as the inside of a class."""
+    """Return characters in order of their code as the inside of a character class."""
     codes = [ord(character) for character in characters]
     runs = [[code for _, code in run] for _, run in groupby(enumerate(codes), lambda pair: pair[1] - pair[0])]
     return "".join(f"\\U{run[0]:08x}-\\U{run[-1]:08x}" for run in runs)

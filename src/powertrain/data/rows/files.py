@@ -103,26 +103,31 @@ def json_lines(path: Path, start: int = 0, first: int = 1, size_bytes: int | Non
 
 def _json_line(line: bytes, origin: str) -> Row | Rejected:
     try:
-        fields = parse_line(line.decode("utf-8").rstrip("\r\n"), origin)
+        fields = _object_of(line.decode("utf-8").rstrip("\r\n"))
     except UnicodeDecodeError as error:
         return Rejected(origin, utf8_fault(error))
     except WrongUse as error:
-        return Rejected(origin, str(error).removeprefix(f"{origin}: "))
+        return Rejected(origin, str(error))
     return checked(fields, origin) if SUSPECT.search(line) else Row(fields, origin)
 
 
 def parse_line(line: str, origin: str) -> dict[str, Any]:
     """Return the object of a line of JSONL. Raises WrongUse, which begins with `origin`."""
     try:
+        return _object_of(line)
+    except WrongUse as error:
+        raise WrongUse(f"{origin}: {error}") from error
+
+
+def _object_of(line: str) -> dict[str, Any]:
+    try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise WrongUse(f"{origin}: not JSON: {error.msg} at column {error.colno}; "
-                       "a JSONL file holds one JSON object per line") from error
+        raise WrongUse(f"not JSON: {error.msg} at column {error.colno}; a JSONL file holds one JSON object per line") from error
     except (ValueError, RecursionError) as error:
-        raise WrongUse(f"{origin}: this JSON cannot be read: {error}; mend or remove the line") from error
+        raise WrongUse(f"this JSON cannot be read: {error}; mend or remove the line") from error
     if not isinstance(row, dict):
-        raise WrongUse(f"{origin}: {json_kind(row)}, not an object; "
-                       'a JSONL file holds one object per line, such as {"text": "..."}')
+        raise WrongUse(f'{json_kind(row)}, not an object; a JSONL file holds one object per line, such as {{"text": "..."}}')
     return row
 
 

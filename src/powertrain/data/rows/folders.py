@@ -54,6 +54,11 @@ def named_files(source: str) -> list[Path]:
 
 def similar(path: Path) -> str:
     """Return the end of a message that there is no such path: a path that may have been meant, or where to look."""
+    return nearest(path) or f"; give a path from {os.getcwd()}, or a corpus: {', '.join(CORPORA)}"
+
+
+def nearest(path: Path) -> str:
+    """Return the end of a message that there is no such path: a path that may have been meant, or nothing."""
     try:
         neighbours = os.listdir(path.parent)
     except OSError:
@@ -62,9 +67,7 @@ def similar(path: Path) -> str:
     if near:
         return f"; did you mean {path.parent / near[0]}?"
     corpus = difflib.get_close_matches(path.name, CORPORA, n=1)
-    if corpus:
-        return f"; did you mean the corpus {corpus[0]}?"
-    return f"; give a path from {os.getcwd()}, or a corpus: {', '.join(CORPORA)}"
+    return f"; did you mean the corpus {corpus[0]}?" if corpus else ""
 
 
 def text_files(folder: Path) -> list[Path]:

@@ -62,7 +62,7 @@ def _found(source: str, cache: Path, split: str | None, text_field: str) -> Iter
         return (Row({text_field: document.text}, document.origin) for document in corpus_documents(source, cache))
     path, files = Path(source).expanduser(), local_files(source, split)
     if files is None:
-        hint = folders.similar(path).partition("; give a path")[0] if path.parent.is_dir() else ""
+        hint = folders.nearest(path) if path.parent.is_dir() else ""
         return hub_rows(source, split, hint=hint)
     # a folder's files are all rows, or all texts, and then its .json is one of them
     texts = path.is_dir() and any(folders.data_suffix(file) is None for file in files)
@@ -129,6 +129,7 @@ def csv_rows(path: Path) -> Iterator[Row | Rejected]:
             except StopIteration:
                 return
             except csv.Error as error:
+                # csv.Error has no kinds: its text is all there is
                 unclosed = "end of data" in str(error) or "field limit" in str(error)
                 cure = "a quote that opens here is never closed: close it, or double it" if unclosed else \
                     "a quote inside a quoted field is written twice"

@@ -38,7 +38,7 @@ OF_LSLORA = ("sigma", "regularisation")
 OF_SAMPLES = ("sample.prompt", "sample.temperature", "sample.top_k")
 
 
-@rule("documentation: 003's diagnose tool, dataset sizes against limits")
+@rule("fact: the size of the data, beside the recipe's limit")
 def data_limits(where: Situation) -> Iterator[Finding]:
     """A limit of the recipe cuts the data off, or is larger than the data."""
     data, recipe = where.prepared.facts.data, where.prepared.recipe.data
@@ -78,7 +78,7 @@ def truncation(where: Situation) -> Iterator[Finding]:
                    examples=data.examples)
 
 
-@rule("documentation: 003's validation outside of the loop; 004's validation on training data")
+@rule("fact: only text that is not trained shows whether a model memorises")
 def held_out(where: Situation) -> Iterator[Finding]:
     """No text is held out, or too little, so no evaluation shows whether the model learns or memorises."""
     tokens, share = where.prepared.facts.data.validation_tokens, where.prepared.recipe.data.validation_share
@@ -88,7 +88,7 @@ def held_out(where: Situation) -> Iterator[Finding]:
         yield told("held_out.little", tokens=tokens, share=share)
 
 
-@rule("documentation: 003, whose windows start at every character")
+@rule("fact: a stride below the block repeats tokens within an epoch")
 def redundancy(where: Situation) -> Iterator[Finding]:
     """Blocks overlap, so one epoch visits each token several times."""
     data, recipe = where.prepared.facts.data, where.prepared.recipe
@@ -98,7 +98,7 @@ def redundancy(where: Situation) -> Iterator[Finding]:
                    visits=data.redundancy, block=data.block, stride=data.stride)
 
 
-@rule("documentation: passes times accumulation must give the batch that was asked for")
+@rule("fact: passes times accumulation must give the batch that was asked for")
 def batch(where: Situation) -> Iterator[Finding]:
     """A step divides into uneven passes, an epoch into uneven steps, or the run has very few steps."""
     prepared, data = where.prepared, where.prepared.facts.data
@@ -118,7 +118,7 @@ def batch(where: Situation) -> Iterator[Finding]:
                    smaller=max(1, size * steps // FEW_STEPS))
 
 
-@rule("documentation: 001, learning rate and warm-up; formula: training/schedule.py")
+@rule("formula: training/schedule.py; fact: too high a learning rate diverges")
 def schedule(where: Situation) -> Iterator[Finding]:
     """The warm-up takes most of the run, or the learning rate is far above the method's usual one."""
     recipe, steps = where.prepared.recipe, where.prepared.total_steps
@@ -133,7 +133,7 @@ def schedule(where: Situation) -> Iterator[Finding]:
                    method=recipe.method)
 
 
-@rule("documentation: 001, gradient overflow; 004, training instability")
+@rule("fact: without a limit one large gradient can move all weights far")
 def stability(where: Situation) -> Iterator[Finding]:
     """No limit bounds the gradients."""
     limit = where.prepared.recipe.max_grad_norm
@@ -181,7 +181,7 @@ def quantisation(where: Situation) -> Iterator[Finding]:
         yield told("quantisation.needless", needed_bytes=needed, room_bytes=room)
 
 
-@rule("documentation: intervals of evaluation and saving are often guessed")
+@rule("fact: the seconds of each evaluation and checkpoint, beside those of the run")
 def intervals(where: Situation) -> Iterator[Finding]:
     """An interval in steps is longer than the run, or so short that it takes more than 2 % of the run."""
     recipe, steps = where.prepared.recipe, where.prepared.total_steps
@@ -201,14 +201,14 @@ def intervals(where: Situation) -> Iterator[Finding]:
                        seconds=part.seconds, every=part.every, predicted=cause.predicted)
 
 
-@rule("documentation: a setting without effect must be said")
+@rule("fact: the recipe's keys that nothing reads in this run")
 def no_effect(where: Situation) -> Iterator[Finding]:
     """Keys of the recipe have no effect on this run."""
     for key, why in idle_keys(where.prepared):
         yield told("no_effect.idle", key=key, because=why, origin=where.prepared.resolved.origins.get(key) or "the recipe")
 
 
-@rule("documentation: 003's diagnose tool, training time estimate")
+@rule("formula: steps times the plan's seconds a step")
 def run_length(where: Situation) -> Iterator[Finding]:
     """The plan cannot predict how long the run takes, or a run of days saves no checkpoint."""
     estimate = where.prepared.plan.estimate

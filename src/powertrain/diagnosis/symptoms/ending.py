@@ -74,7 +74,7 @@ def ended_early(run: RunRecord) -> Iterator[Finding]:
     lost = run.last_step - (saved[-1] if saved else 0)
     yield told(f"ended_early.{case}", f"the last checkpoint is of step {saved[-1]:,}" if saved else "there is no checkpoint",
                f"{several(lost, 'step')} would be repeated" if lost else "no step is lost",
-               steps_left=run.total_steps - run.last_step, run=run, said=run.end.message or "it wrote no reason")
+               steps_left=run.total_steps - run.last_step, run=run, said=run.end.message or "the run recorded no reason")
 
 
 @rule("formula: Young 1974")

@@ -44,7 +44,7 @@ NAMED_SPIKES = 4
 MANY_EPOCHS = 3              # a spike in each of so many epochs is an example that returns
 
 
-@rule("documentation: a loss of NaN comes from a high learning rate or from half precision")
+@rule("fact: NaN comes from too high a learning rate or from half precision")
 def not_finite(run: RunRecord) -> Iterator[Finding]:
     """The loss or a gradient became NaN or infinite.
 

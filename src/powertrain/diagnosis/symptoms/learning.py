@@ -38,7 +38,7 @@ SEEN_AGAIN = 2.0             # epochs: from here on, memorising is possible, and
 EVALUATIONS = 10             # per run, enough to show when overfitting began
 
 
-@rule("documentation: a loss that rises for long has diverged", gives_way_to=("not_finite",))
+@rule("fact: a loss that rises for long has diverged", gives_way_to=("not_finite",))
 def divergence(run: RunRecord) -> Iterator[Finding]:
     """The loss climbed away from its level and did not come back, or came back only after a large part of the run.
 

@@ -39,7 +39,7 @@ class Rows(NamedTuple):
     last: int
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
-        """(out, in) of these rows."""
+        """Return the weights of these rows, (out, in), in `dtype`."""
         return self.linear.matrix(dtype)[self.first:self.last]
 
 
@@ -50,7 +50,7 @@ class Change(NamedTuple):
     factor: Tensor | None = None         # (out,) fp32
 
     def apply(self, y: Tensor, bias: Tensor | None) -> Tensor:
-        """What becomes of the product, in its dtype."""
+        """Return the product `y` with this change applied, in the dtype of `y`."""
         if self.factor is None:
             return (y + self.added).to(y.dtype)
         product = y if bias is None else y - bias
@@ -71,30 +71,30 @@ class Adapter(nn.Module):
         self.scale = config.alpha / (math.sqrt(config.r) if config.use_rslora else config.r)
 
     def forward(self, x: Tensor, rows: Rows) -> Change:
-        """x (T, in), in the dtype to compute in."""
+        """Return the change for the input x (T, in), which is in the dtype to compute in."""
         raise NotImplementedError
 
     def merge(self, weight: Tensor) -> Tensor:
-        """The matrix (out, in) fp32 that does what `weight` and the adapter do. Raises WrongUse where there is none."""
+        """Return the matrix (out, in) fp32 that replaces `weight` and the adapter. Raises WrongUse where there is none."""
         raise NotImplementedError
 
     def tensors(self) -> dict[str, nn.Parameter]:
-        """What is stored, by the end of its name in a PEFT file."""
+        """Return the parameters to store, by the end of their names in a PEFT file."""
         return {"lora_A.weight": self.A, "lora_B.weight": self.B}
 
     def penalty(self) -> Tensor | None:
-        """() what is added to the loss of a step."""
+        """Return the () penalty that is added to the loss of a step; None where there is none."""
         return None
 
     def diagnose(self) -> dict[str, float]:
-        """What one would look at while it trains, by name."""
+        """Return the measurements worth watching while the adapter trains, by name."""
         return {}
 
     def dropped(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)
 
     def up(self, inner: Tensor) -> Tensor:
-        """(T, r) -> (T, out), scaled."""
+        """Return the product of `inner` (T, r) and B, scaled: (T, out)."""
         return F.linear(inner * self.scale, self.B.to(inner.dtype))
 
 
@@ -122,7 +122,7 @@ class Dora(Lora):
         self.magnitude = nn.Parameter(torch.linalg.vector_norm(rows.matrix(torch.float32), dim=1).to(self.A.device))
 
     def factor(self, weight: Tensor) -> Tensor:
-        """(out,) fp32: what the turned rows of `weight` (out, in) are multiplied by."""
+        """Return the factors (out,) fp32 by which the turned rows of `weight` (out, in) are multiplied."""
         with torch.no_grad():
             lengths = torch.linalg.vector_norm(super().merge(weight.float()), dim=1)
         factor: Tensor = self.magnitude / lengths
@@ -158,7 +158,7 @@ class LsLora(Adapter):
         self.regularisation = config.regularisation
 
     def phi(self, inner: Tensor) -> Tensor:
-        """The function of A x, element by element."""
+        """Apply the learned function to each element of A x."""
         x = torch.tanh(inner / self.log_sigma.exp())
         a0, a1, a2, a3 = self.a
         out: Tensor = a0 + a1 * x + a2 * torch.sin(math.pi * x) + a3 * torch.cos(math.pi * x)
@@ -182,7 +182,7 @@ class LsLora(Adapter):
         return self.regularisation * (self.a - torch.tensor(IDENTITY, device=self.a.device)).square().sum()
 
     def diagnose(self) -> dict[str, float]:
-        """`deviation`: |a - identity|. `non_linearity`: the amplitude of the two waves. `sigma`: small ones saturate."""
+        """Return `deviation` (|a - identity|), `non_linearity` (the two waves' amplitude) and `sigma` (small ones saturate)."""
         a = self.a.detach().double().cpu()
         identity = torch.tensor(IDENTITY, dtype=a.dtype)
         return {"deviation": float((a - identity).norm()), "non_linearity": float(a[2:].norm()),
@@ -236,14 +236,14 @@ def has_adapters(model: nn.Module) -> bool:
 
 
 def adapter_config(model: nn.Module) -> AdapterConfig:
-    """What the model's adapters were made with. Raises WrongUse if it has none."""
+    """Return the config that the model's adapters were made with. Raises WrongUse if it has none."""
     for module in adapted_linears(model).values():
         return module.config
     raise WrongUse("the model has no adapters; train it with method=lora or qlora, or load some with model.adapter=FOLDER")
 
 
 def add_adapters(model: Decoder, config: AdapterConfig) -> None:
-    """Freezes the model and puts adapters on it, in place; only they train. A is drawn with torch's global generator.
+    """Freeze the model and put adapters on it, in place; only they train. A is drawn with torch's global generator.
 
     Raises WrongUse for targets that the model does not have, and if it has adapters already.
     """
@@ -261,7 +261,7 @@ def add_adapters(model: Decoder, config: AdapterConfig) -> None:
 
 
 def freeze(model: Decoder) -> None:
-    """Nothing trains any more, and every linear may be stored in any dtype."""
+    """Freeze all weights, and make every linear a FrozenLinear, which may be stored in any dtype."""
     model.requires_grad_(False)
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and not isinstance(module, FrozenLinear):
@@ -269,7 +269,7 @@ def freeze(model: Decoder) -> None:
 
 
 def adapters_of(model: nn.Module) -> Iterator[tuple[Slot, Adapter]]:
-    """Each adapter with its slot, in the model's order."""
+    """Return each adapter with its slot, in the model's order."""
     return ((slot, module.adapter(slot)) for module in adapted_linears(model).values() for slot in module.slots)
 
 
@@ -285,7 +285,7 @@ def measure_adapters(model: nn.Module) -> dict[str, dict[str, float]]:
 
 
 def merged(model: Decoder) -> Decoder:
-    """A plain decoder with the adapters in its weights, computed in fp32 and kept in the base's dtype.
+    """Return a plain decoder with the adapters in its weights, computed in fp32 and kept in the base's dtype.
 
     Weights without adapters are shared with `model`, not copied.
     Raises WrongUse if there are no adapters, they are not matrices, or the base is quantised.
@@ -299,7 +299,7 @@ def merged(model: Decoder) -> Decoder:
 
 @torch.no_grad()
 def merge_into(base: Decoder, adapted: Decoder) -> Decoder:
-    """The adapters of `adapted` in the weights of `base`, its unquantised twin, as a plain decoder; see `merged`.
+    """Return a plain decoder: `base`, the unquantised twin of `adapted`, with the adapters in its weights; see `merged`.
 
     Raises WrongUse if the two do not have the same linears.
     """
@@ -324,6 +324,6 @@ def merge_into(base: Decoder, adapted: Decoder) -> Decoder:
 
 
 def plain_state(model: Decoder) -> dict[str, Tensor]:
-    """The state of the model as if it had no adapters. The tensors are the model's own."""
+    """Return the state of the model as if it had no adapters. The tensors are the model's own."""
     state: dict[str, Any] = model.state_dict()
     return {name.replace(".base.", "."): tensor for name, tensor in state.items() if ".adapters." not in name}

@@ -51,7 +51,7 @@ def save_model(model: Model, folder: Path, tokenizer: SavedTokenizer | None = No
 
 
 def save_adapter(model: Decoder, folder: Path, *, base: str, tokenizer: SavedTokenizer | None = None) -> None:
-    """Writes the adapters of `model`; `base` is the folder or hub id that they belong on.
+    """Write the adapters of `model`; `base` is the folder or hub id that they belong on.
 
     Raises WrongUse if there are none, OSError if the folder cannot be written.
     """
@@ -70,7 +70,7 @@ def save_adapter(model: Decoder, folder: Path, *, base: str, tokenizer: SavedTok
 
 
 def row_order(slot: Slot, config: ModelConfig) -> Tensor:
-    """(rows,) int64: which of our rows each row of Hugging Face's module is.
+    """Return which of our rows each row of Hugging Face's module is: (rows,) int64.
 
     Where a base is stored transposed that changes nothing: PEFT's A and B are not.
     """
@@ -78,7 +78,7 @@ def row_order(slot: Slot, config: ModelConfig) -> Tensor:
 
 
 def describe(config: AdapterConfig, base_config: ModelConfig, base: str) -> dict[str, Any]:
-    """What adapter_config.json holds. Module names in place of `all-linear`, which some readers do not know."""
+    """Return what adapter_config.json holds: module names in place of `all-linear`, which some readers do not know."""
     targets = config.target_modules
     if not isinstance(targets, tuple):
         slots = find_targets(base_config, targets)
@@ -97,7 +97,7 @@ def describe(config: AdapterConfig, base_config: ModelConfig, base: str) -> dict
 
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
-    """The config of the adapters in `folder`. Raises WrongUse for missing or damaged files and what is not supported."""
+    """Return the config of the adapters in `folder`. Raises WrongUse for missing or damaged files and unsupported adapters."""
     given = read_adapter_json(folder)
     refuse_unsupported(folder / CONFIG, given)
     weights = adapter_weights(folder)
@@ -113,7 +113,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
 
 
 def read_targets(given: Mapping[str, Any], modules: Iterable[str]) -> str | tuple[str, ...]:
-    """The targets as they were given, less those that met no module; or the modules, where targets met only some layers."""
+    """Return the given targets that match a module; or the modules' full names, if targets matched only some layers."""
     targets = given["target_modules"]
     if given.get("layers_to_transform") is not None or given.get("exclude_modules"):
         return tuple(sorted(modules))
@@ -123,7 +123,7 @@ def read_targets(given: Mapping[str, Any], modules: Iterable[str]) -> str | tupl
 
 
 def refuse_unsupported(file: Path, given: Mapping[str, Any]) -> None:
-    """Raises WrongUse for anything in the file that would change what the adapters compute."""
+    """Raise WrongUse for anything in the file that would change what the adapters compute."""
     cure = "load it with model.provider=transformers"
     types = [kind.upper() for kind in KINDS]
     if given.get("peft_type") not in types:
@@ -144,7 +144,7 @@ def refuse_unsupported(file: Path, given: Mapping[str, Any]) -> None:
 
 
 def load_adapter(model: Decoder, folder: Path) -> AdapterConfig:
-    """Puts the adapters in `folder` on the model, ready to train further; draws no random numbers.
+    """Put the adapters in `folder` on the model, ready to train further. Draws no random numbers.
 
     Raises WrongUse for missing or damaged files, what is not supported, and adapters of another base.
     """
@@ -160,7 +160,7 @@ def load_adapter(model: Decoder, folder: Path) -> AdapterConfig:
 
 
 def by_module(file: Path) -> dict[str, dict[str, Tensor]]:
-    """Module -> the end of each tensor's name -> the tensor. Raises WrongUse for a damaged file and for other tensors."""
+    """Return module -> end of the tensor's name -> tensor. Raises WrongUse for a damaged file and for other tensors."""
     stored = Shards([file])
     modules: dict[str, dict[str, Tensor]] = {}
     for key in stored:
@@ -173,7 +173,7 @@ def by_module(file: Path) -> dict[str, dict[str, Tensor]]:
 
 def refuse_other_base(model_config: ModelConfig, tensors: Mapping[str, Mapping[str, Tensor]], config: AdapterConfig,
                       who: str) -> None:
-    """Raises WrongUse, naming what differs, if the adapters do not fit a model of this config."""
+    """Raise WrongUse, naming what differs, if the adapters do not fit a model of this config."""
     slots = {slot.theirs for slot in find_slots(model_config)}
     this = f"this {model_config.family} of {model_config.layers} layers"
     if lacking := [name for name in tensors if name not in slots]:
@@ -204,7 +204,7 @@ def refuse_other_base(model_config: ModelConfig, tensors: Mapping[str, Mapping[s
 @torch.no_grad()
 def fill(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor], slot: Slot, config: ModelConfig,
          file: Path) -> None:
-    """Copies the file's tensors into one adapter. Raises WrongUse if they are not the ones it has."""
+    """Copy the file's tensors into one adapter. Raises WrongUse if they are not the ones it has."""
     found, wanted = ({name: tuple(tensor.shape) for name, tensor in sorted(some.items())} for some in (tensors, parameters))
     if found != wanted:
         raise WrongUse(f"{file} has {found} for {slot.theirs}, and its {CONFIG} makes them {wanted}; check that both come from "

@@ -55,7 +55,7 @@ class Slot:
 
     @property
     def name(self) -> str:
-        """Their short name: "q_proj"."""
+        """Return Hugging Face's short name of the module, such as "q_proj"."""
         return self.theirs.rpartition(".")[2]
 
     @property
@@ -64,7 +64,7 @@ class Slot:
 
 
 def find_slots(config: ModelConfig) -> tuple[Slot, ...]:
-    """Every place for an adapter: all linears of the blocks, and not the head, as PEFT has it for `all-linear`."""
+    """Return every place for an adapter: all linears of the blocks, and not the head, as PEFT has it for `all-linear`."""
     shapes = linear_shapes(config)
     slots = []
     for row in map_weights(config):
@@ -80,7 +80,7 @@ def find_slots(config: ModelConfig) -> tuple[Slot, ...]:
 
 
 def find_targets(config: ModelConfig, targets: str | tuple[str, ...]) -> tuple[Slot, ...]:
-    """The slots that `target_modules` names. Raises WrongUse for a name that no module has."""
+    """Return the slots that `target_modules` names. Raises WrongUse for a name that no module has."""
     slots = find_slots(config)
     if targets == ALL_LINEAR:
         return slots
@@ -106,7 +106,7 @@ def find_targets(config: ModelConfig, targets: str | tuple[str, ...]) -> tuple[S
 
 
 def count_adapter_parameters(config: ModelConfig, adapters: AdapterConfig) -> int:
-    """Trained numbers, counted without building anything."""
+    """Return how many numbers the adapters train, counted without building anything."""
     total = 0
     for slot in find_targets(config, adapters.target_modules):
         rows = slot.last - slot.first
@@ -116,5 +116,5 @@ def count_adapter_parameters(config: ModelConfig, adapters: AdapterConfig) -> in
 
 
 def adapted_layers(config: ModelConfig, adapters: AdapterConfig) -> tuple[int, ...]:
-    """Blocks that have adapters, in order."""
+    """Return the indices of the blocks that have adapters, in order."""
     return tuple(sorted({slot.layer for slot in find_targets(config, adapters.target_modules)}))

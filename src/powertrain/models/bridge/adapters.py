@@ -22,12 +22,12 @@ QA_HEAD = "qa_outputs"                       # what PEFT trains and saves by its
 
 
 def load_peft() -> Any:
-    """Raises WrongUse if peft is not installed."""
+    """Return the module peft. Raises WrongUse if it is not installed."""
     return load_library("peft", "adapters on a model of transformers need", "pip install peft, or use method=full")
 
 
 def put_adapters(network: Any, config: AdapterConfig, task: str) -> nn.Module:
-    """The model with new adapters, which alone are trained; with those for spans also the head that answers.
+    """Return the model with new adapters; only these are trained, and in a model for spans also the head that answers.
 
     Draws from torch's global generator. Raises WrongUse for kinds and modules that are not here.
     """
@@ -60,7 +60,7 @@ def _wrapped(network: Any, config: Any) -> nn.Module:
 
 
 def head_names(network: Any) -> list[str]:
-    """The modules that a model for spans adds to its base: the new ones, which nobody has trained yet."""
+    """Return the names of the modules that a model for spans adds to its base; nobody has trained these yet."""
     if not hasattr(network, network.base_model_prefix):
         return [QA_HEAD]
     return [name for name, module in network.named_children()
@@ -68,7 +68,7 @@ def head_names(network: Any) -> list[str]:
 
 
 def find_targets(network: Any, wanted: str | tuple[str, ...], head: list[str]) -> str | list[str]:
-    """What PEFT is to adapt, without the head. Raises WrongUse for a name that no module has: PEFT passes over it."""
+    """Return the modules that PEFT adapts, without the head. Raises WrongUse for a name that no module has: PEFT ignores it."""
     output, modules = network.get_output_embeddings(), [name for name, _ in network.named_modules()]
     linears = [name for name, module in network.named_modules() if is_linear(module)
                and module is not output and name.partition(".")[0] not in head]
@@ -86,7 +86,7 @@ def find_targets(network: Any, wanted: str | tuple[str, ...], head: list[str]) -
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether it is a linear, or one of GPT-2's, which hold their weight the other way round."""
+    """Return whether the module is a linear, or one of GPT-2's, which hold their weight the other way round."""
     from transformers.pytorch_utils import Conv1D
 
     return isinstance(module, (nn.Linear, Conv1D))
@@ -96,7 +96,7 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def read_peft_config(folder: Path, task: str) -> Any:
-    """PEFT's config of the adapter in `folder`. Raises WrongUse for what is no adapter, and for what the bridge has not."""
+    """Return PEFT's config of the adapter in `folder`. Raises WrongUse if it is no adapter, or not supported by the bridge."""
     peft = load_peft()
     given = read_adapter_json(folder)
     if given.get("peft_type") == NATIVE_ONLY:
@@ -118,7 +118,7 @@ def read_peft_config(folder: Path, task: str) -> Any:
 
 
 def wrap_saved(network: Any, folder: Path, task: str) -> nn.Module:
-    """The model with an adapter like the one in `folder`, not filled yet. Draws no random numbers.
+    """Return the model with an adapter like the one in `folder`, not filled yet. Draws no random numbers.
 
     Raises WrongUse for missing files and for an adapter whose modules the model does not have.
     """
@@ -132,7 +132,7 @@ def wrap_saved(network: Any, folder: Path, task: str) -> nn.Module:
 
 
 def continue_adapter(network: Any, folder: Path, task: str) -> nn.Module:
-    """The model with the adapter of `folder` on it, to be trained further. Draws no random numbers.
+    """Return the model with the adapter of `folder` on it, to be trained further. Draws no random numbers.
 
     Raises WrongUse for missing files and for an adapter of another base, naming what differs.
     """
@@ -144,7 +144,7 @@ def continue_adapter(network: Any, folder: Path, task: str) -> nn.Module:
 
 
 def refuse_other_base(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], folder: Path) -> None:
-    """Raises WrongUse, naming what differs, if the adapter in `folder` was made for a model of another shape."""
+    """Raise WrongUse, naming what differs, if the adapter in `folder` was made for a model of another shape."""
     for name in sorted(ours.keys() | theirs.keys()):
         if name not in ours or name not in theirs:
             where = "which this base has no place for" if name in theirs else "which it lacks and this base needs"
@@ -156,13 +156,13 @@ def refuse_other_base(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], 
 
 
 def adapter_tensors(library: Any) -> dict[str, Tensor]:
-    """What an adapter's file holds, under PEFT's names; of a model for spans with its head."""
+    """Return the tensors of an adapter's file, under PEFT's names; for a model for spans they include its head."""
     found: dict[str, Tensor] = load_peft().get_peft_model_state_dict(library, save_embedding_layers=False)
     return found
 
 
 def save_adapter_files(library: Any, folder: Path, *, base: str) -> None:
-    """PEFT's two files. Raises OSError."""
+    """Write PEFT's two files. Raises OSError."""
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in adapter_tensors(library).items()}
     save_tensors(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     config = library.peft_config["default"]

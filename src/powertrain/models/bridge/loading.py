@@ -43,7 +43,7 @@ def load_bridged(folder: Path, *, task: str, method: str, adapters: AdapterConfi
                  quantisation: tuple[str, bool] | None = None, dropout: float = 0.0, adapter_folder: Path | None = None,
                  trust_remote_code: bool = False, revision: str | None = None, provider: str = "transformers",
                  base: str | None = None, max_length: int = 2048) -> BridgedModel:
-    """The model of a Hugging Face folder for `task`, to be trained by `method` ("full", "lora" or "qlora").
+    """Return the model of a Hugging Face folder for `task`, to be trained by `method` ("full", "lora" or "qlora").
 
     `adapters` are new ones; `adapter_folder` holds some to go on with. `quantisation` is (type, double). `base` is what an
     adapter writes down as its base, by default the folder. A head that the folder lacks (spans) and new adapters are drawn
@@ -71,7 +71,7 @@ def bridged_facts(folder: Path, *, task: str, method: str, adapters: AdapterConf
                   provider: str = "transformers", quantisation: tuple[str, bool] | None = None,
                   adapter_folder: Path | None = None, dropout: float = 0.0, trust_remote_code: bool = False,
                   revision: str | None = None, path: str | None = None) -> ModelFacts:
-    """The facts of what `load_bridged` would load, counted on torch's meta device: no weight is read or drawn.
+    """Return the facts of the model that `load_bridged` would load, counted on torch's meta device without its weights.
 
     `path` is what the facts say of where it is, by default the folder.
     """
@@ -134,7 +134,7 @@ def check_folder(folder: Path, method: str, trusted: bool, revision: str | None)
 
 
 def open_network(folder: Path, task: str, dropout: float, four_bits: tuple[str, bool] | None, code: Mapping[str, Any]) -> Any:
-    """transformers' model, its weights in fp32, those of its blocks in 4 bits if that is asked for: (type, double).
+    """Return transformers' model with weights in fp32; with `four_bits` (type, double) those of its blocks are in 4 bits.
 
     Raises WrongUse for files that are missing, damaged or pickled, and for weights that are missing, left over or of
     another shape; only a head for spans may be new, and then it is drawn with torch's global generator.
@@ -158,7 +158,7 @@ def open_network(folder: Path, task: str, dropout: float, four_bits: tuple[str, 
 
 
 def _class_and_settings(folder: Path, task: str, dropout: float, code: Mapping[str, Any]) -> tuple[Any, Any]:
-    """transformers' class, and the folder's config with the recipe's dropout, and for spans with the two scores of a place."""
+    """Return transformers' class, and the folder's config with the recipe's dropout and, for spans, two scores a token."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **code)
@@ -169,7 +169,7 @@ def _class_and_settings(folder: Path, task: str, dropout: float, code: Mapping[s
 
 
 def set_dropout(config: Any, dropout: float) -> None:
-    """Every share that the config drops becomes `dropout`, and no whole layers are dropped. Parts have configs of their own."""
+    """Set every dropout share of the config, and of its parts' own configs, to `dropout`; no whole layers are dropped."""
     for name, value in list(vars(config).items()):
         if DROPOUT_FIELD.search(name) and isinstance(value, (int, float)) and not isinstance(value, bool):
             setattr(config, name, 0.0 if "layerdrop" in name else dropout)
@@ -180,7 +180,7 @@ def set_dropout(config: Any, dropout: float) -> None:
 
 @contextmanager
 def library_errors(folder: Path) -> Iterator[None]:
-    """What transformers raises for a folder that it cannot load, as one sentence."""
+    """Raise WrongUse, in one sentence, for the errors that transformers raises for a folder that it cannot load."""
     try:
         yield
     except WrongUse:
@@ -193,7 +193,7 @@ def library_errors(folder: Path) -> Iterator[None]:
 
 
 def refuse_other_weights(network: Any, notes: Mapping[str, Any], folder: Path, task: str) -> None:
-    """Raises WrongUse for weights that are missing, left over or of another shape. A span head may be new, others dropped."""
+    """Raise WrongUse for weights that are missing, left over or of another shape. A span head may be new, others dropped."""
     if mismatched := sorted(notes["mismatched_keys"]):
         name, theirs, ours = mismatched[0]
         raise WrongUse(f"{name} is {tuple(theirs)} in {folder}, and its config.json makes it {tuple(ours)}; check that both "
@@ -210,7 +210,7 @@ def refuse_other_weights(network: Any, notes: Mapping[str, Any], folder: Path, t
 
 @torch.no_grad()
 def refuse_looking_ahead(network: Any, folder: Path) -> None:
-    """Raises WrongUse for a model whose score of a token moves with the tokens after it: it would read what it is to predict.
+    """Raise WrongUse for a model whose score of a token depends on later tokens: it would read what it is to predict.
 
     Tried, because config.json need not say it: an encoder loaded as a decoder trains without a complaint.
     """
@@ -227,7 +227,7 @@ def refuse_looking_ahead(network: Any, folder: Path) -> None:
 
 
 def _four_bits(kind: str, double: bool) -> Any:
-    """bitsandbytes' settings; its products are computed in the best type of the device (fp32 on a CPU)."""
+    """Return bitsandbytes' settings; its products are computed in the best type of the device (fp32 on a CPU)."""
     load_bitsandbytes()
     from transformers import BitsAndBytesConfig
 
@@ -239,7 +239,7 @@ def _four_bits(kind: str, double: bool) -> Any:
 
 
 def _settle_four_bits(network: Any, folder: Path) -> None:
-    """Keeps the 4-bit linears' products as asked: bitsandbytes changes their dtype at the first pass, and on some CPUs
+    """Keep the 4-bit linears' products as asked: bitsandbytes changes their dtype at the first pass, and on some CPUs
     repacks the weights for bf16 at the first evaluation, after which training goes on in bf16 as well.
 
     Raises WrongUse on a CPU for widths that its kernel unpacks wrongly (bitsandbytes 0.50: it looks for scales row by row).
@@ -285,7 +285,7 @@ def _inside(name: str, blocks: Sequence[str]) -> bool:
 
 
 def find_blocks(network: nn.Module) -> list[str]:
-    """The names of the layers: what the outermost lists of modules hold."""
+    """Return the names of the layers: the members of the outermost lists of modules."""
     lists = [name for name, module in network.named_modules() if isinstance(module, nn.ModuleList)
              and any(is_linear(part) for part in module.modules())]
     outermost = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists if other != name)]
@@ -293,7 +293,7 @@ def find_blocks(network: nn.Module) -> list[str]:
 
 
 def _read(config: Any, names: tuple[str, ...]) -> int:
-    """The first of these fields that is a number above 0, of the model or of its part for text; 0 without one."""
+    """Return the first of these fields that is a number above 0, of the model or of its part for text; 0 without one."""
     for holder in (config, getattr(config, "text_config", None), getattr(config, "decoder", None)):
         for name in names:
             if isinstance(value := getattr(holder, name, None), int) and not isinstance(value, bool) and value > 0:
@@ -311,7 +311,7 @@ UNSLOTH_CHECKPOINTING = "unsloth"            # activations to the host's memory:
 def load_unsloth(folder: Path, *, method: str, adapters: AdapterConfig | None, quantisation: tuple[str, bool] | None,
                  dropout: float, adapter_folder: Path | None, max_length: int, code: Mapping[str, Any],
                  fast: Any = None) -> nn.Module:
-    """unsloth's model on the GPU, with new adapters or with those of `adapter_folder`. `fast` stands in for FastLanguageModel.
+    """Return unsloth's model on the GPU, with new adapters or those of `adapter_folder`. `fast` replaces FastLanguageModel.
 
     It needs a CUDA GPU and could not be run where this was written: the calls follow its documentation, and tests check the
     arguments only. Its models give scores as long as no labels are handed in, and none are. It decides on the dtype of what

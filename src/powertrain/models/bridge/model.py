@@ -38,16 +38,16 @@ class Layout:
         self.places = torch.cat(rows).to(device, non_blocking=True)      # (T,) int64, in the flattened (B, L)
 
     def put(self, flat: Tensor, filler: int) -> Tensor:
-        """(T,) -> (B, L), `filler` behind each document."""
+        """Return `flat` (T,) as padded rows (B, L), with `filler` behind each document."""
         padded = flat.new_full((len(self.lengths) * max(self.lengths),), filler)
         return padded.index_copy(0, self.places, flat).view(len(self.lengths), -1)
 
     def mask(self) -> Tensor:
-        """(B, L) int64: 1 at tokens, 0 at padding."""
+        """Return the attention mask (B, L) int64: 1 at tokens, 0 at padding."""
         return self.put(torch.ones_like(self.places), 0)
 
     def take(self, padded: Tensor) -> Tensor:
-        """(B, L, V) -> (T, V)."""
+        """Return the rows of the tokens (T, V) from `padded` (B, L, V)."""
         flat = padded.flatten(0, 1)
         return flat if len(flat) == len(self.places) else flat.index_select(0, self.places)
 
@@ -67,7 +67,7 @@ class BridgedModel(Model):
 
     @property
     def network(self) -> Any:
-        """transformers' model, with the adapters in it if it has some."""
+        """Return transformers' model, with the adapters in it if it has some."""
         return self.library.get_base_model() if self.has_adapters else self.library  # type: ignore[operator]
 
     @property
@@ -82,7 +82,7 @@ class BridgedModel(Model):
 
     def hidden(self, batch: Batch, *, attention: Attention = math_attention,
                run_block: RunBlock | None = None) -> Tensor:
-        """(R, classes): scores. Raises WrongUse for a document that is longer than the model's positions reach."""
+        """Return the scores (R, classes). Raises WrongUse for a document that is longer than the model's positions reach."""
         del attention, run_block             # the library has its own kernels and blocks
         for lengths, reach in ((batch.lengths, self.context),
                                (batch.source.lengths if batch.source else (0,), self.source_context)):
@@ -110,7 +110,7 @@ class BridgedModel(Model):
                 "decoder_input_ids": layout.put(batch.tokens, self._filler), "decoder_attention_mask": layout.mask()}
 
     def _spans(self, batch: Batch, layout: Layout) -> Tensor:
-        """(2B, L): each document's scores of its places to be the answer's first token, then its last; -inf where padded."""
+        """Return (2B, L): each document's scores for the answer's first token, then for its last; -inf where padded."""
         inputs = self._tokens(batch, layout)
         types = getattr(self.network.config, "type_vocab_size", 2)
         if batch.segments is not None and "token_type_ids" in self.takes and types > 1:
@@ -121,16 +121,16 @@ class BridgedModel(Model):
 
     @property
     def _filler(self) -> int:
-        """The padding token, which some models leave out when they count positions; any other is masked as well."""
+        """Return the padding token, which some models leave out when they count positions, or 0, which is masked as well."""
         given = getattr(self.network.config, "pad_token_id", None)
         return given if isinstance(given, int) and given >= 0 else 0
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(R, classes), as they are."""
+        """Return `hidden` (R, classes) unchanged: the scores are computed already."""
         return hidden
 
     def save(self, folder: Path, tokenizer: SavedTokenizer | None = None) -> None:
-        """Writes the whole model as transformers does, or the adapters as PEFT does; safetensors. Raises OSError."""
+        """Write the whole model as transformers does, or the adapters as PEFT does; safetensors. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.has_adapters:
             save_adapter_files(self.library, folder, base=self.base)
@@ -142,7 +142,7 @@ class BridgedModel(Model):
 
 
 def merge_bridged(model: BridgedModel) -> BridgedModel:
-    """A model without adapters that computes the same. The one given is used up.
+    """Return a model without adapters that computes the same. The given model is used up.
 
     Raises WrongUse for a 4-bit base, whose weights cannot take the change up: load the unquantised one.
     """
@@ -156,7 +156,7 @@ def merge_bridged(model: BridgedModel) -> BridgedModel:
 
 
 def position_reach(network: nn.Module, counts: Callable[[str], bool]) -> int | None:
-    """Tokens that the tables of absolute positions reach, of those whose name counts; None where there is no such table."""
+    """Return how many tokens the tables of absolute positions reach whose name `counts` accepts; None without such a table."""
     reaches = []
     for name, module in network.named_modules():
         if isinstance(module, nn.Embedding) and POSITION_TABLE.search(name) and counts(name):
@@ -169,7 +169,7 @@ def position_reach(network: nn.Module, counts: Callable[[str], bool]) -> int | N
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without transformers' progress bars and notes: what matters in them is checked here and said as an error."""
+    """Silence transformers' progress bars and notes: what matters in them is checked here and raised as an error."""
     from transformers.utils import logging as library_logging
 
     logging: Any = library_logging
@@ -200,7 +200,7 @@ class Reader:
         self.cache: Any = None
 
     def __call__(self, fresh: Sequence[int]) -> Tensor:
-        """Scores (V,) fp32 after these further tokens."""
+        """Return the scores (V,) fp32 of the token that follows `fresh`, the document's next tokens."""
         self.ids += fresh
         read = self.ids if self.cache is None else list(fresh)
         found = self.network(**self.inputs(torch.tensor([read], device=self.device)))

@@ -124,14 +124,15 @@ def from_hf_config(given: Mapping[str, Any], dropout: float = 0.0) -> ModelConfi
     """
     family = given.get("model_type")
     if family not in FAMILIES:
-        raise WrongUse(f"the folder holds a model of type {family!r}; the decoder loads {', '.join(FAMILIES)}, and the "
-                       f"rest trains through transformers: model.provider=transformers")
+        raise WrongUse(f"the folder holds a model of type {family!r}", advice=f"the decoder loads {', '.join(FAMILIES)}, and "
+                       "the rest trains through transformers: model.provider=transformers")
     row, fields, hf = FAMILIES[family], FORMATS[family].fields, {**FORMATS[family].defaults, **given}
     refuse_unsupported(hf)
     read = {ours: hf[theirs] for theirs, ours in fields.items() if hf.get(theirs) is not None}
     for theirs, ours in fields.items():
         if ours in NEEDED and ours not in read and theirs != "n_inner":
-            raise WrongUse(f"config.json has no {theirs!r}, which a {family} model needs; the folder may be incomplete")
+            raise WrongUse(f"config.json has no {theirs!r}, which a {family} model needs",
+                           advice="the folder may be incomplete")
     width, heads = read["width"], read["heads"]
     defaults = row.settings(width) | {"kv_heads": heads, "head_width": width // heads, "mlp_width": 4 * width}
     if "attention_bias" in fields:
@@ -149,19 +150,20 @@ def refuse_unsupported(hf: Mapping[str, Any]) -> None:
     if stored := hf.get("quantization_config"):
         how = stored.get("quant_method") or "in some way"
         raise WrongUse(f"the 'quantization_config' in config.json says that the weights are quantised ({how}), and "
-                       f"only unquantised weights can be read; give the unquantised base, with method=qlora for 4 bits")
+                       "only unquantised weights can be read",
+                       advice="give the unquantised base, with method=qlora for 4 bits")
     for name, value in COMPUTED.items():
         if bool(hf.get(name, value)) is not value:
-            raise WrongUse(f"config.json has {name!r} = {hf[name]}, and the decoder computes {value} only; {THROUGH}")
+            raise WrongUse(f"config.json has {name!r} = {hf[name]}, and the decoder computes {value} only", advice=THROUGH)
     sliding = "sliding_attention" in (hf.get("layer_types") or ())
     switched = hf.get("use_sliding_window") and hf.get("max_window_layers", 28) < hf.get("num_hidden_layers", 0)
     if hf["model_type"] in ("qwen2", "qwen3") and (sliding or switched):
-        raise WrongUse(f"config.json has a sliding window in some layers and not in others, which the decoder does not "
-                       f"compute; {THROUGH}")
+        raise WrongUse("config.json has a sliding window in some layers and not in others, which the decoder does not "
+                       "compute", advice=THROUGH)
 
 
 def read_activation(hf: Mapping[str, Any]) -> str:
-    """Our name for the activation. Raises WrongUse for one the decoder does not have."""
+    """Return our name for the activation. Raises WrongUse for one the decoder does not have."""
     name = hf.get("activation_function") or hf.get("hidden_act") or "silu"
     if hf["model_type"] == "gemma" and name == "gelu":
         return "gelu_tanh"      # the first Gemma folders say "gelu" and mean the approximation; transformers agrees
@@ -172,7 +174,7 @@ def read_activation(hf: Mapping[str, Any]) -> str:
 
 
 def token_ids(hf: Mapping[str, Any], name: str) -> list[int]:
-    """The ids of one field, which may hold none, one or a list, without those outside the vocabulary."""
+    """Return the ids of one field, which may hold none, one or a list, without those outside the vocabulary."""
     given = hf.get(name)
     ids = given if isinstance(given, list) else [given]
     return [token for token in ids if token is not None and 0 <= token < hf["vocab_size"]]
@@ -197,22 +199,22 @@ def read_rotary(hf: Mapping[str, Any], share: float) -> tuple[float, float, Rota
     """Return base, share of the head, and scaling. Raises WrongUse for a scaling that the decoder does not compute."""
     rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
     if any(isinstance(value, Mapping) for value in rope.values()):
-        raise WrongUse(f"config.json has different rotary positions in different layers, which the decoder does not "
-                       f"compute; {THROUGH}")
+        raise WrongUse("config.json has different rotary positions in different layers, which the decoder does not "
+                       "compute", advice=THROUGH)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if hf["model_type"] == "phi3" and kind in ("su", "yarn"):
         kind = "longrope"                    # what the first Phi-3 folders called it; transformers agrees
     if kind not in ("default", *SCALING_FIELDS):
         raise WrongUse(f"config.json scales its rotary positions by {kind!r}, and the decoder computes "
-                       f"{', '.join(SCALING_FIELDS)} only; {THROUGH}")
+                       f"{', '.join(SCALING_FIELDS)} only", advice=THROUGH)
     base = first_of(rope.get("rope_theta"), hf.get("rope_theta"), hf.get("rotary_emb_base"), ROTARY_BASE)
     if hf["model_type"] in SHARES_HEAD or kind != "default":
         share = first_of(rope.get("partial_rotary_factor"), hf.get("partial_rotary_factor"), hf.get("rotary_pct"), share)
     try:
         scaling = None if kind == "default" else read_scaling(kind, rope, hf)
     except KeyError as error:
-        raise WrongUse(f"config.json scales its rotary positions by {kind!r} without {error}, which this scaling needs; the "
-                       f"folder may be incomplete") from None
+        raise WrongUse(f"config.json scales its rotary positions by {kind!r} without {error}, which this scaling needs",
+                       advice="the folder may be incomplete") from None
     return float(base), float(share), scaling
 
 

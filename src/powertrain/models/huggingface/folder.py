@@ -39,7 +39,7 @@ NAMES_SHOWN = 4              # of missing or left-over weights in an error: more
 
 
 def save_folder(model: Decoder, folder: Path, tokenizer: SavedTokenizer | None = None) -> None:
-    """Writes a folder that `load_folder` and transformers load, with the weights in the dtype they have.
+    """Write a folder that `load_folder` and transformers load, with the weights in the dtype they have.
 
     Raises OSError if the folder cannot be written.
     """
@@ -58,7 +58,7 @@ def save_folder(model: Decoder, folder: Path, tokenizer: SavedTokenizer | None =
 
 
 def load_folder(folder: Path, *, dropout: float = 0.0, dtype: torch.dtype | None = torch.float32) -> Decoder:
-    """The decoder of a Hugging Face folder, on the CPU in `dtype` (None: as it is stored). It draws no random numbers.
+    """Return the decoder of a Hugging Face folder, on the CPU in `dtype` (None: as stored). Draws no random numbers.
 
     `dropout` is for training on: what config.json says of it is not read. Besides the model, what is in memory at any time
     is its largest tensor as it is stored.
@@ -93,7 +93,7 @@ class Shards:
         return iter(self.files)
 
     def open(self, file: Path) -> Any:
-        """The file, mapped."""
+        """Return the open file, mapped into memory."""
         if file not in self.opened:
             if not file.exists():
                 raise WrongUse(f"there is no {file}, which the folder's index names; the download may be incomplete")
@@ -107,7 +107,7 @@ class Shards:
         return tuple(self.open(self.files[name]).get_slice(name).get_shape())
 
     def dtype(self, name: str) -> torch.dtype:
-        """Raises WrongUse for what is not a floating-point number of training, such as 8-bit ones."""
+        """Return the stored dtype. Raises WrongUse for a dtype that no weights are trained in, such as 8 bits."""
         stored = self.open(self.files[name]).get_slice(name).get_dtype()
         if stored not in DTYPES:
             raise WrongUse(f"{name} is stored as {stored}, and weights are read as {', '.join(DTYPES)} only; give the "
@@ -115,7 +115,7 @@ class Shards:
         return DTYPES[stored]
 
     def read(self, name: str) -> Tensor:
-        """A view of the file: to be looked at, or copied, at once."""
+        """Return the tensor as a view of the file, to be used or copied at once."""
         tensor_bytes = math.prod(self.shape(name)) * self.dtype(name).itemsize
         if self.read_bytes + tensor_bytes > RELEASE_BYTES:
             self.opened, self.read_bytes = {}, 0
@@ -125,14 +125,14 @@ class Shards:
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """safetensors' file of `tensors`. Raises OSError where the disk refuses."""
+    """Write `tensors` as a safetensors file. Raises OSError where the disk refuses."""
     with disk_errors(path):
         save_file(tensors, path, metadata=metadata)
 
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Raises OSError where the disk refuses; safetensors has its own error for that."""
+    """Raise OSError where the disk refuses; safetensors has its own error for that."""
     try:
         yield
     except SafetensorError as error:
@@ -146,7 +146,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def to_hf_weights(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A decoder's state under Hugging Face's names and in its layouts, each tensor contiguous."""
+    """Return a decoder's state under Hugging Face's names and in its layouts, each tensor contiguous."""
     given: dict[str, Tensor] = {}
     for row in map_weights(config):
         if row.ours in state:
@@ -161,7 +161,7 @@ def to_hf_weights(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str,
 
 
 def rearrange(tensor: Tensor, layout: str, config: ModelConfig) -> Tensor:
-    """From our layout to theirs; `put` is the way back."""
+    """Return the tensor, given in our layout, in Hugging Face's layout; `put` is the way back."""
     if layout == "transposed" and tensor.dim() == 2:
         return tensor.t()
     if layout != "interleaved":
@@ -170,7 +170,7 @@ def rearrange(tensor: Tensor, layout: str, config: ModelConfig) -> Tensor:
 
 
 def put(ours: Tensor, theirs: Tensor, layout: str, config: ModelConfig) -> None:
-    """Writes theirs into ours, with no copy between."""
+    """Write Hugging Face's tensor into ours, in our layout, with no copy between."""
     if layout == "interleaved":
         ours, theirs = (torch.unflatten(tensor, 0, (outer, inner, config.head_width))
                         for tensor, outer, inner in ((ours, 3, config.heads), (theirs, config.heads, 3)))
@@ -179,14 +179,14 @@ def put(ours: Tensor, theirs: Tensor, layout: str, config: ModelConfig) -> None:
 
 
 def name_weights(config: ModelConfig, stored: Shards) -> dict[str, str]:
-    """Name that the family gives a tensor -> its name in the folder, which lacks the prefix if the head was not saved."""
+    """Return the family's name of each tensor -> its name in the folder, which lacks the prefix if the head was not saved."""
     prefix, head = FORMATS[config.family].prefix, _head(config)
     return {name if name.startswith(prefix) or name == head else prefix + name: name
             for name in stored if not name.endswith(BUFFERS)}
 
 
 def has_head_of_its_own(config: ModelConfig, stored: Shards) -> bool:
-    """Whether the folder holds a head that differs from the embedding: then its config.json is wrong to tie them."""
+    """Return whether the folder holds a head that differs from the embedding: then its config.json is wrong to tie them."""
     named, embedding, head = name_weights(config, stored), map_weights(config)[0].theirs[0], _head(config)
     return {embedding, head} <= named.keys() and not torch.equal(stored.read(named[embedding]), stored.read(named[head]))
 
@@ -197,7 +197,7 @@ def _head(config: ModelConfig) -> str:
 
 def fill_weights(config: ModelConfig, stored: Shards, shapes: Mapping[str, tuple[int, ...]],
                  dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """A decoder's state, of `dtype`, or where that is None of the dtypes that are stored.
+    """Return a decoder's state in `dtype`, or in the stored dtypes where that is None.
 
     Raises WrongUse for weights that are missing, left over, or not of `shapes`, and for dtypes that are not of training.
     """
@@ -217,7 +217,7 @@ def fill_weights(config: ModelConfig, stored: Shards, shapes: Mapping[str, tuple
 
 
 def refuse(what: str, names: set[str]) -> None:
-    """Raises WrongUse if there are any names; `what` has a gap for how many."""
+    """Raise WrongUse if there are any names; `what` has a gap for how many."""
     if names:
         shown = ", ".join(sorted(names)[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
         raise WrongUse(f"{what.format(len(names))}: {shown}; check that both come from the same model")
@@ -225,7 +225,7 @@ def refuse(what: str, names: set[str]) -> None:
 
 def fill(row: Row, config: ModelConfig, stored: Shards, names: list[str], shape: tuple[int, ...],
          dtype: torch.dtype | None) -> Tensor:
-    """Our tensor, filled from its counterparts, which are converted on the way: to `dtype`, or the one that holds them all."""
+    """Return our tensor, filled from its counterparts, which are converted to `dtype`, or to one that holds them all."""
     if dtype is None:
         dtype = functools.reduce(torch.promote_types, map(stored.dtype, names))
         dtype = torch.float32 if dtype == torch.float64 else dtype       # nothing here trains in fp64

@@ -50,7 +50,7 @@ def read_model_json(file: Path) -> Json:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that hold the folder's weights, there or not. Raises WrongUse if there are none to name."""
+    """Return the safetensors files of the folder's weights, existing or not. Raises WrongUse if there are none to name."""
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     if not (folder / SHARDS).exists():
@@ -86,7 +86,7 @@ def adapter_weights(folder: Path) -> Path:
 
 
 def find_model(path: str, *, revision: str | None = None) -> Path:
-    """The folder of a model or of an adapter: `path` itself, or the cached or downloaded files of the hub's `org/name`.
+    """Return the folder of a model or of an adapter: `path` itself, or the cached or downloaded files of the hub's `org/name`.
 
     `revision` is a branch, tag or commit of the repository; None is its main branch.
     Raises WrongUse, with the cure, for what is neither, and for what the hub does not have or does not give.
@@ -112,7 +112,7 @@ def find_model(path: str, *, revision: str | None = None) -> Path:
 
 
 def find_cached(repository: str, revision: str | None) -> Path | None:
-    """The folder in the hub's cache, which may lack files; None if there is none. Asks no network."""
+    """Return the folder in the hub's cache, which may lack files; None if there is none. Asks no network."""
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -130,7 +130,7 @@ def find_cached(repository: str, revision: str | None) -> Path | None:
 
 
 def missing_files(folder: Path) -> list[str]:
-    """What a model, or an adapter, needs and this folder lacks, by name; links that lead nowhere count as lacking."""
+    """Return the names of files that a model or an adapter needs and this folder lacks, or has as a link that leads nowhere."""
     if is_adapter(folder):
         return [] if (folder / ADAPTER_WEIGHTS).exists() else [ADAPTER_WEIGHTS]
     missing = [] if (folder / CONFIG).exists() else [CONFIG]
@@ -144,7 +144,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def fetch(repository: str, revision: str | None, cached: Path | None) -> Path:
-    """The repository's folder in the cache, with what lacked there. Raises WrongUse where that fails, with the reason."""
+    """Return the repository's cached folder, with missing files downloaded. Raises WrongUse with the reason if that fails."""
     from huggingface_hub import HfApi, snapshot_download
 
     try:
@@ -161,7 +161,7 @@ def fetch(repository: str, revision: str | None, cached: Path | None) -> Path:
 
 
 def explain(error: Exception, repository: str, revision: str | None, cached: Path | None) -> str:
-    """Why a download failed, as a sentence with the cure."""
+    """Return why a download failed, as a sentence with the cure."""
     from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError, RevisionNotFoundError
 
     if isinstance(error, GatedRepoError):

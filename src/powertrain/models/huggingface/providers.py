@@ -34,7 +34,7 @@ class Choice:
 
 
 def find_task(config: Json) -> str:
-    """What the model of this `config.json` is made for. An encoder without a head of that kind gets one for spans.
+    """Return the task that the model of this `config.json` is made for. An encoder that has no head for spans gets one.
 
     Raises WrongUse for a model that does none of the three tasks.
     """
@@ -86,14 +86,14 @@ def availability(config: Json, task: str, software: Software) -> dict[str, str |
         try:
             from_hf_config(dict(config))
         except WrongUse as refused:
-            native = str(refused)
+            native = refused.reason
     if "unsloth" not in software.versions:
         unsloth = f"unsloth {software.missing.get('unsloth', 'is not installed (pip install unsloth)')}"
     return {"native": native, "transformers": software.missing.get("transformers") or may, "unsloth": unsloth or may}
 
 
 def choose_provider(config: Json, wanted: str | None, task: str | None, software: Software) -> Choice:
-    """Native where it can, else transformers; or the one that is `wanted`. `task` None: the one that the model is made for.
+    """Return the `wanted` provider, else native where it can, else transformers. `task` None: what the model is made for.
 
     Raises WrongUse, with the reason, for a task or a provider that cannot be.
     """
@@ -105,29 +105,24 @@ def choose_provider(config: Json, wanted: str | None, task: str | None, software
     if wanted is not None and reasons[wanted] is not None:
         others = [name for name in ("native", "transformers") if reasons[name] is None]
         cure = f"leave model.provider out, or use model.provider={others[0]}" if others else "choose another model"
-        raise WrongUse(f"model.provider={wanted} was asked for, and {_head(reasons[wanted])}; {cure}")
+        raise WrongUse(f"model.provider={wanted} was asked for, and {reasons[wanted]}; {cure}")
     if wanted is not None:
         return Choice(wanted, task, f"computed by {wanted}, as model.provider says")
     if reasons["native"] is None:
         return Choice("native", task, f"computed by the built-in decoder, which supports {config['model_type']}")
     if reasons["transformers"] is None:
-        return Choice("transformers", task, f"computed by transformers: {_head(reasons['native'])}")
-    raise WrongUse(f"nothing here computes this model: {_head(reasons['native'])}; {_head(reasons['transformers'])}")
-
-
-def _head(reason: str | None) -> str:
-    """A reason without the cure behind its semicolon, where another cure follows."""
-    return (reason or "").partition(";")[0]
+        return Choice("transformers", task, f"computed by transformers: {reasons['native']}")
+    raise WrongUse(f"nothing here computes this model: {reasons['native']}; {reasons['transformers']}")
 
 
 def decoder_start(folder: Path) -> int:
-    """`decoder_start_in` a Hugging Face folder."""
+    """Return the token that targets start with, for a Hugging Face folder; see `decoder_start_in`."""
     generation = read_model_json(folder / GENERATION) if (folder / GENERATION).exists() else {}
     return decoder_start_in(read_model_json(folder / CONFIG), generation, str(folder))
 
 
 def decoder_start_in(config: Mapping[str, Any], generation: Mapping[str, Any], name: str) -> int:
-    """The token that an encoder-decoder's target starts with, before its first own token; generation's word comes first.
+    """Return the token that an encoder-decoder's target starts with: the one that `generation` names, else that of `config`.
 
     Raises WrongUse where neither names one and the model type does not say it.
     """

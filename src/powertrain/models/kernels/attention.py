@@ -41,13 +41,13 @@ class Attention(Protocol):
 
 @lru_cache(maxsize=256)
 def group_lengths(lengths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """(documents, their length) of each batch that can be computed as one, the shortest first. Empty documents vanish."""
+    """Return (documents, their length) of each batch that can be computed as one, the shortest first; no empty documents."""
     return tuple((count, length) for length, count in sorted(Counter(lengths).items()) if length)
 
 
 @lru_cache(maxsize=16)                       # passes, each with two numbers a token
 def order_on(lengths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor] | None:
-    """With documents sorted by length, sorted token -> token, and back: (T,) int64 each. None where they already lie so."""
+    """Return the tokens' order with documents sorted by length, and its inverse: (T,) int64 each; None if sorted already."""
     if tuple(sorted(lengths)) == lengths:
         return None
     with torch.inference_mode(False):        # so that a later backward pass may keep them
@@ -58,14 +58,14 @@ def order_on(lengths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Te
 
 @lru_cache(maxsize=256)
 def index_on(tokens: tuple[int, ...], device: torch.device) -> Tensor:
-    """(T,) int64. Made outside inference mode, so that a later backward pass may keep it."""
+    """Return `tokens` as (T,) int64 on the device, made outside inference mode, so that a later backward pass may keep it."""
     with torch.inference_mode(False):
         return torch.tensor(tokens, device=device)
 
 
 def over_groups(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...],
                 attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-    """`attend` on each group of equally long documents, as (N, H, L, D) views; the result is (T, H, D) again."""
+    """Call `attend` on each group of equally long documents, as (N, H, L, D) views; the result is (T, H, D) again."""
     orders = order_on(lengths, q.device)
     if orders is not None:
         q, k, v = (x.index_select(0, orders[0]) for x in (q, k, v))
@@ -80,14 +80,14 @@ def over_groups(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...],
 
 
 def visible(length: int, window: int | None, device: torch.device) -> Tensor:
-    """(L, L) bool: True where row sees column."""
+    """Return (L, L) bool: True where the row sees the column."""
     seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     return seen if window is None else seen.triu(1 - window)
 
 
 def math_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *, layer: int, dropout: float,
                    window: int | None, scale: float) -> Tensor:
-    """The definition: softmax(q k^T * scale, masked) v, all of it in fp32."""
+    """Compute attention by its definition: softmax(q k^T * scale, masked) v, all of it in fp32."""
     del layer
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ def math_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *,
 
 def bmm_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *, layer: int, dropout: float,
                   window: int | None, scale: float) -> Tensor:
-    """Tiled batched products, on the CPU. Raises WrongUse elsewhere, and for dtypes other than fp32, bf16 and fp16."""
+    """Compute attention in tiled batched products, on the CPU in fp32, bf16 or fp16. Raises WrongUse for anything else."""
     del layer
     if q.device.type != "cpu" or q.element_size() not in (2, 4):
         raise WrongUse(f"bmm attention is laid out for the CPU's caches in fp32 or bf16, and got {q.dtype} on "
@@ -114,7 +114,7 @@ def bmm_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *, 
 
 def ragged_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *, layer: int, dropout: float,
                      window: int | None, scale: float) -> Tensor:
-    """Our own flash attention, on the CPU. Raises WrongUse elsewhere, and for types and widths that it does not have."""
+    """Compute our own flash attention, on the CPU. Raises WrongUse elsewhere, and for types and widths it does not have."""
     del layer
     out: Tensor = ragged_forward(q, k, v, lengths, dropout, window, scale)[0]
     return out
@@ -122,7 +122,7 @@ def ragged_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], 
 
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *, layer: int, dropout: float,
                    window: int | None, scale: float) -> Tensor:
-    """torch's fused attention, once for each length that occurs; a window shorter than the documents needs a mask."""
+    """Call torch's fused attention once for each length that occurs; a window shorter than the documents needs a mask."""
     del layer
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *,
 
 
 def find_varlen() -> Callable[..., Any] | None:
-    """torch's variable-length FlashAttention, or None where this torch has none."""
+    """Return torch's variable-length FlashAttention, or None where this torch has none."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -145,14 +145,14 @@ def find_varlen() -> Callable[..., Any] | None:
 
 @lru_cache(maxsize=256)
 def cumulative_lengths(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """(documents + 1,) int32: where each document starts, and the end."""
+    """Return where each document starts, and the end: (documents + 1,) int32."""
     with torch.inference_mode(False):
         return torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
 
 
 def varlen_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *, layer: int, dropout: float,
                      window: int | None, scale: float) -> Tensor:
-    """FlashAttention over documents of any lengths in one call.
+    """Compute FlashAttention over documents of any lengths in one call.
 
     Raises WrongUse off CUDA, without half precision, with dropout, and where torch does not have the kernel.
     """
@@ -194,7 +194,7 @@ def kernel_over_ends(attention: Attention) -> Kernel:
 
 
 def masked_over_ends(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int, window: int | None, scale: float) -> Tensor:
-    """The definition, in fp32, with a mask over the whole pass: what the other is tested against, on any device.
+    """Compute attention by its definition, in fp32, with a mask over the whole pass: the reference for `varlen_over_ends`.
 
     q (T, H, D), k and v (T, K, D) of documents that end at `ends`, of at most `longest` tokens: (T, H, D).
     """
@@ -214,7 +214,7 @@ def masked_over_ends(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int
 
 
 def varlen_over_ends(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int, window: int | None, scale: float) -> Tensor:
-    """As `masked_over_ends`, by FlashAttention. Raises WrongUse where torch does not have the kernel."""
+    """Compute what `masked_over_ends` does, by FlashAttention. Raises WrongUse where torch does not have the kernel."""
     kernel = find_varlen()
     if kernel is None:
         raise WrongUse(f"torch {torch.__version__} has no torch.nn.attention.varlen; use sdpa, or torch 2.10 or newer")

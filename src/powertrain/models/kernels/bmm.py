@@ -25,7 +25,7 @@ from powertrain.shapes import Chunk, Tile, count_weights, plan_chunks
 
 @lru_cache(maxsize=64)
 def hidden_scores(rows: int, keys: int, window: int | None, dtype: torch.dtype) -> Tensor:
-    """(rows, keys): 0 where a row sees a key, -inf where it does not; the last row sits on the last key."""
+    """Return (rows, keys): 0 where a row sees a key, -inf where it does not; the last row sits on the last key."""
     with torch.inference_mode(False):
         gap = torch.arange(keys - rows, keys)[:, None] - torch.arange(keys)    # how far the key lies back
         hidden = (gap < 0) if window is None else (gap < 0) | (gap >= window)
@@ -33,7 +33,7 @@ def hidden_scores(rows: int, keys: int, window: int | None, dtype: torch.dtype) 
 
 
 def take(flat: Tensor, chunk: Chunk) -> Tensor:
-    """(T, ...) -> (N, L, ...), zeros behind a document's end: a view when the documents lie end to end."""
+    """Return the chunk's documents (N, L, ...) of `flat` (T, ...), zeros behind their ends: a view if they lie end to end."""
     if chunk.span is not None:
         return torch.unflatten(flat[chunk.span], 0, (len(chunk.starts), chunk.length))
     documents = torch.empty((len(chunk.starts), chunk.length, *flat.shape[1:]), dtype=flat.dtype)
@@ -44,7 +44,7 @@ def take(flat: Tensor, chunk: Chunk) -> Tensor:
 
 
 def put(flat: Tensor, chunk: Chunk, documents: Tensor) -> None:
-    """The reverse of `take`: writes `documents`, of shape (N, L, ...), into `flat`."""
+    """Write `documents`, of shape (N, L, ...), into `flat`: the reverse of `take`."""
     if chunk.span is not None:
         torch.unflatten(flat[chunk.span], 0, (len(chunk.starts), chunk.length)).copy_(documents)
         return
@@ -53,12 +53,12 @@ def put(flat: Tensor, chunk: Chunk, documents: Tensor) -> None:
 
 
 def head_first(documents: Tensor) -> Tensor:
-    """(N, L, K, D) -> (N K, L, D), contiguous, as a batched product wants it."""
+    """Return `documents` (N, L, K, D) as (N K, L, D), contiguous, as a batched product wants it."""
     return documents.transpose(1, 2).flatten(0, 1).contiguous()
 
 
 def group_rows(documents: Tensor, kv_heads: int, factor: float) -> Tensor:
-    """(N, L, H, D) x factor -> (N K, G, L, D), always a copy: the query heads that share a key lie side by side."""
+    """Return `documents` (N, L, H, D) x factor as a copy (N K, G, L, D): the query heads that share a key lie side by side."""
     count, length, heads, width = documents.shape
     rows = torch.empty(count, heads, length, width, dtype=documents.dtype)
     torch.mul(documents.transpose(1, 2), factor, out=rows)
@@ -66,12 +66,12 @@ def group_rows(documents: Tensor, kv_heads: int, factor: float) -> Tensor:
 
 
 def ungroup_rows(grouped: Tensor, count: int) -> Tensor:
-    """The reverse of `group_rows`, as a view: (N K, G, L, D) -> (N, L, H, D)."""
+    """Reverse `group_rows`, as a view: (N K, G, L, D) -> (N, L, H, D)."""
     return torch.unflatten(grouped, 0, (count, -1)).flatten(1, 2).transpose(1, 2)
 
 
 def attention_weights(q: Tensor, k: Tensor, tile: Tile, window: int | None) -> Tensor:
-    """softmax over the keys, (N K, G rows, keys), of scaled queries (N K, G, L, D) and keys (N K, L, D)."""
+    """Return the softmax over the keys, (N K, G rows, keys), of scaled queries (N K, G, L, D) and keys (N K, L, D)."""
     rows = q[:, :, tile.first:tile.last].flatten(1, 2)
     scores = torch.bmm(rows, k[:, tile.start:tile.last].transpose(1, 2))
     hidden = hidden_scores(tile.rows, tile.masked, window, q.dtype)
@@ -80,7 +80,7 @@ def attention_weights(q: Tensor, k: Tensor, tile: Tile, window: int | None) -> T
 
 
 def draw_kept(count: int, dropout: float, device: torch.device | str = "cpu") -> Tensor:
-    """(count,) bool, True with probability 1 - dropout, to the nearest 1/65536.
+    """Draw (count,) bool, True with probability 1 - dropout, to the nearest 1/65536.
 
     Cuts each 64 random bits in four: `bernoulli_` spends a whole draw on each element.
     """
@@ -89,14 +89,14 @@ def draw_kept(count: int, dropout: float, device: torch.device | str = "cpu") ->
 
 
 def as_numbers(kept: Tensor) -> Tensor:
-    """bool as uint8, the same memory: a product with it is eight times as fast on a CPU."""
+    """Return bool as uint8, in the same memory: a product with uint8 is eight times as fast on a CPU."""
     return kept.view(torch.uint8)
 
 
 @torch.library.custom_op("powertrain::bmm_attention", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def bmm_forward(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], dropout: float, window: int | None,
                 scale: float) -> tuple[Tensor, Tensor]:
-    """q (T, H, D), k and v (T, K, D) -> the mixed values (T, H, D), and which weights dropout kept, as one flat row."""
+    """Return the mixed values (T, H, D) of q (T, H, D), k and v (T, K, D), and which weights dropout kept, as one flat row."""
     out = torch.empty(q.shape, dtype=q.dtype)
     chunks = plan_chunks(tuple(lengths), q.shape[1], window, q.element_size())
     kept = draw_kept(count_weights(chunks, q.shape[1]), dropout) if dropout else torch.empty(0, dtype=torch.bool)
@@ -121,7 +121,7 @@ def bmm_forward(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], dropout
 @torch.library.custom_op("powertrain::bmm_attention_backward", mutates_args=())
 def bmm_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Tensor, lengths: Sequence[int],
                  dropout: float, window: int | None, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v. The weights are computed again, tile by tile."""
+    """Return the gradients of q, k and v. The weights are computed again, tile by tile."""
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
     used = 0
     with torch.autocast("cpu", enabled=False):
@@ -141,7 +141,7 @@ def bmm_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Tensor
 
 def chunk_backward(outer: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Tensor, chunk: Chunk,
                    window: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients in the layouts of `q` (scaled, grouped) and of `k` and `v`; the last two are summed in fp32."""
+    """Return gradients in the layouts of `q` (scaled, grouped) and of `k` and `v`; the last two are summed in fp32."""
     dq, dk, dv = torch.empty_like(q), torch.zeros(k.shape), torch.zeros(v.shape)
     used = 0
     for tile in chunk.tiles:
@@ -163,7 +163,7 @@ def chunk_backward(outer: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Tensor,
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, batched; `total` is fp32."""
+    """Add left @ right, batched, to `total`, which is fp32."""
     if left.dtype == total.dtype:
         total.baddbmm_(left, right)
     else:

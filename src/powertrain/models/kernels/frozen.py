@@ -48,7 +48,7 @@ WORST_ERROR = {INT8: 0.05, FP8: 0.08}
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """What products with `x` are computed in: autocast's dtype where that is on, else the dtype of `x`."""
+    """Return the dtype that products with `x` are computed in: autocast's where that is on, else the dtype of `x`."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
@@ -69,7 +69,7 @@ class FrozenProduct(torch.autograd.Function):
 
 
 def frozen_product(x: Tensor, bias: Tensor | None, matrix: Callable[[torch.dtype], Tensor]) -> Tensor:
-    """x (T, in) -> (T, out) in `compute_dtype(x)`; only x gets a gradient."""
+    """Return x (T, in) times the matrix: (T, out) in `compute_dtype(x)`; only x gets a gradient."""
     out: Tensor = FrozenProduct.apply(x, bias, matrix, compute_dtype(x))  # type: ignore[no-untyped-call]
     return out
 
@@ -79,14 +79,14 @@ class FrozenLinear(nn.Linear):
 
     @classmethod
     def of(cls, linear: nn.Linear) -> Self:
-        """The same weights, not copied, and frozen."""
+        """Return a frozen linear with the weights of `linear`, not copied."""
         frozen = cls(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
         frozen.weight, frozen.bias = linear.weight, linear.bias
         frozen.requires_grad_(False)
         return frozen
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
-        """(out, in) in `dtype`: the weight itself where it has that."""
+        """Return the matrix (out, in) in `dtype`: the weight itself where it has that dtype."""
         return self.weight.to(dtype)
 
     @property
@@ -104,14 +104,14 @@ class FrozenLinear(nn.Linear):
 
 
 def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x (rows, columns) -> its codes in `dtype`, and what they are to be multiplied by, (rows, 1) fp32."""
+    """Return the codes of x (rows, columns) in `dtype`, and the scales that they are to be multiplied by, (rows, 1) fp32."""
     scales = x.abs().amax(-1, keepdim=True).float().clamp(min=LEAST_SCALE) / LARGEST[dtype]
     codes = x / scales                       # fp32, whatever x is
     return (codes.round_() if dtype is INT8 else codes).to(dtype), scales
 
 
 def scaled_product(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    """x (T, in) times the matrix that `codes` (out, in) and `scales` (out,) stand for: (T, out), fp32 or (fp8) bf16."""
+    """Return x (T, in) times the matrix of `codes` (out, in) and `scales` (out,): (T, out), fp32, or bf16 if codes are fp8."""
     rounded, rows = quantise(x, codes.dtype)
     if codes.dtype is INT8:
         return _whole_sums(rounded, codes.t()).float().mul_(rows).mul_(scales)
@@ -119,7 +119,7 @@ def scaled_product(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
 
 
 def scaled_product_back(dy: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    """The gradient of x, (T, in), from that of the product, dy (T, out)."""
+    """Return the gradient of x, (T, in), from that of the product, dy (T, out)."""
     rounded, rows = quantise(dy * scales, codes.dtype)
     if codes.dtype is INT8:
         return _whole_sums(rounded, codes).float().mul_(rows)
@@ -129,7 +129,7 @@ def scaled_product_back(dy: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
 
 
 def _whole_sums(x: Tensor, matrix: Tensor) -> Tensor:
-    """x (T, K) times matrix (K, N), int8 -> int32."""
+    """Return x (T, K) times matrix (K, N), int8 -> int32."""
     if x.device.type == "cuda" and len(x) < FEWEST_ROWS:
         return torch._int_mm(F.pad(x, (0, 0, 0, FEWEST_ROWS - len(x))), matrix)[:len(x)]
     return torch._int_mm(x, matrix)
@@ -174,7 +174,7 @@ class ScaledLinear(FrozenLinear):
         return out
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What `.to` calls. Codes and scales move, and keep their dtypes, whatever dtype is asked for."""
+        """Move codes and scales when `.to` calls this; they keep their dtypes, whatever dtype is asked for."""
         codes, scales = self.codes, self.scales
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.codes, self.scales = codes.to(self.codes.device), scales.to(self.codes.device)
@@ -188,7 +188,7 @@ class LeftLinear(FrozenLinear):
 
 
 def frozen_linears(model: nn.Module) -> dict[str, FrozenLinear]:
-    """Those of the blocks, by where they are; the head and what is outside stay as they are."""
+    """Return the frozen linears inside the blocks, by name; the head and any other linear outside the blocks is left out."""
     return {name: module for name, module in model.named_modules()
             if isinstance(module, FrozenLinear) and name.startswith("blocks.")}
 
@@ -223,7 +223,7 @@ class Coarse:
 
 
 def scale_base(model: nn.Module, dtype: torch.dtype, try_out: Callable[[], object], *, otherwise: torch.dtype) -> None:
-    """Makes the frozen linears of the blocks 8-bit ones, in place and one after the other.
+    """Replace the frozen linears of the blocks by 8-bit ones, in place and one after the other.
 
     `try_out` runs the model once on tokens such as it will meet. Those that lose more than WORST_ERROR of their results then
     stay, in the dtype `otherwise`.
@@ -245,7 +245,7 @@ def scale_base(model: nn.Module, dtype: torch.dtype, try_out: Callable[[], objec
 
 
 def _of_few_kinds(leave: set[str], names: Iterable[str]) -> set[str]:
-    """What is left, and where that makes for too many kinds of blocks, the rest of the blocks that it is in."""
+    """Return the names not to store in 8 bits: `leave`, or all names in its blocks if those would be of too many kinds."""
     kinds: dict[str, set[str]] = {}
     for name in leave:
         _, block, inside = name.split(".", 2)
@@ -257,7 +257,7 @@ def _of_few_kinds(leave: set[str], names: Iterable[str]) -> set[str]:
 
 @contextmanager
 def measured(linears: Mapping[str, FrozenLinear], dtype: torch.dtype) -> Iterator[dict[str, float]]:
-    """While it lasts, what 8 bits would cost each product that is made: the relative error of its results."""
+    """Yield, by name, the relative error that 8 bits would cause in each linear's results, filled in as the model runs."""
     errors: dict[str, float] = {}
 
     def look(name: str, linear: FrozenLinear, x: Tensor) -> None:
@@ -274,7 +274,7 @@ def measured(linears: Mapping[str, FrozenLinear], dtype: torch.dtype) -> Iterato
 
 @torch.no_grad()
 def product_error(x: Tensor, weight: Tensor, dtype: torch.dtype) -> float:
-    """|Y' - Y| / |Y| of Y = x weight^T in fp32 and Y' by way of 8 bits: both operands' rounding, as they meet."""
+    """Return |Y' - Y| / |Y|, where Y = x weight^T in fp32, and Y' is that product with both operands rounded to 8 bits."""
     with torch.autocast(x.device.type, enabled=False):
         exact = F.linear(x.float(), weight.float())
         codes, scales = quantise(weight, dtype)

@@ -63,7 +63,7 @@ class Packed:
 
     @classmethod
     def of(cls, weight: Tensor, kind: str, double: bool) -> Self:
-        """weight (rows, in), packed."""
+        """Return `weight` (rows, in) packed in 4 bits."""
         # A matrix of blocks, not the weight's own shape: bitsandbytes 0.50's CPU kernel looks for the scales row by row, and
         # for a width that is no multiple of 64 it takes the wrong ones. The packed bytes are the same either way.
         flat = weight.detach().contiguous()
@@ -73,7 +73,7 @@ class Packed:
         return cls(values, state, weight.shape[0])
 
     def unpack(self, dtype: torch.dtype) -> Tensor:
-        """(rows, in) in `dtype`."""
+        """Return the dequantised rows (rows, in) in `dtype`."""
         from bitsandbytes.functional import dequantize_4bit
 
         state = self.state
@@ -88,7 +88,7 @@ class Packed:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the codes and their scales; the tables that all matrices share do not count."""
+        """Return the bytes of the codes and their scales; the tables that all matrices share do not count."""
         nested = self.state.state2.absmax.nbytes if self.state.nested else 0
         return int(self.values.nbytes + self.state.absmax.nbytes + nested)
 
@@ -135,16 +135,16 @@ class QuantisedLinear(FrozenLinear):
 
     @property
     def memory_bytes(self) -> int:
-        """Of the packed weights."""
+        """Return the bytes of the packed weights."""
         return sum(part.memory_bytes for part in self.parts)
 
     @property
     def held_bytes(self) -> int:
-        """Of the packed weights and the dequantised copy."""
+        """Return the bytes of the packed weights and the dequantised copy."""
         return self.memory_bytes + (0 if self.whole is None else self.whole.nbytes)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What `.to` calls. The packed weights move, and keep their dtypes, whatever dtype is asked for."""
+        """Move the packed weights when `.to` calls this; they keep their dtypes, whatever dtype is asked for."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = fn(self.parts[0].values.new_empty(0)).device
         self.parts = [part.move(device) for part in self.parts]
@@ -153,7 +153,7 @@ class QuantisedLinear(FrozenLinear):
 
 
 def quantise_base(model: Decoder, *, type: str, double: bool) -> None:
-    """Makes the linears of the blocks 4-bit ones, in place and one after the other; call it before `add_adapters`.
+    """Replace the linears of the blocks by 4-bit ones, in place and one after the other; call this before `add_adapters`.
 
     Embedding, norms and head stay as they are, as in transformers. The model is frozen.
     Raises WrongUse without bitsandbytes, for an unknown type, and for a model that has adapters or is quantised already.

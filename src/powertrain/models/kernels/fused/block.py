@@ -27,7 +27,7 @@ LINEARS = ("qkv", "attention_out", "mlp_in", "mlp_out")
 
 
 def why_not(block: Block) -> str | None:
-    """Why this block cannot be run by hand."""
+    """Return why this block cannot be run by hand, or None."""
     for linear in (getattr(block, name) for name in LINEARS):
         if not isinstance(linear, AdaptedLinear):
             continue
@@ -55,7 +55,7 @@ def _converted(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _joined(linear: AdaptedLinear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """a (R, in) and b (out, R), as in `Linear`."""
+    """Return a (R, in) and b (out, R) of all adapters of the linear, joined as in `Linear`."""
     a = torch.cat([linear.adapter(slot).A.detach() for slot in linear.slots]).to(dtype)
     b = a.new_zeros(linear.base.out_features, len(a))
     for adapter, ranks, rows in _places(linear):
@@ -64,7 +64,7 @@ def _joined(linear: AdaptedLinear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _places(linear: AdaptedLinear) -> Iterator[tuple[Adapter, slice, slice]]:
-    """Each adapter, its ranks among those of all, and its rows of the output."""
+    """Yield each adapter, its ranks among those of all, and its rows of the output."""
     first = 0
     for slot in linear.slots:
         adapter = linear.adapter(slot)
@@ -79,7 +79,7 @@ def _put(found: dict[int, Tensor | None], module: Norm | nn.Module, weight: Tens
 
 
 def _adapter_gradients(linear: AdaptedLinear, of: parts.Gradients) -> dict[int, Tensor | None]:
-    """Each adapter's own rows and columns of the joined gradients."""
+    """Return the gradients of each adapter, by parameter id: its own rows and columns of the joined gradients."""
     assert of.a is not None
     assert of.b is not None
     found: dict[int, Tensor | None] = {}
@@ -178,7 +178,7 @@ class HandWritten:
     # ------------------------------------------------------------------------------------------- weights
 
     def copies(self, dtype: torch.dtype) -> Copies:
-        """Linear -> its trained weight and bias in `dtype`, or its adapters' joined a and b."""
+        """Return linear -> its trained weight and bias in `dtype`, or its adapters' joined a and b."""
         found: dict[str, tuple[Tensor, Tensor | None]] = {}
         for name in LINEARS:
             linear = getattr(self.block, name)
@@ -227,7 +227,7 @@ class HandWritten:
 
 
 def draw_seed(device: torch.device) -> Tensor:
-    """() int32, any number that there is."""
+    """Draw a seed: () int32, any value that the type has."""
     return torch.empty((), dtype=torch.int64, device=device).random_(-2**31, 2**31).to(torch.int32)
 
 

@@ -68,21 +68,21 @@ class CompiledPart:
 
 
 def is_compiled(function: Callable[..., Any]) -> bool:
-    """Whether torch holds compiled code for what it was asked to compile; it falls back to eager without a word."""
+    """Return whether torch holds compiled code for what it was asked to compile; it falls back to eager without a word."""
     from torch._dynamo.eval_frame import _debug_get_cache_entry_list, innermost_fn
 
     return bool(_debug_get_cache_entry_list(innermost_fn(function).__code__))
 
 
 def _kind(argument: Any) -> Any:
-    """What of an argument makes for other code."""
+    """Return what of an argument decides which code it needs: of a tensor only that it is one, of a tuple that of its parts."""
     if isinstance(argument, tuple):
         return tuple(map(_kind, argument))
     return Tensor if isinstance(argument, Tensor) else argument
 
 
 def _mark_rows(argument: Any, rows: int) -> None:
-    """Tells the compiler which sizes are the number of tokens."""
+    """Tell the compiler which sizes are the number of tokens."""
     if isinstance(argument, Tensor):
         if argument.dim() and len(argument) == rows:
             torch._dynamo.maybe_mark_dynamic(argument, 0)
@@ -103,7 +103,7 @@ class Call:
 
 
 def describe(arguments: tuple[Any, ...], rows: int) -> tuple[Call, list[Tensor]] | None:
-    """The kind of a call, and its tensors. None for one that has no fixed layout, or whose products are not plain ones."""
+    """Return a call's kind and its tensors; None for fewer than FEWEST_ROWS, another device, changing strides, or 8 bits."""
     tensors: list[Tensor] = []
     layout: list[tuple[Any, ...]] = []
     if rows < FEWEST_ROWS or not _describe(arguments, rows, tensors, layout):
@@ -133,7 +133,7 @@ def _describe(argument: Any, rows: int | None, tensors: list[Tensor], layout: li
 
 
 def structure_of(value: Any, count: list[int]) -> Any:
-    """A nest of named tuples as JSON, with each tensor as its number."""
+    """Return a nest of named tuples as JSON values, with each tensor as its number."""
     if isinstance(value, Tensor):
         count[0] += 1
         return count[0] - 1
@@ -143,7 +143,7 @@ def structure_of(value: Any, count: list[int]) -> Any:
 
 
 def built(structure: Any, tensors: Sequence[Tensor]) -> Any:
-    """The nest again."""
+    """Return the nest that `structure_of` described, with `tensors` in their places."""
     if isinstance(structure, bool) or structure is None:
         return structure
     if isinstance(structure, int):
@@ -194,9 +194,9 @@ class StoredPart(CompiledPart):
 
 
 def settle(functions: Iterable[Any], *, ahead: bool) -> bool:
-    """What StoredParts among the functions have noted is compiled `ahead` into libraries, or at the next call for this run.
+    """Compile what StoredParts among the functions have noted into libraries, if `ahead`; else let the next call compile it.
 
-    Whether there was anything: who ran them runs them again.
+    Return whether there was anything: who ran them runs them again.
     """
     parts = [part for part in functions if isinstance(part, StoredPart)]
     jobs = [job for part in parts for job in part.wanted.values()]
@@ -210,7 +210,7 @@ def settle(functions: Iterable[Any], *, ahead: bool) -> bool:
 
 
 def tokens_to_divide(width: int) -> int:
-    """Tokens of the first call from which on the compiled loops are divided among the threads: later calls run the same code.
+    """Return from how many tokens of the first call on compiled loops are divided among threads: later calls run the same code.
 
     Source: decide_parallel_depth of Inductor's C++ back end, whose least piece of a thread is cpp.min_chunk_size elements.
     """
@@ -220,7 +220,7 @@ def tokens_to_divide(width: int) -> int:
 
 
 def job_for(config: ModelConfig, function: str, call: Call, rows: int, folder: Path) -> dict[str, Any]:
-    """A method of Parts to be compiled for one kind of call, as JSON. `rows`: for which the compiler judges what to divide."""
+    """Return a job, as JSON, to compile a method of Parts for a kind of call. By `rows` the compiler judges what to divide."""
     config = dataclasses.replace(config, rotary_scaling=None)        # tables are arguments
     told = "\n".join((_sources(), torch.__version__, str(torch.get_num_threads()), processor(), repr(config), function,
                       call.structure, repr(call.layout)))
@@ -236,7 +236,7 @@ def _sources() -> str:
 
 
 def load(path: Path) -> Loaded | None:
-    """What an earlier process has compiled; None where there is nothing whole."""
+    """Return the function that an earlier process has compiled; None where the library is missing, damaged or does not load."""
     try:
         told = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         if hashlib.sha256(path.read_bytes()).hexdigest() != told["sha256"]:
@@ -249,7 +249,7 @@ def load(path: Path) -> Loaded | None:
 
 
 def make(jobs: Sequence[Mapping[str, Any]], processes: int) -> None:
-    """Compiles, in processes of their own; which of them came to something, `load` tells."""
+    """Compile the jobs in processes of their own; `load` tells which of them came to something."""
     started = []
     for share in filter(None, (jobs[i::processes] for i in range(processes))):
         child = subprocess.Popen([sys.executable, "-m", "powertrain.models.kernels.fused.compiled"], stdin=subprocess.PIPE,
@@ -284,7 +284,7 @@ class Flat(nn.Module):
         self.structure = json.loads(job["structure"])
 
     def call(self, tensors: Sequence[Tensor]) -> Any:
-        """What the function gives, in its own structure."""
+        """Return what the function gives, in its own structure."""
         return self.function(*built(self.structure, tensors))
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -292,7 +292,7 @@ class Flat(nn.Module):
 
 
 def compile_one(job: Mapping[str, Any]) -> None:
-    """Writes the library, then the file that says what it gives and how its bytes add up.
+    """Write the library, then the file beside it with the structure of its result and the sum of its bytes.
 
     Which vector instructions there are is taken from the processor's word: to see each compiled and loaded takes as long as
     a function does, and a compiler that does not know them ends with no library, which `load` sees.

@@ -133,7 +133,7 @@ class Seeds(NamedTuple):
 
 
 def is_kept(seed: Tensor, x: Tensor, dropout: float) -> Tensor:
-    """(T, d) bool, True with probability 1 - dropout: well mixed bits of the seed and the place in x.
+    """Return a mask (T, d), True with probability 1 - dropout: well mixed bits of the seed and the place in x.
 
     Source: Wellons 2018, the integer hash "lowbias32".
     """
@@ -154,7 +154,7 @@ class Parts:
     # ------------------------------------------------------------------------------------------- forward
 
     def enter(self, x: Tensor, cosines: Tensor | None, sines: Tensor | None, weights: EnterWeights) -> tuple[Tensor, Entered]:
-        """From the residual x (T, d) fp32 to queries and keys at their positions, then values: (T, H + 2 K, D)."""
+        """Return queries and keys at their positions, then values, (T, H + 2 K, D), of the residual x (T, d) fp32."""
         normalised, h = self._normalise(x, weights.norm, weights.dtype)
         y, ranks = product(h, weights.qkv)
         heads, raw = self.heads(y, cosines, sines, weights)
@@ -162,7 +162,7 @@ class Parts:
 
     def heads(self, y: Tensor, cosines: Tensor | None, sines: Tensor | None,
               weights: EnterWeights) -> tuple[Tensor, Tensor | None]:
-        """What attention reads of the product y (T, (H + 2 K) D), and `raw` of `Entered`."""
+        """Return what attention reads of the product y (T, (H + 2 K) D), and `raw` of `Entered`."""
         c, dtype = self.config, y.dtype
         heads = torch.unflatten(y, -1, (c.heads + 2 * c.kv_heads, c.head_width))
         q, k, v = heads[:, :c.heads], heads[:, c.heads:-c.kv_heads], heads[:, -c.kv_heads:]
@@ -176,7 +176,7 @@ class Parts:
         return torch.cat((q.to(dtype), k.to(dtype), v), dim=1), raw
 
     def leave(self, x: Tensor, mixed: Tensor, seeds: Seeds, weights: LeaveWeights) -> tuple[Tensor, Left]:
-        """From the residual and what attention gave, mixed (T, H D), to the next block's residual, (T, d) fp32."""
+        """Return the next block's residual, (T, d) fp32, from this one's and what attention gave, mixed (T, H D)."""
         dtype = weights.dtype
         o, out_ranks = product(mixed, weights.out)
         between, normalised, h = self._join_normalise(x, o, seeds.attention, weights.norm, dtype)
@@ -185,18 +185,18 @@ class Parts:
         return between + self._drop(y, seeds.mlp), Left(normalised, inner, out_ranks, in_ranks, down_ranks)
 
     def inner_again(self, n: Tensor, weights: LeaveWeights) -> Tensor:
-        """`inner` of `Left`, made again from `n` of its norm."""
+        """Return `inner` of `Left`, made again from `n` of its norm."""
         return product(_scaled(n.float(), weights.norm).to(n.dtype), weights.mlp_in)[0]
 
     def heads_again(self, n: Tensor, cosines: Tensor | None, sines: Tensor | None, weights: EnterWeights) -> Tensor:
-        """What attention reads, made again from `n` of the norm before it."""
+        """Return what attention reads, made again from `n` of the norm before it."""
         return self.heads(product(_scaled(n.float(), weights.norm).to(n.dtype), weights.qkv)[0], cosines, sines, weights)[0]
 
     # ------------------------------------------------------------------------------------------- backward
 
     def leave_back(self, dx: Tensor, mixed: Tensor, left: Left, seeds: Seeds, weights: LeaveWeights,
                    wanted: Wanted) -> LeftBack:
-        """Gradients from that of the next block's residual, dx (T, d) fp32."""
+        """Return the gradients that follow from that of the next block's residual, dx (T, d) fp32."""
         c, dtype = self.config, weights.dtype
         dy = self._drop(dx, seeds.mlp).to(dtype)
         da, down_dranks = product_back(dy, weights.mlp_out)
@@ -213,7 +213,7 @@ class Parts:
 
     def enter_back(self, dx: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, entered: Entered, cosines: Tensor | None,
                    sines: Tensor | None, weights: EnterWeights, wanted: Wanted) -> EnteredBack:
-        """Gradients from those of queries (T, H, D), keys and values (T, K, D)."""
+        """Return the gradients that follow from those of queries (T, H, D), keys and values (T, K, D); dx is added to x's."""
         c, dtype = self.config, weights.dtype
         if cosines is not None and sines is not None:
             # in fp32 where more of the chain follows
@@ -238,24 +238,24 @@ class Parts:
     # ------------------------------------------------------------------------------------------- elementwise
 
     def _drop(self, x: Tensor, seed: Tensor | None) -> Tensor:
-        """(T, d) fp32. What is dropped is not stored: the backward pass works it out again."""
+        """Return x after dropout, (T, d) fp32. What is dropped is not stored: the backward pass works it out again."""
         if seed is None:
             return x.float()
         return torch.where(is_kept(seed, x, self.config.dropout), x.float() * (1 / (1 - self.config.dropout)), 0.0)
 
     def _normalise(self, x: Tensor, norm: NormWeights, dtype: torch.dtype) -> tuple[Normalised, Tensor]:
-        """The norm's result h in `dtype`, and what its backward pass needs."""
+        """Return what the norm's backward pass needs, and its result h in `dtype`."""
         n, rate = _unit(x if self.config.norm == "rms" else x - x.mean(-1, keepdim=True), self.config.norm_epsilon)
         return Normalised(n.to(dtype), rate), _scaled(n, norm).to(dtype)
 
     def _join_normalise(self, x: Tensor, branch: Tensor, seed: Tensor | None, norm: NormWeights,
                         dtype: torch.dtype) -> tuple[Tensor, Normalised, Tensor]:
-        """The residual with the attention branch added, (T, d) fp32, and `_normalise` of what the MLP's norm reads."""
+        """Return the residual with the attention branch added, (T, d) fp32, and `_normalise` of what the MLP's norm reads."""
         joined = x + self._drop(branch, seed)
         return joined, *self._normalise(x if self.config.parallel_residual else joined, norm, dtype)
 
     def _normalise_back(self, dx: Tensor, dh: Tensor, normalised: Normalised, norm: NormWeights) -> Tensor:
-        """(T, d) fp32: dx, and the gradient of the norm's input."""
+        """Return dx plus the gradient of the norm's input, (T, d) fp32; dh is that of its result."""
         n, dn = normalised.n.float(), dh.float() * norm.weight
         along = (dn * n).mean(-1, keepdim=True)
         if self.config.norm == "rms":
@@ -263,21 +263,21 @@ class Parts:
         return dx + normalised.rate * (dn - dn.mean(-1, keepdim=True) - n * along)
 
     def _turn(self, x: Tensor, cosines: Tensor, sines: Tensor, dtype: torch.dtype) -> Tensor:
-        """decoder.rotate, without a turned copy of x. Each piece is rounded to `dtype` before they are joined, not after."""
+        """Return decoder.rotate of x without a turned copy. Pieces are rounded to `dtype` before they are joined, not after."""
         half = cosines.shape[-1] // 2
         left, right, rest = x[..., :half].float(), x[..., half:2 * half].float(), x[..., 2 * half:]
         c, s = cosines[..., :half], sines[..., :half]
         return torch.cat(((left * c - right * s).to(dtype), (right * c + left * s).to(dtype), rest.to(dtype)), dim=-1)
 
     def _act(self, inner: Tensor) -> Tensor:
-        """(T, f) fp32."""
+        """Return what the activation gives, times the second half of `inner` where the MLP is gated: (T, f) fp32."""
         if not self.config.gated_mlp:
             return _activate_with_slope(inner.float(), self.config.activation)[0]
         gate, up = inner.chunk(2, dim=-1)
         return _activate_with_slope(gate.float(), self.config.activation)[0] * up.float()
 
     def _act_back(self, inner: Tensor, dact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """What the activation gave (T, f), made again, and the gradient of `inner`; both in `dtype`."""
+        """Return what `_act` gave (T, f), made again, and the gradient of `inner`; both in `dtype`."""
         if not self.config.gated_mlp:
             act, slope = _activate_with_slope(inner.float(), self.config.activation)
             return act.to(dtype), (dact.float() * slope).to(dtype)
@@ -291,7 +291,7 @@ class Parts:
 
 
 def product(x: Tensor, linear: Linear) -> tuple[Tensor, Tensor | None]:
-    """x (T, in) -> (T, out), and x a^T (T, R), where there are adapters."""
+    """Return x weight^T + bias with what adapters add, (T, in) -> (T, out), and x a^T (T, R), where there are adapters."""
     ranks = None if linear.a is None else x @ linear.a.t()
     if linear.scales is None:
         y = F.linear(x, linear.weight, linear.bias)
@@ -303,7 +303,7 @@ def product(x: Tensor, linear: Linear) -> tuple[Tensor, Tensor | None]:
 
 
 def product_back(dy: Tensor, linear: Linear) -> tuple[Tensor, Tensor | None]:
-    """The gradients of x (T, in) and of `ranks`, from that of y."""
+    """Return the gradients of x (T, in) and of x a^T (T, R), where there are adapters, from that of what `product` gave."""
     dranks = None if linear.b is None else dy @ linear.b
     if linear.scales is None:
         dx = dy @ linear.weight
@@ -314,7 +314,7 @@ def product_back(dy: Tensor, linear: Linear) -> tuple[Tensor, Tensor | None]:
 
 def weight_gradients(dy: Tensor, x: Tensor, ranks: Tensor | None, dranks: Tensor | None, linear: Linear,
                      norm: NormWeights | None, wanted: Wanted) -> Gradients:
-    """Gradients of a linear's weights. Where its input is a norm's result, x is the n of the norm, and `norm` its weights.
+    """Return a linear's gradients. Where its input is a norm's result, x is the n of the norm, and `norm` its weights.
 
     A product with n w + b is the product with n, its columns times w, and a rank-one term of b; so h need not be made.
     """
@@ -329,7 +329,7 @@ def weight_gradients(dy: Tensor, x: Tensor, ranks: Tensor | None, dranks: Tensor
 
 
 def _through_norm(gradient: Tensor, dy: Tensor, norm: NormWeights | None) -> Tensor:
-    """(out, in) fp32."""
+    """Return dy^T h, (out, in) fp32, from `gradient`, dy^T n: h is the result of `norm`, or n itself where that is None."""
     if norm is None:
         return gradient.float()
     scaled = gradient.float() * norm.weight
@@ -346,26 +346,26 @@ def _norm_gradients(dh: Tensor, normalised: Normalised, norm: NormWeights, wante
 
 
 def _scaled(n: Tensor, norm: NormWeights) -> Tensor:
-    """A norm's result in fp32, from n of `Normalised`."""
+    """Return a norm's result in fp32, from n of `Normalised`."""
     return n * norm.weight if norm.bias is None else n * norm.weight + norm.bias
 
 
 def _unit(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """x over the root of the mean of its squares along the last dimension, and one over that root; fp32."""
+    """Return x over the root of the mean of its squares along the last dimension, and one over that root; fp32."""
     x = x.float()
     rate = torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
     return x * rate, rate
 
 
 def _unit_back(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Gradients of x (T, heads, D) and of the weight (D,) of y = _unit(x) * weight."""
+    """Return the gradients of x (T, heads, D) and of the weight (D,), from that of y = _unit(x)[0] * weight."""
     n, rate = _unit(x, epsilon)
     dn = dy.float() * weight
     return rate * (dn - n * (dn * n).mean(-1, keepdim=True)), (dy.float() * n).sum((0, 1))
 
 
 def _normal_share(x: Tensor, bell: Tensor) -> Tensor:
-    """The share of a normal distribution below x, within 8e-8; `bell` is exp(-x^2 / 2), which the slope needs too.
+    """Return the share of a normal distribution below x, within 8e-8; `bell` is exp(-x^2 / 2), which the slope needs too.
 
     Half of what torch.erf costs. Source: Abramowitz and Stegun 1964, 7.1.26.
     """
@@ -376,7 +376,7 @@ def _normal_share(x: Tensor, bell: Tensor) -> Tensor:
 
 
 def _activate_with_slope(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    """One of config.ACTIVATIONS, and its derivative."""
+    """Return one of config.ACTIVATIONS at x, and its derivative there."""
     if activation == "silu":
         share = torch.sigmoid(x)
         return x * share, share * (1 + x * (1 - share))

@@ -146,7 +146,7 @@ class PinnedHost:
         self._free: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
 
     def put(self, tensor: Tensor) -> Stay:
-        """Begins to copy a contiguous row of numbers; see `PlainHost`."""
+        """Begin to copy a contiguous row of numbers; see `PlainHost`."""
         self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(self._stream):
             free = self._free[tensor.numel(), tensor.dtype]

@@ -118,7 +118,7 @@ class TritonParts(Parts):
 
     def _add_and_normalise(self, x: Tensor, added: Tensor | None, norm: NormWeights,
                            dtype: torch.dtype) -> tuple[Tensor, Normalised, Tensor]:
-        """RMS norm of x (T, d) fp32 after `added` (T, d) was added: the sum (x itself if None), what is saved, and h."""
+        """Return x + `added` (T, d) fp32 (x itself if None), what the RMS norm of that sum saves, and the norm's result h."""
         x = x.contiguous()
         rows, width = x.shape
         joined = x if added is None else torch.empty_like(x)

@@ -33,9 +33,9 @@ class Problem(ctypes.Structure):
 @torch.library.custom_op("powertrain::ragged_attention", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def ragged_forward(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], dropout: float, window: int | None,
                    scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """q (T, H, D), k and v (T, K, D) -> the mixed values (T, H, D), the logs of the rows' sums (T, H), and a seed.
+    """Return for q (T, H, D), k and v (T, K, D) the mixed values (T, H, D), the logs of the rows' sums (T, H), and a seed.
 
-    Raises WrongUse where the kernel cannot compute that.
+    Raise WrongUse where the kernel cannot compute that.
     """
     _check(q)
     q, k, v = _rows(q), _rows(k), _rows(v)
@@ -50,7 +50,7 @@ def ragged_forward(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], drop
 @torch.library.custom_op("powertrain::ragged_attention_backward", mutates_args=())
 def ragged_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, seed: Tensor,
                     lengths: Sequence[int], dropout: float, window: int | None, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v."""
+    """Return the gradients of q, k and v."""
     gradient, q, k, v = gradient.contiguous(), _rows(q), _rows(k), _rows(v)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
     problem = _problem(q, k, v, tuple(lengths), dropout, window, scale, seed)
@@ -59,7 +59,7 @@ def ragged_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tens
 
 
 def _check(q: Tensor) -> None:
-    """Here and not before the operator, so that torch.compile does not trace it."""
+    """Raise WrongUse where the kernel cannot run: here, not before the operator, so that torch.compile does not trace it."""
     reason = f"it runs on a CPU, not on {q.device.type}" if q.device.type != "cpu" else \
         f"it computes in fp32 and bf16, not in {q.dtype}" if q.dtype not in DTYPES else \
         f"it takes heads of an even width, not of {q.shape[2]}" if q.shape[2] % 2 else \
@@ -69,7 +69,7 @@ def _check(q: Tensor) -> None:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """As the kernel reads it: a token's heads side by side."""
+    """Return x as the kernel reads it: a token's heads side by side, in a copy where they are not."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
@@ -90,7 +90,7 @@ def _problem(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], dropout:
 
 @lru_cache(maxsize=64)
 def _documents(lengths: tuple[int, ...]) -> tuple[Any, Any]:
-    """Where each document starts, with the end; and the documents, the longest first, so that threads end together."""
+    """Return where each document starts, with the end; and the documents, the longest first, so that threads end together."""
     starts = (ctypes.c_int64 * (len(lengths) + 1))(*itertools.accumulate(lengths, initial=0))
     order = (ctypes.c_int64 * len(lengths))(*sorted(range(len(lengths)), key=lambda document: -lengths[document]))
     return starts, order

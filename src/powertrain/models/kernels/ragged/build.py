@@ -25,24 +25,24 @@ class CannotBuild(Exception):
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The kernel as a library. Raises CannotBuild where there is no compiler, or it fails, or what it made does not load."""
+    """Return the kernel as a library. Raise CannotBuild where there is no compiler, it fails, or what it made does not load."""
     path = _library()
     if not path.exists():
         _compile(path)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise CannotBuild(f"what was compiled does not load ({error}); remove {path}, so that it is compiled again") from None
+        raise CannotBuild(f"the compiled kernel does not load ({error}); remove {path}, so that it is compiled again") from None
 
 
 def is_built() -> bool:
-    """Whether an earlier process has compiled it."""
+    """Return whether an earlier process has compiled the kernel."""
     return _library().exists()
 
 
 @functools.cache
 def processor() -> str:
-    """What machine code depends on: the architecture, then the instructions that there are."""
+    """Return what machine code depends on: the architecture, then the instructions that there are."""
     flags = next((line for line in CPU.read_text(encoding="utf-8").splitlines() if line.startswith(("flags", "Features"))),
                  "") if CPU.exists() else platform.processor()
     return f"{platform.machine()}\n{flags}"
@@ -50,7 +50,7 @@ def processor() -> str:
 
 @functools.cache
 def _library() -> Path:
-    """Named by everything that it depends on: a home directory may be shared by machines of different kinds."""
+    """Return the library's path, named by all it depends on: a home directory may be shared by machines of different kinds."""
     told = "\n".join((SOURCE.read_text(encoding="utf-8"), importlib.metadata.version("torch"), processor(), *FLAGS))
     name = f"ragged-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
     return Path.home() / ".cache" / "powertrain" / "kernels" / name
