@@ -158,8 +158,8 @@ def against(ours: Arm, peer: PeerArm, python: Path, materials: Materials, budget
             ) -> tuple[Comparison, ArmRun, ArmRun, Conditions]:
     """Measure our arm against the peer's, in as many rounds as fit the budget, and at least one.
 
-    The speed of a machine that other machines share drifts by a fifth within a minute; rounds side by side in time see
-    the peer alone and beside us under the same drift.
+    The speed of a machine that others share drifts within a minute; rounds see the peer alone and beside us under the same
+    drift.
     """
     ends, rounds, took_s = time.monotonic() + budget_s, list[Round](), 0.0
     while not rounds or time.monotonic() + took_s < ends:

@@ -6,9 +6,8 @@ A figure of a peer counts only if nothing of ours slowed the peer. So three thin
 - the peer takes the same steps once more in a process of its own while no process of ours is alive, which gives its speed alone
 - processor time that belongs to neither arm nor to this program is counted (/proc/stat less the own processes)
 
-A comparison is clean where the peer beside us is at most 5 % slower than alone and others used at most 5 % of the cores. The
-pages compare us with the faster of the two speeds of the peer (tables/peers.py), because on a machine that others share both
-drift by more than 5 % from one minute to the next.
+A comparison is clean where the peer beside us is at most 5 % slower than alone and others used at most 5 % of the cores. Where
+it was slower, the pages compare us with the peer alone, and say so (tables/peers.py).
 """
 
 from __future__ import annotations

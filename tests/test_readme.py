@@ -218,7 +218,7 @@ class TestTables:
         (["TRL is slower beside us"], 0.4, 0.0, "2.00 (the peer alone; beside ours it was 40% slower)"),
         (["TRL is slower beside us", "others used 30%"], 0.4, 0.3, "not clean: TRL is slower beside us; others used 30%"),
         (None, 0.0, 0.0, "not clean: the peer was not measured alone")])
-    def test_a_peer_is_compared_at_its_faster_speed_and_only_on_an_idle_machine(
+    def test_a_slowed_peer_is_compared_alone_and_a_busy_machine_gives_no_ratio(
             self, table: Any, house: Path, unclean: list[str] | None, slower: float, others: float, ratio: str) -> None:
         losses = [{"peer": "TRL", "mean_absolute": 1e-4, "steps": 8}]
         findings = {"case": "lora", "losses": losses, "products_share": 0.4}

@@ -83,7 +83,7 @@ def _watched(study: Study) -> Study | None:
 
 
 def _against_peer(under: Study | None, comparison: Study) -> str:
-    """Return how many times as fast as the peer we are: as the peer was beside us, or alone where it was faster then."""
+    """Return how many times as fast as the peer we are: than beside us, or than alone where being beside us slowed it."""
     if under is not None and under.get("slower", 0.0) > MOST_SLOWER and max(under["others_share"],
                                                                            under["stolen_share"]) <= MOST_OTHERS:
         over_alone = comparison["tokens_per_s"][1] / under["alone_tokens_per_s"]

@@ -215,6 +215,16 @@ def test_a_gpu_attends_to_all_lengths_in_one_call_where_it_can(lora_facts: Facts
         assert says in answer[1]
 
 
+@pytest.mark.parametrize(("torch_version", "kernel"), [("2.11.0+cu128", "sdpa"), ("2.12.0", "varlen")])
+def test_one_call_for_all_lengths_needs_a_torch_that_has_it(lora_facts: Facts, gpu_facts: Callable[..., Facts],
+                                                            torch_version: str, kernel: str) -> None:
+    software = replace(lora_facts.software, versions={**lora_facts.software.versions, "torch": torch_version})
+    answer = ask_anew(AttentionKernel.name, replace(lora_facts, hardware=gpu_facts((9, 0)).hardware, software=software), RECIPE)
+    assert isinstance(answer, Proposal)
+    assert answer.technique.kernel == kernel
+    assert ("needs torch 2.12 or newer, and this is torch 2.11.0+cu128" in answer.because) is (kernel == "sdpa")
+
+
 def test_varlen_attention_in_fp32_is_noticed_before_the_run(setup: Setup) -> None:
     changed = AttentionKernel("varlen").apply(setup)
     with pytest.raises(NotApplied, match="computes in fp32"):
