@@ -12,6 +12,9 @@ BENCH  ?=        # more words for the benchmarks, such as --minutes 10, --nanogp
 
 RUN    ?=        # the run of `make picture`
 
+# pip compiles nothing: what is imported is compiled then, and kept, which takes a third of the time
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check schema docs picture bench bench-gpu install clean
 
 demo: install
@@ -52,8 +55,8 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile $$(grep '^torch==' constraints.txt)
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 clean:

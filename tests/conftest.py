@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from powertrain.training.setup import Setup, plain_setup
 
 torch.set_num_threads(1)                     # tiny tensors: a second thread would only wait
 os.environ["OMP_NUM_THREADS"] = "1"          # so it would in the processes that tests start, beside those of other tests
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"    # else each process that compiles starts two more that load torch
 
 # The files that take longest go first, so that no worker begins one of them when the others are done.
 LONGEST = ("test_readme.py", "test_shipped_recipes.py", "test_ledger.py", "test_bench.py", "test_compiled_ahead.py",
@@ -31,6 +33,8 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gc.collect()
+    gc.freeze()                              # a million objects of the libraries, which no later collection looks at again
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 

@@ -91,7 +91,8 @@ def environment() -> Iterator[tuple[str, str]]:
 
 
 def make(target: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    given = [f"{key}={value}" for key, value in (*environment(), *variables.items())]
+    """`make TARGET` in this checkout; the tests that it runs take no processes besides those that run already."""
+    given = [f"{key}={value}" for key, value in (*environment(), ("JOBS", "0"), *variables.items())]
     return subprocess.run(["make", "-C", str(ROOT), target, *given], capture_output=True, text=True, check=False,
                           env={**os.environ, "POWERTRAIN_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"})
 

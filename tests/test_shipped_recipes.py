@@ -57,14 +57,19 @@ def test_document_003s_batches(cli: Cli, shakespeare: Path, name: str, batch: in
     assert facts["model"]["parameters"] == pytest.approx(10.7e6, rel=0.02)
 
 
-def test_the_small_character_model_learns_what_nanogpts_readme_says(cli: Cli, shakespeare: Path, tmp_path: Path) -> None:
-    """nanoGPT's README gives a validation loss of 1.88 for this model after these 2000 steps."""
-    code, _, err = cli("train", "char-shakespeare-cpu", f"data={shakespeare}", "eval_steps=0", "save_steps=0",
+def test_the_small_character_model_learns_what_nanogpt_does(cli: Cli, shakespeare: Path, tmp_path: Path) -> None:
+    """After a quarter of its 2000 steps; nanoGPT's validation loss is then 2.20, with the settings of its README and this rate.
+
+    train.py config/train_shakespeare_char.py --device=cpu --compile=False --block_size=64 --batch_size=12 --n_layer=4
+    --n_head=4 --n_embd=128 --dropout=0.0 --max_iters=500 --lr_decay_iters=500 --learning_rate=3e-3 --min_lr=3e-4
+    --eval_iters=200
+    """
+    code, _, err = cli("train", "char-shakespeare-cpu", f"data={shakespeare}", "max_steps=500", "eval_steps=0", "save_steps=0",
                        "techniques.threads=off", "sample.tokens=0", "--quiet", "--output", "run")
     assert code == 0, err
     evaluations = [e for e in read_events(tmp_path / "run" / "events.jsonl") if isinstance(e, Evaluated)]
     assert evaluations[-1].tokens == 111_539
-    assert evaluations[-1].loss <= 1.88
+    assert evaluations[-1].loss <= 2.20
 
 
 # ------------------------------------------------------------------------------------------------ the documents' fine-tuning

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -47,15 +47,14 @@ def pairs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["scratch", "lora"])
-def test_a_prepared_recipe_is_planned_without_torch(kind: str, tmp_path: Path, source: Path, pairs: Path) -> None:
+def test_a_prepared_recipe_is_planned_without_torch(
+        kind: str, cli: Callable[..., tuple[int, str, str]], tmp_path: Path, source: Path, pairs: Path) -> None:
     words = ["default", f"data={source}", "data.tokenizer=byte", "sample.prompt=", *SMALL]
     if kind == "lora":
         base = tmp_path / "base"
-        made = subprocess.run([sys.executable, "-m", "powertrain", "train", *words, "data.tokenizer=bpe", "data.vocabulary=280",
-                               "train_time_s=null", "sample.tokens=0", "save_steps=0", "--output", str(base), "--quiet"],
-                              cwd=tmp_path, env=os.environ | {"POWERTRAIN_CACHE": str(tmp_path / "cache")}, check=False,
-                              capture_output=True, text=True)
-        assert made.returncode == 0, made.stderr
+        made, _, err = cli("train", *words, "data.tokenizer=bpe", "data.vocabulary=280", "train_time_s=null", "sample.tokens=0",
+                           "save_steps=0", "--output", str(base), "--quiet")
+        assert made == 0, err
         words = ["docstrings", f"model.path={base}", f"data={pairs}", "data.long_examples=cut", "max_steps=5"]
     plan_in_a_process(words, tmp_path)                       # measures the machine and tokenises the data
     out, loaded = plan_in_a_process(words, tmp_path)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from powertrain.cost.workload import length_at, longest_of, mean_length, padding_share
+from powertrain.cost.workload import lengths_at, longest_of, mean_length, padding_share
 from powertrain.data.example import collate_padded, real_documents
 from powertrain.data.order import pack
 from powertrain.planner import ask_anew, make_plan
@@ -86,9 +86,7 @@ def test_a_budget_of_nothing_is_refused(budget: int, crossover: int) -> None:
 
 
 def test_quantiles_give_the_lengths_between_them() -> None:
-    assert length_at(EVEN, 0) == 10
-    assert length_at(EVEN, 0.3) == pytest.approx(300)
-    assert length_at(EVEN, 1) == 1000
+    assert lengths_at(EVEN, [0, 0.3, 1]) == pytest.approx([10, 300, 1000])
     assert mean_length(EVEN) == pytest.approx(500, rel=0.01)
 
 

@@ -17,11 +17,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from powertrain.cost.fitting import largest_pass, link_of, waited_s
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.weights import as_decoder, as_held, lowest_layer
 from powertrain.cost.work import Work, recompute_flops, step_work, training_flops
-from powertrain.cost.workload import Workload, length_at
+from powertrain.cost.workload import Workload, lengths_at
 from powertrain.records import Estimate, Hardware, ModelFacts, UnknownFact
 from powertrain.shapes import EIGHT_BIT
 
@@ -141,9 +143,8 @@ def _real_lengths(workload: Workload) -> list[int]:
     """Return the tokens of each example of a step: all of one length, or spread as their quantiles say."""
     if not workload.lengths:
         return [workload.block] * workload.examples
-    drawn = [length_at(workload.lengths, (place + 0.5) / workload.examples) for place in range(workload.examples)]
-    scale = workload.tokens / sum(drawn)
-    return [max(1, round(scale * length)) for length in drawn]
+    drawn = lengths_at(workload.lengths, (np.arange(workload.examples) + 0.5) / workload.examples)
+    return [max(1, round(length)) for length in workload.tokens / drawn.sum() * drawn]
 
 
 def _slot_lengths(workload: Workload) -> list[list[int]]:

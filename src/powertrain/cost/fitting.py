@@ -1,7 +1,7 @@
 """What fits the memory: the size of a pass, and what a fused block keeps for its backward pass."""
 
 import itertools
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -99,8 +99,8 @@ def padded_examples(model: ModelFacts, data: DataFacts, hardware: Hardware) -> i
     fit = fitting_tokens(model, hardware, longest) // longest
     if data.kind == "blocks" or not data.length_quantiles:
         return max(1, min(target // data.block, fit))
-    suit = max((count for count in range(1, data.train_batch_size + 1)
-                if count * longest_of(data.length_quantiles, count) <= target), default=1)
+    padded = [count * longest_of(data.length_quantiles, count) for count in range(1, data.train_batch_size + 1)]
+    suit = bisect_right(padded, target)
     return max(1, min(suit, fit))
 
 

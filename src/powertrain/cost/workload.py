@@ -3,36 +3,35 @@
 How much of a padded batch is padding, and how much fills a packed pass up, is estimated from the quantiles of the lengths.
 """
 
-import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from powertrain.records import ADAMW, Hardware, OptimizerFacts
 from powertrain.shapes import QUANTILES
 
-DRAWS = 256                                  # points at which the distribution of lengths is integrated
+SHARES = (np.arange(256) + 0.5) / 256        # at these the distribution of lengths is integrated
 
 
-def length_at(quantiles: Mapping[str, int], share: float) -> float:
-    """Return the tokens that a `share` of the documents do not exceed, on straight lines between the known quantiles."""
+def lengths_at(quantiles: Mapping[str, int], shares: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the tokens that each share (0..1) of the documents does not exceed, on straight lines between known quantiles."""
     known = sorted((QUANTILES[name], tokens) for name, tokens in quantiles.items() if name in QUANTILES)
     if not known:
         raise ValueError("no quantile of the lengths is known")
-    for (low, short), (high, long) in itertools.pairwise(known):
-        if share <= high:
-            return short + (long - short) * max(0.0, share - low) / (high - low)
-    return float(known[-1][1])
+    return np.interp(shares, [share for share, _ in known], [tokens for _, tokens in known])
 
 
 def mean_length(quantiles: Mapping[str, int]) -> float:
     """Return the mean of the lengths on those straight lines."""
-    return sum(length_at(quantiles, (draw + 0.5) / DRAWS) for draw in range(DRAWS)) / DRAWS
+    return float(lengths_at(quantiles, SHARES).mean())
 
 
 def longest_of(quantiles: Mapping[str, int], documents: int) -> float:
     """Return the expected length of the longest of `documents` drawn at random."""
     # the largest of n uniform draws is u with probability n u^(n-1) du: its n-th power is uniform
-    return sum(length_at(quantiles, ((draw + 0.5) / DRAWS) ** (1 / documents)) for draw in range(DRAWS)) / DRAWS
+    return float(lengths_at(quantiles, SHARES ** (1 / documents)).mean())
 
 
 def padding_share(quantiles: Mapping[str, int], documents: int, *, grouped_from: int | None = None) -> float:
@@ -44,12 +43,10 @@ def padding_share(quantiles: Mapping[str, int], documents: int, *, grouped_from:
     if grouped_from is None:
         slots = longest_of(quantiles, documents)
         return max(0.0, 1 - mean_length(quantiles) / slots) if slots else 0.0
-    ends = [min(first + documents, grouped_from) for first in range(0, grouped_from, documents)]
-    starts = [0, *ends[:-1]]
-    slots = sum((end - start) * length_at(quantiles, end / (grouped_from + 1))
-                for start, end in zip(starts, ends, strict=True))
-    real = sum(length_at(quantiles, (k + 1) / (grouped_from + 1)) for k in range(grouped_from))
-    return max(0.0, 1 - real / slots) if slots else 0.0
+    lengths = lengths_at(quantiles, np.arange(1, grouped_from + 1) / (grouped_from + 1))
+    parts = [lengths[first:first + documents] for first in range(0, grouped_from, documents)]
+    slots = sum(len(part) * float(part[-1]) for part in parts)
+    return max(0.0, 1 - float(lengths.sum()) / slots) if slots else 0.0
 
 
 HOPPER = (9, 0)                              # compute capability

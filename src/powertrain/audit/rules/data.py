@@ -8,7 +8,7 @@ from powertrain.audit.edits import lines_of, removed, set_to, with_argument, wit
 from powertrain.audit.rules.base import Findings, at_most, code_rule, found, rule
 from powertrain.audit.script import Script, argument
 from powertrain.audit.subject import Circumstances, Setting, Subject
-from powertrain.cost.workload import length_at, padding_share
+from powertrain.cost.workload import SHARES, lengths_at, padding_share
 from powertrain.records.findings import UNMEASURED, Evidence, Place
 from powertrain.shapes import QUANTILES
 
@@ -20,7 +20,7 @@ CAN_PACK = ("trl", "axolotl", "llama-factory", "modelforge", "lora-trainer")
 BESIDE = (LONGEST, PASS, "training.learning_rate", "training.output_dir")
 SEPARATING = ("flash_attention_2", "flash_attention_3", "sdpa", "flex_attention", "xformers")      # axolotl's kernels
 WORTH_PACKING, WORTH_PADDING = 0.1, 0.02     # of the slots; less is within what machines vary by
-FEW, POINTS = 0.01, 200                      # share of the examples that may be cut; points at which lengths are compared
+FEW = 0.01                                   # share of the examples that may be cut
 SAID = re.compile(r"effective batch(?: size)?\D*?(?P<sum>[\d\s=x*×·]+)", re.IGNORECASE)      # noqa: RUF001
 NEAR = 2                     # lines around the setting in which a comment is about it
 APART = ("position_ids", "cu_seqlens", "cu_seq_lens", "seq_lens", "document_mask", "doc_ids", "flex_attention", "seq_idx",
@@ -125,7 +125,7 @@ def max_length_cuts(subject: Subject, where: Circumstances) -> Findings:
     if limit is None or data is None or data.kind == "blocks" or not set(data.length_quantiles) & set(QUANTILES):
         return
     # on straight lines between the known quantiles
-    cut = sum(length_at(data.length_quantiles, (point + 0.5) / POINTS) > limit for point in range(POINTS)) / POINTS
+    cut = float((lengths_at(data.length_quantiles, SHARES) > limit).mean())
     if cut >= FEW:
         longest = max(data.length_quantiles.get("max", 0), data.max_length)
         yield found("moderate", LONGEST, cut=cut, limit=limit, longest=longest)
