@@ -43,6 +43,10 @@ class Unused(Decoder):
         self.unused = nn.Parameter(torch.ones(3, 5))
 
 
+class Dropping(Decoder):
+    """A decoder with dropout, whose masks must not depend on which process draws them."""
+
+
 def uneven_examples(count: int, tokens: int = 12) -> list[Example]:
     """Random examples of which an uneven share of the targets trains nothing, so that a mean of means would differ."""
     drawn = np.random.default_rng(3).integers(0, 50, (count, tokens + 1))
@@ -52,7 +56,8 @@ def uneven_examples(count: int, tokens: int = 12) -> list[Example]:
 
 def setup_of(kind: type[Decoder], micro_batch: int, ranks: Ranks) -> Setup:
     torch.manual_seed(1)
-    config, _ = make_config("llama", vocabulary=50, layers=2, width=32, heads=2, context=16)
+    config, _ = make_config("llama", vocabulary=50, layers=2, width=32, heads=2, context=16,
+                            dropout=0.2 if kind is Dropping else 0.0)
     setup = plain_setup(kind(config), uneven_examples(28), collate, train_batch_size=14, seed=5,
                         optimizer=plain_adamw(1e-2, (0.9, 0.95), 1e-8))
     return replace(setup, micro_batch=micro_batch, ranks=ranks)
@@ -70,7 +75,8 @@ def trained(kind: type[Decoder], micro_batch: int, max_grad_norm: float, ranks: 
 
 
 CASES = {"even passes": (Decoder, 7, 1.0), "uneven passes": (Decoder, 3, 1.0), "clipped": (Decoder, 5, 0.05),
-         "a process without a pass": (Decoder, 14, 1.0), "penalty": (Penalised, 2, 1.0), "unused weight": (Unused, 7, 1.0)}
+         "a process without a pass": (Decoder, 14, 1.0), "penalty": (Penalised, 2, 1.0), "unused weight": (Unused, 7, 1.0),
+         "dropout": (Dropping, 3, 1.0)}
 
 
 def _process(rank: int, port: int, folder: str) -> None:

@@ -5,6 +5,7 @@ is not promised. Source: numpy's NEP 19 (stream compatibility).
 """
 
 import bisect
+import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -64,6 +65,11 @@ def step_examples(seed: int, step: int, train_batch_size: int, examples: int) ->
         missing -= len(part)
         epoch, position = epoch + 1, 0
     return np.concatenate(parts)
+
+
+def pass_seed(seed: int, step: int, place: int) -> int:
+    """Return the seed of what one pass of a step (from 0) draws, such as dropout: the same in whichever process it runs."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {step} {place}".encode(), digest_size=8).digest()) >> 1
 
 
 def pack(lengths: Sequence[int], budget: int, *, crossover: float) -> list[list[int]]:

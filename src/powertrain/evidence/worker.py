@@ -144,7 +144,6 @@ class Runner:
                            needed_bytes(prepared.facts, prepared.plan), self.setup.precision.loss_scaling)
         self._trained = {name: value for name, value in self.setup.model.named_parameters() if value.requires_grad}
         self._first = Path(order.scratch, FIRST)
-        self._random = [module.get_rng_state() for module in self._drawing()]
         self._begin()
 
     def _begin(self) -> None:
@@ -154,23 +153,17 @@ class Runner:
         gc.collect()
         gc.freeze()                          # as a run does
 
-    def _drawing(self) -> list[Any]:
-        """Return the modules of torch that draw random numbers for this arm."""
-        return [torch, *([torch.cuda] if self.setup.device.type == "cuda" else [])]
-
     def remember(self) -> None:
         """Save the first weights for `rewind`, on disk, because a copy in memory would count as the arm's memory."""
         save_file({name: value.detach().contiguous() for name, value in self._trained.items()}, self._first)
 
     def rewind(self) -> None:
-        """Return to the state before the first step: weights, optimizer, order of the data and random state."""
+        """Return to the state before the first step: weights, optimizer and order of the data."""
         self._steps.close()  # type: ignore[attr-defined]
         del self._steps, self.state
         with torch.no_grad(), safe_open(self._first, framework="pt") as first:
             for name, value in self._trained.items():
                 value.copy_(first.get_tensor(name))
-        for module, state in zip(self._drawing(), self._random, strict=True):
-            module.set_rng_state(state)
         self._begin()
 
     def window(self, untimed: int, steps: int) -> Taken:

@@ -220,6 +220,7 @@ class Batch(Movable):
     source: Source | None = None             # encoder-decoders: then `tokens` are what the decoder reads
     segments: Tensor | None = None           # (T,) int64: 0 in a pair's first text, 1 in its second (BERT)
     layout: Layout | None = None             # where passes are replayed, and this one has the shape for it
+    place: int = 0                           # among the passes of its step, of all processes
 
     @property
     def real_tokens(self) -> int:

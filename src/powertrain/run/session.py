@@ -2,7 +2,7 @@
 
 A step that does not fit the memory is repeated in smaller passes: same examples, same batch, same update up to rounding.
 Clearing the gradients is enough, for a pass that ran out of memory left weights and optimizer as they were. With dropout the
-second try draws other masks than the first: the random numbers that the failed pass drew are spent.
+second try draws other masks than the first, because its passes are others.
 """
 
 import contextlib

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from powertrain.data.example import Example
+from powertrain.data.order import pass_seed
 from powertrain.models.adapters.attached import penalty_of
 from powertrain.models.model import evaluating
 from powertrain.records import NotApplied
@@ -94,6 +95,7 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
 
     Between the passes and the update there is one place where gradients, loss and metrics become those of all processes. Where
     memory runs out in a pass, of any process, PassTooLarge is raised in all of them; weights and optimizer are untouched then.
+    What a pass draws, such as dropout, depends on the seed, the step and the pass, and on nothing that came before.
     """
     setup.model.train()
     laps = Laps(setup.device)
@@ -108,6 +110,7 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
             micro_batches = [batch.to(setup.device) for batch in loaded]     # those that are there already stay
             laps.lap("copy")
             for batch in micro_batches:
+                torch.manual_seed(pass_seed(setup.seed, state.step, batch.place))
                 add(means, setup.run_pass(setup, batch, units, state.scaler, laps.lap))
             add_penalty(setup, state.scaler, laps.lap)
         setup.ranks.sum_step(setup.model.parameters(), means.values())

@@ -129,9 +129,9 @@ class Setup:
 
     def passes(self, examples: Sequence[Example]) -> MicroBatches:
         """Return this process's share of the forward passes that these examples take."""
-        parts = self.arrange(examples, self.micro_batch)
-        shared = self.ranks.share(parts, [sum(example.tokens for example in part) for part in parts])
-        return [self.lay_out(self.batch_of(part)) for part in shared]
+        parts = list(enumerate(self.arrange(examples, self.micro_batch)))
+        shared = self.ranks.share(parts, [sum(example.tokens for example in part) for _, part in parts])
+        return [dataclasses.replace(self.lay_out(self.batch_of(part)), place=place) for place, part in shared]
 
     def examples_of(self, step: int) -> list[Example]:
         """Return the examples of optimizer step `step` (from 0)."""
