@@ -22,6 +22,7 @@ from powertrain.records.evidence import Interval
 from powertrain.records.plan import PinError, PinRefused, PinsClash, UnknownTechnique, Why, WrongSetting
 from powertrain.techniques import CATALOGUE, Technique
 from powertrain.techniques.base import CannotBuild, PlannedRun
+from powertrain.techniques.data_parallel import DataParallel
 from powertrain.techniques.micro_batch import MicroBatch
 
 BY_NAME: Mapping[str, type[Technique]] = {technique.name: technique for technique in CATALOGUE}
@@ -358,6 +359,11 @@ def from_json(data: Mapping[str, Any]) -> Plan:
             raise
         raise WrongUse(f"the plan cannot be read ({type(error).__name__}: {error}): it was changed by hand, or another version "
                        "of Powertrain wrote it; restore the original plan, or start a new run") from None
+
+
+def processes_of(plan: Plan) -> int:
+    """Return how many processes share a run with this plan."""
+    return next((step.technique.processes for step in plan.steps if isinstance(step.technique, DataParallel)), 1)
 
 
 def _read(data: Mapping[str, Any]) -> Plan:

@@ -16,6 +16,8 @@ Words = Annotated[list[str] | None, typer.Argument(
     metavar="[RECIPE] [KEY=VALUE ...]", show_default=False,
     help="A recipe (file or name; default: the embedded recipe), then values that replace the recipe's values.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+Processes = Annotated[int, typer.Option(min=1, help="Number of processes of this machine that share the run, at most one for "
+                                                    "each GPU, or for each core where there is no GPU.")]
 Model = Annotated[str, typer.Argument(show_default=False, help="Folder of a run, a model or an adapter, or a hub id.")]
 Base = Annotated[str | None, typer.Option(help="For an adapter: the folder or hub id of its base model.")]
 Provider = Annotated[str | None, typer.Option(help="Library that computes the model: native or transformers (default: native "

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from powertrain.cli import output as screen
-from powertrain.cli.options import Json, Words, cache_folder, say
+from powertrain.cli.options import Json, Processes, Words, cache_folder, say
 from powertrain.records import RunFailed, WrongUse, to_plain
 from powertrain.records.event_log import read_events, to_line
 from powertrain.records.events import Evaluated, Event, RunWarning, Start, Step
@@ -27,9 +29,10 @@ from powertrain.report.words import perplexity
 if TYPE_CHECKING:
     from rich.live import Live as RichLive
 
-    from powertrain.recipe import Recipe
+    from powertrain.recipe import Recipe, Resolved
     from powertrain.run.folder import RunFolder
     from powertrain.run.prepare import Prepared
+    from powertrain.training.ranks import Ranks
 
 Say = Callable[[str], None]
 MOST_VALUES = 8              # of the command line, in the first line of a run
@@ -39,6 +42,7 @@ BASE_TIME_S = 40             # of training a base that a recipe names and nobody
 def train(words: Words = None,
           output: Annotated[Path | None, typer.Option(help="Folder of this run (default: runs/NAME-DATE).")] = None,
           resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
+          processes: Processes = 1,
           dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and train nothing.")] = False,
           as_json: Json = False,
           quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False) -> int:
@@ -46,46 +50,76 @@ def train(words: Words = None,
 
     Exit code: 0 done, 1 failed, 2 unusable recipe, 3 trained but not all saved, 75 stopped and saved.
     """
-    from powertrain import planner
-    from powertrain.run.folder import continued, is_complete, stored_recipe
-    from powertrain.run.prepare import prepare
+    from powertrain.launch.group import joined_group, place_of, reporting_to_agent
 
     tell: Say = (lambda text: None) if quiet else say
     folder = None if resume is None else _existing(resume, words or [], output)
-    events = [] if folder is None else read_events(folder.events)        # a damaged line is refused before the training
-    if folder is None:
-        prepared = _prepared(words or [], output, dry_run=dry_run, say=tell)
-    else:
-        # with the plan that the run was started with: another plan may round differently
-        prepared = replace(prepare(continued(folder, words or []), cache_folder(), tell),
-                           plan=planner.from_json(read_json(folder.plan)))
+    if folder is not None:
+        read_events(folder.events)           # a damaged line is refused before the training
+    place = None if dry_run else place_of(os.environ)
+    if place is not None:                    # one of several processes that somebody has started
+        tell = tell if place.rank == 0 else lambda text: None
+        prepare = partial(_prepared_run, words or [], folder, output, tell, place.world, here=place.local_world)
+        with reporting_to_agent(place), joined_group(place, prepare) as (ranks, prepared):
+            return _train(folder, prepared, ranks, as_json=as_json, quiet=quiet)
+    if processes > 1 and not dry_run:
+        return _start_processes(words or [], folder, output, processes, as_json=as_json, quiet=quiet)
+    prepared = _prepared_run(words or [], folder, output, tell, processes, dry_run=dry_run)
     if dry_run:
         _print_plan(prepared, as_json=as_json)
         return 0
-    if folder is not None and is_complete(folder, events):
-        tell(f"{folder.path} is finished: there is nothing left to train")
-        print_result(folder.path, prepared, as_json=as_json)
-        return 0
+    return _train(folder, prepared, None, as_json=as_json, quiet=quiet)
+
+
+def _train(folder: RunFolder | None, prepared: Prepared, ranks: Ranks | None, *, as_json: bool, quiet: bool) -> int:
+    """Train what is prepared, as one of the processes that share it, or alone."""
+    from powertrain.run.folder import is_complete, stored_recipe
     from powertrain.run.part import continued_run, new_run  # torch is loaded from here on
+    from powertrain.run.prepare import agreed
     from powertrain.run.session import exit_code, run
+    from powertrain.training.ranks import ALONE
     from powertrain.use.generation import write_sample
 
-    with Watcher(as_json=as_json, quiet=quiet) as watcher:
+    ranks = ranks or ALONE
+    if folder is not None and is_complete(folder, read_events(folder.events)):
+        if ranks.is_writer:
+            say(f"{folder.path} is finished: there is nothing left to train")
+            print_result(folder.path, prepared, as_json=as_json)
+        return 0
+    prepared = agreed(ranks, prepared)
+    with Watcher(as_json=as_json, quiet=quiet or not ranks.is_writer) as watcher:
         watcher.introduce(prepared, stored=stored_recipe(folder) if folder else None)
-        with (new_run(prepared, watcher.take, write_sample) if folder is None else
-              continued_run(folder, prepared, watcher.take, write_sample)) as part:
+        with (new_run(prepared, watcher.take, write_sample, ranks) if folder is None else
+              continued_run(folder, prepared, watcher.take, write_sample, ranks)) as part:
             run(part)
         code = exit_code(part)
-    print_result(part.folder.path, prepared, as_json=as_json)
+    if ranks.is_writer:
+        print_result(part.folder.path, prepared, as_json=as_json)
     return code
 
 
-def plan(words: Words = None, as_json: Json = False) -> None:
+def _start_processes(words: Sequence[str], folder: RunFolder | None, output: Path | None, processes: int, *, as_json: bool,
+                     quiet: bool) -> int:
+    """Train in several processes on this machine; what can be refused before they start is."""
+    from powertrain.facts.hardware import read_hardware, shared_by
+    from powertrain.launch.local import train_in_processes
+    from powertrain.run.folder import create
+
+    shared_by(read_hardware(cache_folder()), processes, processes)
+    options = [option for option, asked in (("--json", as_json), ("--quiet", quiet)) if asked]
+    if folder is None:
+        recipe = _resolved(words, output).recipe
+        train_missing_base(recipe, say)
+        folder = create(recipe)
+    return train_in_processes(words, options, folder.path, processes)
+
+
+def plan(words: Words = None, processes: Processes = 1, as_json: Json = False) -> None:
     """Show the recipe, the plan, and the expected time and memory.
 
     Nothing is trained. Every technique is listed as on or off, with the reason.
     """
-    _print_plan(_prepared(words or [], None, dry_run=True, say=say), as_json=as_json)
+    _print_plan(_prepared_run(words or [], None, None, say, processes, dry_run=True), as_json=as_json)
 
 
 def facts(words: Words = None, as_json: Json = False,
@@ -111,21 +145,37 @@ def facts(words: Words = None, as_json: Json = False,
                 as_json=as_json)
 
 
-def _prepared(words: Sequence[str], output: Path | None, *, dry_run: bool, say: Say) -> Prepared:
-    """Prepare a new run; before that, train the base that it names and nobody has trained."""
+def _resolved(words: Sequence[str], output: Path | None) -> Resolved:
     from powertrain.recipe import quoted, resolve_words
     from powertrain.run.folder import check_free
+
+    resolved = resolve_words([*words, *([f"output_dir={quoted(str(output))}"] if output else [])])
+    if resolved.recipe.output_dir:
+        check_free(Path(resolved.recipe.output_dir))         # now, and not after an hour of reading
+    return resolved
+
+
+def _prepared_run(words: Sequence[str], folder: RunFolder | None, output: Path | None, say: Say, processes: int, *,
+                  here: int | None = None, dry_run: bool = False) -> Prepared:
+    """Prepare a new run, after the base that it names and nobody has trained; or the run in `folder`, to continue it."""
+    from powertrain import planner
+    from powertrain.recipe import resolve_words
+    from powertrain.run.folder import continued
     from powertrain.run.material import refuse_downloads
     from powertrain.run.prepare import prepare
 
-    resolved = resolve_words([*words, *([f"output_dir={quoted(str(output))}"] if output else [])])
+    if folder is not None:
+        prepared = prepare(continued(folder, words), cache_folder(), say, processes=processes, here=here)
+        stored = planner.from_json(read_json(folder.plan))
+        # with the plan that the run was started with: another plan may round differently
+        return replace(prepared, plan=stored) if planner.processes_of(stored) == processes else prepared
     if dry_run:
+        resolved = resolve_words(words)
         refuse_downloads(resolved.recipe, cache_folder())
     else:
-        if resolved.recipe.output_dir:
-            check_free(Path(resolved.recipe.output_dir))     # now, and not after an hour of reading
+        resolved = _resolved(words, output)
         train_missing_base(resolved.recipe, say)
-    return prepare(resolved, cache_folder(), say)
+    return prepare(resolved, cache_folder(), say, processes=processes, here=here)
 
 
 def _existing(path: Path, words: Sequence[str], output: Path | None) -> RunFolder:
@@ -141,13 +191,14 @@ def _existing(path: Path, words: Sequence[str], output: Path | None) -> RunFolde
 
 def train_missing_base(recipe: Recipe, say: Say) -> None:
     """Train the base that `model.path=recipe:NAME` names, if nobody has: in another process, as settings hold for a process."""
+    from powertrain.launch.group import without_place
     from powertrain.run.folder import missing_base
 
     if (base := missing_base(recipe)) is None:
         return
     say(f"no finished run of the recipe {base} is in runs/: training it first, in about {BASE_TIME_S} s")
     done = subprocess.run([sys.executable, "-m", "powertrain", "train", base, f"train_time_s={BASE_TIME_S}", "--quiet"],
-                          stdout=sys.stderr, check=False)
+                          stdout=sys.stderr, check=False, env=without_place(os.environ))
     if done.returncode != 0:
         raise RunFailed(f"the recipe {base}, whose model is needed, did not finish; run `powertrain train {base}` to see why")
 

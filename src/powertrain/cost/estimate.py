@@ -25,7 +25,7 @@ from powertrain.cost.weights import as_decoder, as_held, lowest_layer
 from powertrain.cost.work import Work, recompute_flops, step_work, training_flops
 from powertrain.cost.workload import Workload, lengths_at
 from powertrain.records import Estimate, Hardware, ModelFacts, UnknownFact
-from powertrain.shapes import EIGHT_BIT
+from powertrain.shapes import EIGHT_BIT, FP32
 
 COMPUTE = "compute"
 BANDWIDTH = "memory bandwidth"
@@ -38,17 +38,19 @@ LARGE_WIDTH = 256                            # ... if the model is also this wid
 # by device, the parts without which torch.compile makes no code there (facts/software.py says what is missing)
 COMPILER_PARTS: Mapping[str, tuple[str, ...]] = {"cpu": ("c++ compiler", "python headers"), "cuda": ("triton",)}
 TABLE = Path(__file__).with_name("efficiencies.json")
+SUM_COPIES = 8                               # guess: of the gradients, by which processes of one machine sum them
 NARROWEST = 0.1                              # an interval reaches at least so far to either side: no run repeats exactly
 FUSED_SHARE = 1 / 3                          # guess: chains of about three elementwise operators become one
 BRIDGED_SHARE = 0.5                          # guess: modules of other libraries start more operators, and fuse no projections
 
 
 def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: int) -> Estimate:
-    """Return the expectation for `steps` optimizer steps of `workload`.
+    """Return the expectation for `steps` optimizer steps of `workload`. Of several processes: that of one of them.
 
     Raises UnknownFact if `hardware` has no measured peak for the workload's dtype, or no measured bandwidth, and for a
     model whose shape is not known well enough.
     """
+    step_tokens, workload = workload.tokens, workload.shared_by(hardware.processes)
     work = workload_work(model, workload)
     floor_s, bound_by = step_floor(work, hardware)
     expect = expected_efficiency(model, workload, hardware)
@@ -56,13 +58,16 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
     if "offload" in workload.saved.values():
         (low_wait_s, high_wait_s), copies = _waits(model, workload, hardware, expect)
         low_s, high_s = low_s + low_wait_s, high_s + high_wait_s
+    if hardware.processes > 1:
+        sum_s, summed = _sum_s(model, hardware)
+        low_s, high_s, copies = low_s + sum_s / 2, high_s + sum_s, copies + summed
     of_decoder = "" if model.provider == "native" else ", as our decoder of the same shape would take"
     coarse = f", products in {workload.base_dtype} at that of {workload.dtype}: they may be faster" \
         if workload.base_dtype in EIGHT_BIT else ""
     return Estimate(
         step_s=(low_s, high_s), floor_s=floor_s, bound_by=bound_by,
         flops_per_step=work.flops, flops_per_token=work.flops_per_token,
-        dtype=work.dtype, peak_flops_per_s=hardware.peak(work.dtype), tokens_per_step=work.tokens, steps=steps,
+        dtype=work.dtype, peak_flops_per_s=hardware.peak(work.dtype), tokens_per_step=step_tokens, steps=steps,
         memory_bytes=peak_memory(model, workload), padding_share=workload.padding_share,
         largest_pass=largest_pass(model, workload, hardware.free_memory_bytes),
         bytes_per_step=work.gemm_bytes + work.optimizer_bytes,
@@ -70,6 +75,14 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
               f"memory: formulas{of_decoder}",
         step_basis=expect.basis,
     )
+
+
+def _sum_s(model: ModelFacts, hardware: Hardware) -> tuple[float, str]:
+    """Return the seconds that processes take to sum their gradients, at most, and the basis of that."""
+    if hardware.device != "cpu":
+        return 0.0, "; the time to sum gradients is not known and not counted"
+    return SUM_COPIES * FP32 * model.trainable / _bandwidth(hardware), \
+        f"; guess: to sum gradients takes as long as {SUM_COPIES // 2} to {SUM_COPIES} copies of them"
 
 
 def _waits(model: ModelFacts, workload: Workload, hardware: Hardware, expect: Efficiency) -> tuple[tuple[float, float], str]:

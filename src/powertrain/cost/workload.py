@@ -4,7 +4,8 @@ How much of a padded batch is padding, and how much fills a packed pass up, is e
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +88,10 @@ class Workload:
     threads: int = 1                         # of a CPU
     replayed: bool = False                   # passes are recorded once and replayed: all have one shape
     library_workspace_bytes: int = 0         # what a GPU's matrix library takes from torch's allocator
+
+    def shared_by(self, processes: int) -> Self:
+        """Return the part of the step that falls to one of several processes, the one with the most examples."""
+        return self if processes == 1 else replace(self, examples=-(-self.examples // processes), documents=())
 
     @property
     def packs(self) -> bool:

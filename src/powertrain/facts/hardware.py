@@ -22,7 +22,7 @@ from pathlib import Path
 from powertrain.facts.machine_watch import MachineWatch
 from powertrain.facts.measure import Peaks, cache_file, keep_peaks, kept_peaks, measurable_dtypes, measure_peaks
 from powertrain.machine import usable_cores, usable_memory, what_libraries_see
-from powertrain.records import Hardware
+from powertrain.records import Hardware, WrongUse
 from powertrain.records.json_files import replace_file
 
 
@@ -52,6 +52,26 @@ def read_hardware(cache: Path, *, measure: bool = True) -> Hardware:
     except OSError as error:
         return _with_peaks(hardware, peaks, f"measured now; not cached, because the cache cannot be written: {error}")
     return _with_peaks(hardware, peaks, f"measured now, kept in {file}")
+
+
+def shared_by(hardware: Hardware, processes: int, here: int) -> Hardware:
+    """Return what one of a run's `processes` has of this machine, on which `here` of them run.
+
+    GPUs are not divided: each process has one of its own. Raises WrongUse where there are fewer GPUs or cores than processes.
+    """
+    devices, kind = (hardware.devices, "GPUs") if hardware.device == "cuda" else (hardware.cores, "cores")
+    if here > max(1, devices):
+        raise WrongUse(f"{here} processes are more than the {devices} {kind} of this machine; use --processes {devices}")
+    if processes == 1:
+        return hardware
+    found = replace(hardware, processes=processes, cores=max(1, hardware.cores // here))
+    if hardware.device == "cuda":
+        host_bytes = hardware.host_free_memory_bytes
+        return replace(found, host_free_memory_bytes=None if host_bytes is None else host_bytes // here)
+    bandwidth = hardware.bandwidth_bytes_per_s
+    return replace(found, free_memory_bytes=hardware.free_memory_bytes // here,
+                   peak_flops_per_s={dtype: peak / here for dtype, peak in hardware.peak_flops_per_s.items()},
+                   bandwidth_bytes_per_s=None if bandwidth is None else bandwidth / here)
 
 
 def forget_peaks(cache: Path) -> None:

@@ -61,6 +61,7 @@ class Hardware:
     fingerprint: str = ""                    # changes when a measurement made here no longer holds
     sources: Mapping[str, str] = field(default_factory=dict)
     speeds: Mapping[str, Reached] = field(default_factory=dict)  # by kind of work, of the runs that have finished here
+    processes: int = 1                       # that share the run; the figures above are what one of them has
 
     def peak(self, dtype: str) -> float:
         """Return the measured dense FLOP/s of `dtype`. Raises UnknownFact when it was not measured."""

@@ -61,6 +61,15 @@ class NotApplied(RunFailed):
         return self
 
 
+class LostPeer(RunFailed):
+    """Another process of the run did not answer: it has ended, or hangs."""
+
+    exit_code = 76
+
+    def __init__(self, why: str):
+        super().__init__(f"another process of this run does not answer ({why}); --resume continues from the newest checkpoint")
+
+
 class NotDurable(RunFailed):
     """The model is trained to the end, and something that was promised is not on the disk."""
 

@@ -23,7 +23,7 @@ from powertrain.cost.memory import peak_memory
 from powertrain.records import RunFailed, UserError, events, to_plain
 from powertrain.records.errors import DoesNotFit, LossNotFinite
 from powertrain.records.event_log import EVENTS_EVERY_S, EventLog
-from powertrain.records.json_files import write_json
+from powertrain.records.json_files import read_json, write_json
 from powertrain.run import folder as run_folder
 from powertrain.run.fits import cures, largest_pass, refuse_what_does_not_fit, with_smaller_passes, workload_of_step
 from powertrain.run.folder import RunFolder
@@ -237,6 +237,8 @@ def continued_run(folder: RunFolder, prepared: Prepared, listener: Listener, wri
         if checkpoint is not None:
             load_checkpoint(checkpoint, part.state)
         ranks.barrier()                      # all have read before the writer moves anything
+        if ranks.is_writer and planner.processes_of(planner.from_json(read_json(folder.plan))) != ranks.world:
+            write_json(folder.plan, planner.to_json(prepared.plan))
         with _until_the_end(part):
             part.emit(events.Resume(step=part.state.step, rejected=tuple(f"{name}: {why}" for name, why in rejected),
                                     **_start_fields(part)), durable=True)

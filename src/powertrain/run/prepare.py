@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import powertrain
 from powertrain import planner
-from powertrain.facts.hardware import read_hardware
+from powertrain.facts.hardware import read_hardware, shared_by
 from powertrain.facts.software import read_software
 from powertrain.recipe import Recipe, Resolved
 from powertrain.records import Facts, Plan, WrongUse
@@ -20,6 +21,7 @@ from powertrain.training.optimizers import open_values, optimizer_of
 from powertrain.training.schedule import Schedule
 
 if TYPE_CHECKING:
+    from powertrain.training.ranks import Ranks
     from powertrain.training.setup import Setup
 
 Say = Callable[[str], None]
@@ -51,10 +53,16 @@ class Prepared:
         return self.facts.data.examples / self.facts.data.train_batch_size
 
 
-def prepare(resolved: Resolved, cache: Path, say: Say) -> Prepared:
-    """Read machine, data and model, and make the plan. Raises WrongUse for whatever cannot be trained."""
+def prepare(resolved: Resolved, cache: Path, say: Say, *, processes: int = 1, here: int | None = None) -> Prepared:
+    """Read machine, data and model, and make the plan. Raises WrongUse for whatever cannot be trained.
+
+    `processes` share the run, `here` of them on this machine (default: all).
+    """
+    if resolved.recipe.train_batch_size < processes:
+        raise WrongUse(f"train_batch_size={resolved.recipe.train_batch_size} cannot be shared by {processes} processes; use at "
+                       f"least {processes}, or fewer processes", keys=("train_batch_size",))
     say("looking at the machine (measured once, then cached)")
-    hardware = with_speeds(read_hardware(cache), cache)
+    hardware = with_speeds(shared_by(read_hardware(cache), processes, here or processes), cache)
     software = read_software(hardware)
     if resolved.recipe.method == "scratch":
         say(f"reading {resolved.recipe.data.source}")
@@ -79,6 +87,19 @@ def prepare(resolved: Resolved, cache: Path, say: Say) -> Prepared:
         total_steps = max(1, round(recipe.train_time_s * 2 / sum(plan.estimate.step_s)))
         plan = planner.make_plan(facts, recipe, total_steps, tuned)
     return Prepared(facts, material, plan, total_steps, cache)
+
+
+def agreed(ranks: Ranks, prepared: Prepared) -> Prepared:
+    """Return the run as the first process has prepared it. Raises WrongUse, in every process, where they have not the same."""
+    told = {"version": powertrain.__version__, **prepared.facts.software.versions, "data": prepared.facts.data.digest,
+            "recipe": prepared.recipe.model_dump_json()}
+    everywhere = ranks.each(told)
+    for name in told:
+        if (other := next((rank for rank, one in enumerate(everywhere) if one.get(name) != everywhere[0].get(name)), 0)):
+            raise WrongUse(f"process 0 and process {other} of this run do not have the same {name}: "
+                           f"{everywhere[0].get(name)} and {everywhere[other].get(name)}. Start all with the same software, "
+                           "recipe and data")
+    return replace(prepared, plan=ranks.agree(prepared.plan), total_steps=ranks.agree(prepared.total_steps))
 
 
 def with_optimizer(resolved: Resolved) -> Resolved:

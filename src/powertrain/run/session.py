@@ -67,7 +67,7 @@ def run(part: Part) -> None:
             setup, steps = part.setup, part.steps()
     if part.stopped_by is None:
         write_model(part)
-        if part.prepared.cache is not None and part.ranks.is_writer:
+        if part.prepared.cache is not None and part.ranks.world == 1:
             keep_speed(part.prepared.cache, part.prepared.facts, part.prepared.plan, part.step_s)
 
 

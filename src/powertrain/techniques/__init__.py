@@ -7,6 +7,7 @@ from powertrain.techniques.base import Technique
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.cuda_graph import CudaGraph
+from powertrain.techniques.data_parallel import DataParallel
 from powertrain.techniques.dequantised_cache import DequantisedCache
 from powertrain.techniques.eight_bit_adamw import EightBitAdamW
 from powertrain.techniques.flat_parameters import FlatParameters
@@ -31,6 +32,7 @@ from powertrain.techniques.torch_compile import TorchCompile
 CATALOGUE: tuple[type[Technique], ...] = (
     Threads, Allocator, Bf16, Fp16, Tf32, FourBitBase, Int8Base, Fp8Base, DequantisedCache, FrozenBase, FusedAdamW,
     EightBitAdamW, PagedAdamW, FlatParameters, AttentionKernel, ChunkedCrossEntropy, Packing, MicroBatch, LengthGrouping,
-    FusedBlocks, SavedActivations, FrozenBackward, TorchCompile, ActivationCheckpointing, CudaGraph, Loader)
+    FusedBlocks, SavedActivations, FrozenBackward, TorchCompile, ActivationCheckpointing, CudaGraph, Loader,
+    DataParallel)
 
 __all__ = ["CATALOGUE", "Technique"]

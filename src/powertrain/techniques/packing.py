@@ -51,9 +51,9 @@ class Packing(Technique):
         model, data, hardware = run.model, run.data, run.hardware
         if data.kind == "blocks":
             return cls.refuse(Why.DOES_NOT_APPLY, f"all examples have {data.block} tokens, so there is no padding")
-        fitting = fitting_tokens(model, hardware, data.block)
-        tokens = max(LEAST_TOKENS, min(wanted_tokens(hardware), fitting))
-        step_tokens = data.train_batch_size * data.block
+        fitting, step_tokens = fitting_tokens(model, hardware, data.block), data.train_batch_size * data.block
+        shared = step_tokens if hardware.processes == 1 else -(-step_tokens // hardware.processes)
+        tokens = max(LEAST_TOKENS, min(wanted_tokens(hardware), fitting, shared))
         share = padding_share(data.length_quantiles, data.train_batch_size) if data.length_quantiles else 0.0
         multiple = CPU_MULTIPLE if hardware.device == "cpu" and tokens >= CPU_MULTIPLE else 1
         tokens -= tokens % multiple

@@ -20,7 +20,7 @@ from powertrain.data.example import Example
 from powertrain.data.order import pass_seed
 from powertrain.models.adapters.attached import penalty_of
 from powertrain.models.model import evaluating
-from powertrain.records import NotApplied
+from powertrain.records import Batch, NotApplied
 from powertrain.records.events import Evaluated
 from powertrain.training.memory import passes, step_ledger
 from powertrain.training.objective import Sums
@@ -95,7 +95,6 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
 
     Between the passes and the update there is one place where gradients, loss and metrics become those of all processes. Where
     memory runs out in a pass, of any process, PassTooLarge is raised in all of them; weights and optimizer are untouched then.
-    What a pass draws, such as dropout, depends on the seed, the step and the pass, and on nothing that came before.
     """
     setup.model.train()
     laps = Laps(setup.device)
@@ -110,8 +109,7 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
             micro_batches = [batch.to(setup.device) for batch in loaded]     # those that are there already stay
             laps.lap("copy")
             for batch in micro_batches:
-                torch.manual_seed(pass_seed(setup.seed, state.step, batch.place))
-                add(means, setup.run_pass(setup, batch, units, state.scaler, laps.lap))
+                add(means, run_pass(setup, state.step, batch, units, state.scaler, laps.lap))
             add_penalty(setup, state.scaler, laps.lap)
         setup.ranks.sum_step(setup.model.parameters(), means.values())
         grad_norm = update(state, max_grad_norm)
@@ -121,6 +119,12 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
         loss = means.pop("loss")
         yield StepResult(state.step, loss, grad_norm, trained, real, padding, learning_rate, laps, means)
         laps = Laps(setup.device)
+
+
+def run_pass(setup: Setup, step: int, batch: Batch, units: int, scaler: torch.amp.GradScaler, lap: Lap) -> Sums:
+    """Run one pass of a step (from 0). What it draws depends on seed, step and pass alone, in whichever process it runs."""
+    torch.manual_seed(pass_seed(setup.seed, step, batch.place))
+    return setup.run_pass(setup, batch, units, scaler, lap)
 
 
 def counts_of(setup: Setup, micro_batches: MicroBatches) -> tuple[int, int, int, int]:
@@ -154,7 +158,7 @@ def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBat
     """
     means = zero_means(setup)
     for batch in micro_batches:
-        add(means, setup.run_pass(setup, batch, units, scaler, no_lap))
+        add(means, run_pass(setup, 0, batch, units, scaler, no_lap))
     add_penalty(setup, scaler, no_lap)
     return means
 

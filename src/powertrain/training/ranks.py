@@ -10,12 +10,15 @@ group of the host, so that no process waits for its device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from powertrain.records.errors import LostPeer
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -58,6 +61,10 @@ class Ranks:
         """Return the writer's value on every process."""
         return value
 
+    def each(self, value: T) -> list[T]:
+        """Return the values of all processes, in the order of ranks, on every process."""
+        return [value]
+
     def first(self, value: T | None) -> T | None:
         """Return on every process the first value that is not None, in the order of ranks; None where there is none."""
         return value
@@ -82,30 +89,38 @@ class GroupRanks(Ranks):
     def sum(self, tensors: Iterable[Tensor]) -> None:
         for bucket in _buckets(tensors):
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
-            torch.distributed.all_reduce(flat, group=self.devices)
+            with _exchanging():
+                torch.distributed.all_reduce(flat, group=self.devices)
             parts = torch.split(flat, [tensor.numel() for tensor in bucket])
             torch._foreach_copy_([tensor.detach() for tensor in bucket],
                                  [part.view(tensor.shape) for part, tensor in zip(parts, bucket, strict=True)])
 
     def total(self, *numbers: Number) -> tuple[Number, ...]:
         sums = torch.tensor(numbers, dtype=torch.int64 if all(isinstance(one, int) for one in numbers) else torch.float64)
-        torch.distributed.all_reduce(sums, group=self.hosts)
+        with _exchanging():
+            torch.distributed.all_reduce(sums, group=self.hosts)
         return tuple(sums.tolist())
 
     def agree(self, value: T) -> T:
         values = [value]
-        torch.distributed.broadcast_object_list(values, src=0, group=self.hosts)
+        with _exchanging():
+            torch.distributed.broadcast_object_list(values, src=0, group=self.hosts)
         return values[0]
+
+    def each(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.world
+        with _exchanging():
+            torch.distributed.all_gather_object(values, value, group=self.hosts)
+        return values
 
     def first(self, value: T | None) -> T | None:
         if not self.total(int(value is not None))[0]:
             return None
-        values: list[T | None] = [None] * self.world
-        torch.distributed.all_gather_object(values, value, group=self.hosts)
-        return next(found for found in values if found is not None)
+        return next(found for found in self.each(value) if found is not None)
 
     def barrier(self) -> None:
-        torch.distributed.barrier(group=self.hosts)
+        with _exchanging():
+            torch.distributed.barrier(group=self.hosts)
 
     def sum_step(self, parameters: Iterable[nn.Parameter], means: Iterable[Tensor]) -> None:
         """Sum means and gradients over processes. A weight that has a gradient on no process gets none.
@@ -127,6 +142,15 @@ def joined() -> Ranks:
         return ALONE
     hosts = None if torch.distributed.get_backend() == "gloo" else torch.distributed.new_group(backend="gloo")
     return GroupRanks(torch.distributed.get_rank(), torch.distributed.get_world_size(), hosts=hosts)
+
+
+@contextlib.contextmanager
+def _exchanging() -> Iterator[None]:
+    """Exchange values with the other processes inside. Raises LostPeer where one of them does not answer."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostPeer(str(error).partition("\n")[0]) from error
 
 
 def _buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

@@ -1,0 +1,81 @@
+"""Several processes on this machine that share a run, through torch's elastic agent.
+
+A process that dies takes no run with it: the others end, and all are started again at the newest whole checkpoint.
+"""
+
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from powertrain.records import RunFailed
+from powertrain.records.errors import LostPeer
+from powertrain.records.event_log import read_events
+from powertrain.records.events import End
+from powertrain.records.timeline import last_of
+
+MOST_RESTARTS = 3            # in a row, between which no checkpoint was saved
+SAVING_S = 3600              # that the processes have to finish a step and save it, before they are killed
+STOPPED_AND_SAVED = 75
+
+
+def train_in_processes(words: Sequence[str], options: Sequence[str], folder: Path, processes: int) -> int:
+    """Train the run in `folder`, or go on with it; return its exit code. `words` and `options` are those of `powertrain train`.
+
+    Raises RunFailed where a process ends for a reason that a new start would not cure.
+    """
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # the agent's store is not the workers': the keys of processes that died would be in it when others start
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)    # what it reports is said here
+    restarts, saved, resumed = 0, _checkpoints(folder), _has_begun(folder)
+    while True:
+        begun = _has_begun(folder)
+        asked = [*(words if resumed or not begun else ()), *options, "--resume" if begun else "--output", str(folder)]
+        try:
+            with tempfile.TemporaryDirectory(prefix="powertrain-") as errors:
+                config = LaunchConfig(1, 1, processes, run_id=folder.name, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
+                                      max_restarts=0, shutdown_timeout=SAVING_S, logs_specs=DefaultLogsSpecs(log_dir=errors))
+                elastic_launch(config, sys.executable)("-m", "powertrain", "train", *asked)
+            return 0
+        except SignalException as stopped:
+            return STOPPED_AND_SAVED if _stopped(folder) else 128 + int(stopped.sigval)
+        except ChildFailedError as failed:
+            codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
+            if STOPPED_AND_SAVED in codes.values():
+                return STOPPED_AND_SAVED
+            wrong = sorted(rank for rank, code in codes.items() if code > 0 and code != LostPeer.exit_code)
+            if wrong and wrong[0] > 0:
+                raise _as_error(wrong[0], codes[wrong[0]], failed.failures[wrong[0]].message) from None
+            if wrong:
+                return codes[0]              # the first process has said why on its own screen
+            restarts, saved = (0, now) if (now := _checkpoints(folder)) != saved else (restarts + 1, saved)
+            if restarts > MOST_RESTARTS:
+                raise RunFailed(f"processes of this run were killed {restarts} times in a row; if the machine is short of "
+                                f"memory, use fewer processes. --resume {folder} continues the run") from None
+
+
+def _as_error(rank: int, code: int, told: object) -> RunFailed:
+    message = told.get("message") if isinstance(told, dict) else None
+    error = RunFailed(f"process {rank}: {message}" if message else f"process {rank} ended with code {code}; what it printed "
+                                                                  "says why")
+    error.exit_code = code  # type: ignore[misc]
+    return error
+
+
+def _has_begun(folder: Path) -> bool:
+    return (folder / "recipe.yaml").is_file()
+
+
+def _checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
+
+
+def _stopped(folder: Path) -> bool:
+    end = last_of(End, read_events(folder / "events.jsonl")) if (folder / "events.jsonl").is_file() else None
+    return end is not None and end.reason == "stopped"

@@ -1,0 +1,74 @@
+"""Data parallelism: several processes compute the passes of each step, and sum the gradients before the update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
+from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique
+
+if TYPE_CHECKING:
+    from powertrain.training.setup import Setup
+
+MIB = 2**20
+FP32_BYTES = 4
+APART = 1e-2                 # of two norms of the same gradients, summed in another order, with products in bf16
+
+
+@dataclass(frozen=True)
+class DataParallel(Technique):
+    """Every process holds the whole model and makes the same update, so the run is that of one process up to rounding.
+
+    The passes of a step are dealt out by their tokens. Loss and gradients are summed over all processes and divided by the
+    trained tokens of the whole step, so no mean of means arises however unequal the shares are.
+    """
+
+    processes: int = 2
+
+    name = "data_parallel"
+    does = "shares the passes of each step among the processes of the run"
+    exactness = Exactness.ROUNDING
+    touches = frozenset()
+    acts_on = EVERYTHING - {"optimizer"}
+    source = "Li et al. 2020, arXiv:2006.15704 (gradients summed in buckets)"
+
+    @classmethod
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        processes, batch = run.hardware.processes, run.data.train_batch_size
+        if processes == 1:
+            return cls.refuse(Why.DOES_NOT_APPLY, "the run has one process; --processes N starts more",
+                              cure=("--processes 2",))
+        summed_bytes = FP32_BYTES * run.model.trainable
+        return cls(processes).on(
+            f"{processes} processes share each step of {batch} examples and sum {summed_bytes / MIB:,.0f} MiB of gradients",
+            Effect((1 / processes, 1.0), 0, basis="formula: a share of the passes each, without the time of the sum"),
+            numbers={"processes": processes, "summed_bytes": summed_bytes})
+
+    def apply(self, setup: Setup) -> Setup:
+        return setup
+
+    def confirm(self, setup: Setup) -> None:
+        """Sums the gradients of a step's first passes over all processes, and holds their norm against a process's own."""
+        import torch
+
+        from powertrain.training.loop import backward
+        from powertrain.training.ranks import joined
+
+        ranks = joined()
+        if ranks.world != self.processes:
+            raise NotApplied(f"data_parallel: the plan is for {self.processes} processes, and this run has {ranks.world}")
+        examples = setup.examples_of(0)[:self.processes * setup.micro_batch]
+        parameters = [parameter for parameter in setup.model.parameters() if parameter.requires_grad]
+        norms = []
+        for part in (setup, replace(setup, ranks=ranks)):
+            batches = [batch.to(setup.device) for batch in part.passes(examples)]
+            units = sum(setup.objective.units(batch) for batch in batches)
+            backward(part, torch.amp.GradScaler(setup.device.type, enabled=False), batches, part.ranks.total(units)[0])
+            part.ranks.sum_step(parameters, [])
+            norms.append(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).item())
+            for parameter in parameters:
+                parameter.grad = None
+        if not abs(norms[0] - norms[1]) <= APART * norms[0]:
+            raise NotApplied(f"data_parallel: the summed gradients have a norm of {norms[1]:.4g}, and those of one process "
+                             f"{norms[0]:.4g}")

@@ -1,0 +1,143 @@
+"""A run that several processes of this machine share: it learns what one process learns, whatever happens to them. gloo."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+from driver import TINY, run_cli
+from powertrain.records.event_log import read_events
+from powertrain.records.events import End, Evaluated, Resume, Start, Step
+from powertrain.records.json_files import read_json
+
+LONG = ["max_steps=240", "save_steps=20", "eval_steps=60", "sample.tokens=0"]        # long enough to be disturbed
+WITHIN_S = 120
+
+
+def losses(run: Path) -> dict[int, float]:
+    """Step -> its loss; of a step that was taken again, the last time."""
+    return {event.step: event.loss for event in read_events(run / "events.jsonl") if isinstance(event, Step)}
+
+
+def started(words: list[str], cache: Path, folder: Path) -> subprocess.Popen[str]:
+    with open(folder / "err", "w") as err:
+        return subprocess.Popen([sys.executable, "-m", "powertrain", "train", *words], cwd=folder, text=True, stderr=err,
+                                stdout=subprocess.DEVNULL,
+                                env={**os.environ, "POWERTRAIN_CACHE": str(cache), "OMP_NUM_THREADS": "1"})
+
+
+def trainers(command: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The processes that share the run, in the order in which they were started."""
+    found = [child for child in psutil.Process(command.pid).children(recursive=True) if "--output" in child.cmdline()
+             or "--resume" in child.cmdline()]
+    return sorted(found, key=lambda child: int(child.environ()["RANK"]))
+
+
+def wait_until(what: str, done: object, command: subprocess.Popen[str], folder: Path) -> None:
+    until = time.monotonic() + WITHIN_S
+    while not done():  # type: ignore[operator]
+        if time.monotonic() > until or command.poll() is not None:
+            raise AssertionError(f"{what} did not happen:\n{(folder / 'err').read_text()}")
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(f"line {i % 7} says {i % 3}\n" for i in range(400)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def words(text: Path) -> list[str]:
+    return [f"data={text}", *TINY, *LONG]
+
+
+@pytest.fixture(scope="module")
+def unbroken(words: list[str], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two processes that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    command = started([*words, "--processes", "2", "--output", "run"], cache, folder)
+    assert command.wait(WITHIN_S) == 0, (folder / "err").read_text()
+    return folder / "run"
+
+
+def test_two_processes_learn_what_one_learns(words: list[str], unbroken: Path, cache: Path, tmp_path: Path) -> None:
+    code, _, err = run_cli(["train", *words, "--output", "run"], cache, tmp_path)
+    assert code == 0, err
+    alone, together = losses(tmp_path / "run"), losses(unbroken)
+    assert list(together) == list(alone)
+    # dropout too; AdamW makes whole steps of what is rounding in one place, so only the first steps agree to rounding
+    assert [together[step] for step in range(1, 13)] == pytest.approx([alone[step] for step in range(1, 13)], rel=1e-5)
+    assert together[240] == pytest.approx(alone[240], rel=1e-2)
+    events = read_events(unbroken / "events.jsonl")
+    assert [event.processes for event in events if isinstance(event, Start)] == [2]
+    assert [step["technique"] for step in read_json(unbroken / "plan.json")["steps"]][-1] == "data_parallel"
+    assert sum(isinstance(event, Evaluated) for event in events) == 4
+
+
+@pytest.fixture
+def running(words: list[str], cache: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run of two processes that has saved its first checkpoint."""
+    command = started([*words, "--processes", "2", "--output", "run"], cache, tmp_path)
+    try:
+        wait_until("a checkpoint", lambda: any((tmp_path / "run" / "checkpoints").glob("step-*")), command, tmp_path)
+        yield command
+    finally:
+        if command.poll() is None:
+            for process in [*trainers(command), psutil.Process(command.pid)]:
+                process.kill()
+            command.wait()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_run_whose_process_is_killed_ends_with_the_bytes_of_one_that_was_not(
+        running: subprocess.Popen[str], unbroken: Path, tmp_path: Path, rank: int) -> None:
+    trainers(running)[rank].kill()
+    assert running.wait(WITHIN_S) == 0, (tmp_path / "err").read_text()
+    assert any(isinstance(event, Resume) for event in read_events(tmp_path / "run" / "events.jsonl"))
+    ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (tmp_path / "run", unbroken))
+    assert all(ours[name].equal(theirs[name]) for name in theirs)
+    assert losses(tmp_path / "run") == losses(unbroken)
+
+
+def test_a_run_that_is_asked_to_stop_saves_and_goes_on_with_another_number_of_processes(
+        running: subprocess.Popen[str], unbroken: Path, cache: Path, tmp_path: Path) -> None:
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(WITHIN_S) == 75, (tmp_path / "err").read_text()
+    end = read_events(tmp_path / "run" / "events.jsonl")[-1]
+    assert isinstance(end, End)
+    assert (end.reason, end.signal) == ("stopped", "SIGTERM")
+    code, _, err = run_cli(["train", "--resume", "run"], cache, tmp_path)
+    assert code == 0, err
+    assert [event.processes for event in read_events(tmp_path / "run" / "events.jsonl") if isinstance(event, Resume)] == [1]
+    assert losses(tmp_path / "run")[end.step + 1] == pytest.approx(losses(unbroken)[end.step + 1], rel=1e-5)
+
+
+def test_no_process_trains_on_when_the_one_that_started_it_is_killed(running: subprocess.Popen[str], tmp_path: Path) -> None:
+    left = trainers(running)
+    running.kill()
+    running.wait()
+    _, alive = psutil.wait_procs(left, WITHIN_S)
+    assert not alive
+
+
+@pytest.mark.parametrize(("asked", "says"), [
+    (["--processes", "4096"], "4096 processes are more than the "),
+    (["--processes", "2", "train_batch_size=1"], "train_batch_size=1 cannot be shared by 2 processes"),
+    (["--processes", "2", "learning_rat=1"], "learning_rate")])
+def test_what_cannot_be_shared_is_one_sentence(words: list[str], cache: Path, tmp_path: Path, asked: list[str], says: str
+                                               ) -> None:
+    code, out, err = run_cli(["train", *words, *asked, "--output", "run"], cache, tmp_path)
+    assert (code, out) == (2, "")
+    assert says in err.splitlines()[-1]
+    assert "Traceback" not in err
