@@ -77,7 +77,7 @@ def test_two_processes_learn_what_one_learns(words: list[str], unbroken: Path, c
     alone, together = losses(tmp_path / "run"), losses(unbroken)
     assert list(together) == list(alone)
     # dropout too; AdamW makes whole steps of what is rounding in one place, so only the first steps agree to rounding
-    assert [together[step] for step in range(1, 13)] == pytest.approx([alone[step] for step in range(1, 13)], rel=1e-5)
+    assert [together[step] for step in range(1, 13)] == pytest.approx([alone[step] for step in range(1, 13)], rel=1e-4)
     assert together[240] == pytest.approx(alone[240], rel=1e-2)
     events = read_events(unbroken / "events.jsonl")
     assert [event.processes for event in events if isinstance(event, Start)] == [2]

@@ -103,12 +103,14 @@ def _start_processes(words: Sequence[str], folder: RunFolder | None, output: Pat
     """Train in several processes on this machine; what can be refused before they start is."""
     from powertrain.facts.hardware import read_hardware, shared_by
     from powertrain.launch.local import train_in_processes
-    from powertrain.run.folder import create
+    from powertrain.run.folder import continued, create
+    from powertrain.run.prepare import check_batch
 
+    recipe = (_resolved(words, output) if folder is None else continued(folder, [*words])).recipe
     shared_by(read_hardware(cache_folder()), processes, processes)
+    check_batch(recipe, processes)
     options = [option for option, asked in (("--json", as_json), ("--quiet", quiet)) if asked]
     if folder is None:
-        recipe = _resolved(words, output).recipe
         train_missing_base(recipe, say)
         folder = create(recipe)
     return train_in_processes(words, options, folder.path, processes)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from powertrain.records import UserError
-from powertrain.records.errors import LostPeer
+from powertrain.records.errors import LostPeer, first_line
 
 if TYPE_CHECKING:
     from powertrain.training.ranks import Ranks
@@ -69,7 +69,10 @@ def joined_group(place: Place, prepare: Callable[[], T]) -> Iterator[tuple[Ranks
         torch.cuda.set_device(place.local_rank)
     store, _, _ = next(torch.distributed.rendezvous("env://"))
     if place.rank:
-        store.wait([PREPARED], LONGEST_PREPARATION)
+        try:
+            store.wait([PREPARED], LONGEST_PREPARATION)
+        except torch.distributed.DistError as error:     # the first process has ended, and has said why
+            raise LostPeer(first_line(error)) from error
     prepared = prepare()
     store.set(PREPARED, "yes")
     backend = "nccl" if torch.cuda.is_available() else "gloo"

@@ -32,6 +32,7 @@ def train_in_processes(words: Sequence[str], options: Sequence[str], folder: Pat
 
     # the agent's store is not the workers': the keys of processes that died would be in it when others start
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")        # torch warns at length of each connection that ends
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)    # what it reports is said here
     restarts, saved, resumed = 0, _checkpoints(folder), _has_begun(folder)
     while True:

@@ -58,9 +58,7 @@ def prepare(resolved: Resolved, cache: Path, say: Say, *, processes: int = 1, he
 
     `processes` share the run, `here` of them on this machine (default: all).
     """
-    if resolved.recipe.train_batch_size < processes:
-        raise WrongUse(f"train_batch_size={resolved.recipe.train_batch_size} cannot be shared by {processes} processes; use at "
-                       f"least {processes}, or fewer processes", keys=("train_batch_size",))
+    check_batch(resolved.recipe, processes)
     say("looking at the machine (measured once, then cached)")
     hardware = with_speeds(shared_by(read_hardware(cache), processes, here or processes), cache)
     software = read_software(hardware)
@@ -87,6 +85,13 @@ def prepare(resolved: Resolved, cache: Path, say: Say, *, processes: int = 1, he
         total_steps = max(1, round(recipe.train_time_s * 2 / sum(plan.estimate.step_s)))
         plan = planner.make_plan(facts, recipe, total_steps, tuned)
     return Prepared(facts, material, plan, total_steps, cache)
+
+
+def check_batch(recipe: Recipe, processes: int) -> None:
+    """Raise WrongUse where some of the processes would have no example of a step."""
+    if recipe.train_batch_size < processes:
+        raise WrongUse(f"train_batch_size={recipe.train_batch_size} cannot be shared by {processes} processes; use at least "
+                       f"{processes}, or fewer processes", keys=("train_batch_size",))
 
 
 def agreed(ranks: Ranks, prepared: Prepared) -> Prepared:
