@@ -139,7 +139,7 @@ def test_no_generator_yields_within_a_mode_of_torch() -> None:
 
 
 def test_environment_variables_are_read_in_cli_and_launch_only() -> None:
-    """A launcher tells each process its place by them. machine.py looks at those that limit this process's threads and devices."""
+    """A launcher tells each process its place. machine.py looks at the limits of threads and devices."""
     wrong = [path.relative_to(ROOT) for path in files()
              if "os.environ" in code(path) and room(path) not in ("cli", "launch", "machine")]
     assert not wrong

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from powertrain.records import RunFailed, WrongUse
 from powertrain.training.checkpoint import (
@@ -49,16 +51,27 @@ def bytes_of(state: State) -> list[bytes]:
 
 def test_a_checkpoint_brings_everything_back(make_setup: MakeSetup, state: State, tmp_path: Path) -> None:
     state.evaluations = {2: 1.5}
-    torch.rand(5)                            # a place in the stream where a new setup does not stand by itself
     saved = save_checkpoint(tmp_path, state)
-    random = torch.get_rng_state()
-    torch.manual_seed(99)
     other = new_state(make_setup(), 0.1)
     load_checkpoint(saved, other)
     assert bytes_of(other) == bytes_of(state)
     assert (other.step, other.trained_tokens, other.evaluations) == (3, state.trained_tokens, {2: 1.5})
     assert int(other.clipped_steps) == int(state.clipped_steps)
-    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_a_checkpoint_of_an_earlier_version_holds_random_generators_that_are_not_needed(
+        make_setup: MakeSetup, state: State, tmp_path: Path) -> None:
+    saved = save_checkpoint(tmp_path, state)
+    old = saved / "random.safetensors"
+    save_file({"cpu": torch.get_rng_state()}, old)
+    manifest = json.loads((saved / MANIFEST).read_text())
+    manifest["files"][old.name] = {"bytes": old.stat().st_size, "sha256": hashlib.sha256(old.read_bytes()).hexdigest()}
+    (saved / MANIFEST).write_text(json.dumps(manifest))
+    assert what_is_wrong(saved) is None
+    load_checkpoint(saved, other := new_state(make_setup(), 0.1))
+    assert bytes_of(other) == bytes_of(state)
+    old.write_bytes(b"")
+    assert "random.safetensors is damaged" in str(what_is_wrong(saved))
 
 
 def test_it_holds_no_pickle(state: State, tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ from powertrain.training.loop import State
 FORMAT = 1
 FOLDER = re.compile(r"step-(\d{6,})")
 MANIFEST = "MANIFEST.json"
-FILES = ("model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json")
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+ONCE_WRITTEN = {"random.safetensors"}        # by earlier versions, before each pass had a seed of its own; it is not read
 
 
 def save_checkpoint(folder: Path, state: State) -> Path:
@@ -82,9 +83,9 @@ def what_is_wrong(path: Path) -> str | None:
         return f"{MANIFEST} cannot be read ({type(error).__name__}: {error})"
     if written_format != FORMAT:
         return f"it has format {written_format}, and this version reads format {FORMAT}; upgrade powertrain"
-    if set(files) != set(FILES):
+    if set(files) - ONCE_WRITTEN != set(FILES):
         return f"{MANIFEST} lists {sorted(files)} where {sorted(FILES)} belong"
-    for name in FILES:
+    for name in files:
         if not (path / name).is_file():
             return f"{name} is missing"
         if (found := _entry(path / name)) != files[name]:
@@ -94,8 +95,11 @@ def what_is_wrong(path: Path) -> str | None:
 
 
 def load_checkpoint(checkpoint: Path, state: State) -> None:
-    """Put a verified checkpoint into `state`: weights, optimizer, loss scale, counters and random generators."""
-    weights, moments, random = (load_file(checkpoint / name) for name in FILES[:3])
+    """Put a verified checkpoint into `state`: weights, optimizer, loss scale and counters.
+
+    Random generators are in none: what a pass draws depends on seed, step and pass.
+    """
+    weights, moments = (load_file(checkpoint / name) for name in FILES[:2])
     trained = _trained(state)
     if set(trained) != set(weights) or any(trained[name].shape != weights[name].shape for name in weights):
         raise WrongUse("the checkpoint holds another model than the recipe describes; resume with the run's own recipe")
@@ -111,9 +115,6 @@ def load_checkpoint(checkpoint: Path, state: State) -> None:
     state.clipped_steps.fill_(plain["clipped_steps"])
     if plain["scaler"]:
         state.scaler.load_state_dict(plain["scaler"])
-    torch.set_rng_state(random["cpu"])
-    if torch.cuda.is_available() and "cuda" in random:
-        torch.cuda.set_rng_state(random["cuda"])
 
 
 def keep_only(folder: Path, *, newest: int, evaluations: Mapping[int, float]) -> None:
@@ -140,14 +141,11 @@ def _published(folder: Path) -> dict[int, Path]:
 
 
 def _tensors(state: State) -> dict[str, dict[str, Tensor]]:
-    random = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        random["cuda"] = torch.cuda.get_rng_state()
     trained, by_weight = _trained(state), state.optimizer.moments()
     moments = {f"{name}.{key}": value.contiguous()
                for name, parameter in trained.items() for key, value in by_weight.get(parameter, {}).items()}
     weights = {name: parameter.detach().contiguous() for name, parameter in trained.items()}
-    return dict(zip(FILES, (weights, moments, random), strict=False))
+    return dict(zip(FILES, (weights, moments), strict=False))
 
 
 def _trained(state: State) -> dict[str, nn.Parameter]:
