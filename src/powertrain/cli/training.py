@@ -50,7 +50,7 @@ def train(words: Words = None,
 
     Exit code: 0 done, 1 failed, 2 unusable recipe, 3 trained but not all saved, 75 stopped and saved.
     """
-    from powertrain.launch.group import joined_group, place_of, reporting_to_agent
+    from powertrain.launch.group import joined_group, place_of
 
     tell: Say = (lambda text: None) if quiet else say
     folder = None if resume is None else _existing(resume, words or [], output)
@@ -60,7 +60,7 @@ def train(words: Words = None,
     if place is not None:                    # one of several processes that somebody has started
         tell = tell if place.rank == 0 else lambda text: None
         prepare = partial(_prepared_run, words or [], folder, output, tell, place.world, here=place.local_world)
-        with reporting_to_agent(place), joined_group(place, prepare) as (ranks, prepared):
+        with joined_group(place, prepare) as (ranks, prepared):
             return _train(folder, prepared, ranks, as_json=as_json, quiet=quiet)
     if processes > 1 and not dry_run:
         return _start_processes(words or [], folder, output, processes, as_json=as_json, quiet=quiet)
@@ -113,7 +113,7 @@ def _start_processes(words: Sequence[str], folder: RunFolder | None, output: Pat
     if folder is None:
         train_missing_base(recipe, say)
         folder = create(recipe)
-    return train_in_processes(words, options, folder.path, processes)
+    return train_in_processes(words, options, folder.path, processes, say)
 
 
 def plan(words: Words = None, processes: Processes = 1, as_json: Json = False) -> None:

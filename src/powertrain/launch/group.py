@@ -1,8 +1,8 @@
 """One process of a run that several share: its place among them, its turn to prepare, and the group that it joins.
 
 Whoever starts the processes (powertrain train --processes, torchrun, a cluster's launcher that speaks its language) tells each
-its place by environment variables. The first process prepares the data before the group exists, so that no time limit of the
-group runs while a corpus is tokenised; the others wait for it, and find everything prepared.
+its place by environment variables. The data is prepared before the group exists, so that no time limit of the group runs while
+a corpus is tokenised: first by one process of all, then by one of each machine, and the others find everything prepared.
 """
 
 from __future__ import annotations
@@ -20,18 +20,23 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from powertrain.records import UserError
+import psutil
+
+from powertrain.records import UserError, WrongUse
 from powertrain.records.errors import LostPeer, first_line
 
 if TYPE_CHECKING:
+    from torch.distributed import Store
+
     from powertrain.training.ranks import Ranks
 
 T = TypeVar("T")
 TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"       # where torch's agent looks for what ended a process
-PREPARED = "powertrain/prepared"
+WITHIN = "POWERTRAIN_ANSWERS_WITHIN_S"       # seconds after which a process that does not answer is lost
+PREPARED, SAID = "powertrain/prepared", "powertrain/said"        # keys of the store that the processes share
 LONGEST_PREPARATION = timedelta(days=7)
-ANSWERS_WITHIN = timedelta(minutes=10)       # of another process, before the run ends: a step, an evaluation or a save
+FIRST_SAYS_WITHIN = timedelta(seconds=5)     # what ends all processes; the others leave it to the first one
 PARENT_DEATH_SIGNAL = 1                      # prctl's PR_SET_PDEATHSIG
 
 
@@ -43,6 +48,11 @@ class Place:
     world: int
     local_rank: int
     local_world: int
+
+    @property
+    def prepares_after(self) -> int | None:
+        """Return the process that prepares before this one: the first of its machine, or of all; None for the first of all."""
+        return None if self.rank == 0 else self.rank - self.local_rank if self.local_rank else 0
 
 
 def place_of(environment: Mapping[str, str]) -> Place | None:
@@ -59,48 +69,135 @@ def without_place(environment: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def joined_group(place: Place, prepare: Callable[[], T]) -> Iterator[tuple[Ranks, T]]:
-    """Prepare in turn, join the other processes, and yield this process's part of the run and what `prepare` returned."""
+    """Prepare in turn, join the other processes, and yield this process's part of the run and what `prepare` returned.
+
+    All come to the end together. Where this process fails, the agent that started it is told, and a person once.
+    """
+    _end_with_parent()
     import torch
 
     from powertrain.training.ranks import joined
 
-    _end_with_parent()
     if torch.cuda.is_available():
-        torch.cuda.set_device(place.local_rank)
-    store, _, _ = next(torch.distributed.rendezvous("env://"))
-    if place.rank:
+        torch.cuda.set_device(place.local_rank % torch.cuda.device_count())
+    within = _answers_within(os.environ)
+    with _telling(place, None):
+        store = _meet(place, within)
+    with _telling(place, store):
+        with _answered():
+            if (other := place.prepares_after) is not None:
+                store.wait([f"{PREPARED}/{other}"], LONGEST_PREPARATION)
+        prepared = prepare()
+        with _answered():
+            store.set(f"{PREPARED}/{place.rank}", "yes")
+            backend = "nccl" if torch.cuda.is_available() else "gloo"
+            torch.distributed.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=within)
         try:
-            store.wait([PREPARED], LONGEST_PREPARATION)
-        except torch.distributed.DistError as error:     # the first process has ended, and has said why
-            raise LostPeer(first_line(error)) from error
-    prepared = prepare()
-    store.set(PREPARED, "yes")
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    torch.distributed.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=ANSWERS_WITHIN)
+            ranks = joined(within)
+            yield ranks, prepared
+            ranks.barrier()                  # an agent that sees one end with another code than 0 ends the others at once
+        finally:
+            torch.distributed.destroy_process_group()
+
+
+# ------------------------------------------------------------------------------------------------ meeting
+
+
+def _answers_within(environment: Mapping[str, str]) -> timedelta:
+    from powertrain.training.ranks import ANSWERS_WITHIN
+
+    told = environment.get(WITHIN)
     try:
-        yield joined(), prepared
-    finally:
-        torch.distributed.destroy_process_group()
+        seconds = ANSWERS_WITHIN.total_seconds() if told is None else float(told)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise WrongUse(f"{WITHIN}={told} is no number of seconds; use {WITHIN}=600, for example")
+    return timedelta(seconds=seconds)
+
+
+def _meet(place: Place, within: timedelta) -> Store:
+    """Return the store that all processes of the run share. Raises WrongUse where not all of them find it in time."""
+    import torch
+
+    host, port = (os.environ[name] for name in TOLD[4:])
+    try:
+        store: Store = next(torch.distributed.rendezvous("env://", timeout=within))[0]
+    except (torch.distributed.DistError, ValueError) as error:
+        if "EADDRINUSE" in str(error):
+            raise WrongUse(f"port {port} of {host} is taken by another program; set MASTER_PORT to a free port in every "
+                           "process") from None
+        if place.rank == 0:
+            raise WrongUse(f"not all of the {place.world} processes came to port {port} of {host} within "
+                           f"{within.total_seconds():g} s ({first_line(error)}); start all of them, each with this "
+                           "MASTER_ADDR and MASTER_PORT, and let them through the firewall") from None
+        raise WrongUse(f"process {place.rank} does not reach the first process at port {port} of {host} within "
+                       f"{within.total_seconds():g} s ({first_line(error)}); check MASTER_ADDR and MASTER_PORT, and whether "
+                       "the first process runs") from None
+    return store
 
 
 @contextlib.contextmanager
-def reporting_to_agent(place: Place) -> Iterator[None]:
-    """Leave what ends this process where the agent that started it looks; the first process says it on its own screen."""
+def _answered() -> Iterator[None]:
+    """Wait for other processes inside. Raises LostPeer where one of them has ended."""
+    import torch
+
     try:
         yield
+    except torch.distributed.DistError as error:
+        raise LostPeer(first_line(error)) from error
+
+
+# ------------------------------------------------------------------------------------------------ failing
+
+
+@contextlib.contextmanager
+def _telling(place: Place, store: Store | None) -> Iterator[None]:
+    """Leave what ends this process where its agent looks. What ends all of them is said on the first one's screen alone."""
+    try:
+        yield
+    except LostPeer as error:                # the agent knows which one it was
+        _wake_the_frozen()
+        sys.exit(error.exit_code)
     except UserError as error:
-        if isinstance(error, LostPeer):      # the agent knows which one it was
-            sys.exit(error.exit_code)
-        _tell_agent(str(error))
+        told = bool(os.environ.get(ERROR_FILE))
+        if told:
+            _tell_agent(str(error))
         if place.rank == 0:
+            if store is not None:
+                store.set(SAID, str(error))
+            raise
+        if not _is_said(store, str(error)) and not told:
             raise
         sys.exit(error.exit_code)
 
 
 def _tell_agent(message: str) -> None:
-    if file := os.environ.get(ERROR_FILE):
-        told = {"message": {"message": message, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}}
-        Path(file).write_text(json.dumps(told), encoding="utf-8")
+    told = {"message": {"message": message, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}}
+    Path(os.environ[ERROR_FILE]).write_text(json.dumps(told), encoding="utf-8")
+
+
+def _is_said(store: Store | None, message: str) -> bool:
+    """Return whether the first process says this too, or has ended; wait for it, for its agent ends it once this one has."""
+    import torch
+
+    if store is None:
+        return False
+    try:
+        store.wait([SAID], FIRST_SAYS_WITHIN)
+        return store.get(SAID).decode() == message
+    except torch.distributed.DistNetworkError:           # it kept the store, and has ended
+        return True
+    except torch.distributed.DistError:
+        return False
+
+
+def _wake_the_frozen() -> None:
+    """Let the other processes of this machine that somebody has stopped go on, so that they write their stacks and end."""
+    if hasattr(signal, "SIGCONT"):
+        with contextlib.suppress(psutil.Error):
+            for other in psutil.Process(os.getppid()).children():
+                other.send_signal(signal.SIGCONT)
 
 
 def _end_with_parent() -> None:

@@ -5,9 +5,11 @@ A process that dies takes no run with it: the others end, and all are started ag
 
 import logging
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from powertrain.records import RunFailed
@@ -16,12 +18,14 @@ from powertrain.records.event_log import read_events
 from powertrain.records.events import End
 from powertrain.records.timeline import last_of
 
+STACKS = "stacks"            # training/stalls.py writes there
 MOST_RESTARTS = 3            # in a row, between which no checkpoint was saved
 SAVING_S = 3600              # that the processes have to finish a step and save it, before they are killed
 STOPPED_AND_SAVED = 75
 
 
-def train_in_processes(words: Sequence[str], options: Sequence[str], folder: Path, processes: int) -> int:
+def train_in_processes(words: Sequence[str], options: Sequence[str], folder: Path, processes: int, say: Callable[[str], None]
+                       ) -> int:
     """Train the run in `folder`, or go on with it; return its exit code. `words` and `options` are those of `powertrain train`.
 
     Raises RunFailed where a process ends for a reason that a new start would not cure.
@@ -36,7 +40,7 @@ def train_in_processes(words: Sequence[str], options: Sequence[str], folder: Pat
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)    # what it reports is said here
     restarts, saved, resumed = 0, _checkpoints(folder), _has_begun(folder)
     while True:
-        begun = _has_begun(folder)
+        began_s, begun = time.time(), _has_begun(folder)
         asked = [*(words if resumed or not begun else ()), *options, "--resume" if begun else "--output", str(folder)]
         try:
             with tempfile.TemporaryDirectory(prefix="powertrain-") as errors:
@@ -48,17 +52,37 @@ def train_in_processes(words: Sequence[str], options: Sequence[str], folder: Pat
             return STOPPED_AND_SAVED if _stopped(folder) else 128 + int(stopped.sigval)
         except ChildFailedError as failed:
             codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
-            if STOPPED_AND_SAVED in codes.values():
-                return STOPPED_AND_SAVED
-            wrong = sorted(rank for rank, code in codes.items() if code > 0 and code != LostPeer.exit_code)
-            if wrong and wrong[0] > 0:
-                raise _as_error(wrong[0], codes[wrong[0]], failed.failures[wrong[0]].message) from None
-            if wrong:
-                return codes[0]              # the first process has said why on its own screen
-            restarts, saved = (0, now) if (now := _checkpoints(folder)) != saved else (restarts + 1, saved)
-            if restarts > MOST_RESTARTS:
-                raise RunFailed(f"processes of this run were killed {restarts} times in a row; if the machine is short of "
-                                f"memory, use fewer processes. --resume {folder} continues the run") from None
+            if (code := _ended(codes, {rank: failure.message for rank, failure in failed.failures.items()})) is not None:
+                return code
+        restarts, saved = (0, now) if (now := _checkpoints(folder)) != saved else (restarts + 1, saved)
+        why = _why(codes, folder, began_s)
+        if restarts > MOST_RESTARTS:
+            raise RunFailed(f"{why}; {restarts} starts in a row brought no new checkpoint. If the machine is short of memory, "
+                            f"use fewer processes; --resume {folder} continues the run")
+        say(f"{why}: all processes start again, at the newest whole checkpoint")
+
+
+def _ended(codes: Mapping[int, int], messages: Mapping[int, object]) -> int | None:
+    """Return the exit code of a run whose processes ended in order; None where one was killed, or did not answer.
+
+    `codes` are those other than 0, by rank. Raises RunFailed for a process that failed for a reason of its own.
+    """
+    if STOPPED_AND_SAVED in codes.values():
+        return STOPPED_AND_SAVED
+    wrong = sorted(rank for rank, code in codes.items() if code > 0 and code != LostPeer.exit_code)
+    if not wrong:
+        return None
+    if wrong[0] > 0:
+        raise _as_error(wrong[0], codes[wrong[0]], messages[wrong[0]])
+    return codes[0]                          # the first process has said why on its own screen
+
+
+def _why(codes: Mapping[int, int], folder: Path, began_s: float) -> str:
+    """Return why processes that ended by no error of their own ended."""
+    killed = next(((rank, -code) for rank, code in codes.items() if code < 0 and -code != signal.SIGTERM), None)
+    why = "a process did not answer" if killed is None else f"process {killed[0]} was ended by {signal.Signals(killed[1]).name}"
+    written = [path for path in (folder / STACKS).glob("*") if path.stat().st_size and path.stat().st_mtime >= began_s]
+    return f"{why}; {folder / STACKS} says what the processes were doing" if written else why
 
 
 def _as_error(rank: int, code: int, told: object) -> RunFailed:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+NAMED = 8                                    # examples, in a sentence
+
 
 class UserError(ValueError):
     """Something the user can mend. The message says what was asked, the numbers, and the cure; no traceback.
@@ -77,12 +79,20 @@ class NotDurable(RunFailed):
 
 
 class LossNotFinite(RunFailed):
-    """The loss of step `step` is `loss`: "nan", "inf" or "-inf", as text, for JSON has no such numbers."""
+    """The loss of step `step` is `loss`: "nan", "inf" or "-inf", as text, for JSON has no such numbers.
 
-    def __init__(self, step: int, loss: float):
-        super().__init__(f"the loss of step {step:,} is not finite ({loss}); the checkpoints before it are untouched. Start a "
-                         "new run with a lower learning_rate, or with max_grad_norm=1", keys=("learning_rate", "max_grad_norm"))
-        self.step, self.loss = step, str(loss)
+    Where only some passes of the step have such a loss, `examples` are the numbers (from 0) of the training examples in them,
+    in the first process that has one: `process`, None in a run of one process.
+    """
+
+    def __init__(self, step: int, loss: float, *, process: int | None = None, examples: tuple[int, ...] = ()):
+        first = ", ".join(map(str, examples[:NAMED])) + (f" and {len(examples) - NAMED} more" if len(examples) > NAMED else "")
+        by = "" if process is None else f" of process {process}"
+        where = f"; it comes from a pass{by} with the training examples {first}" if examples else ""
+        super().__init__(f"the loss of step {step:,} is not finite ({loss}){where}; the checkpoints before it are untouched. "
+                         "Start a new run with a lower learning_rate, or with max_grad_norm=1",
+                         keys=("learning_rate", "max_grad_norm"))
+        self.step, self.loss, self.process, self.examples = step, str(loss), process, examples
 
 
 class WeightsNotFinite(RunFailed):

@@ -28,7 +28,7 @@ NEWEST = "recipe:"           # model.path=recipe:NAME: the newest finished run o
 # what may change between a run and its continuation: it decides when something is written, not what is learned
 FREE_ON_RESUME = ("name", "description", "output_dir", "logging_steps", "save_steps", "save_total_limit", "eval_steps",
                   "max_eval_samples", "sample", "memory_check")
-BEGINNINGS = {".lock", "checkpoints", "facts.json", "plan.json", "origins.json"}     # what a run writes before its recipe
+BEGINNINGS = {".lock", "stacks", "checkpoints", "facts.json", "plan.json", "origins.json"}       # all before the recipe
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import torch
 
 from powertrain import planner
 from powertrain.cost.memory import peak_memory
-from powertrain.records import RunFailed, UserError, events, to_plain
+from powertrain.records import RunFailed, UserError, WrongUse, events, to_plain
 from powertrain.records.errors import DoesNotFit, LossNotFinite
 from powertrain.records.event_log import EVENTS_EVERY_S, EventLog
 from powertrain.records.json_files import read_json, write_json
@@ -149,7 +149,7 @@ class Part:
                                for result in self.pending]).tolist()
         for result, (loss, norm, *metrics) in zip(self.pending, numbers, strict=True):
             if not math.isfinite(loss):
-                raise LossNotFinite(result.step, loss)
+                raise self._not_finite(result, loss)
             parts = result.laps.parts()
             self.step_s.append(sum(parts.values()))
             self.emit(events.Step(step=result.step, loss=loss, tokens=result.trained_tokens, real_tokens=result.real_tokens,
@@ -159,6 +159,16 @@ class Part:
                                   metrics=dict(zip(result.metrics, metrics, strict=True))))
         self.pending.clear()
         self.record.flush_now_and_then()
+
+    def _not_finite(self, result: StepResult, loss: float) -> LossNotFinite:
+        """Return the error of all processes, with the process and the examples of passes that are worse than the others."""
+        wrong = [place for place, term in result.terms.items() if not math.isfinite(term)]
+        everywhere = self.ranks.each((wrong, len(result.terms)))
+        process = next((rank for rank, (places, _) in enumerate(everywhere) if places), None)
+        if process is None or all(len(places) == passes for places, passes in everywhere):
+            return LossNotFinite(result.step, loss)      # every pass: the weights were wrong before
+        numbers = self.setup.numbers_in(result.step - 1, everywhere[process][0])
+        return LossNotFinite(result.step, loss, process=process if self.ranks.world > 1 else None, examples=tuple(numbers))
 
     # ---------------------------------------------------------------------------------------- memory
 
@@ -186,7 +196,8 @@ class Part:
 def new_run(prepared: Prepared, listener: Listener, write_sample: WriteSample, ranks: Ranks = ALONE) -> Iterator[Part]:
     """Open a new run: its folder, locked, and a setup with the plan in force. Writes the first and the last event."""
     refuse_what_does_not_fit(prepared)
-    with _in_folder(ranks, lambda: run_folder.create(prepared.recipe)) as folder, listen() as interrupt:
+    with (_in_folder(ranks, lambda: run_folder.create(prepared.recipe)) as folder, ranks.watched(folder.path) as ranks,
+          listen() as interrupt):
         record = Record(EventLog(folder.events), listener, ranks)
         record.show(events.Folder(path=str(folder.path)))
         plan, failed = planner.with_built_code(prepared.plan)
@@ -222,7 +233,7 @@ def _with_length(prepared: Prepared, setup: Setup, record: Record) -> tuple[Prep
 def continued_run(folder: RunFolder, prepared: Prepared, listener: Listener, write_sample: WriteSample,
                   ranks: Ranks = ALONE) -> Iterator[Part]:
     """Open a run at its newest whole checkpoint, with its own plan."""
-    with _in_folder(ranks, lambda: folder), listen() as interrupt:
+    with _in_folder(ranks, lambda: folder), ranks.watched(folder.path) as ranks, listen() as interrupt:
         setup = replace(build_setup(prepared), ranks=ranks)
         part = Part(prepared, setup, new_state(setup, prepared.recipe.weight_decay), folder,
                     Record(EventLog(folder.events), listener, ranks), write_sample, interrupt)
@@ -254,12 +265,17 @@ def continued_run(folder: RunFolder, prepared: Prepared, listener: Listener, wri
 def _in_folder(ranks: Ranks, find: Callable[[], RunFolder]) -> Iterator[RunFolder]:
     """Enter the run's folder: the writer finds it and locks it, and all processes use that one."""
     with contextlib.ExitStack() as held:
-        path = ""
+        found = RunFolder(Path())
         if ranks.is_writer:
             found = find()
             held.enter_context(run_folder.locked(found))
-            path = str(found.path)
-        yield RunFolder(Path(ranks.agree(path)))
+            found.lock.write_text(str(time.time_ns()))
+        found = ranks.agree(found)
+        seen = ranks.each(found.lock.read_text() if found.lock.is_file() else "")
+        if (other := next((rank for rank, token in enumerate(seen) if token != seen[0]), 0)):
+            raise WrongUse(f"process {other} does not find the folder {found.path.resolve()} of this run, which all processes "
+                           "need; name one on a disk that they share with --output")
+        yield found
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import powertrain
 from powertrain import planner
 from powertrain.facts.hardware import read_hardware, shared_by
 from powertrain.facts.software import read_software
-from powertrain.recipe import Recipe, Resolved
+from powertrain.recipe import Recipe, Resolved, flat
 from powertrain.records import Facts, Plan, WrongUse
 from powertrain.run.learned import read_tuned, with_speeds
 from powertrain.run.material import Material, pretrained_material, scratch_material
@@ -96,14 +96,14 @@ def check_batch(recipe: Recipe, processes: int) -> None:
 
 def agreed(ranks: Ranks, prepared: Prepared) -> Prepared:
     """Return the run as the first process has prepared it. Raises WrongUse, in every process, where they have not the same."""
-    told = {"version": powertrain.__version__, **prepared.facts.software.versions, "data": prepared.facts.data.digest,
-            "recipe": prepared.recipe.model_dump_json()}
-    everywhere = ranks.each(told)
-    for name in told:
-        if (other := next((rank for rank, one in enumerate(everywhere) if one.get(name) != everywhere[0].get(name)), 0)):
-            raise WrongUse(f"process 0 and process {other} of this run do not have the same {name}: "
-                           f"{everywhere[0].get(name)} and {everywhere[other].get(name)}. Start all with the same software, "
-                           "recipe and data")
+    told = {"version of powertrain": powertrain.__version__,
+            **{f"version of {name}": version for name, version in prepared.facts.software.versions.items()},
+            "data": prepared.facts.data.digest, **dict(flat(prepared.recipe.model_dump()))}
+    first, *others = ranks.each(told)
+    for name in {**first, **{name: None for other in others for name in other}}:
+        if (rank := next((rank for rank, other in enumerate(others, 1) if other.get(name) != first.get(name)), None)):
+            raise WrongUse(f"process 0 and process {rank} of this run do not have the same {name}: {first.get(name)} and "
+                           f"{others[rank - 1].get(name)}; start all with the same software, recipe and data")
     return replace(prepared, plan=ranks.agree(prepared.plan), total_steps=ranks.agree(prepared.total_steps))
 
 

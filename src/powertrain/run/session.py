@@ -126,6 +126,7 @@ def _evaluate(part: Part, *, final: bool) -> None:
 
 def go_on_smaller(part: Part, said: str) -> None:
     """Halve the passes of the plan, in force and on disk. Raises DoesNotFit where that is impossible."""
+    part.read_steps()                        # whose passes are those of the setup that made them
     state, step, before = part.state, part.state.step, largest_pass(part.setup, part.state.step)
     if not state.updating:
         clear_step(state)

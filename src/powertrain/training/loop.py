@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -81,6 +81,7 @@ class StepResult:
     learning_rate: float
     laps: Laps                               # what the step's time went into
     metrics: Sums                            # of the objective, each () fp32, mean over the step's units
+    terms: Mapping[int, Tensor]              # of the loss, () fp32: those of this process's passes, by the pass's place
 
 
 def new_state(setup: Setup, weight_decay: float) -> State:
@@ -104,12 +105,14 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
         for group in state.optimizer.param_groups:
             group["lr"] = learning_rate
         units, trained, real, padding = setup.ranks.total(*counts_of(setup, loaded))
-        means = zero_means(setup)
+        means, terms = zero_means(setup), {}
         with passes(setup.ranks):
             micro_batches = [batch.to(setup.device) for batch in loaded]     # those that are there already stay
             laps.lap("copy")
             for batch in micro_batches:
-                add(means, run_pass(setup, state.step, batch, units, state.scaler, laps.lap))
+                of_pass = run_pass(setup, state.step, batch, units, state.scaler, laps.lap)
+                add(means, of_pass)
+                terms[batch.place] = of_pass["loss"].clone()     # where passes are replayed, the next one overwrites it
             add_penalty(setup, state.scaler, laps.lap)
         setup.ranks.sum_step(setup.model.parameters(), means.values())
         grad_norm = update(state, max_grad_norm)
@@ -117,7 +120,7 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
         state.step += 1
         state.trained_tokens += trained
         loss = means.pop("loss")
-        yield StepResult(state.step, loss, grad_norm, trained, real, padding, learning_rate, laps, means)
+        yield StepResult(state.step, loss, grad_norm, trained, real, padding, learning_rate, laps, means, terms)
         laps = Laps(setup.device)
 
 

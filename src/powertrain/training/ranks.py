@@ -12,19 +12,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from powertrain.records.errors import LostPeer
+from powertrain.records.errors import LostPeer, first_line
+from powertrain.training.stalls import Watch, watching
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
+ANSWERS_WITHIN = timedelta(minutes=10)       # of another process, before the run ends: a step, an evaluation or a save
 BUCKET_BYTES = 25 << 20      # of gradients that are summed by one call, as in torch's DistributedDataParallel
 
 
@@ -72,6 +76,11 @@ class Ranks:
     def barrier(self) -> None:
         """Return when all processes have come here."""
 
+    @contextlib.contextmanager
+    def watched(self, run: Path) -> Iterator[Self]:
+        """Yield these ranks; a process that does not get on leaves its stacks in the run's folder. See stalls.py."""
+        yield self
+
     def sum_step(self, parameters: Iterable[nn.Parameter], means: Iterable[Tensor]) -> None:
         """Replace the gradients, and the loss and metrics of a step, by their sums over all processes."""
 
@@ -85,11 +94,13 @@ class GroupRanks(Ranks):
 
     devices: ProcessGroup | None = None      # exchanges tensors; None: the default group
     hosts: ProcessGroup | None = None        # exchanges Python values; None: the default group
+    within: timedelta = ANSWERS_WITHIN
+    watch: Watch | None = None
 
     def sum(self, tensors: Iterable[Tensor]) -> None:
         for bucket in _buckets(tensors):
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
-            with _exchanging():
+            with self._exchanging():
                 torch.distributed.all_reduce(flat, group=self.devices)
             parts = torch.split(flat, [tensor.numel() for tensor in bucket])
             torch._foreach_copy_([tensor.detach() for tensor in bucket],
@@ -97,19 +108,19 @@ class GroupRanks(Ranks):
 
     def total(self, *numbers: Number) -> tuple[Number, ...]:
         sums = torch.tensor(numbers, dtype=torch.int64 if all(isinstance(one, int) for one in numbers) else torch.float64)
-        with _exchanging():
+        with self._exchanging():
             torch.distributed.all_reduce(sums, group=self.hosts)
         return tuple(sums.tolist())
 
     def agree(self, value: T) -> T:
         values = [value]
-        with _exchanging():
+        with self._exchanging():
             torch.distributed.broadcast_object_list(values, src=0, group=self.hosts)
         return values[0]
 
     def each(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.world
-        with _exchanging():
+        with self._exchanging():
             torch.distributed.all_gather_object(values, value, group=self.hosts)
         return values
 
@@ -119,8 +130,23 @@ class GroupRanks(Ranks):
         return next(found for found in self.each(value) if found is not None)
 
     def barrier(self) -> None:
-        with _exchanging():
+        with self._exchanging():
             torch.distributed.barrier(group=self.hosts)
+
+    @contextlib.contextmanager
+    def watched(self, run: Path) -> Iterator[Self]:
+        with watching(run, self.rank, self.within.total_seconds()) as watch:
+            yield replace(self, watch=watch)
+
+    @contextlib.contextmanager
+    def _exchanging(self) -> Iterator[None]:
+        """Exchange values with the other processes inside. Raises LostPeer where one of them does not answer."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise LostPeer(first_line(error)) from error
+        if self.watch is not None:
+            self.watch.renew()
 
     def sum_step(self, parameters: Iterable[nn.Parameter], means: Iterable[Tensor]) -> None:
         """Sum means and gradients over processes. A weight that has a gradient on no process gets none.
@@ -136,21 +162,15 @@ class GroupRanks(Ranks):
         self.sum([*means, *(parameter.grad for parameter in summed if parameter.grad is not None)])
 
 
-def joined() -> Ranks:
-    """Return this process's part of the run: of torch.distributed's default group, or alone where there is none."""
+def joined(within: timedelta = ANSWERS_WITHIN) -> Ranks:
+    """Return this process's part of the run: of torch.distributed's default group, or alone where there is none.
+
+    `within`: a process that does not answer for so long is lost; that of the default group is set where the group is made.
+    """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return ALONE
-    hosts = None if torch.distributed.get_backend() == "gloo" else torch.distributed.new_group(backend="gloo")
-    return GroupRanks(torch.distributed.get_rank(), torch.distributed.get_world_size(), hosts=hosts)
-
-
-@contextlib.contextmanager
-def _exchanging() -> Iterator[None]:
-    """Exchange values with the other processes inside. Raises LostPeer where one of them does not answer."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise LostPeer(str(error).partition("\n")[0]) from error
+    hosts = None if torch.distributed.get_backend() == "gloo" else torch.distributed.new_group(backend="gloo", timeout=within)
+    return GroupRanks(torch.distributed.get_rank(), torch.distributed.get_world_size(), hosts=hosts, within=within)
 
 
 def _buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -135,8 +135,17 @@ class Setup:
 
     def examples_of(self, step: int) -> list[Example]:
         """Return the examples of optimizer step `step` (from 0)."""
-        indices = step_examples(self.seed, step, self.train_batch_size, len(self.examples))
-        return [self.examples[int(index)] for index in indices]
+        return [self.examples[index] for index in self._numbers_of(step)]
+
+    def numbers_in(self, step: int, places: Collection[int]) -> list[int]:
+        """Return the indices in `examples` of what these passes of optimizer step `step` (from 0) have."""
+        examples = self.examples_of(step)
+        parts = self.arrange(examples, self.micro_batch)
+        wanted = {id(example) for place in places for example in parts[place]}
+        return [number for number, example in zip(self._numbers_of(step), examples, strict=True) if id(example) in wanted]
+
+    def _numbers_of(self, step: int) -> list[int]:
+        return step_examples(self.seed, step, self.train_batch_size, len(self.examples)).tolist()
 
     def batch_of(self, examples: Sequence[Example]) -> Batch:
         """Return one batch of these examples' documents."""

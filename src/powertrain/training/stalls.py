@@ -1,0 +1,51 @@
+"""A watch over processes that wait for each other: a process that does not get on writes down where it stands.
+
+The watch is a thread of Python's own faulthandler, which needs no lock of the interpreter: it sees a process that hangs inside
+a library, and one that was frozen as soon as the process goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+FOLDER = "stacks"                            # in the run's folder; a file for each process that did not get on
+RENEWED_S = 0.5                              # renewing starts a thread, which is not worth its time at each exchange
+
+
+@dataclass
+class Watch:
+    """Writes the stacks of this process's threads where `renew` is not called for `within_s` seconds."""
+
+    file: TextIO
+    within_s: float
+    _renewed_s: float = field(default=-RENEWED_S, init=False)
+
+    def renew(self) -> None:
+        """Begin to wait anew."""
+        if (now_s := time.monotonic()) - self._renewed_s >= RENEWED_S:
+            faulthandler.dump_traceback_later(self.within_s, file=self.file)
+            self._renewed_s = now_s
+
+
+@contextlib.contextmanager
+def watching(run: Path, rank: int, within_s: float) -> Iterator[Watch]:
+    """Watch this process inside. Its stacks go to stacks/rank-N.txt in the run's folder, a file that stays only if needed."""
+    path = run / FOLDER / f"rank-{rank}.txt"
+    path.parent.mkdir(exist_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        watch = Watch(file, within_s)
+        watch.renew()
+        try:
+            yield watch
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+    if not path.stat().st_size:
+        path.unlink()
+        with contextlib.suppress(OSError):   # other processes have theirs in it
+            path.parent.rmdir()
