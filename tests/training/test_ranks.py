@@ -1,10 +1,10 @@
-"""Two processes that share a run make the same updates as one: real processes, joined by gloo on this machine."""
+"""Two, three or four processes that share a run make the updates of one: real processes, joined by gloo on this machine."""
 
 from __future__ import annotations
 
 import dataclasses
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,16 @@ from powertrain.data.example import Example, collate
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
 from powertrain.records import IGNORE
+from powertrain.techniques.packing import Packing
 from powertrain.training.loop import evaluate, new_state, train
 from powertrain.training.optimizers import plain_adamw
 from powertrain.training.ranks import ALONE, GroupRanks, Ranks, joined
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup, plain_setup
 
-STEPS, WORLD = 3, 2
+STEPS, MOST = 4, 4
+WORLDS = (2, 3, 4)
+SAME = 1e-6                  # of losses: the same terms in another order, in fp32
 MakeSetup = Callable[..., Setup]
 
 
@@ -47,11 +50,25 @@ class Dropping(Decoder):
     """A decoder with dropout, whose masks must not depend on which process draws them."""
 
 
-def uneven_examples(count: int, tokens: int = 12) -> list[Example]:
-    """Random examples of which an uneven share of the targets trains nothing, so that a mean of means would differ."""
-    drawn = np.random.default_rng(3).integers(0, 50, (count, tokens + 1))
-    targets = [np.where(np.arange(tokens) < i % tokens, IGNORE, drawn[i, 1:]) for i in range(count)]
-    return [Example(drawn[i, :-1], targets[i]) for i in range(count)]
+class MeanOfMeans(GroupRanks):
+    """The fault that this house must not have: each process divides by its own tokens, and the results are averaged."""
+
+    def total(self, *numbers: Any) -> tuple[Any, ...]:
+        return numbers
+
+    def sum(self, tensors: Iterable[Tensor]) -> None:
+        found = list(tensors)
+        super().sum(found)
+        for tensor in found:
+            tensor.detach().div_(self.world)
+
+
+def uneven_examples(count: int, longest: int = 12) -> list[Example]:
+    """Random examples of 3 tokens and more, of which an uneven share of the targets trains nothing."""
+    drawn = np.random.default_rng(3).integers(0, 50, (count, longest + 1))
+    lengths = [3 + 5 * i % (longest - 2) for i in range(count)]
+    return [Example(drawn[i, :length], np.where(np.arange(length) < i % length, IGNORE, drawn[i, 1:length + 1]))
+            for i, length in enumerate(lengths)]
 
 
 def setup_of(kind: type[Decoder], micro_batch: int, ranks: Ranks) -> Setup:
@@ -60,7 +77,8 @@ def setup_of(kind: type[Decoder], micro_batch: int, ranks: Ranks) -> Setup:
                             dropout=0.2 if kind is Dropping else 0.0)
     setup = plain_setup(kind(config), uneven_examples(28), collate, train_batch_size=14, seed=5,
                         optimizer=plain_adamw(1e-2, (0.9, 0.95), 1e-8))
-    return replace(setup, micro_batch=micro_batch, ranks=ranks)
+    setup = replace(setup, micro_batch=micro_batch, ranks=ranks)
+    return Packing(tokens=20, multiple=1).apply(setup) if micro_batch == PACKED else setup
 
 
 def trained(kind: type[Decoder], micro_batch: int, max_grad_norm: float, ranks: Ranks = ALONE) -> dict[str, Any]:
@@ -74,19 +92,23 @@ def trained(kind: type[Decoder], micro_batch: int, max_grad_norm: float, ranks: 
             "weights": {name: weight.detach() for name, weight in setup.model.named_parameters()}}
 
 
+PACKED = 0                   # as a micro-batch: passes of up to 20 tokens
 CASES = {"even passes": (Decoder, 7, 1.0), "uneven passes": (Decoder, 3, 1.0), "clipped": (Decoder, 5, 0.05),
          "a process without a pass": (Decoder, 14, 1.0), "penalty": (Penalised, 2, 1.0), "unused weight": (Unused, 7, 1.0),
-         "dropout": (Dropping, 3, 1.0)}
+         "packed": (Decoder, PACKED, 1.0), "packed, with dropout": (Dropping, PACKED, 1.0)}
 
 
 def _process(rank: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
-    ranks = joined()
-    found: dict[str, Any] = {name: trained(*case, ranks) for name, case in CASES.items()}
-    found["share"] = [len(setup_of(Decoder, 3, ranks).prepare(step)) for step in range(STEPS)]
-    found["sums"] = _summed(ranks, rank)
-    ranks.barrier()
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=MOST)
+    found: dict[str, Any] = {"sums": _summed(joined(), rank)}
+    for world in WORLDS:
+        group: Any = torch.distributed.new_group(list(range(world)))
+        if rank < world:
+            ranks = GroupRanks(rank, world, devices=group, hosts=group)
+            found |= {(name, world): trained(*case, ranks) for name, case in CASES.items()}
+            found["mean of means", world] = trained(*CASES["uneven passes"], MeanOfMeans(rank, world, devices=group, hosts=group))
+    torch.distributed.barrier()
     torch.save(found, Path(folder) / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -107,38 +129,58 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_process, (port, str(folder)), nprocs=WORLD)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
+    torch.multiprocessing.spawn(_process, (port, str(folder)), nprocs=MOST)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(MOST)]
 
 
+@pytest.fixture(scope="module")
+def alone() -> dict[str, dict[str, Any]]:
+    return {name: trained(*case) for name, case in CASES.items()}
+
+
+@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("case", CASES)
-def test_processes_that_share_a_step_make_the_update_of_one(processes: list[dict[str, Any]], case: str) -> None:
-    alone = trained(*CASES[case])
-    for found in (one[case] for one in processes):
-        # losses and norms are sums of the same terms in another order
-        torch.testing.assert_close(found["loss"], alone["loss"], rtol=1e-5, atol=0)
-        torch.testing.assert_close(found["norm"], alone["norm"], rtol=1e-5, atol=0)
-        assert found["held out"] == (pytest.approx(alone["held out"][0], rel=1e-5), alone["held out"][1])
-        assert [found[name] for name in ("trained", "real", "clipped")] == [alone[name] for name in
-                                                                            ("trained", "real", "clipped")]
-        for name, weight in alone["weights"].items():
-            # AdamW takes a step of the whole rate even where a gradient is nothing but rounding: 0.1 % of it here
-            torch.testing.assert_close(found["weights"][name], weight, rtol=1e-4, atol=1e-5, msg=name)
-    for name, weight in processes[0][case]["weights"].items():
-        assert torch.equal(weight, processes[1][case]["weights"][name]), f"{name} differs between the processes"
-    assert case != "clipped" or alone["clipped"] == STEPS
-    assert case != "unused weight" or torch.equal(alone["weights"]["unused"], torch.ones(3, 5))
+def test_processes_that_share_a_step_make_the_update_of_one(processes: list[dict[Any, Any]], alone: dict[str, dict[str, Any]],
+                                                            case: str, world: int) -> None:
+    one = alone[case]
+    for found in (process[case, world] for process in processes[:world]):
+        torch.testing.assert_close(found["loss"], one["loss"], rtol=SAME, atol=0)
+        torch.testing.assert_close(found["norm"], one["norm"], rtol=1e-5, atol=0)
+        assert found["held out"] == (pytest.approx(one["held out"][0], rel=SAME), one["held out"][1])
+        assert [found[name] for name in ("trained", "real", "clipped")] == [one[name] for name in ("trained", "real", "clipped")]
+        for name, weight in one["weights"].items():
+            # AdamW takes a step of the whole rate even where a gradient is nothing but rounding: 1 % of it here
+            torch.testing.assert_close(found["weights"][name], weight, rtol=1e-4, atol=1e-4, msg=name)
+            assert torch.equal(found["weights"][name], processes[0][case, world]["weights"][name]), f"{name} differs"
+    assert case != "clipped" or one["clipped"] == STEPS
+    assert case != "unused weight" or torch.equal(one["weights"]["unused"], torch.ones(3, 5))
 
 
-def test_the_passes_of_a_step_are_shared_out_whole(processes: list[dict[str, Any]]) -> None:
-    assert [sum(counts) for counts in zip(*(one["share"] for one in processes), strict=True)] == [5] * STEPS
-    assert all(min(one["share"]) >= 2 for one in processes)
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_mean_of_means_would_be_seen(processes: list[dict[Any, Any]], alone: dict[str, dict[str, Any]], world: int) -> None:
+    found, one = processes[0]["mean of means", world]["loss"], alone["uneven passes"]["loss"]
+    assert float((found / one - 1).abs().max()) > 1000 * SAME
+
+
+def test_an_epoch_has_each_example_once_however_many_processes_share_which_step() -> None:
+    """28 examples, 14 a step: two steps are an epoch. The number of processes changes within each."""
+    for worlds in ((1, 4), (3, 2), (4, 1), (2, 3)):
+        met: list[bytes] = []
+        for step, world in enumerate(worlds):
+            for rank in range(world):
+                share = setup_of(Decoder, PACKED, GroupRanks(rank, world))
+                passes = share.prepare(step)
+                ends = [np.cumsum(batch.lengths)[:-1] for batch in passes]
+                met += [document.numpy().tobytes() for batch, at in zip(passes, ends, strict=True)
+                        for document in batch.tokens.tensor_split(at.tolist())]
+        examples = setup_of(Decoder, PACKED, ALONE).examples
+        assert sorted(met) == sorted(example.inputs.tobytes() for example in examples)
 
 
 def test_tensors_numbers_and_decisions_are_those_of_all_processes(processes: list[dict[str, Any]]) -> None:
     for rank, found in enumerate(one["sums"] for one in processes):
-        assert [tensor.tolist() for tensor in found["tensors"]] == [[[3.0]] * 3, [21, 21], [1.0] * 5]
-        assert (found["total"], found["mean"], found["first"], found["none"]) == ((1, 14), (0.25,), "x", None)
+        assert [tensor.tolist() for tensor in found["tensors"]] == [[[10.0]] * 3, [46, 46], [2.0] * 5]
+        assert (found["total"], found["mean"], found["first"], found["none"]) == ((6, 28), (1.5,), "x", None)
         assert found["agreed"] == {"step": 0}
         assert found["writer"] is (rank == 0)
         assert found["kind"] == "GroupRanks"
