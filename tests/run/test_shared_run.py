@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -15,16 +17,19 @@ import torch
 
 from driver import TINY
 from powertrain.recipe import resolve
+from powertrain.records import WrongUse
+from powertrain.records.errors import LossNotFinite
 from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Evaluated, Event, ModelSaved, OutOfMemory, Saved, Start, Step
 from powertrain.run.part import Part, new_run
-from powertrain.run.prepare import Prepared, prepare
+from powertrain.run.prepare import Prepared, agreed, prepare
 from powertrain.run.session import exit_code, run
 from powertrain.training.checkpoint import newest_checkpoint, what_is_wrong
-from powertrain.training.ranks import joined
+from powertrain.training.ranks import Ranks, joined
 
 WORLD, STEPS = 2, 11
 CASES = ("whole", "signal", "memory")
+REFUSED = {"data": "data", "recipe": "learning_rate", "version": "version of torch"}     # what differs -> what the sentence names
 WORDS = [*TINY, "model.dropout=0", "sample.tokens=0"]
 
 
@@ -47,7 +52,7 @@ steps_of = Part.steps
 
 
 def _plant(part: Part, case: str, rank: int) -> None:
-    """In the second process only: a signal after step 3, or a pass of step 3 that runs out of memory."""
+    """In the second process only: a signal after step 3, or a pass of step 3 that runs out of memory or has no finite loss."""
     if rank == 0 or case == "whole":
         return
     if case == "signal":
@@ -58,7 +63,9 @@ def _plant(part: Part, case: str, rank: int) -> None:
     def once(*arguments: Any) -> Any:
         if part.state.step == 2 and not failed:
             failed.append(True)
-            raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 7 bytes")
+            if case == "memory":
+                raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 7 bytes")
+            return {name: value * math.nan for name, value in run_pass(*arguments).items()}
         return run_pass(*arguments)
 
     part.setup = replace(part.setup, run_pass=once)
@@ -77,9 +84,38 @@ def _process(rank: int, port: int, folder: str, cache: str, source: str) -> None
         found[case] = {"code": exit_code(part), "stopped by": part.stopped_by, "step": part.state.step, "told": len(told),
                        "folder": str(part.folder.path), "largest": part.setup.micro_batch,
                        "weights": {name: weight.detach() for name, weight in part.setup.model.named_parameters()}}
+    found["nan"] = _ends(ranks, prepared_in(Path(folder, "nan"), Path(cache), Path(source)))
+    found["refused"] = {what: _refused(ranks, replace(prepared, **changed) if rank else prepared)
+                        for what, changed in _differences(prepared).items()}
     ranks.barrier()
     torch.save(found, Path(folder) / f"{rank}.pt")
     torch.distributed.destroy_process_group()
+
+
+def _ends(ranks: Ranks, prepared: Prepared) -> str:
+    """Return what ends a run in which a pass of the second process has no finite loss."""
+    with pytest.raises(LossNotFinite) as ended, new_run(prepared, lambda event: None, _write_sample, ranks) as part:
+        _plant(part, "nan", ranks.rank)
+        run(part)
+    assert part.state.step == 3              # before an evaluation losses are read
+    return str(ended.value)
+
+
+def _differences(prepared: Prepared) -> dict[str, dict[str, Any]]:
+    """Return what a process may have that the first one has not."""
+    facts, material = prepared.facts, prepared.material
+    other = resolve(None, ["learning_rate=1"]).recipe.learning_rate
+    recipe = material.resolved.recipe.model_copy(update={"learning_rate": other})
+    versions = {**facts.software.versions, "torch": "1.13"}
+    return {"data": {"facts": replace(facts, data=replace(facts.data, digest="0"))},
+            "recipe": {"material": replace(material, resolved=replace(material.resolved, recipe=recipe))},
+            "version": {"facts": replace(facts, software=replace(facts.software, versions=versions))}}
+
+
+def _refused(ranks: Ranks, prepared: Prepared) -> str:
+    with pytest.raises(WrongUse) as refused:
+        agreed(ranks, prepared)
+    return str(refused.value)
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +186,24 @@ def test_memory_that_runs_out_in_one_process_makes_the_passes_of_both_smaller(
     assert losses["memory"] == pytest.approx(losses["whole"], rel=1e-4)
     for name, weight in found[0]["memory"]["weights"].items():
         assert torch.equal(weight, found[1]["memory"]["weights"][name])
+
+
+def test_a_loss_that_is_not_finite_stops_both_at_the_same_step_and_names_process_and_examples(
+        shared: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, found = shared
+    assert found[0]["nan"] == found[1]["nan"]
+    told = re.fullmatch(r"the loss of step 3 is not finite \(nan\); it comes from a pass of process 1 with the training "
+                        r"examples ([0-9, ]+); .*", found[0]["nan"])
+    assert told is not None, found[0]["nan"]
+    assert len(told.group(1).split(", ")) == 5           # a micro-batch
+    end = events_of(folder, "nan")[-1]
+    assert isinstance(end, End)
+    assert (end.reason, end.error["kind"], end.error["process"]) == ("failed", "loss_not_finite", 1)
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_processes_that_have_not_the_same_are_refused_in_one_sentence(shared: tuple[Path, list[dict[str, Any]]], what: str
+                                                                      ) -> None:
+    said = [process["refused"][what] for process in shared[1]]
+    assert said[0] == said[1]
+    assert said[0].startswith(f"process 0 and process 1 of this run do not have the same {REFUSED[what]}: ")
