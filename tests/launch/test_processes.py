@@ -15,12 +15,15 @@ import pytest
 from safetensors.torch import load_file
 
 from driver import TINY, run_cli
+from powertrain.launch.group import WITHIN
 from powertrain.records.event_log import read_events
-from powertrain.records.events import End, Evaluated, Resume, Start, Step
+from powertrain.records.events import End, Evaluated, Resume, Saved, Start, Step
 from powertrain.records.json_files import read_json
 
 LONG = ["max_steps=240", "save_steps=20", "eval_steps=60", "sample.tokens=0"]        # long enough to be disturbed
-WITHIN_S = 120
+WITHIN_S = 120               # on a machine that other tests use too
+ANSWERS_WITHIN_S = 10        # of a process, in place of minutes
+AGAIN_WITHIN_S = 60          # of a kill, the run goes on: the others end at once, and all start again
 
 
 def losses(run: Path) -> dict[int, float]:
@@ -31,8 +34,12 @@ def losses(run: Path) -> dict[int, float]:
 def started(words: list[str], cache: Path, folder: Path) -> subprocess.Popen[str]:
     with open(folder / "err", "w") as err:
         return subprocess.Popen([sys.executable, "-m", "powertrain", "train", *words], cwd=folder, text=True, stderr=err,
-                                stdout=subprocess.DEVNULL,
-                                env={**os.environ, "POWERTRAIN_CACHE": str(cache), "OMP_NUM_THREADS": "1"})
+                                stdout=subprocess.DEVNULL, env={**os.environ, "POWERTRAIN_CACHE": str(cache),
+                                                                "OMP_NUM_THREADS": "1", WITHIN: f"{ANSWERS_WITHIN_S}"})
+
+
+def resumed(events: Path) -> int:
+    return sum('"event": "resume"' in line for line in events.read_text().splitlines())
 
 
 def trainers(command: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -99,15 +106,29 @@ def running(words: list[str], cache: Path, tmp_path: Path) -> Iterator[subproces
             command.wait()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_run_whose_process_is_killed_ends_with_the_bytes_of_one_that_was_not(
-        running: subprocess.Popen[str], unbroken: Path, tmp_path: Path, rank: int) -> None:
-    trainers(running)[rank].kill()
+def test_a_run_whose_processes_are_killed_and_frozen_ends_with_the_bytes_of_one_that_was_left_alone(
+        running: subprocess.Popen[str], unbroken: Path, tmp_path: Path) -> None:
+    events = tmp_path / "run" / "events.jsonl"
+    trainers(running)[1].kill()
+    began_s = time.monotonic()
+    wait_until("a second start", lambda: resumed(events) == 1, running, tmp_path)
+    again_s = time.monotonic() - began_s
+    trainers(running)[0].send_signal(signal.SIGSTOP)
     assert running.wait(WITHIN_S) == 0, (tmp_path / "err").read_text()
-    assert any(isinstance(event, Resume) for event in read_events(tmp_path / "run" / "events.jsonl"))
+    assert again_s < AGAIN_WITHIN_S
+    assert resumed(events) == 2
     ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (tmp_path / "run", unbroken))
     assert all(ours[name].equal(theirs[name]) for name in theirs)
     assert losses(tmp_path / "run") == losses(unbroken)
+    assert not (unbroken / "stacks").exists()
+    stacks = [(tmp_path / "run" / "stacks" / f"rank-{rank}.txt").read_text() for rank in range(2)]
+    assert all("most recent call first" in text and "/powertrain/" in text for text in stacks)
+    err = (tmp_path / "err").read_text()
+    assert "Traceback" not in err
+    assert [line for line in err.splitlines() if "start again" in line] == [
+        "... process 1 was ended by SIGKILL: all processes start again, at the newest whole checkpoint",
+        "... a process did not answer; run/stacks says what the processes were doing: all processes start again, at the newest "
+        "whole checkpoint"]
 
 
 def test_a_run_that_is_asked_to_stop_saves_and_goes_on_with_another_number_of_processes(
@@ -129,6 +150,15 @@ def test_no_process_trains_on_when_the_one_that_started_it_is_killed(running: su
     running.wait()
     _, alive = psutil.wait_procs(left, WITHIN_S)
     assert not alive
+
+
+def test_a_signal_to_one_process_stops_all_and_saves_once(running: subprocess.Popen[str], tmp_path: Path) -> None:
+    trainers(running)[0].send_signal(signal.SIGTERM)
+    assert running.wait(WITHIN_S) == 75, (tmp_path / "err").read_text()
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    assert isinstance(end := events[-1], End)
+    assert (end.reason, end.signal) == ("stopped", "SIGTERM")
+    assert [event.step for event in events if isinstance(event, Saved)][-1:] == [end.step]
 
 
 @pytest.mark.parametrize(("asked", "says"), [

@@ -167,7 +167,7 @@ def _prepared_run(words: Sequence[str], folder: RunFolder | None, output: Path |
     from powertrain.run.prepare import prepare
 
     if folder is not None:
-        prepared = prepare(continued(folder, words), cache_folder(), say, processes=processes, here=here)
+        prepared = prepare(continued(folder, [*words]), cache_folder(), say, processes=processes, here=here)
         stored = planner.from_json(read_json(folder.plan))
         # with the plan that the run was started with: another plan may round differently
         return replace(prepared, plan=stored) if planner.processes_of(stored) == processes else prepared

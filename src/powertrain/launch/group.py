@@ -26,7 +26,7 @@ from powertrain.records import UserError, WrongUse
 from powertrain.records.errors import LostPeer, first_line
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed.distributed_c10d import Store
 
     from powertrain.training.ranks import Ranks
 
@@ -35,6 +35,7 @@ TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"       # where torch's agent looks for what ended a process
 WITHIN = "POWERTRAIN_ANSWERS_WITHIN_S"       # seconds after which a process that does not answer is lost
 PREPARED, SAID = "powertrain/prepared", "powertrain/said"        # keys of the store that the processes share
+MEET_WITHIN = timedelta(minutes=5)           # of the first process's start
 LONGEST_PREPARATION = timedelta(days=7)
 FIRST_SAYS_WITHIN = timedelta(seconds=5)     # what ends all processes; the others leave it to the first one
 PARENT_DEATH_SIGNAL = 1                      # prctl's PR_SET_PDEATHSIG
@@ -82,7 +83,7 @@ def joined_group(place: Place, prepare: Callable[[], T]) -> Iterator[tuple[Ranks
         torch.cuda.set_device(place.local_rank % torch.cuda.device_count())
     within = _answers_within(os.environ)
     with _telling(place, None):
-        store = _meet(place, within)
+        store = _meet(place, MEET_WITHIN)
     with _telling(place, store):
         with _answered():
             if (other := place.prepares_after) is not None:
@@ -90,6 +91,7 @@ def joined_group(place: Place, prepare: Callable[[], T]) -> Iterator[tuple[Ranks
         prepared = prepare()
         with _answered():
             store.set(f"{PREPARED}/{place.rank}", "yes")
+            store.wait([f"{PREPARED}/{rank}" for rank in range(place.world)], LONGEST_PREPARATION)
             backend = "nccl" if torch.cuda.is_available() else "gloo"
             torch.distributed.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=within)
         try:
@@ -119,10 +121,11 @@ def _answers_within(environment: Mapping[str, str]) -> timedelta:
 def _meet(place: Place, within: timedelta) -> Store:
     """Return the store that all processes of the run share. Raises WrongUse where not all of them find it in time."""
     import torch
+    from torch.distributed.rendezvous import rendezvous
 
     host, port = (os.environ[name] for name in TOLD[4:])
     try:
-        store: Store = next(torch.distributed.rendezvous("env://", timeout=within))[0]
+        store: Store = next(rendezvous("env://", timeout=within))[0]
     except (torch.distributed.DistError, ValueError) as error:
         if "EADDRINUSE" in str(error):
             raise WrongUse(f"port {port} of {host} is taken by another program; set MASTER_PORT to a free port in every "

@@ -145,7 +145,7 @@ class Setup:
         return [number for number, example in zip(self._numbers_of(step), examples, strict=True) if id(example) in wanted]
 
     def _numbers_of(self, step: int) -> list[int]:
-        return step_examples(self.seed, step, self.train_batch_size, len(self.examples)).tolist()
+        return [int(index) for index in step_examples(self.seed, step, self.train_batch_size, len(self.examples))]
 
     def batch_of(self, examples: Sequence[Example]) -> Batch:
         """Return one batch of these examples' documents."""
