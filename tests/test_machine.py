@@ -1,6 +1,8 @@
 """The machine as this process may use it: what affinity and control groups leave of it."""
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -14,6 +16,7 @@ from powertrain.machine import (
     cpu_quota,
     group_folders,
     memory_limit,
+    one_at_a_time,
     physical_cores,
     usable_cores,
     usable_cpus,
@@ -124,3 +127,25 @@ def test_a_path_that_the_container_cannot_see_leaves_the_mount(tmp_path):
 def test_an_absent_file_is_no_limit():
     assert cpu_quota([Path("/nowhere")]) is None
     assert memory_limit([Path("/nowhere")]) == (None, None)
+
+
+def test_what_may_be_done_once_is_done_by_one_at_a_time(tmp_path: Path) -> None:
+    folder, inside, most = tmp_path / "code", [], []
+
+    def work() -> None:
+        with one_at_a_time(folder):
+            inside.append(1)
+            most.append(len(inside))
+            time.sleep(0.02)
+            inside.pop()
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work) for _ in range(4)]:
+            done.result()
+    assert most == [1, 1, 1, 1]
+
+
+def test_a_folder_that_cannot_be_locked_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with one_at_a_time(tmp_path / "file"):
+        pass

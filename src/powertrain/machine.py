@@ -4,9 +4,10 @@ A container often sees the whole machine in /proc while its control group grants
 beyond that part are throttled or killed, so the smaller number counts. Loads no torch.
 """
 
+import contextlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -155,3 +156,16 @@ def compilers_at_once() -> int:
     """Return how many processes may compile at the same time: one for each CPU, if half of the free memory is enough."""
     _, free_bytes, _ = usable_memory()
     return max(1, min(usable_cpus(), free_bytes // 2 // COMPILER_BYTES))
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Let in one process at a time of those that name this folder. Where the system has no such locks, all go in at once."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            folder.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context((folder / ".lock").open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

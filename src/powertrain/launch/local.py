@@ -79,10 +79,11 @@ def _ended(codes: Mapping[int, int], messages: Mapping[int, object]) -> int | No
 
 def _why(codes: Mapping[int, int], folder: Path, began_s: float) -> str:
     """Return why processes that ended by no error of their own ended."""
-    killed = next(((rank, -code) for rank, code in codes.items() if code < 0 and -code != signal.SIGTERM), None)
-    why = "a process did not answer" if killed is None else f"process {killed[0]} was ended by {signal.Signals(killed[1]).name}"
     written = [path for path in (folder / STACKS).glob("*") if path.stat().st_size and path.stat().st_mtime >= began_s]
-    return f"{why}; {folder / STACKS} says what the processes were doing" if written else why
+    if written:                              # first: the one that hung may have been killed in the end
+        return f"a process did not answer; {folder / STACKS} says what the processes were doing"
+    killed = next(((rank, -code) for rank, code in codes.items() if code < 0 and -code != signal.SIGTERM), None)
+    return "a process did not answer" if not killed else f"process {killed[0]} was ended by {signal.Signals(killed[1]).name}"
 
 
 def _as_error(rank: int, code: int, told: object) -> RunFailed:

@@ -200,7 +200,9 @@ def new_run(prepared: Prepared, listener: Listener, write_sample: WriteSample, r
           listen() as interrupt):
         record = Record(EventLog(folder.events), listener, ranks)
         record.show(events.Folder(path=str(folder.path)))
-        plan, failed = planner.with_built_code(prepared.plan)
+        built = planner.with_built_code(prepared.plan)
+        # all use the plan of the first process that could not compile something
+        plan, failed = next((other for other in ranks.each(built) if other[1]), built)
         prepared = replace(prepared, plan=plan)
         setup = replace(build_setup(prepared), ranks=ranks)
         prepared, setup = _with_length(prepared, setup, record)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from powertrain.machine import compilers_at_once
+from powertrain.machine import compilers_at_once, one_at_a_time
 from powertrain.models.config import ModelConfig
 from powertrain.models.kernels.fused import parts as part_types
 from powertrain.models.kernels.fused.parts import EnterWeights, LeaveWeights, Linear, Parts
@@ -201,7 +201,9 @@ def settle(functions: Iterable[Any], *, ahead: bool) -> bool:
     parts = [part for part in functions if isinstance(part, StoredPart)]
     jobs = [job for part in parts for job in part.wanted.values()]
     if jobs and ahead:
-        make(jobs, processes=min(len(jobs), compilers_at_once()))
+        with one_at_a_time(Path(jobs[0]["path"]).parent):        # another process of the run may have compiled the same
+            left = [job for job in jobs if load(Path(job["path"])) is None]
+            make(left, processes=min(len(left), compilers_at_once()))
     for part in parts:
         part.kept.update({call: load(Path(job["path"])) for call, job in part.wanted.items() if ahead})
         part.wanted.clear()

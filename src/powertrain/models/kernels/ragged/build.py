@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from powertrain.machine import COMPILERS, cpp_compiler
+from powertrain.machine import COMPILERS, cpp_compiler, one_at_a_time
 
 SOURCE = Path(__file__).with_name("kernel.cpp")
 X86 = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
@@ -27,8 +27,9 @@ class CannotBuild(Exception):
 def load() -> ctypes.CDLL:
     """Return the kernel as a library. Raise CannotBuild where there is no compiler, it fails, or what it made does not load."""
     path = _library()
-    if not path.exists():
-        _compile(path)
+    with one_at_a_time(path.parent):         # processes of one run come here at the same time
+        if not path.exists():
+            _compile(path)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
