@@ -42,6 +42,8 @@ BASE_TIME_S = 40             # of training a base that a recipe names and nobody
 def train(words: Words = None,
           output: Annotated[Path | None, typer.Option(help="Folder of this run (default: runs/NAME-DATE).")] = None,
           resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
+          goes_on: Annotated[bool, typer.Option("--continue", help="Continue the run in the folder of --output, or "
+                                                                   "start it there.")] = False,
           processes: Processes = 1,
           dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and train nothing.")] = False,
           as_json: Json = False,
@@ -51,13 +53,20 @@ def train(words: Words = None,
     Exit code: 0 done, 1 failed, 2 unusable recipe, 3 trained but not all saved, 75 stopped and saved.
     """
     from powertrain.launch.group import joined_group, place_of
+    from powertrain.launch.slurm import as_torchrun
 
     tell: Say = (lambda text: None) if quiet else say
+    if goes_on and resume is None and (begun := _begun(words or [], output)) is not None:
+        words, output, resume = None, None, begun
     folder = None if resume is None else _existing(resume, words or [], output)
     if folder is not None:
         read_events(folder.events)           # a damaged line is refused before the training
+    os.environ.update(as_torchrun(os.environ))
     place = None if dry_run else place_of(os.environ)
     if place is not None:                    # one of several processes that somebody has started
+        if processes > 1:
+            raise WrongUse(f"this is process {place.rank} of {place.world} that another program has started: leave "
+                           f"--processes {processes} out")
         tell = tell if place.rank == 0 else lambda text: None
         prepare = partial(_prepared_run, words or [], folder, output, tell, place.world, here=place.local_world)
         with joined_group(place, prepare) as (ranks, prepared):
@@ -73,7 +82,8 @@ def train(words: Words = None,
 
 def _train(folder: RunFolder | None, prepared: Prepared, ranks: Ranks | None, *, as_json: bool, quiet: bool) -> int:
     """Train what is prepared, as one of the processes that share it, or alone."""
-    from powertrain.run.folder import is_complete, stored_recipe
+    from powertrain.launch.shared_folder import check_shared
+    from powertrain.run.folder import RUNS, is_complete, stored_recipe
     from powertrain.run.part import continued_run, new_run  # torch is loaded from here on
     from powertrain.run.prepare import agreed
     from powertrain.run.session import exit_code, run
@@ -81,6 +91,8 @@ def _train(folder: RunFolder | None, prepared: Prepared, ranks: Ranks | None, *,
     from powertrain.use.generation import write_sample
 
     ranks = ranks or ALONE
+    if ranks.world > 1:
+        check_shared(ranks, folder.path if folder else Path(prepared.recipe.output_dir or RUNS))
     if folder is not None and is_complete(folder, read_events(folder.events)):
         if ranks.is_writer:
             say(f"{folder.path} is finished: there is nothing left to train")
@@ -178,6 +190,21 @@ def _prepared_run(words: Sequence[str], folder: RunFolder | None, output: Path |
         resolved = _resolved(words, output)
         train_missing_base(resolved.recipe, say)
     return prepare(resolved, cache_folder(), say, processes=processes, here=here)
+
+
+def _begun(words: Sequence[str], output: Path | None) -> Path | None:
+    """Return the folder that the command names if a run has begun there, else None. Raises WrongUse if it is another run."""
+    from powertrain.recipe import quoted, resolve_words
+    from powertrain.run.folder import RunFolder, check_same
+
+    resolved = resolve_words([*words, *([f"output_dir={quoted(str(output))}"] if output else [])])
+    if not resolved.recipe.output_dir:
+        raise WrongUse("--continue needs the folder of the run; name it with --output")
+    folder = RunFolder(Path(resolved.recipe.output_dir))
+    if not folder.recipe.is_file():
+        return None
+    check_same(folder, resolved)
+    return folder.path
 
 
 def _existing(path: Path, words: Sequence[str], output: Path | None) -> RunFolder:

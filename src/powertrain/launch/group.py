@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
+from powertrain.launch import slurm
 from powertrain.records import UserError, WrongUse
 from powertrain.records.errors import LostPeer, first_line
 
@@ -65,7 +66,7 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
 
 def without_place(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a process that is not one of the run's."""
-    return {name: value for name, value in environment.items() if name not in TOLD}
+    return {name: value for name, value in environment.items() if name not in (*TOLD, *slurm.PLACE)}
 
 
 @contextlib.contextmanager
@@ -161,6 +162,8 @@ def _telling(place: Place, store: Store | None) -> Iterator[None]:
         yield
     except LostPeer as error:                # the agent knows which one it was
         _wake_the_frozen()
+        if not os.environ.get(ERROR_FILE):
+            raise
         sys.exit(error.exit_code)
     except UserError as error:
         told = bool(os.environ.get(ERROR_FILE))

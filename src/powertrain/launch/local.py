@@ -49,7 +49,7 @@ def train_in_processes(words: Sequence[str], options: Sequence[str], folder: Pat
                 elastic_launch(config, sys.executable)("-m", "powertrain", "train", *asked)
             return 0
         except SignalException as stopped:
-            return STOPPED_AND_SAVED if _stopped(folder) else 128 + int(stopped.sigval)
+            return STOPPED_AND_SAVED if was_stopped(folder) else 128 + int(stopped.sigval)
         except ChildFailedError as failed:
             codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
             if (code := _ended(codes, {rank: failure.message for rank, failure in failed.failures.items()})) is not None:
@@ -102,6 +102,7 @@ def _checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
 
 
-def _stopped(folder: Path) -> bool:
+def was_stopped(folder: Path) -> bool:
+    """Return whether the run's last session was asked to stop, and saved."""
     end = last_of(End, read_events(folder / "events.jsonl")) if (folder / "events.jsonl").is_file() else None
     return end is not None and end.reason == "stopped"

@@ -199,6 +199,17 @@ def continued(folder: RunFolder, overrides: list[str]) -> Resolved:
     return new
 
 
+def check_same(folder: RunFolder, resolved: Resolved) -> None:
+    """Raise WrongUse where the run in `folder` was begun with other values than those given now. Open ones may be planned."""
+    old = resolve(str(folder.recipe)).recipe
+    stored, before = stored_recipe(folder), dict(flat(old.model_dump()))
+    different = [f"{key}={value} (the run has {before.get(key)})" for key, value in flat(resolved.recipe.model_dump())
+                 if value != before.get(key) and key != "output_dir" and stored[key][1].kind != "planner"]
+    if different:
+        raise WrongUse(f"{folder.path} was begun with another recipe: {', '.join(different)}. Give the same values, or name "
+                       "another folder with --output")
+
+
 def is_complete(folder: RunFolder, events: Sequence[Event]) -> bool:
     """Return whether the run is finished, by its events, and its checkpoint and model are on the disk."""
     end = events[-1] if events else None

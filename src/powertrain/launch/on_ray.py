@@ -1,0 +1,53 @@
+"""A run's processes as workers of Ray Train: Ray places them and starts them again, `powertrain train` does the rest.
+
+Each worker starts `powertrain train` in a process of its own, which listens for signals and ends with the worker. The workers
+agree on a port of the first one's machine, where the processes meet.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MOST_RESTARTS = 3
+ENDED = (0, 1, 2, 3, 75)     # exit codes after which a new start would change nothing
+
+
+def train(*, words: Sequence[str], folder: str, here: str, workers: int, gpus: bool, gpu_type: str | None, cores: int) -> int:
+    """Train in `workers` processes and return the exit code. `words` follow `powertrain train`, in the folder `here`."""
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    trainer = TorchTrainer(
+        work, train_loop_config={"words": list(words), "here": here},
+        torch_config=TorchConfig(backend="gloo"),        # of the workers: NCCL would take memory of the GPUs
+        scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpus, accelerator_type=gpu_type,
+                                     resources_per_worker={"CPU": cores, **({"GPU": 1} if gpus else {})}),
+        run_config=RunConfig(storage_path=f"{folder}-ray", failure_config=FailureConfig(max_failures=MOST_RESTARTS)))
+    return int((trainer.fit().metrics or {})["code"])
+
+
+def work(config: Mapping[str, Any]) -> None:
+    """Run `powertrain train` as this worker's part of the run. Raises RuntimeError where Ray is to start all workers again."""
+    import ray.train
+    from ray.train.collective import broadcast_from_rank_zero
+
+    context = ray.train.get_context()
+    rank = context.get_world_rank()
+    address, port = broadcast_from_rank_zero((ray.util.get_node_ip_address(), free_port()) if rank == 0 else None)
+    place = {"RANK": rank, "WORLD_SIZE": context.get_world_size(), "LOCAL_RANK": context.get_local_rank(),
+             "LOCAL_WORLD_SIZE": context.get_local_world_size(), "MASTER_ADDR": address, "MASTER_PORT": port}
+    code = subprocess.run([sys.executable, "-m", "powertrain", "train", *config["words"]], cwd=config["here"], check=False,
+                          env={**os.environ, **{name: str(value) for name, value in place.items()}}).returncode
+    if code not in ENDED:
+        raise RuntimeError(f"process {rank} of the run ended with code {code}")
+    ray.train.report({"code": code})
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody uses."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return int(free.getsockname()[1])
