@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from powertrain.launch.local import STOPPED_AND_SAVED, was_stopped
+
 MOST_RESTARTS = 3
-ENDED = (0, 1, 2, 3, 75)     # exit codes after which a new start would change nothing
 
 
 def train(*, words: Sequence[str], folder: str, here: str, workers: int, gpus: bool, gpu_type: str | None, cores: int) -> int:
@@ -26,7 +28,8 @@ def train(*, words: Sequence[str], folder: str, here: str, workers: int, gpus: b
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpus, accelerator_type=gpu_type,
                                      resources_per_worker={"CPU": cores, **({"GPU": 1} if gpus else {})}),
         run_config=RunConfig(storage_path=f"{folder}-ray", failure_config=FailureConfig(max_failures=MOST_RESTARTS)))
-    return int((trainer.fit().metrics or {})["code"])
+    trainer.fit()                            # raises where the run failed
+    return STOPPED_AND_SAVED if was_stopped(Path(folder)) else 0
 
 
 def work(config: Mapping[str, Any]) -> None:
@@ -41,9 +44,8 @@ def work(config: Mapping[str, Any]) -> None:
              "LOCAL_WORLD_SIZE": context.get_local_world_size(), "MASTER_ADDR": address, "MASTER_PORT": port}
     code = subprocess.run([sys.executable, "-m", "powertrain", "train", *config["words"]], cwd=config["here"], check=False,
                           env={**os.environ, **{name: str(value) for name, value in place.items()}}).returncode
-    if code not in ENDED:
+    if code not in (0, STOPPED_AND_SAVED):
         raise RuntimeError(f"process {rank} of the run ended with code {code}")
-    ray.train.report({"code": code})
 
 
 def free_port() -> int:
