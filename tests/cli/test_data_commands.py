@@ -66,6 +66,32 @@ def test_prepare_builds_what_the_others_use(words, capsys):
     assert prepared["folders"][0] in captured.out
 
 
+@pytest.mark.parametrize("from_scratch", [False, True])
+def test_shards_of_machines_with_caches_of_their_own_are_joined_to_what_training_opens(
+        words, tmp_path, monkeypatch, capsys, from_scratch):
+    if from_scratch:
+        rows = json_lines(tmp_path / "texts.jsonl", [{"text": f"the cat {number}\n"} for number in range(30)])
+        words = [f"data={rows}", "data.tokenizer=char", "data.block=16"]
+    data.prepare(words, as_json=True)
+    (alone,) = json.loads(capsys.readouterr().out)["folders"]
+    made = []
+    for machine in ("1", "2"):
+        monkeypatch.setenv("POWERTRAIN_CACHE", str(tmp_path / machine))
+        data.prepare(words, shard=f"{machine}/2", as_json=True)
+        told = json.loads(capsys.readouterr().out)
+        assert (told["event"], told["shard"], told["of"]) == ("prepared_shard", int(machine), 2)
+        made += map(Path, told["folders"])
+    data.join(made, as_json=True)
+    (joined,) = json.loads(capsys.readouterr().out)["folders"]
+    assert Path(joined) == tmp_path / "2" / Path(alone).relative_to(tmp_path / "cache")
+    assert [path.read_bytes() for path in sorted(Path(joined).glob("*.*"))] == \
+        [path.read_bytes() for path in sorted(Path(alone).glob("*.*"))]
+    data.prepare(words, as_json=False)
+    captured = capsys.readouterr()
+    assert "tokenising" not in captured.err  # training opens what was joined
+    assert joined in captured.out
+
+
 def test_many_rows_that_are_too_long_are_looked_at_and_training_asks_what_becomes_of_them(words, capsys):
     short = [*words, "data.max_length=13"]
     data.check(short, as_json=False)

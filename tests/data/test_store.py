@@ -276,7 +276,7 @@ def test_an_interrupted_build_leaves_nothing(opened, text, monkeypatch, tmp_path
     def interrupt(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store, "_write_tokens", interrupt)
+    monkeypatch.setattr(store.TokenWriter, "append", interrupt)
     with pytest.raises(KeyboardInterrupt):
         opened(text)
     assert list((tmp_path / "cache" / "tokens").iterdir()) == []
@@ -325,7 +325,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(opened, text, tmp_path, monkeyp
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store, "_write_tokens", full)
+    monkeypatch.setattr(store.TokenWriter, "append", full)
     with pytest.raises(WrongUse, match="cannot be written: No space left on device; free space there"):
         opened(text)
     assert list((tmp_path / "cache" / "tokens").iterdir()) == []

@@ -57,7 +57,7 @@ app = group(
 app.add_typer(name="runs", typer_instance=group("List, show and compare runs.", {
     "list": reporting.list_runs, "show": reporting.show, "compare": reporting.compare}))
 app.add_typer(name="data", typer_instance=group("Check, show and prepare data before training.", {
-    "check": data.check, "show": data.show, "prepare": data.prepare}))
+    "check": data.check, "show": data.show, "prepare": data.prepare, "join": data.join}))
 app.add_typer(name="claims", typer_instance=group("List and measure the speed claims of five training systems.", {
     "list": claiming.show_list, "run": claiming.run, "report": claiming.report}))
 

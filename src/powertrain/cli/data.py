@@ -1,8 +1,9 @@
-"""`powertrain data check`, `show` and `prepare`: what a recipe's data are, before anything trains."""
+"""`powertrain data check`, `show`, `prepare` and `join`: what a recipe's data are, before anything trains."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -58,12 +59,19 @@ def show(words: Words = None, index: Annotated[int, typer.Option(min=0, help="Nu
     _print_pieces(pieces)
 
 
-def prepare(words: Words = None, as_json: Json = False) -> None:
+def prepare(words: Words = None,
+            shard: Annotated[str | None, typer.Option(metavar="NUMBER/SHARDS", help=(
+                "Tokenise only this share of the data, such as 3/16 on the third of 16 machines; "
+                "`powertrain data join` makes one store of all."))] = None,
+            as_json: Json = False) -> None:
     """Tokenise the data once into the cache."""
     from powertrain.recipe import resolve_words
     from powertrain.run.material import open_recipe_examples
 
     recipe = resolve_words(words or []).recipe
+    if shard is not None:
+        _prepare_shard(recipe, shard, as_json=as_json)
+        return
     if recipe.method == "scratch":
         _prepare_text(recipe, as_json=as_json)
         return
@@ -77,6 +85,32 @@ def prepare(words: Words = None, as_json: Json = False) -> None:
         ("Stored", f"{figures['examples']:,} examples, {figures['tokens']:,} tokens, {figures['trained_tokens']:,} of them "
                    f"trained; {figures['validation_examples']:,} examples held out"),
         *labelled("Files", folders)], as_json=as_json)
+
+
+def join(folders: Annotated[list[Path], typer.Argument(
+             metavar="FOLDER...", show_default=False,
+             help="Shards made by `powertrain data prepare --shard`, or a folder that holds them.")],
+         as_json: Json = False) -> None:
+    """Join the shards that several machines prepared; the result is the store of one machine, byte for byte."""
+    from powertrain.data.joining import join_shards
+
+    stores = [str(store) for store in join_shards(folders, cache_folder())]
+    output.tell({"event": "joined", "folders": stores},
+                [*labelled("Files", stores), ("Next", "train with the same recipe and files; the shards can be removed")],
+                as_json=as_json)
+
+
+def _prepare_shard(recipe: Recipe, text: str, *, as_json: bool) -> None:
+    """Tokenise one machine's share of a recipe's data."""
+    from powertrain.data.shards import Shard
+    from powertrain.run.material import prepare_shard
+
+    shard = Shard.read(text)
+    folder = prepare_shard(recipe, shard, cache_folder(), say)
+    output.tell({"event": "prepared_shard", "shard": shard.number, "of": shard.of, "folders": [str(folder)]},
+                [("Shard", str(shard)), ("Files", str(folder)),
+                 ("Next", f"bring all {shard.of} shards to one machine, then: powertrain data join {folder.parent}")],
+                as_json=as_json)
 
 
 def _prepare_text(recipe: Recipe, *, as_json: bool) -> None:

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import gzip
 import itertools
+from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +30,7 @@ from powertrain.data import tokenizers
 from powertrain.data.documents import Document, digest_documents, in_batches, read_documents
 from powertrain.data.order import draw_share
 from powertrain.data.publishing import is_whole, key_of, mapped, publish, read_meta
+from powertrain.data.shards import Piece, PieceWriter, Shard, ShardedStore, publish_shard
 from powertrain.data.tokenizers import Tokenizer
 from powertrain.recipe.schema import DataRecipe
 from powertrain.records import WrongUse
@@ -36,6 +39,7 @@ from powertrain.shapes import length_quantiles
 SplitKind = Literal["seeded", "tail"]
 Span = tuple[int, int]                       # start and stop, in characters
 
+SIDES = ("train", "validation")              # the names of the files, without .bin
 FORMAT = 1                                   # of the folder, and of all that decides its content: splits, bpe training
 
 
@@ -63,73 +67,146 @@ def open_store(data: DataRecipe, *, seed: int, cache: Path) -> TokenStore:
     Where the source has several documents and the tokenizer an end of text, it follows each document.
     Raises WrongUse if the source, the tokenizer or the split cannot be used, or `cache` cannot be written.
     """
+    documents = _documents(data, cache)
+    key = _key(data, seed, documents)
+    folder = cache / _folder_of(key)
+    if not is_whole(folder):
+        made = _made(data, seed, documents)
+        publish(folder, lambda building: _build(building, documents, key["documents"], made))
+    meta = read_meta(folder)
+    dtype = tokenizers.token_dtype(meta["vocabulary"])
+    return TokenStore(
+        folder=folder, train=mapped(folder / "train.bin", dtype), validation=mapped(folder / "validation.bin", dtype),
+        tokenizer=tokenizers.load_tokenizer(folder / "tokenizer"), source=data.sources[0],
+        **{name: meta[name] for name in ("digest", "documents", "characters", "text_bytes", "validation_bytes",
+                                         "validation_text_gzip_bytes", "length_quantiles")})
+
+
+def shard_text(data: DataRecipe, shard: Shard, *, seed: int, cache: Path) -> Path:
+    """Return the folder of one shard of a recipe's tokens, for `join_shards`. Raises WrongUse as `open_store` does.
+
+    Each machine reads all of the text, splits it and makes the tokenizer, as one machine would; only encoding is shared.
+    """
+    documents = _documents(data, cache)
+    key = _key(data, seed, documents)
+
+    def write(writer: PieceWriter, shard: Shard) -> dict[str, Any]:
+        made = _made(data, seed, documents)
+        for side, batch in shard.own(_batches(made.split)):
+            writer.append(*_encoded(side, batch, made, several=len(documents) > 1))
+        made.tokenizer.save(writer.folder / "tokenizer")
+        return {"meta": _about(documents, key["documents"], made)}
+
+    store = ShardedStore(_folder_of(key), key, SIDES, write)
+    return publish_shard([store], shard, {**data.model_dump(mode="json"), "seed": seed}, cache)
+
+
+def _documents(data: DataRecipe, cache: Path) -> list[Document]:
+    """Return the text of a recipe. Raises WrongUse if the recipe names no text or no tokenizer."""
     if not isinstance(data.source, str):
         raise WrongUse(f"data.source lists {len(data.source)} sources, and training from scratch reads one; name a folder or "
                        "a glob that holds them all")
+    tokenizers.check_tokenizer(data.tokenizer, data.vocabulary)
+    return read_documents(data.source, cache=cache, text_field=data.text_field, max_chars=data.max_chars)
+
+
+def _key(data: DataRecipe, seed: int, documents: Sequence[Document]) -> dict[str, Any]:
+    """Return all that decides the content of a store."""
     tokenizer, share = data.tokenizer, data.validation_share
-    tokenizers.check_tokenizer(tokenizer, data.vocabulary)
     if tokenizer == "bpe":
         of_tokenizer: list[Any] = ["bpe", data.vocabulary or tokenizers.BPE_VOCABULARY]
     else:
         of_tokenizer = [tokenizer] if tokenizer in tokenizers.KINDS else \
             ["folder", tokenizers.digest_files(tokenizers.tokenizer_files(Path(tokenizer).expanduser()))]
-    documents = read_documents(data.source, cache=cache, text_field=data.text_field, max_chars=data.max_chars)
-    digest = digest_documents(documents)
-    folder = cache / "tokens" / key_of({
+    return {
         "format": FORMAT,
-        "documents": digest,
+        "documents": digest_documents(documents),
         "text_field": data.text_field,
         "max_chars": data.max_chars,
         "tokenizer": of_tokenizer,
         "validation": [share, data.validation_split, seed if data.validation_split == "seeded" and share > 0 else None],
-    })
-    if not is_whole(folder):
-        split = split_documents(documents, share, data.validation_split, seed)
-        # char must know every character, also one that only validates: it could not encode it otherwise.
-        # bpe learns its merges from the training text, or the validation loss would profit from having seen the other text.
-        made = tokenizers.make_tokenizer(tokenizer, split.train if tokenizer == "bpe" else documents, data.vocabulary)
-        publish(folder, lambda building: _build(building, documents, digest, split, made))
-    meta = read_meta(folder)
-    dtype = tokenizers.token_dtype(meta["vocabulary"])
-    return TokenStore(
-        folder=folder, train=mapped(folder / "train.bin", dtype), validation=mapped(folder / "validation.bin", dtype),
-        tokenizer=tokenizers.load_tokenizer(folder / "tokenizer"), source=data.source,
-        **{name: meta[name] for name in ("digest", "documents", "characters", "text_bytes", "validation_bytes",
-                                         "validation_text_gzip_bytes", "length_quantiles")})
+    }
 
 
-def _build(folder: Path, documents: Sequence[Document], digest: str, split: Split,
-           tokenizer: Tokenizer) -> dict[str, Any]:
+def _folder_of(key: Mapping[str, Any]) -> str:
+    return f"tokens/{key_of(key)}"
+
+
+@dataclass(frozen=True)
+class Made:
+    """What all of the text decides: its two sides, and the tokenizer."""
+
+    split: Split
+    tokenizer: Tokenizer
+
+
+def _made(data: DataRecipe, seed: int, documents: Sequence[Document]) -> Made:
+    split = split_documents(documents, data.validation_share, data.validation_split, seed)
+    # char must know every character, also one that only validates: it could not encode it otherwise.
+    # bpe learns its merges from the training text, or the validation loss would profit from having seen the other text.
+    of_tokenizer = split.train if data.tokenizer == "bpe" else documents
+    return Made(split, tokenizers.make_tokenizer(data.tokenizer, of_tokenizer, data.vocabulary))
+
+
+def _build(folder: Path, documents: Sequence[Document], digest: str, made: Made) -> dict[str, Any]:
     """Write all but meta.json into `folder`, and return its content."""
-    end_of_text = tokenizer.end_of_text if len(documents) > 1 else None
-    lengths = _write_tokens(folder / "train.bin", split.train, tokenizer, end_of_text)
-    _write_tokens(folder / "validation.bin", split.validation, tokenizer, end_of_text)
-    validation = "".join(document.text for document in split.validation).encode()
-    tokenizer.save(folder / "tokenizer")
+    with closing(TokenWriter(folder)) as writer:
+        for side, batch in _batches(made.split):
+            writer.append(*_encoded(side, batch, made, several=len(documents) > 1))
+    made.tokenizer.save(folder / "tokenizer")
+    return writer.meta(_about(documents, digest, made))
+
+
+def _about(documents: Sequence[Document], digest: str, made: Made) -> dict[str, Any]:
+    """Return what is known of a store before its tokens: the beginning of its meta.json."""
+    validation = "".join(document.text for document in made.split.validation).encode()
     return {
-        "vocabulary": tokenizer.vocabulary,
+        "vocabulary": made.tokenizer.vocabulary,
         "digest": digest,
         "documents": len(documents),
         "characters": sum(len(document.text) for document in documents),
         "text_bytes": sum(len(document.text.encode()) for document in documents),
         "validation_bytes": len(validation),
         "validation_text_gzip_bytes": len(gzip.compress(validation, 9, mtime=0)),
-        "length_quantiles": length_quantiles(lengths),
     }
 
 
-def _write_tokens(path: Path, documents: Sequence[Document], tokenizer: Tokenizer,
-                  end_of_text: int | None) -> list[int]:
-    """Write the documents' tokens end to end, and return how many each has, its end of text included."""
-    dtype = tokenizers.token_dtype(tokenizer.vocabulary)
-    end = np.array([] if end_of_text is None else [end_of_text], dtype=dtype)
-    lengths = []
-    with path.open("wb") as file:
+def _batches(split: Split) -> Iterator[tuple[str, list[Document]]]:
+    """Yield the documents of both sides in order, with the name of their side."""
+    for side, documents in zip(SIDES, (split.train, split.validation), strict=True):
         for batch in in_batches(documents, lambda document: len(document.text)):
-            for ids in tokenizer.encode_many([document.text for document in batch]):
-                file.write(ids.astype(dtype, copy=False).tobytes() + end.tobytes())
-                lengths.append(len(ids) + len(end))
-    return lengths
+            yield side, batch
+
+
+def _encoded(side: str, batch: Sequence[Document], made: Made, *, several: bool) -> Piece:
+    """Return the tokens of documents; an end of text follows each if the source has several documents."""
+    dtype, end_of_text = tokenizers.token_dtype(made.tokenizer.vocabulary), made.tokenizer.end_of_text
+    end = np.array([end_of_text] if several and end_of_text is not None else [], dtype=dtype)
+    encoded = made.tokenizer.encode_many([document.text for document in batch])
+    content = b"".join(ids.astype(dtype, copy=False).tobytes() + end.tobytes() for ids in encoded)
+    return {side: content}, {"lengths": [len(ids) + len(end) for ids in encoded]}
+
+
+class TokenWriter:
+    """The files of one store, and how many tokens each training document has, its end of text included."""
+
+    def __init__(self, folder: Path):
+        self.files = {side: (folder / f"{side}.bin").open("wb") for side in SIDES}
+        self.lengths = array("q")
+
+    def close(self) -> None:
+        for file in self.files.values():
+            file.close()
+
+    def append(self, files: Mapping[str, bytes], told: Mapping[str, Any]) -> None:
+        for side, content in files.items():
+            self.files[side].write(content)
+            if side == "train":
+                self.lengths.extend(told["lengths"])
+
+    def meta(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the content of meta.json: what is known `about` the store beforehand, and what was counted."""
+        return {**about, "length_quantiles": length_quantiles(self.lengths)}
 
 
 # ------------------------------------------------------------------------------------------------ training and validation

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from powertrain.data.documents import SHAKESPEARE, corpus_file
 from powertrain.data.example import Blocks, Example, collate, collate_padded, evaluation_blocks
-from powertrain.data.examples.store import ExampleStore, open_examples
-from powertrain.data.store import TokenStore, open_store
+from powertrain.data.examples.store import ExampleStore, open_examples, shard_examples
+from powertrain.data.shards import Shard
+from powertrain.data.store import TokenStore, open_store, shard_text
 from powertrain.facts.data import data_facts, example_facts
 from powertrain.facts.model import model_facts
 from powertrain.facts.software import read_software
@@ -23,7 +24,7 @@ from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import ModelConfig, make_config
 from powertrain.models.huggingface.hub import find_model, read_config, read_model_json
 from powertrain.models.huggingface.providers import Choice, availability, choose_provider, decoder_start
-from powertrain.recipe import Recipe, Resolved, flat
+from powertrain.recipe import DataRecipe, Recipe, Resolved, flat
 from powertrain.records import Batch, DataFacts, ModelFacts, Software, WrongUse
 from powertrain.run.folder import NEWEST, newest_run
 
@@ -171,11 +172,27 @@ def open_recipe_examples(recipe: Recipe, cache: Path, say: Callable[[str], None]
     return _examples(recipe, find_base(recipe, read_software()), cache, say)
 
 
+def prepare_shard(recipe: Recipe, shard: Shard, cache: Path, say: Callable[[str], None]) -> Path:
+    """Return the folder of one shard of a recipe's data, tokenised now unless the cache has it."""
+    if recipe.method == "scratch":
+        return shard_text(recipe.data, shard, seed=recipe.seed, cache=cache)
+    base = find_base(recipe, read_software())
+    return shard_examples(_with_length(recipe, base), shard, tokenizer_folder=_tokenizer_folder(recipe, base), cache=cache,
+                          task=base.choice.task, say=say)
+
+
 def _examples(recipe: Recipe, base: Base, cache: Path, say: Callable[[str], None]) -> ExampleStore:
-    data = recipe.data.model_copy(update={"max_length": _max_length(recipe, base)})
-    named = None if data.tokenizer in OWN_TOKENIZERS else Path(data.tokenizer).expanduser()
-    return open_examples(data, tokenizer_folder=named or base.folder, cache=cache, seed=recipe.seed, task=base.choice.task,
+    return open_examples(_with_length(recipe, base), tokenizer_folder=_tokenizer_folder(recipe, base), cache=cache,
+                         seed=recipe.seed, task=base.choice.task,
                          decoder_start=decoder_start(base.folder) if base.choice.task == "seq2seq" else None, say=say)
+
+
+def _with_length(recipe: Recipe, base: Base) -> DataRecipe:
+    return recipe.data.model_copy(update={"max_length": _max_length(recipe, base)})
+
+
+def _tokenizer_folder(recipe: Recipe, base: Base) -> Path:
+    return base.folder if recipe.data.tokenizer in OWN_TOKENIZERS else Path(recipe.data.tokenizer).expanduser()
 
 
 def _max_length(recipe: Recipe, base: Base) -> int:

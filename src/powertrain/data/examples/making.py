@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -34,7 +35,7 @@ from queue import SimpleQueue
 from typing import IO, TYPE_CHECKING, Any
 
 from powertrain.data.examples.encoding import ENCODERS, Encoder
-from powertrain.data.examples.part import Part, PartWriter, Progress, Say, write_rows
+from powertrain.data.examples.part import FILES, Part, PartWriter, Progress, Say, write_rows
 from powertrain.data.examples.templates import ChatTemplate
 from powertrain.data.examples.tokenizer import open_example_tokenizer
 from powertrain.data.publishing import is_whole, key_of, publish
@@ -43,6 +44,7 @@ from powertrain.data.rows.folders import LINES, data_suffix, readable
 from powertrain.data.rows.reading import local_files, read_rows
 from powertrain.data.rows.row import Rejected, Row
 from powertrain.data.rows.schemas import Schema, find_schema
+from powertrain.data.shards import Piece, PieceWriter, Shard, ShardedStore
 from powertrain.machine import usable_cpus
 from powertrain.records import WrongUse
 
@@ -53,6 +55,7 @@ READ_WHOLE_BYTES = 64 << 20
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 FORMAT = 2                                   # of a part, and of all that decides its content
 ROWS_LOOKED_AT = 64                          # to find out what they mean
+PIECE_ROWS = 64                              # of a source whose files cannot be cut, which machines share row by row
 
 
 def digest_file(path: Path) -> str:
@@ -108,11 +111,19 @@ class Work:
     encoder: Encoder
 
     def write(self, folder: Path, stretch: Stretch) -> None:
-        """Write the rows of `stretch` as the files of a part into `folder`, for `PartWriter.append`."""
+        """Write the rows of `stretch` as the files of a part into `folder`, for `taken_from`."""
+        self.write_rows(folder, stretch.rows())
+
+    def write_rows(self, folder: Path, rows: Iterable[Row | Rejected]) -> None:
         folder.mkdir()
         with closing(PartWriter(folder, self.encoder.tokenizer.vocabulary)) as writer:
-            write_rows(writer, stretch.rows(), self.schema, self.encoder)
+            write_rows(writer, rows, self.schema, self.encoder)
         (folder / TOLD).write_text(json.dumps(writer.told()), encoding="utf-8")
+
+    def about(self, said: str) -> dict[str, Any]:
+        """Return what is known of a part beforehand: the beginning of its meta.json."""
+        return {"kind": self.schema.kind, "vocabulary": self.encoder.tokenizer.vocabulary, "schema": self.schema.name,
+                "said": said}
 
     def to_json(self) -> dict[str, Any]:
         encoder, tokenizer = self.encoder, self.encoder.tokenizer
@@ -121,10 +132,10 @@ class Work:
                 "template": encoder.template and asdict(encoder.template), "train_on": encoder.train_on}
 
 
-def make_part(source: str, reading: Reading, work: Work, said: str, say: Say) -> Part:
-    """Return the part of `source`, tokenised now unless the cache has it."""
+def part_key(source: str, reading: Reading, work: Work) -> dict[str, Any]:
+    """Return all that decides the content of a source's part."""
     data, encoder, tokenizer = reading.data, work.encoder, work.encoder.tokenizer
-    key = {
+    return {
         "format": FORMAT,
         "rows": {"source": source, "digest": reading.digest(source), "schema": work.schema.to_json(), "split": data.split,
                  "text_field": data.text_field, "max_examples": data.max_examples},
@@ -133,21 +144,56 @@ def make_part(source: str, reading: Reading, work: Work, said: str, say: Say) ->
         "limit": [encoder.max_length, encoder.drop],
     }
 
+
+def make_part(source: str, reading: Reading, work: Work, said: str, say: Say) -> Part:
+    """Return the part of `source`, tokenised now unless the cache has it."""
     def build(folder: Path) -> dict[str, Any]:
-        files = files_of_lines(source, data.split) if data.max_examples is None else []
-        progress = Progress(source, say)
-        with closing(PartWriter(folder, tokenizer.vocabulary)) as writer:
+        files, progress = files_to_cut(source, reading.data), Progress(source, say)
+        with closing(PartWriter(folder, work.encoder.tokenizer.vocabulary)) as writer:
             if further := further_processes(files):
                 write_together(writer, stretches(files, STRETCH_BYTES), work, further, progress)
             else:
-                write_rows(writer, reading.rows(source, data.max_examples), work.schema, encoder, progress.tell)
-            return writer.meta(work.schema, said)
+                write_rows(writer, reading.rows(source, reading.data.max_examples), work.schema, work.encoder, progress.tell)
+            return writer.meta(work.about(said))
 
-    folder = reading.cache / "examples" / key_of(key)
+    folder = reading.cache / folder_of(part_key(source, reading, work))
     if not is_whole(folder):
         say(f"tokenising {source}")
         publish(folder, build)
     return Part(folder)
+
+
+def sharded_part(source: str, reading: Reading, work: Work, said: str, say: Say) -> ShardedStore:
+    """Return how several machines make the part of `source`: by stretches where its files can be cut, else by rows."""
+    def write(writer: PieceWriter, shard: Shard) -> dict[str, Any]:
+        say(f"tokenising shard {shard} of {source}")
+        files, progress = files_to_cut(source, reading.data), Progress(source, say)
+        if files:
+            further = further_processes(files, shard.of)
+            write_together(writer, shard.own(stretches(files, STRETCH_BYTES)), work, further, progress)
+        else:
+            rows = enumerate(reading.rows(source, reading.data.max_examples))
+            for _, some in shard.own(itertools.groupby(rows, lambda row: row[0] // PIECE_ROWS)):
+                scratch = writer.folder / "rows"
+                work.write_rows(scratch, (row for _, row in some))
+                writer.append(*taken_from(scratch))
+                progress.tell(writer)
+        return {"meta": work.about(said)}
+
+    key = part_key(source, reading, work)
+    return ShardedStore(folder_of(key), key, FILES, write)
+
+
+def folder_of(key: Mapping[str, Any]) -> str:
+    """Return the folder, in the cache, of the part with this key."""
+    return f"examples/{key_of(key)}"
+
+
+def taken_from(folder: Path) -> Piece:
+    """Return what `Work.write` wrote into `folder`, for `append` of a writer, and remove the folder."""
+    piece = {name: (folder / f"{name}.bin").read_bytes() for name in FILES}, json.loads((folder / TOLD).read_bytes())
+    shutil.rmtree(folder)
+    return piece
 
 
 # ------------------------------------------------------------------------------------------------ stretches
@@ -164,6 +210,11 @@ class Stretch:
 
     def rows(self) -> Iterator[Row | Rejected]:
         return json_lines(self.path, self.start, self.line, self.size_bytes)
+
+
+def files_to_cut(source: str, data: DataRecipe) -> list[Path]:
+    """Return the files of a source that are read in stretches: none where only its first rows count."""
+    return files_of_lines(source, data.split) if data.max_examples is None else []
 
 
 def files_of_lines(source: str, split: str | None) -> list[Path]:
@@ -210,16 +261,20 @@ ANSWER = b"\n"
 CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from powertrain.data.examples.making import main; main()"
 
 
-def further_processes(files: Sequence[Path]) -> int:
-    """Return how many further processes would shorten the work on these files; none for few bytes or on one core."""
+def further_processes(files: Sequence[Path], shards: int = 1) -> int:
+    """Return how many further processes would shorten the work on these files, or on one of equal shards of them.
+
+    There are none for few bytes or on one core.
+    """
     size_bytes = 0
     for path in files:
         with readable(path):
             size_bytes += path.stat().st_size
-    return min(usable_cpus() - 1, size_bytes // EACH_BYTES, MOST_FURTHER) if sys.executable else 0
+    return min(usable_cpus() - 1, size_bytes // shards // EACH_BYTES, MOST_FURTHER) if sys.executable else 0
 
 
-def write_together(writer: PartWriter, stretches: Iterable[Stretch], work: Work, further: int, progress: Progress) -> None:
+def write_together(writer: PartWriter | PieceWriter, stretches: Iterable[Stretch], work: Work, further: int,
+                   progress: Progress) -> None:
     """Add all stretches to `writer`, tokenised by this process and `further` others."""
     scratch = writer.folder / "stretches"
     scratch.mkdir()
@@ -236,8 +291,7 @@ def write_together(writer: PartWriter, stretches: Iterable[Stretch], work: Work,
             done, failures = waiting.popleft()
             for failure in failures.result():
                 progress.say(failure)
-            writer.append(done, json.loads((done / TOLD).read_bytes()))
-            shutil.rmtree(done)
+            writer.append(*taken_from(done))
             progress.tell(writer)
 
         for number, stretch in enumerate(stretches):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from powertrain.data.examples.encoding import Encoded, EncodedRow, Encoder, prom
 from powertrain.data.publishing import mapped, read_meta
 from powertrain.data.rows.row import BadRow, Conversation, Rejected, Row, Sample
 from powertrain.data.rows.schemas import Schema
+from powertrain.data.shards import PieceWriter
 from powertrain.data.tokenizers import token_dtype
 from powertrain.records import IGNORE
 from powertrain.records.findings import Problem
@@ -40,6 +40,7 @@ from powertrain.records.findings import Problem
 # the *_end columns say where the example ends in the other files; it starts where the one before it ends
 RECORD = np.dtype([("end", "<i8"), ("trained_end", "<i8"), ("source_end", "<i8"), ("trained_tokens", "<i4"), ("row", "<i8"),
                    ("prompt", "<u8"), ("digest", "<u8"), ("place", "<i4"), ("number", "<i8"), ("answer", "<i4", (2,))])
+FILES = ("examples", "tokens", "trained", "sources", "segments")     # each with the ending .bin
 PROBLEMS_KEPT = 20                           # of each kind, with their origin: enough to find out what is wrong
 
 
@@ -126,8 +127,7 @@ class PartWriter:
     def __init__(self, folder: Path, vocabulary: int):
         self.folder, self.vocabulary = folder, vocabulary
         self.dtype = token_dtype(vocabulary)
-        names = ("examples", "tokens", "trained", "sources", "segments")
-        self.files: dict[str, IO[bytes]] = {name: (folder / f"{name}.bin").open("wb") for name in names}
+        self.files: dict[str, IO[bytes]] = {name: (folder / f"{name}.bin").open("wb") for name in FILES}
         self.written: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
         self.problems: list[Problem] = []
@@ -172,35 +172,34 @@ class PartWriter:
         self.files["examples"].write(records.tobytes())
         self.counts["examples"] += len(records)
 
-    def append(self, folder: Path, told: Mapping[str, Any]) -> None:
-        """Append the rows that another writer wrote: its files in `folder`, and the values that its `told` returned."""
-        records = np.fromfile(folder / "examples.bin", RECORD)
+    def append(self, files: Mapping[str, bytes], told: Mapping[str, Any]) -> None:
+        """Append the rows that another writer wrote: the content of its files, and the values that its `told` returned."""
+        records = np.frombuffer(files["examples"], RECORD).copy()
         for column, name in (("end", "tokens"), ("trained_end", "trained"), ("source_end", "sources")):
             records[column] += self.written[name]
         records["row"] += self.counts["good"]
         if len(records):
             places = [self.places.setdefault(place, len(self.places)) for place in told["places"]]
             records["place"] = np.array(places, RECORD["place"])[records["place"]]
-        self.files["examples"].write(records.tobytes())
-        for name in ("tokens", "trained", "sources", "segments"):
-            with (folder / f"{name}.bin").open("rb") as file:
-                shutil.copyfileobj(file, self.files[name])
+        for name, content in {**files, "examples": records.tobytes()}.items():
+            self.files[name].write(content)
         self.written.update(told["written"])
         for problem in (Problem(*found) for found in told["problems"]):
             if sum(known.kind == problem.kind for known in self.problems) < PROBLEMS_KEPT:
                 self.problems.append(problem)
-        longest = max(self.counts["longest"], told["counts"].get("longest", 0))
+        longest = max((counts["longest"] for counts in (self.counts, told["counts"]) if "longest" in counts), default=None)
         self.counts.update(told["counts"])
-        self.counts["longest"] = longest
+        if longest is not None:
+            self.counts["longest"] = longest
 
     def told(self) -> dict[str, Any]:
         """Return the values that `append` needs besides the files."""
         return {"counts": dict(sorted(self.counts.items())), "places": list(self.places), "written": dict(self.written),
                 "problems": [[problem.kind, problem.origin, problem.reason] for problem in self.problems]}
 
-    def meta(self, schema: Schema, said: str) -> dict[str, Any]:
-        told = {name: value for name, value in self.told().items() if name != "written"}
-        return {"kind": schema.kind, "vocabulary": self.vocabulary, "schema": schema.name, "said": said, **told}
+    def meta(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the content of meta.json: what is known `about` the part beforehand, and what was counted."""
+        return {**about, **{name: value for name, value in self.told().items() if name != "written"}}
 
     def _count(self, origin: str, row: EncodedRow) -> None:
         if row.refused == "bad":
@@ -272,7 +271,7 @@ class Progress:
         self.source, self.say = source, say
         self.began = self.told = time.monotonic()
 
-    def tell(self, writer: PartWriter) -> None:
+    def tell(self, writer: PartWriter | PieceWriter) -> None:
         now, count = time.monotonic(), writer.counts["rows"]
         if now - self.told > SAY_EVERY_S:
             self.told = now

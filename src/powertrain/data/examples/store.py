@@ -21,12 +21,13 @@ import numpy.typing as npt
 
 from powertrain.data.example import Example, StoredExamples
 from powertrain.data.examples.encoding import ENCODERS, check_length
-from powertrain.data.examples.making import Reading, Work, make_part
+from powertrain.data.examples.making import Reading, Work, make_part, sharded_part
 from powertrain.data.examples.part import Part, Say
 from powertrain.data.examples.templates import ChatTemplate, find_template, own_templates
 from powertrain.data.examples.tokenizer import ExampleTokenizer, open_example_tokenizer
 from powertrain.data.order import SPLIT_STREAM, draw_share, seeded_order
 from powertrain.data.rows.row import Message
+from powertrain.data.shards import Shard, publish_shard
 from powertrain.recipe.schema import DataRecipe
 from powertrain.records import WrongUse
 from powertrain.records.findings import Problem
@@ -182,6 +183,52 @@ class ExampleStore:
         return np.concatenate([part.records[name] for part in self.parts])
 
 
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A recipe's sources, looked at: how each is read and turned into examples. Nothing is tokenised yet."""
+
+    names: tuple[str, ...]                   # of the sources; that of the validation source comes last
+    reading: Reading
+    works: tuple[Work, ...]
+    said: tuple[str, ...]                    # how the rows of each source are read
+    tokenizer: ExampleTokenizer
+    template: ChatTemplate | None
+
+    @property
+    def makings(self) -> list[tuple[str, Reading, Work, str]]:
+        """Return the arguments of `make_part` for each source."""
+        return [(name, self.reading, work, said) for name, work, said in zip(self.names, self.works, self.said, strict=True)]
+
+
+def find_sources(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, task: str) -> Found:
+    """Return what a recipe's sources are. It needs data.max_length. Raises WrongUse if one of them cannot be used."""
+    if data.weights is not None and len(data.weights) != len(data.sources):
+        raise WrongUse(f"data.weights has {len(data.weights)} numbers for {len(data.sources)} sources; give one for each")
+    assert data.max_length is not None
+    reading = Reading(data, task, cache)
+    names = (*data.sources, *([data.validation_source] if data.validation_source else []))
+    found = [reading.look(source) for source in names]
+    kind = found[0][0].kind
+    for source, (schema, _, _) in zip(names, found, strict=True):
+        if schema.kind != kind:
+            raise WrongUse(f"{names[0]} holds a {kind} per row and {source} a {schema.kind}, which do not mix in "
+                           "one run; train on one of them, or bring both to one format with data.format")
+    tokenizer = open_example_tokenizer(tokenizer_folder, data.end_token, task=task)
+    texts = all(is_text for _, _, is_text in found)
+    template = find_template(tokenizer, data.chat_template, texts=texts) if kind == "conversation" else None
+    check_length(kind, data.max_length, tokenizer)
+    encoder = ENCODERS[kind](tokenizer, data.max_length, data.long_examples == "drop", template, data.train_on)
+    return Found(names, reading, tuple(Work(schema, encoder) for schema, _, _ in found), tuple(said for _, said, _ in found),
+                 tokenizer, template)
+
+
+def shard_examples(data: DataRecipe, shard: Shard, *, tokenizer_folder: Path, cache: Path, task: str = "causal",
+                   say: Say = lambda _: None) -> Path:
+    """Return the folder of one shard of a recipe's examples, for `join_shards`. Raises WrongUse as `find_sources` does."""
+    found = find_sources(data, tokenizer_folder=tokenizer_folder, cache=cache, task=task)
+    return publish_shard([sharded_part(*making, say) for making in found.makings], shard, data.model_dump(mode="json"), cache)
+
+
 def open_examples(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, seed: int = 42, task: str = "causal",
                   decoder_start: int | None = None, say: Say = lambda _: None) -> ExampleStore:
     """Return the examples of a recipe's sources, built into `cache` if they are not there yet. It needs data.max_length.
@@ -190,25 +237,11 @@ def open_examples(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, seed
     in them would be trained.
     """
     sources, max_length, validation_source = data.sources, data.max_length, data.validation_source
-    if data.weights is not None and len(data.weights) != len(sources):
-        raise WrongUse(f"data.weights has {len(data.weights)} numbers for {len(sources)} sources; give one for each")
     assert max_length is not None
     assert task != "seq2seq" or decoder_start is not None
-    reading = Reading(data, task, cache)
-    everything = [*sources, *([validation_source] if validation_source else [])]
-    found = [reading.look(source) for source in everything]
-    kind = found[0][0].kind
-    for source, (schema, _, _) in zip(everything, found, strict=True):
-        if schema.kind != kind:
-            raise WrongUse(f"{sources[0]} holds a {kind} per row and {source} a {schema.kind}, which do not mix in "
-                           "one run; train on one of them, or bring both to one format with data.format")
-    tokenizer = open_example_tokenizer(tokenizer_folder, data.end_token, task=task)
-    texts = all(is_text for _, _, is_text in found)
-    template = find_template(tokenizer, data.chat_template, texts=texts) if kind == "conversation" else None
-    check_length(kind, max_length, tokenizer)
-    encoder = ENCODERS[kind](tokenizer, max_length, data.long_examples == "drop", template, data.train_on)
-    parts = [make_part(source, reading, Work(schema, encoder), said, say)
-             for source, (schema, said, _) in zip(everything, found, strict=True)]
+    found = find_sources(data, tokenizer_folder=tokenizer_folder, cache=cache, task=task)
+    everything, tokenizer, template = found.names, found.tokenizer, found.template
+    parts = [make_part(*making, say) for making in found.makings]
     for part, source in zip(parts, everything, strict=True):
         if len(part) == 0:
             raise _nothing_left(part, source, max_length)
@@ -225,7 +258,7 @@ def open_examples(data: DataRecipe, *, tokenizer_folder: Path, cache: Path, seed
     own = own_templates(tokenizer.files).get("default")
     saved = tokenizer if template is None or template.text == own else replace(tokenizer, template=template.text)
     digest = hashlib.sha256("".join(part.folder.name for part in parts).encode()).hexdigest()
-    return ExampleStore(tuple(parts), tuple(everything), kind, parts[0].schema, said, template, saved, digest, max_length,
+    return ExampleStore(tuple(parts), everything, parts[0].kind, parts[0].schema, said, template, saved, digest, max_length,
                         decoder_start, in_validation, weighted(trains, data.weights, seed))
 
 
