@@ -91,7 +91,7 @@ def join(folders: Annotated[list[Path], typer.Argument(
              metavar="FOLDER...", show_default=False,
              help="Shards made by `powertrain data prepare --shard`, or a folder that holds them.")],
          as_json: Json = False) -> None:
-    """Join the shards that several machines prepared; the result is the store of one machine, byte for byte."""
+    """Make one store of the shards that machines prepared."""
     from powertrain.data.joining import join_shards
 
     stores = [str(store) for store in join_shards(folders, cache_folder())]
