@@ -132,6 +132,7 @@ def count_weights(chunks: Sequence[Chunk], heads: int) -> int:
 # ------------------------------------------------------------------------------------------------ storage
 
 FP32 = 4
+BUCKET_BYTES = 25 << 20      # of gradients that are summed by one call, as in torch's DistributedDataParallel
 DTYPE_BYTES = {"fp32": FP32, "tf32": FP32, "bf16": 2, "fp16": 2}     # of a number in matrix products, and of frozen weights
 FOUR_BIT = ("nf4", "fp4")
 QUANTISED_BLOCK, QUANTISED_SCALES = 64, 256  # weights with one scale, and scales with one scale of their own

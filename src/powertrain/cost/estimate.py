@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from powertrain.cost.collectives import Division, collectives_of, exchanged_s
 from powertrain.cost.fitting import largest_pass, link_of, waited_s
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.weights import as_decoder, as_held, lowest_layer
 from powertrain.cost.work import Work, recompute_flops, step_work, training_flops
 from powertrain.cost.workload import Workload, lengths_at
 from powertrain.records import Estimate, Hardware, ModelFacts, UnknownFact
-from powertrain.shapes import EIGHT_BIT, FP32
+from powertrain.shapes import EIGHT_BIT
 
 COMPUTE = "compute"
 BANDWIDTH = "memory bandwidth"
@@ -38,7 +39,6 @@ LARGE_WIDTH = 256                            # ... if the model is also this wid
 # by device, the parts without which torch.compile makes no code there (facts/software.py says what is missing)
 COMPILER_PARTS: Mapping[str, tuple[str, ...]] = {"cpu": ("c++ compiler", "python headers"), "cuda": ("triton",)}
 TABLE = Path(__file__).with_name("efficiencies.json")
-SUM_COPIES = 8                               # guess: of the gradients, by which processes of one machine sum them
 NARROWEST = 0.1                              # an interval reaches at least so far to either side: no run repeats exactly
 FUSED_SHARE = 1 / 3                          # guess: chains of about three elementwise operators become one
 BRIDGED_SHARE = 0.5                          # guess: modules of other libraries start more operators, and fuse no projections
@@ -59,8 +59,8 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
         (low_wait_s, high_wait_s), copies = _waits(model, workload, hardware, expect)
         low_s, high_s = low_s + low_wait_s, high_s + high_wait_s
     if hardware.processes > 1:
-        sum_s, summed = _sum_s(model, hardware)
-        low_s, high_s, copies = low_s + sum_s / 2, high_s + sum_s, copies + summed
+        (low_exchange_s, high_exchange_s), exchanges = _exchanges(model, workload, hardware)
+        low_s, high_s, copies = low_s + low_exchange_s, high_s + high_exchange_s, copies + exchanges
     of_decoder = "" if model.provider == "native" else ", as our decoder of the same shape would take"
     coarse = f", products in {workload.base_dtype} at that of {workload.dtype}: they may be faster" \
         if workload.base_dtype in EIGHT_BIT else ""
@@ -77,12 +77,14 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
     )
 
 
-def _sum_s(model: ModelFacts, hardware: Hardware) -> tuple[float, str]:
-    """Return the seconds that processes take to sum their gradients, at most, and the basis of that."""
-    if hardware.device != "cpu":
-        return 0.0, "; the time to sum gradients is not known and not counted"
-    return SUM_COPIES * FP32 * model.trainable / _bandwidth(hardware), \
-        f"; guess: to sum gradients takes as long as {SUM_COPIES // 2} to {SUM_COPIES} copies of them"
+def _exchanges(model: ModelFacts, workload: Workload, hardware: Hardware) -> tuple[tuple[float, float], str]:
+    """Return the seconds of a step's exchanges between processes, low and high, and the basis of the two."""
+    found = collectives_of(model, Division(hardware.processes), passes=len(_slot_lengths(workload)))
+    try:
+        seconds, basis = exchanged_s(found, hardware)
+    except UnknownFact as unknown:
+        return (0.0, 0.0), f"; the time of exchanges is not in it, because {unknown}"
+    return seconds, f"; {basis}"
 
 
 def _waits(model: ModelFacts, workload: Workload, hardware: Hardware, expect: Efficiency) -> tuple[tuple[float, float], str]:

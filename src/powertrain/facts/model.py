@@ -6,7 +6,17 @@ from typing import Any
 
 from powertrain.models.adapters.targets import AdapterConfig, adapted_layers, count_adapter_parameters, find_targets
 from powertrain.models.config import ModelConfig
-from powertrain.records import DataFacts, Facts, Hardware, ModelFacts, OptimizerFacts, Reached, Software, UnknownFact
+from powertrain.records import (
+    DataFacts,
+    Facts,
+    Hardware,
+    ModelFacts,
+    OptimizerFacts,
+    PeerLink,
+    Reached,
+    Software,
+    UnknownFact,
+)
 from powertrain.shapes import linear_shapes
 
 Shapes = dict[str, tuple[int, ...]]
@@ -101,7 +111,8 @@ def facts_from_json(data: Mapping[str, Any]) -> Facts:
         capability = hardware.get("compute_capability")
         hardware |= {"instructions": tuple(hardware.get("instructions") or ()),
                      "compute_capability": tuple(capability) if capability else None,
-                     "speeds": {kind: Reached(**seen) for kind, seen in (hardware.get("speeds") or {}).items()}}
+                     "speeds": {kind: Reached(**seen) for kind, seen in (hardware.get("speeds") or {}).items()},
+                     "links": {among: PeerLink(**link) for among, link in (hardware.get("links") or {}).items()}}
         model |= {"adapted_layers": tuple(model.get("adapted_layers") or ()),
                   "shapes": {name: tuple(shape) for name, shape in (model.get("shapes") or {}).items()}}
         return Facts(Hardware(**hardware), Software(**data["software"]), ModelFacts(**model), DataFacts(**data["data"]),

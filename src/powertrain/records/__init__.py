@@ -41,6 +41,14 @@ class Reached:
 
 
 @dataclass(frozen=True)
+class PeerLink:
+    """What was measured between processes of a run."""
+
+    latency_s: float                         # of one message
+    bandwidth_bytes_per_s: float             # one way
+
+
+@dataclass(frozen=True)
 class Hardware:
     """The machine, as far as it is known. `sources` says for each field where its value comes from."""
 
@@ -62,6 +70,7 @@ class Hardware:
     sources: Mapping[str, str] = field(default_factory=dict)
     speeds: Mapping[str, Reached] = field(default_factory=dict)  # by kind of work, of the runs that have finished here
     processes: int = 1                       # that share the run; the figures above are what one of them has
+    links: Mapping[str, PeerLink] = field(default_factory=dict)  # measured between "processes", "shards" or "replicas"
 
     def peak(self, dtype: str) -> float:
         """Return the measured dense FLOP/s of `dtype`. Raises UnknownFact when it was not measured."""

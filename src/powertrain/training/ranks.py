@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from powertrain.records.errors import LostPeer, first_line
+from powertrain.shapes import BUCKET_BYTES
 from powertrain.training.stalls import Watch, watching
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 ANSWERS_WITHIN = timedelta(minutes=10)       # of another process, before the run ends: a step, an evaluation or a save
-BUCKET_BYTES = 25 << 20      # of gradients that are summed by one call, as in torch's DistributedDataParallel
 
 
 @dataclass(frozen=True)

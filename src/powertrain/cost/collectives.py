@@ -1,0 +1,152 @@
+"""The collectives of one optimizer step: how many there are, of how many bytes, and how long they take over a measured link.
+
+Data parallel processes sum their gradients once a step, in buckets. Where processes divide weights, gradients and optimizer
+state (ZeRO, as FSDP2 does it), each block is one group of weights, and all weights outside the blocks are another:
+
+    stage  all-gathers of weights                          reduce-scatters of gradients
+    1      each group, once a step                         each trained group, in the last pass
+    2      each group, once a step                         each trained group, in each pass
+    3      each group in each pass; blocks again backward  each trained group, in each pass
+
+A group that is exchanged has its rows filled up to a multiple of the processes that divide it. With replicas (hybrid), the
+processes of one replica divide the weights, and each reduce-scatter is followed by an all-reduce over the replicas.
+Counts, flags and norms, a few bytes each, are not in it. Counts hold for passes without recomputing.
+Source: Rajbhandari et al. 2020, arXiv:1910.02054; tests/cost/test_collectives.py holds all of it against torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from powertrain.cost.weights import as_decoder, has_frozen_base, lowest_layer, matrix_bytes, other_bytes
+from powertrain.records import Hardware, ModelFacts, PeerLink, UnknownFact
+from powertrain.shapes import BUCKET_BYTES, FP32
+
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
+WHOLE, SHARDS, REPLICAS = "processes", "shards", "replicas"  # among which processes something is exchanged
+GATHERED_AGAIN, SUMMED_EACH_PASS = 3, 2      # from this stage on
+FIRST = ("embedding.weight", "position_embedding.weight")    # of the weights outside the blocks, before the blocks
+SUM_COPIES = 8                               # guess: of the gradients, by which processes of one machine sum them
+
+
+@dataclass(frozen=True)
+class Division:
+    """How processes share a step: each with the whole model (stage 0), or with parts of it as ZeRO's stages 1 to 3 say."""
+
+    processes: int
+    stage: int = 0
+    replicas: int = 1                        # groups of processes, each of which holds the whole model
+
+    @property
+    def shards(self) -> int:
+        """Return the processes that each weight is divided among."""
+        return self.processes // self.replicas
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """Collectives of one kind in one step. Their bytes are those of the whole tensors, as sent to or had from all."""
+
+    kind: str
+    count: int
+    total_bytes: int
+    among: str
+    processes: int                           # that take part in each of them
+
+    def seconds(self, link: PeerLink) -> float:
+        """Return the time of all of them, one after the other, around a ring of equal links.
+
+        Source: Patarasu & Yuan 2009, "Bandwidth optimal all-reduce algorithms": n - 1 messages of 1 / n, an all-reduce twice.
+        """
+        messages = (self.processes - 1) * (2 if self.kind == ALL_REDUCE else 1)
+        return messages * (self.count * link.latency_s + self.total_bytes / self.processes / link.bandwidth_bytes_per_s)
+
+
+def collectives_of(model: ModelFacts, division: Division, passes: int) -> tuple[Collectives, ...]:
+    """Return the collectives of one step in which each process makes `passes` passes. None for one process."""
+    if division.processes == 1:
+        return ()
+    model = as_decoder(model)
+    if not division.stage:
+        return _summed(model, division)
+    shards = division.shards
+    groups = [_outside(model), *(_block(model, layer) for layer in range(model.layers))]
+    lowest = max(0, lowest_layer(model) - 1)  # a block below those with a backward pass is fetched ahead, and not used
+    gathered = groups if division.stage < GATHERED_AGAIN else (groups + groups[1 + lowest:]) * passes
+    scattered = [trained for group in groups if (trained := [weight for weight in group if weight.is_trained])]
+    scattered *= passes if division.stage >= SUMMED_EACH_PASS else 1
+    scattered_bytes = sum(_exchanged_bytes(group, shards) for group in scattered)
+    found = [Collectives(ALL_GATHER, len(gathered), sum(_exchanged_bytes(group, shards) for group in gathered), SHARDS, shards),
+             Collectives(REDUCE_SCATTER, len(scattered), scattered_bytes, SHARDS, shards)]
+    if division.replicas > 1:
+        found.append(Collectives(ALL_REDUCE, len(scattered), scattered_bytes // shards, REPLICAS, division.replicas))
+    return tuple(found)
+
+
+def exchanged_s(found: Iterable[Collectives], hardware: Hardware) -> tuple[tuple[float, float], str]:
+    """Return the seconds that collectives add to a step, low and high, and the basis of the two.
+
+    On a CPU whose links were not measured the seconds are guessed. Raises UnknownFact elsewhere.
+    """
+    found = tuple(found)
+    missing = next((one.among for one in found if one.among not in hardware.links), None)
+    if missing is None:
+        seconds = sum(one.seconds(hardware.links[one.among]) for one in found)
+        return (seconds, seconds), "exchanges between processes: formulas with the measured links"
+    if hardware.device != "cpu" or hardware.bandwidth_bytes_per_s is None:
+        raise UnknownFact(f"latency and bandwidth between the {missing} of this run are not measured")
+    copied_s = sum(one.total_bytes for one in found) / hardware.bandwidth_bytes_per_s
+    return (SUM_COPIES / 2 * copied_s, SUM_COPIES * copied_s), \
+        f"guess: to exchange tensors takes as long as {SUM_COPIES // 2} to {SUM_COPIES} copies of them"
+
+
+# ------------------------------------------------------------------------------------------------ weights
+
+
+@dataclass(frozen=True)
+class Weight:
+    shape: tuple[int, ...]
+    item_bytes: float                        # of one number, as it is stored
+    is_trained: bool
+
+    def part(self, shards: int) -> int:
+        """Return the numbers of one part, where `shards` processes divide the weight by its rows."""
+        rows, *rest = self.shape or (1,)
+        return -(-rows // shards) * math.prod(rest)
+
+
+def _summed(model: ModelFacts, division: Division) -> tuple[Collectives, ...]:
+    """Return the all-reduces of gradients: the loss and each gradient in the order of the weights, in buckets."""
+    order = [*_outside(model, first=True), *(weight for layer in range(model.layers) for weight in _block(model, layer)),
+             *_outside(model, first=False)]
+    buckets, held_bytes, total_bytes = 1, FP32, FP32
+    for size_bytes in (FP32 * weight.part(1) for weight in order if weight.is_trained):
+        if held_bytes + size_bytes > BUCKET_BYTES:
+            buckets, held_bytes = buckets + 1, 0
+        held_bytes += size_bytes
+        total_bytes += size_bytes
+    return (Collectives(ALL_REDUCE, buckets, total_bytes, WHOLE, division.processes),)
+
+
+def _outside(model: ModelFacts, first: bool | None = None) -> list[Weight]:
+    """Return the weights outside the blocks: all, or those before or after the blocks in the order of the model."""
+    return [_weight(model, name, shape) for name, shape in model.shapes.items()
+            if not name.startswith("blocks.") and first in (None, name in FIRST)]
+
+
+def _block(model: ModelFacts, layer: int) -> list[Weight]:
+    return [_weight(model, name, shape) for name, shape in model.shapes.items()
+            if name.startswith("blocks.") and (".adapters." not in name or layer in model.adapted_layers)]
+
+
+def _weight(model: ModelFacts, name: str, shape: tuple[int, ...]) -> Weight:
+    is_trained = not has_frozen_base(model) or ".adapters." in name
+    is_matrix = name.startswith("blocks.") and len(shape) == 2
+    return Weight(shape, FP32 if is_trained else matrix_bytes(model) if is_matrix else other_bytes(model), is_trained)
+
+
+def _exchanged_bytes(group: Sequence[Weight], shards: int) -> int:
+    """Return the bytes of a group of weights, or of their gradients, filled up to parts of equal rows."""
+    return round(sum(shards * weight.part(shards) * weight.item_bytes for weight in group))
