@@ -18,7 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # room -> rooms it may import, besides itse
     "models": {"records", "machine", "shapes"},
     "data": {"records", "machine", "shapes", "recipe"},
     "facts": {"records", "machine", "shapes", "recipe", "data", "models"},
-    "training": {"records", "recipe", "data", "models"},
+    "training": {"records", "recipe", "data", "models", "shapes"},
     "techniques": {"records", "shapes", "recipe", "cost", "data", "models", "training"},
     "planner": {"records", "recipe", "cost", "techniques"},
     "export": {"records", "data", "models"},
