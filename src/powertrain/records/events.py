@@ -80,9 +80,15 @@ class Step(Event):
     seconds: float
     learning_rate: float
     grad_norm: float                         # before clipping
-    parts: Mapping[str, float] = field(default_factory=dict)     # data, copy, forward, backward, optimizer: sum to `seconds`
+    # of the first process: data, copy, forward, backward, optimizer, and communication with other processes. They sum to
+    # `seconds`
+    parts: Mapping[str, float] = field(default_factory=dict)
     padding_tokens: int | None = None        # None in runs of before steps recorded it
     metrics: Mapping[str, float] = field(default_factory=dict)   # of the objective: cross_entropy and z_loss where they are on
+    # of several processes; None where one process took the step
+    communication_share: float | None = None     # of `seconds`, that the exchange took
+    waiting_share: float | None = None       # of `seconds`, that a process waited for the slowest one, on average
+    token_imbalance: float | None = None     # computed tokens of the process with the most, over the mean of all processes
 
 
 class Evaluated(Event):
@@ -252,6 +258,23 @@ class LittleDisk(RunWarning):
     def sentence(self) -> str:
         return (f"the disk has {self.free_bytes / 2**20:,.0f} MiB free, but {self.checkpoints} kept checkpoints, the best one "
                 f"and a new one take {self.needed_bytes / 2**20:,.0f} MiB. Free some space, or use save_total_limit=1")
+
+
+class Straggler(RunWarning):
+    """One process takes longer for its passes than the others, and not because it computes more tokens."""
+
+    about = "straggler"
+    rank: int
+    host: str = ""                           # name of its machine
+    part: str = ""                           # data, copy, forward or backward: where most of the difference lies
+    own_s: float = 0.0                       # of its own part of a step, before the first sum
+    usual_s: float = 0.0                     # of the median process
+
+    @property
+    def sentence(self) -> str:
+        return (f"process {self.rank} on {self.host} holds the others up: its own part of a step takes {self.own_s * 1e3:,.0f} "
+                f"ms, and that of the median process {self.usual_s * 1e3:,.0f} ms; it does not have more tokens to compute. "
+                f"Most of the difference lies in {self.part}")
 
 
 class EventsWaiting(RunWarning):

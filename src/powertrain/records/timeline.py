@@ -18,7 +18,8 @@ AnEvent = TypeVar("AnEvent", bound=Event, covariant=True)
 
 OTHER = "other"
 NOT_SPLIT = "step, not split"                # of runs that were written before steps had parts
-PARTS = ("data wait", "copy", "forward", "backward", "optimizer", NOT_SPLIT, "evaluation", "samples", "checkpoint", OTHER)
+PARTS = ("data wait", "copy", "forward", "backward", "communication", "optimizer", NOT_SPLIT, "evaluation", "samples",
+         "checkpoint", OTHER)
 _STEP_PARTS = {"data": "data wait"}          # a step's event has other names for them
 _EVENT_PARTS: Mapping[type[Event], str] = {Evaluated: "evaluation", Sample: "samples", Saved: "checkpoint",
                                            ModelSaved: "checkpoint"}
@@ -44,6 +45,15 @@ class HeldOut:
     all: tuple[tuple[int, float], ...]
     best: tuple[int, float]
     trend: Literal["risen", "falling", "level"]              # at the end
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How the processes of a run share its steps."""
+
+    communication_share: float               # of the steps' time, that the exchange takes
+    waiting_share: float                     # of the steps' time, that a process waits for the slowest one, on average
+    token_imbalance: float                   # tokens of the process with the most, over the mean of all: 1 is even
 
 
 @dataclass(frozen=True)
@@ -182,6 +192,20 @@ def estimate_of(history: History, plan: Mapping[str, Any]) -> Mapping[str, Any] 
     """Return the estimate of the run's last session, made when that session began; the plan may have changed since."""
     found: Mapping[str, Any] | None = history.start.estimate or plan.get("estimate")
     return found
+
+
+def sharing(steps: Sequence[Step]) -> Sharing | None:
+    """Return how several processes shared these steps, on average over their time; None where one process took them."""
+    shared = [step for step in steps if step.communication_share is not None]
+    seconds = sum(step.seconds for step in shared)
+    if not seconds:
+        return None
+
+    def mean(figure: Callable[[Step], float | None]) -> float:
+        return sum((figure(step) or 0.0) * step.seconds for step in shared) / seconds
+
+    return Sharing(mean(lambda step: step.communication_share), mean(lambda step: step.waiting_share),
+                   mean(lambda step: step.token_imbalance))
 
 
 def held_out_trend(history: History) -> HeldOut | None:

@@ -8,8 +8,9 @@ import contextlib
 import math
 import os
 import signal
+import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -25,6 +26,7 @@ from powertrain.records.errors import DoesNotFit, LossNotFinite
 from powertrain.records.event_log import EVENTS_EVERY_S, EventLog
 from powertrain.records.json_files import read_json, write_json
 from powertrain.run import folder as run_folder
+from powertrain.run.balance import OwnStep, SharedStep, StragglerWatch, shares_of
 from powertrain.run.fits import cures, largest_pass, refuse_what_does_not_fit, with_smaller_passes, workload_of_step
 from powertrain.run.folder import RunFolder
 from powertrain.run.prepare import Prepared, build_setup, schedule_of, with_measured_length
@@ -125,6 +127,7 @@ class Part:
     stopped_by: str | None = None            # the signal that ended the run early
     checkpoint_failed: str | None = None     # why the last checkpoint is not on the disk
     step_s: list[float] = field(default_factory=list)    # of the steps that the plan in force has made
+    watch: StragglerWatch = field(default_factory=StragglerWatch)
     taken: int = 0                           # steps that the plan in force has begun in this process
     began_s: float = field(default_factory=time.perf_counter)    # before its first event, from which its report counts
 
@@ -147,17 +150,20 @@ class Part:
             return
         numbers = torch.stack([torch.stack([result.loss, result.grad_norm, *result.metrics.values()])
                                for result in self.pending]).tolist()
-        for result, (loss, norm, *metrics) in zip(self.pending, numbers, strict=True):
+        each = self.ranks.each([OwnStep(result.own_tokens, result.laps.parts()) for result in self.pending])
+        shared = list(zip(*each, strict=True))
+        for result, own, (loss, norm, *metrics) in zip(self.pending, shared, numbers, strict=True):
             if not math.isfinite(loss):
                 raise self._not_finite(result, loss)
-            parts = result.laps.parts()
+            parts = own[0].parts
             self.step_s.append(sum(parts.values()))
             self.emit(events.Step(step=result.step, loss=loss, tokens=result.trained_tokens, real_tokens=result.real_tokens,
                                   seconds=self.step_s[-1], learning_rate=result.learning_rate, grad_norm=norm,
                                   parts={name: round(seconds, 6) for name, seconds in parts.items()},
                                   padding_tokens=result.padding_tokens,
-                                  metrics=dict(zip(result.metrics, metrics, strict=True))))
+                                  metrics=dict(zip(result.metrics, metrics, strict=True)), **shares_of(own)))
         self.pending.clear()
+        self._name_stragglers(shared)
         self.record.flush_now_and_then()
 
     def _not_finite(self, result: StepResult, loss: float) -> LossNotFinite:
@@ -169,6 +175,14 @@ class Part:
             return LossNotFinite(result.step, loss)      # every pass: the weights were wrong before
         numbers = self.setup.numbers_in(result.step - 1, everywhere[process][0])
         return LossNotFinite(result.step, loss, process=process if self.ranks.world > 1 else None, examples=tuple(numbers))
+
+    def _name_stragglers(self, steps: Sequence[SharedStep]) -> None:
+        """Warn of the processes that hold the others up. All processes come to the same ones."""
+        found = [straggler for step in steps for straggler in self.watch.take(step)]
+        if found:
+            hosts = self.ranks.each(socket.gethostname())
+            for straggler in found:
+                self.emit(replace(straggler, step=self.state.step, host=hosts[straggler.rank]))
 
     # ---------------------------------------------------------------------------------------- memory
 

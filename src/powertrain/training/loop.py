@@ -25,7 +25,16 @@ from powertrain.records.events import Evaluated
 from powertrain.training.memory import passes, step_ledger
 from powertrain.training.objective import Sums
 from powertrain.training.schedule import Schedule
-from powertrain.training.setup import Lap, Laps, MicroBatches, Setup, changed_fields, load_when_needed, no_lap
+from powertrain.training.setup import (
+    COMMUNICATION,
+    Lap,
+    Laps,
+    MicroBatches,
+    Setup,
+    changed_fields,
+    load_when_needed,
+    no_lap,
+)
 from powertrain.training.updates import RunOptimizer
 
 if TYPE_CHECKING:
@@ -78,6 +87,7 @@ class StepResult:
     trained_tokens: int
     real_tokens: int
     padding_tokens: int
+    own_tokens: int                          # that this process computed, padding included
     learning_rate: float
     laps: Laps                               # what the step's time went into
     metrics: Sums                            # of the objective, each () fp32, mean over the step's units
@@ -100,11 +110,14 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
     setup.model.train()
     laps = Laps(setup.device)
     for loaded in setup.loader(setup.prepare, range(state.step, schedule.total_steps), setup.device):
+        lap_exchange = laps.lap if setup.ranks.world > 1 else no_lap
         laps.lap("data")
         learning_rate = schedule.at(state.step)
         for group in state.optimizer.param_groups:
             group["lr"] = learning_rate
-        units, trained, real, padding = setup.ranks.total(*counts_of(setup, loaded))
+        own = counts_of(setup, loaded)
+        units, trained, real, padding = setup.ranks.total(*own)
+        lap_exchange(COMMUNICATION)
         means, terms = zero_means(setup), {}
         with passes(setup.ranks):
             micro_batches = [batch.to(setup.device) for batch in loaded]     # those that are there already stay
@@ -115,12 +128,13 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
                 terms[batch.place] = of_pass["loss"].clone()     # where passes are replayed, the next one overwrites it
             add_penalty(setup, state.scaler, laps.lap)
         setup.ranks.sum_step(setup.model.parameters(), means.values())
+        lap_exchange(COMMUNICATION)
         grad_norm = update(state, max_grad_norm)
         laps.lap("optimizer")
         state.step += 1
         state.trained_tokens += trained
         loss = means.pop("loss")
-        yield StepResult(state.step, loss, grad_norm, trained, real, padding, learning_rate, laps, means, terms)
+        yield StepResult(state.step, loss, grad_norm, trained, real, padding, sum(own[-2:]), learning_rate, laps, means, terms)
         laps = Laps(setup.device)
 
 

@@ -27,6 +27,7 @@ from powertrain.training.optimizers import Optimizer
 from powertrain.training.ranks import ALONE, Ranks
 
 PARTS = ("data", "copy", "forward", "backward", "optimizer")
+COMMUNICATION = "communication"              # a part of steps that processes share: the sums, and the wait for the others
 Lap = Callable[[str], None]                  # the time since the last lap belongs to this part
 MicroBatches = list[Batch]                   # one optimizer step's batch, split
 Prepare = Callable[[int], MicroBatches]      # optimizer step (from 0) -> its batch, on the host
@@ -48,7 +49,9 @@ class Precision:
 
 
 class Laps:
-    """The stopwatch of one step: data, copy, forward, backward, optimizer. The parts of a step sum to its time.
+    """The stopwatch of one step: data, copy, forward, backward, optimizer, and communication where processes share the step.
+
+    The parts of a step sum to its time.
 
     On a CPU a lap is the host's time. A GPU works behind the host, so there a lap is the time between two events on the
     device's own stream: `data` is what the device waited for, not what the host took. Nothing in here makes the host wait;
@@ -66,7 +69,8 @@ class Laps:
         """Return the seconds of each part. Raises RuntimeError on a GPU that has not come to the last lap yet."""
         found = dict.fromkeys(PARTS, 0.0)
         for (_, before), (part, after) in zip(self._marks, self._marks[1:], strict=False):
-            found[part] += before.elapsed_time(after) / 1e3 if self._device.type == "cuda" else after - before
+            seconds = before.elapsed_time(after) / 1e3 if self._device.type == "cuda" else after - before
+            found[part] = found.get(part, 0.0) + seconds
         return found
 
     def _now(self) -> Any:
