@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from made_histories import STEP_S, STEPS, events, falling, level, norms, record, start
-from test_symptoms import CASES, NAN, OOM, slow, spiked
+from test_symptoms import CASES, NAN, OOM, SLOW_PROCESS, shared, slow, spiked
 
+from powertrain.diagnosis.diagnose import causes_of
+from powertrain.diagnosis.observed import Bound
 from powertrain.diagnosis.run_record import RunRecord
 from powertrain.diagnosis.symptoms import symptoms_of
 from powertrain.recipe import resolve
@@ -247,3 +249,51 @@ class TestEnds:
 
     def test_a_run_that_has_not_written_a_step_yet_is_given_time(self):
         assert not symptoms_of(record(events([], ended=False, total_steps=900), being_written=True, silent_s=50))
+
+
+class TestProcesses:
+    def test_communication_names_the_gradients_and_fewer_processes(self):
+        run = record(shared(communication=0.31), techniques={"data_parallel": {"processes": 2}})
+        run.plan["steps"][0]["numbers"] = {"summed_bytes": 440 << 20}
+        found = only(run, "communication")
+        assert found.severity == "moderate"
+        assert found.why == ("the sum of 440 MiB of gradients over 2 processes takes 31 ms of a step, in which nothing is "
+                             "computed")
+        assert "--processes 1" in found.cure.says
+        assert found.cure.words == ("train_batch_size=16",)
+        assert found.numbers["share"] == pytest.approx(0.31, rel=0.01)
+        assert found.numbers["most"] == pytest.approx(1 / 0.69)
+
+    @pytest.mark.parametrize(("techniques", "words"), [
+        ({"packing": {"tokens": 4096}}, ("techniques.packing.tokens=2048",)),
+        ({"micro_batch": {"examples": 4}}, ("techniques.micro_batch.examples=2",)), ({}, ("train_batch_size=16",))])
+    def test_uneven_tokens_ask_for_smaller_passes(self, techniques: dict[str, dict[str, int]], words: tuple[str, ...]):
+        found = only(record(shared(waiting=0.2, imbalance=1.4), techniques=techniques), "imbalance")
+        assert found.title == "one process computes 1.4 times the tokens of the mean process"
+        assert "20% of the steps' time" in evidence(found)
+        assert found.cure.words == words
+
+    def test_waiting_with_even_tokens_blames_what_else_runs(self):
+        found = only(record(shared(waiting=0.4)), "imbalance")
+        assert found.severity == "moderate"
+        assert found.title == "processes wait 40% of the steps' time for the slowest one"
+        assert "other programs" in found.cure.says
+        assert not found.cure.words
+
+    @pytest.mark.parametrize(("part", "words"), [("backward", ()), ("data", ("techniques.loader=on",))])
+    def test_a_slow_process_is_named_with_its_machine(self, part: str, words: tuple[str, ...]):
+        events_ = [*shared(waiting=0.4)]
+        events_.insert(100, SLOW_PROCESS | {"part": part, "time": events_[99]["time"]})
+        run = record(events_)
+        found = only(run, "straggler")
+        assert found.title == "process 1 on node-2 takes 1.5 times as long as the median process"
+        assert found.cure.words == words
+        assert (found.numbers["rank"], found.numbers["own_s"]) == (1, 0.09)
+        assert [one.rule for one in symptoms_of(run) if one.severity != "good"] == ["straggler"]     # the waiting is its doing
+
+    def test_the_verdict_has_the_share_of_both(self):
+        causes = {cause.name: cause for cause in causes_of(record(shared(communication=0.31, waiting=0.2)))}
+        assert causes[Bound.COMMUNICATION].share == pytest.approx(0.31, rel=0.01)
+        assert causes[Bound.IMBALANCE].share == pytest.approx(0.2, rel=0.01)
+        assert "31 ms of a step's 100 ms" in causes[Bound.COMMUNICATION].evidence[0].what
+        assert Bound.COMMUNICATION not in {cause.name for cause in causes_of(record(events()))}

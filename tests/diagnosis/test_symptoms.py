@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from made_histories import BEGAN, ESTIMATE, STEP_S, STEPS, events, falling, level, norms, record, start, step
+from made_histories import BEGAN, ESTIMATE, STEP_S, STEPS, Event, events, falling, level, norms, record, start, step
 
 from powertrain.diagnosis.run_record import RunRecord
 from powertrain.diagnosis.symptoms import SYMPTOMS, symptoms_of
@@ -54,6 +54,16 @@ def resumed(lost_steps: int) -> RunRecord:
     rest = [event | {"time": event["time"] + 50} for event in whole[1:] if event.get("step", 0) > 100]
     kept = [*first, saved, resume, *rest[:-1], rest[-1] | {"seconds": 10.1}]
     return record(kept, all_events=[*first, saved, *lost, resume, *rest])
+
+
+def shared(communication: float = 0.02, waiting: float = 0.02, imbalance: float = 1.02) -> list[Event]:
+    """A run of two processes whose steps have these shares."""
+    shares = {"communication_share": communication, "waiting_share": waiting, "token_imbalance": imbalance}
+    return [event | (shares if event["event"] == "step" else {}) for event in events(processes=2)]
+
+
+SLOW_PROCESS = {"event": "warning", "about": "straggler", "step": 100, "rank": 1, "host": "node-2", "part": "backward",
+                "own_s": 0.09, "usual_s": 0.06}
 
 
 @dataclass(frozen=True)
@@ -108,7 +118,11 @@ CASES = {
                                    lambda: record(events(between=memory(104 << 20)))),
     "unlike_prediction": Case(lambda: record(events(estimate=ESTIMATE | {"step_s": [0.02, 0.05]})),
                               lambda: record(events(estimate=ESTIMATE | {"step_s": [0.02, 0.095]}))),
-    "warned": Case(lambda: record(events(between=[DISK])), lambda: record(events(between=[OOM]))),
+    "communication": Case(lambda: record(shared(communication=0.31)), lambda: record(shared(communication=0.09))),
+    "imbalance": Case(lambda: record(shared(waiting=0.2, imbalance=1.4), techniques={"micro_batch": {"examples": 4}}),
+                      lambda: record(shared(waiting=0.05, imbalance=1.4))),
+    "straggler": Case(lambda: record(events(between=[SLOW_PROCESS], processes=2)), lambda: record(shared())),
+    "warned": Case(lambda: record(events(between=[DISK])), lambda: record(events(between=[OOM, SLOW_PROCESS]))),
 }
 
 

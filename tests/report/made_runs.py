@@ -63,6 +63,18 @@ def whole_run(steps: int = 40, step_s: float = 0.1) -> list[dict[str, Any]]:
     return events
 
 
+def shared_run() -> list[dict[str, Any]]:
+    """The same by two processes, which need 12 % of the time for the exchange and 6 % for waiting."""
+    shares = {"communication_share": 0.12, "waiting_share": 0.06, "token_imbalance": 1.25}
+
+    def shared(event: dict[str, Any]) -> dict[str, Any]:
+        parts, waits_s = event["parts"], 0.18 * event["seconds"]
+        return event | shares | {"parts": parts | {"communication": waits_s, "backward": parts["backward"] - waits_s}}
+
+    return [shared(event) if event["event"] == "step" else event | ({"processes": 2} if event["event"] == "start" else {})
+            for event in whole_run()]
+
+
 def typed(events: Sequence[dict[str, Any]]) -> list[Event]:
     return [from_line(event) for event in events]
 

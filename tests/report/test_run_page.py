@@ -9,13 +9,14 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from made_runs import BEGAN, FACTS, PLAN, files, start, step, whole_run
+from made_runs import BEGAN, FACTS, PLAN, files, shared_run, start, step, typed, whole_run
 
 from powertrain.records import WrongUse
 from powertrain.records.origins import COMMAND_LINE
 from powertrain.report import formats, run_page
 from powertrain.report.formats import as_json
 from powertrain.report.page import Figure, Page
+from powertrain.report.result import Live, result_rows
 from powertrain.report.words import said
 
 EVIL = '</text><script>alert(1)</script><img src=x onerror=alert(1)> "\' & ]]> `x` | [a](javascript:alert(1))'
@@ -208,3 +209,29 @@ def test_the_prediction_of_memory_stands_beside_what_was_allocated():
     assert "3.0% too low" in memory.title
     assert "for step 2, whose memory was measured" in memory.caption
     assert "The fullest possible passes take 96 MiB" in memory.caption
+
+
+def test_several_processes_have_their_communication_waiting_and_balance() -> None:
+    facts = FACTS | {"hardware": FACTS["hardware"] | {"processes": 2}}
+    page = run_page.page(files(shared_run(), facts=facts))
+    (figure,) = [one for one in figures(page) if one.key == "processes"]
+    assert figure.title == ("Communication took 12% of the steps' time, and waiting for the slowest process 6%; the process "
+                            "with the most tokens had 1.25 times the mean")
+    assert figure.tables[0].rows[3] == (4, 0.12, 0.06, 1.25)
+    (time,) = [one for one in figures(page) if one.key == "step-time"]
+    parts = {row[0]: row[2] for row in time.tables[0].rows}
+    assert parts["communication"] == pytest.approx(18, abs=8)            # of the wall time, which has evaluations too
+    (roofline,) = [one for one in figures(page) if one.key == "roofline"]
+    assert roofline.tables[0].rows[0][1] == 2 * FACTS["hardware"]["peak_flops_per_s"]["fp32"]
+    check_safe(formats.html(page))
+    assert "processes" not in [one.key for one in figures(run_page.page(files(whole_run())))]
+
+
+def test_the_live_line_and_the_result_tell_communication_and_balance_of_several_processes() -> None:
+    for made, told in ((shared_run(), True), (whole_run(), False)):
+        live = Live(lambda: 1 << 30)
+        for event in typed(made):
+            live.take(event)
+        assert ("12% communication, imbalance 1.25" in live.line()) is told
+        rows = dict(result_rows(typed(made), "runs/a", None))
+        assert rows.get("Processes", "").startswith("2: communication took 12% of the steps' time") is told

@@ -45,12 +45,15 @@ BRIDGED_SHARE = 0.5                          # guess: modules of other libraries
 
 
 def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: int) -> Estimate:
-    """Return the expectation for `steps` optimizer steps of `workload`. Of several processes: that of one of them.
+    """Return the expectation for `steps` optimizer steps of `workload`.
+
+    Where several processes share a step, its time and memory are those of one of them, and work and peak those of all.
 
     Raises UnknownFact if `hardware` has no measured peak for the workload's dtype, or no measured bandwidth, and for a
     model whose shape is not known well enough.
     """
-    step_tokens, workload = workload.tokens, workload.shared_by(hardware.processes)
+    processes, step_tokens = hardware.processes, workload.tokens
+    workload = workload.shared_by(processes)
     work = workload_work(model, workload)
     floor_s, bound_by = step_floor(work, hardware)
     expect = expected_efficiency(model, workload, hardware)
@@ -58,7 +61,7 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
     if "offload" in workload.saved.values():
         (low_wait_s, high_wait_s), copies = _waits(model, workload, hardware, expect)
         low_s, high_s = low_s + low_wait_s, high_s + high_wait_s
-    if hardware.processes > 1:
+    if processes > 1:
         (low_exchange_s, high_exchange_s), exchanges = _exchanges(model, workload, hardware)
         low_s, high_s, copies = low_s + low_exchange_s, high_s + high_exchange_s, copies + exchanges
     of_decoder = "" if model.provider == "native" else ", as our decoder of the same shape would take"
@@ -66,11 +69,11 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
         if workload.base_dtype in EIGHT_BIT else ""
     return Estimate(
         step_s=(low_s, high_s), floor_s=floor_s, bound_by=bound_by,
-        flops_per_step=work.flops, flops_per_token=work.flops_per_token,
-        dtype=work.dtype, peak_flops_per_s=hardware.peak(work.dtype), tokens_per_step=step_tokens, steps=steps,
+        flops_per_step=processes * work.flops, flops_per_token=work.flops_per_token,
+        dtype=work.dtype, peak_flops_per_s=processes * hardware.peak(work.dtype), tokens_per_step=step_tokens, steps=steps,
         memory_bytes=peak_memory(model, workload), padding_share=workload.padding_share,
         largest_pass=largest_pass(model, workload, hardware.free_memory_bytes),
-        bytes_per_step=work.gemm_bytes + work.optimizer_bytes,
+        bytes_per_step=processes * (work.gemm_bytes + work.optimizer_bytes),
         basis=f"expected time: {expect.basis}{copies}; floor: formulas with the measured peaks{coarse}; "
               f"memory: formulas{of_decoder}",
         step_basis=expect.basis,

@@ -27,6 +27,7 @@ from powertrain.records import Facts, NotApplied, Plan, RunFailed, UnknownFact, 
 from powertrain.records.events import Evaluated, Sample, Saved, Step
 from powertrain.records.findings import SEVERITIES, Finding, Severity, worst_first
 from powertrain.records.plan import PinError, PinRefused, PinsClash
+from powertrain.records.timeline import Sharing, sharing
 from powertrain.run.prepare import Prepared, prepare
 from powertrain.training.memory import is_out_of_memory, said_by
 
@@ -162,18 +163,24 @@ def observe(run: RunRecord) -> Observed | None:
         return None
     real, padding = mean(step.real_tokens for step in steps), mean(step.padding_tokens or 0 for step in steps)
     done, total = len(run.history.steps), max(run.total_steps, len(run.history.steps))
+    processes, shared = run.history.start.processes, sharing(steps) or Sharing(0.0, 0.0, 1.0)
+    step_s = mean(step.seconds for step in steps)
     found = Observed(
-        step_s=(mean(step.seconds for step in steps),),       # how the time changed is reported by the symptom slow_down
+        step_s=(step_s,),                    # how the time changed is reported by the symptom slow_down
         parts={name: mean(step.parts[name] for step in steps) for name in steps[0].parts
                if all(name in step.parts for step in steps)},
         steps=total, real_tokens=real, padding_tokens=padding, evaluation=_evaluation(run), checkpoint=_checkpoint(run),
-        recompilations=recompilations, recompile_s=recompile_s * total / done)
+        recompilations=recompilations, recompile_s=recompile_s * total / done,
+        exchange_s=shared.communication_share * step_s, waiting_s=shared.waiting_share * step_s)
     if (planned := _planned(run)) is None:
         return found
     facts, plan = planned
     hardware = facts.hardware
+    # the measured peaks are those of one process, and so is the work that is held against them
+    work = step_work(facts, plan, real / processes, padding / processes) | {
+        "real_tokens": real, "padding_tokens": padding} if real else {}
     return replace(
-        found, **(step_work(facts, plan, real, padding) if real else {}), passes=passes_of(facts, plan), cores=hardware.cores,
+        found, **work, passes=passes_of(facts, plan) / processes, cores=hardware.cores,
         peak_flops_per_s=hardware.peak_flops_per_s, bandwidth_bytes_per_s=hardware.bandwidth_bytes_per_s,
         threads=run.techniques.get("threads", {}).get("threads"))
 

@@ -39,6 +39,8 @@ class Bound(StrEnum):
     BUSY = "busy machine"
     THREADS = "too few threads"
     SPLIT = "device split"
+    COMMUNICATION = "communication"
+    IMBALANCE = "imbalance"
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Observed:
     """The figures of a run. An unknown figure keeps its default, which holds nothing back."""
 
     step_s: tuple[float, ...]                # of each step, in order; the first ones, which allocate and compile, left out
-    parts: Mapping[str, float]               # seconds of a step on average: data, copy, forward, backward, optimizer
+    parts: Mapping[str, float]               # seconds of a step on average: data, copy, forward, backward, ...
     steps: int                               # of the whole run
     # work of a step; FLOPs as the machine computes them, padding and recomputation included
     dtype: str = "fp32"                      # of the matrix products
@@ -97,6 +99,9 @@ class Observed:
     throttled_share: float = 0.0             # of the time, in which a limit of the system (a CPU quota, a GPU's heat) held it
     throttled_by: str = ""                   # that limit, in words
     split_over: int = 1                      # devices that hold parts of the model, working one after the other
+    # of several processes, seconds of a step
+    exchange_s: float = 0.0                  # that the sums take
+    waiting_s: float = 0.0                   # that a process waits for the slowest one, on average
     # between the steps
     evaluation: Between | None = None
     checkpoint: Between | None = None
@@ -120,8 +125,8 @@ class Observed:
 
     @cached_property
     def computing_s(self) -> float:
-        """Return the seconds of a step that neither wait for data nor copy it."""
-        return max(0.0, self.mean_step_s - self.parts.get("data", 0.0) - self.parts.get("copy", 0.0))
+        """Return the seconds of a step that neither wait for data or other processes nor copy anything."""
+        return max(0.0, self.mean_step_s - sum(self.parts.get(part, 0.0) for part in ("data", "copy", "communication")))
 
     @cached_property
     def floors_s(self) -> tuple[float, float]:
@@ -186,6 +191,8 @@ class Observed:
         if self.threads_share < 1:
             found[Bound.THREADS] = self.computing_s * (1 - self.threads_share)
         found |= {name: part.per_step_s(self.steps) for name, part in self.between.items()}
+        if self.exchange_s:
+            found |= {Bound.COMMUNICATION: self.exchange_s, Bound.IMBALANCE: self.waiting_s}
         if self.recompilations:
             found[Bound.RECOMPILATION] = self.recompile_s / max(1, self.steps)
         return {name: min(1.0, taken_s / self.wall_s) for name, taken_s in found.items()}

@@ -105,6 +105,11 @@ class RunRecord:
         return {step["technique"]: step.get("settings") or {} for step in self.plan.get("steps") or []}
 
     @property
+    def numbers(self) -> Mapping[str, Mapping[str, float]]:
+        """Return the techniques in force, with the numbers that the planner's reasons rest on."""
+        return {step["technique"]: step.get("numbers") or {} for step in self.plan.get("steps") or []}
+
+    @property
     def warmup_steps(self) -> int:
         """Return the steps over which the learning rate rises."""
         recipe = self.recipe

@@ -100,7 +100,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the plan expects of a run, before any step."""
+    """What the plan expects of a run, before any step. FLOPs, bytes and peak are those of all processes of the run."""
 
     step_s: tuple[float, float]              # low, high
     floor_s: float                           # compute or memory traffic alone, at the measured peaks

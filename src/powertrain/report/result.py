@@ -44,6 +44,8 @@ class Live:
         parts = [f"step {last.step:,}/{total_steps:,}", f"loss {recent_loss:.3f}", f"{count(tokens_per_s)} tokens/s"]
         if estimate:
             parts.append(f"{tokens_per_s * estimate['flops_per_token'] / estimate['peak_flops_per_s']:.0%} of the peak")
+        if shared := timeline.sharing(self.steps):
+            parts.append(f"{shared.communication_share:.0%} communication, imbalance {shared.token_imbalance:.2f}")
         parts += [memory(self.memory_bytes()), f"{duration(left_s)} left",
                   "not saved yet" if self.saved_step is None else f"saved at {self.saved_step:,}"]
         return " | ".join(parts)
@@ -83,7 +85,7 @@ def result_rows(events: Sequence[Event], folder: str, gzip_bits_per_byte: float 
     not_saved = f", but {end.not_saved}" if end.not_saved else ""
     rows = [("Result", f"{end.state} at step {end.step:,}{not_saved}")]
     if steps := [event for event in events if isinstance(event, Step)]:
-        rows += _speed_rows(steps, start)
+        rows += _speed_rows(steps, start) + _process_rows(steps, start)
     if evaluation := last_of(Evaluated, events):
         rows.append(("Held-out", quality(evaluation, gzip_bits_per_byte)))
     if adapters := last_of(Adapters, events):
@@ -138,6 +140,15 @@ def _speed_rows(steps: Sequence[Step], start: Start) -> list[Row]:
         if load > BUSY and tokens / seconds < estimate["tokens_per_step"] / high_s:
             text += f"; the machine was not idle: its load was {load:.2g} when the run began"
     return [("Speed", text)]
+
+
+def _process_rows(steps: Sequence[Step], start: Start) -> list[Row]:
+    shared = timeline.sharing(steps)
+    if shared is None:
+        return []
+    return [("Processes", f"{start.processes}: communication took {shared.communication_share:.0%} of the steps' time, waiting "
+                          f"for the slowest process {shared.waiting_share:.0%}; the one with the most tokens had "
+                          f"{shared.token_imbalance:.2f} times the mean")]
 
 
 def _memory_rows(measured: Memory | None, peak_bytes: int | None) -> list[Row]:

@@ -16,8 +16,8 @@ from powertrain.report.words import count, duration, flops, memory
 SMOOTHED_SHARE = 1 / 40      # of the steps: over so many the faint line is smoothed
 LEAST_SMOOTHED = 5
 COLOUR_OF: Mapping[str, str] = {
-    "data wait": "orange", "copy": "ink", "forward": "blue", "backward": "sky", "optimizer": "green", NOT_SPLIT: "blue",
-    "evaluation": "purple", "samples": "yellow", "checkpoint": "red", OTHER: "grey"}
+    "data wait": "orange", "copy": "ink", "forward": "blue", "backward": "sky", "communication": "quiet",
+    "optimizer": "green", NOT_SPLIT: "blue", "evaluation": "purple", "samples": "yellow", "checkpoint": "red", OTHER: "grey"}
 MARKED: tuple[tuple[type[Event], str], ...] = ((Evaluated, "purple"), (Saved, "red"), (RunWarning, "orange"))
 LISTED = (Evaluated, Saved, RunWarning, Resume, Sample, ModelSaved, End)
 MOST_BINS = 60
@@ -134,6 +134,8 @@ def breakdown(history: History) -> Figure | Missing:
         "examples of a step; copy: copying them to the device; forward, backward, optimizer: "
         + ("time between two events on the device's stream, without the work that the host does meanwhile"
            if history.start.device == "cuda" else "time of the computation on the CPU")
+        + ("; communication: the sums over the processes and the wait for them, in the first process"
+           if history.start.processes > 1 else "")
         + "; checkpoint: saving, with the final model; other: everything else (logging, freeing memory, waiting). "
           f"Below: the same over the run, in {len(over_run.rows)} groups of steps.",
         (table, over_run), f"A stacked bar and stacked areas of the wall time by part. {title}.")
@@ -153,6 +155,29 @@ def _over_run(history: History, parts: list[str]) -> tuple[Plot, Table]:
                   tuple((first + low, first + high - 1, *(1e3 * found[part] / (high - low) for part in parts))
                         for (low, high), found in zip(groups, sums, strict=True)), "time by part over the run")
     return plot, table
+
+
+def shared_steps(history: History) -> Figure | None:
+    """Plot communication, waiting and the balance of tokens among the processes of a run; None for one process."""
+    shared = timeline.sharing(history.steps)
+    steps = [step for step in history.steps if step.communication_share is not None]
+    if shared is None:
+        return None
+    shares = Plot(Axis("step"), Axis("% of the step", low=0.0), (
+        Series("communication", tuple((step.step, 100 * (step.communication_share or 0.0)) for step in steps), "blue"),
+        Series("waiting", tuple((step.step, 100 * (step.waiting_share or 0.0)) for step in steps), "orange")),
+        "Communication and waiting", height=170)
+    tokens = Plot(Axis("step"), Axis("times the mean process's tokens", low=0.9), (
+        Series("process with the most tokens", tuple((step.step, step.token_imbalance) for step in steps), "green"),),
+        "Imbalance", height=170)
+    table = Table(("step", "communication (share of the step)", "waiting (share of the step)", "most tokens over the mean"),
+                  tuple((step.step, step.communication_share, step.waiting_share, step.token_imbalance) for step in steps))
+    return Figure(
+        "processes", f"Communication took {shared.communication_share:.0%} of the steps' time, and waiting for the slowest "
+        f"process {shared.waiting_share:.0%}; the process with the most tokens had {shared.token_imbalance:.2f} times the mean",
+        (shares, tokens),
+        f"{history.start.processes} processes shared each step. Communication: the sums of gradients, loss and counts, in the "
+        "process that waits least. Waiting: what the processes wait longer than that one, on average.", (table,), beside=True)
 
 
 def throughput(history: History) -> Figure | Missing:
@@ -253,13 +278,15 @@ def prediction(history: History, estimate: Mapping[str, Any] | None) -> Figure |
 
 def roofline(history: History, estimate: Mapping[str, Any] | None, hardware: Mapping[str, Any]) -> Figure | Missing:
     """Plot achieved FLOP/s against arithmetic intensity, under the limits that were measured on this machine."""
-    peaks, bandwidth = hardware.get("peak_flops_per_s") or {}, hardware.get("bandwidth_bytes_per_s")
+    processes = hardware.get("processes", 1)             # the figures of the hardware are those of one of them
+    peaks, datasheet = ({dtype: processes * peak for dtype, peak in (hardware.get(f"{source}_flops_per_s") or {}).items()}
+                        for source in ("peak", "datasheet"))
+    bandwidth = processes * (hardware.get("bandwidth_bytes_per_s") or 0.0)
     if not peaks or not bandwidth:
         return Missing("roofline", "This machine's peaks were not measured (`powertrain facts --measure`).")
     if not estimate or not (speeds := steady_speeds(history)):
         return Missing("roofline", "The FLOPs of a step are not known for this run.")
     slow, reached, fast = (speed * estimate["flops_per_token"] for speed in spread(speeds))
-    datasheet = hardware.get("datasheet_flops_per_s") or {}
     peak, ridge = estimate["peak_flops_per_s"], estimate["peak_flops_per_s"] / bandwidth
     intensity, known = _intensity(estimate, bandwidth)
     low, high = min(ridge, intensity) / 30, max(max(peaks.values()) / bandwidth, intensity) * 30

@@ -52,6 +52,7 @@ def page(files: RunFiles) -> Page:
         *_symptoms(files),
         Section("Loss", (run_figures.loss(history), run_figures.signals(history, limit))),
         Section("Where the time went", (run_figures.breakdown(history),)),
+        *(Section("Processes", (figure,)) for figure in [run_figures.shared_steps(history)] if figure is not None),
         Section("Speed", (run_figures.throughput(history), run_figures.prediction(history, estimate),
                           run_figures.roofline(history, estimate, hardware), run_figures.tokens(history))),
         Section("Memory", (run_figures.memory_by_component(history, estimate, device),)),

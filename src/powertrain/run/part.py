@@ -127,7 +127,7 @@ class Part:
     stopped_by: str | None = None            # the signal that ended the run early
     checkpoint_failed: str | None = None     # why the last checkpoint is not on the disk
     step_s: list[float] = field(default_factory=list)    # of the steps that the plan in force has made
-    watch: StragglerWatch = field(default_factory=StragglerWatch)
+    stragglers: StragglerWatch = field(default_factory=StragglerWatch)
     taken: int = 0                           # steps that the plan in force has begun in this process
     began_s: float = field(default_factory=time.perf_counter)    # before its first event, from which its report counts
 
@@ -178,7 +178,7 @@ class Part:
 
     def _name_stragglers(self, steps: Sequence[SharedStep]) -> None:
         """Warn of the processes that hold the others up. All processes come to the same ones."""
-        found = [straggler for step in steps for straggler in self.watch.take(step)]
+        found = [straggler for step in steps for straggler in self.stragglers.take(step)]
         if found:
             hosts = self.ranks.each(socket.gethostname())
             for straggler in found:

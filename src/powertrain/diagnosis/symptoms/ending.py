@@ -16,6 +16,7 @@ UNKNOWN_STEP_S = 60.0        # of a run that has no step yet, and whose plan has
 NEARLY_FULL = 0.9            # of the memory that was free: if so much was predicted, the system has probably killed the run
 PASS_TECHNIQUES = ("micro_batch", "packing")                 # these set how much is computed at once
 UNSAVED = (events.CheckpointFailed, events.CheckpointRejected)      # a checkpoint that should be on the disk is missing
+EXPLAINED = (events.OutOfMemory, events.Straggler)     # warnings that have a symptom of their own
 NAMED_WARNINGS = 3
 SERIOUS_SHARE = 0.1          # of the run's time
 MANY_SESSIONS = 5            # each session reads the data, builds the model and warms up again
@@ -112,7 +113,7 @@ def _best_interval(run: RunRecord) -> int | None:
 @rule("fact: the run's warnings")
 def warned(run: RunRecord) -> Iterator[Finding]:
     """The run wrote warnings that no other symptom explains."""
-    warnings = [one.event for one in run.history.of(events.RunWarning) if not isinstance(one.event, events.OutOfMemory)]
+    warnings = [one.event for one in run.history.of(events.RunWarning) if not isinstance(one.event, EXPLAINED)]
     unsaved = [warning for warning in warnings if isinstance(warning, UNSAVED)]
     if warnings:
         yield told("warned.unsaved" if unsaved else "warned.other", *(one.sentence for one in warnings[:NAMED_WARNINGS]),
