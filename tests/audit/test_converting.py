@@ -192,8 +192,11 @@ def test_files_that_a_builder_of_datasets_reads_are_the_source() -> None:
 
 def test_processes_that_a_script_is_launched_on_make_the_batch_larger() -> None:
     conversion = convert(subject_of("accelerate", model__path="m", training__per_device_train_batch_size=2,
-                                    training__gradient_accumulation_steps=4, accelerate__num_processes=2))
+                                    training__gradient_accumulation_steps=4, accelerate__num_processes=2,
+                                    accelerate__num_machines=1))
     assert conversion.values["train_batch_size"] == 16
+    machines = next(account for account in conversion.accounts if account.key == "accelerate.num_machines")
+    assert "`powertrain train --processes N`" in machines.why
 
 
 def test_what_only_running_the_script_would_tell_is_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from pathlib import Path
 from string import Formatter
 from typing import Any
 
@@ -44,3 +45,11 @@ def facts_in(said: Any) -> set[str]:
     if isinstance(said, dict):
         return {name for inner in said.values() for name in facts_in(inner)}
     return {name.partition(".")[0] for _, name, _, _ in Formatter().parse(str(said)) if name}
+
+
+@pytest.mark.parametrize("name", ["data_parallel", "device_map_auto", "micro_batches_synchronised", "saved_by_every_process",
+                                  "scheduler_each_process"])
+def test_rules_on_several_processes_name_the_command_that_does_it_right(name: str) -> None:
+    assert "`powertrain train --processes N`" in wording()[name]["cure"]
+    assert "(docs/many-devices.md)" in wording()[name]["cure"]
+    assert (Path(__file__).parents[2] / "docs" / "many-devices.md").is_file()

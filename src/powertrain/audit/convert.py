@@ -198,8 +198,8 @@ def _launched(subject: Subject, key: str, value: Any) -> Aside:
     if key == "accelerate.mixed_precision":
         return None
     if key == "accelerate.num_processes" and value != 1:
-        return {}, "the batches of all its processes are one step's batch here"
-    return "a run is one process on one device, so there is nothing to spread"
+        return {}, f"the batches of all its processes are one step's batch here; --processes {value} shares it among as many"
+    return "a recipe does not say how a run is spread: `powertrain train --processes N` does (docs/many-devices.md)"
 
 
 def _interval(subject: Subject, key: str, value: Any) -> Aside:

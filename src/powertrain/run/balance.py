@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
+from typing import Any
 
 from powertrain.records.events import Straggler
 from powertrain.records.timeline import quantile
@@ -40,7 +41,7 @@ class OwnStep:
 SharedStep = Sequence[OwnStep]               # the parts of all processes, in the order of ranks
 
 
-def shares_of(step: SharedStep) -> dict[str, float]:
+def shares_of(step: SharedStep) -> dict[str, Any]:
     """Return the fields of a step's event that are about several processes; none for one process.
 
     The process that waits least waits for the exchange alone, and the others for the slowest process besides.
