@@ -1,6 +1,7 @@
 """The probes that documents 000 and 001 need, on their form: what they count, and that what they run runs."""
 
 import mmap
+import multiprocessing
 import sys
 from pathlib import Path
 
@@ -8,10 +9,11 @@ import pytest
 import torch
 
 from driver import TINY
-from powertrain.claims.probes import Context, files, kernels, memory, runs
+from powertrain.claims.probes import Context, files, kernels, memory, processes, runs
 from powertrain.claims.probes.memory import stands_from, step_peak
 from powertrain.claims.probes.probe import apart, open_training
 from powertrain.evidence.worker import Probe
+from powertrain.machine import usable_cores
 from powertrain.records import WrongUse
 
 
@@ -63,6 +65,18 @@ def test_tokenising_runs_to_a_value(cache, tmp_path, monkeypatch):
     measured = files.tokenising(Context(cache, float("inf"), None, tmp_path))
     assert measured.value.median > 0
     assert measured.detail["characters"] == 20_000
+
+
+@pytest.mark.skipif(usable_cores()[0] < 2 and torch.cuda.device_count() < 2, reason="there is one core and no two GPUs")
+def test_two_processes_share_the_steps_of_one(tiny, cache, tmp_path):
+    measured = processes.shared_steps(Context(cache, float("inf"), None, tmp_path), words=tiny, steps=2)
+    assert measured.value.median > 0
+    assert (measured.a, measured.b) == ("one process", "2 processes")
+    assert all(seconds > 0 for seconds in measured.detail["step_s"].values())
+    alone, together = measured.detail["first_steps"].values()
+    assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)    # of the same step, with the same dropout
+    assert 0 < together["tokens"] < alone["tokens"]
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there are two GPUs here")

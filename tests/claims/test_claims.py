@@ -163,6 +163,13 @@ def test_two_gpus_are_two(devices, holds):
     assert (why_not(["two_gpus"], gpu, Software({}, {})) is None) == holds
 
 
+@pytest.mark.parametrize(("device", "devices", "cores", "reason"), [
+    ("cpu", 1, 2, None), ("cpu", 1, 1, "there is one core"), ("cuda", 2, 1, None), ("cuda", 1, 8, "there is one GPU")])
+def test_two_processes_have_a_device_or_a_core_each(device, devices, cores, reason):
+    found = why_not(["two_processes"], Hardware("it", device, cores, 1 << 33, 1 << 33, devices=devices), Software({}, {}))
+    assert found is None if reason is None else reason in found
+
+
 @pytest.mark.parametrize(("need", "capability", "holds"), [
     ("cuda>=8.0", (8, 0), True), ("cuda>=8.0", (7, 5), False), ("cuda<8.0", (7, 5), True), ("cuda<8.0", (9, 0), False),
     ("cuda", (7, 5), True)])

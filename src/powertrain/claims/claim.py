@@ -221,8 +221,8 @@ def _validated(kind: type, where: str, plain: Mapping[str, Any]) -> Any:
 def why_not(needs: Sequence[str], hardware: Hardware, software: Software) -> str | None:
     """Return the reason why the first missing one of `needs` is missing; None where all are there.
 
-    cuda, cuda>=8.0, cuda<8.0 (compute capability), two_gpus, compiler (for torch.compile), gpu:NAME (a figure of one
-    machine), or a part of facts/software.py.
+    cuda, cuda>=8.0, cuda<8.0 (compute capability), two_gpus, two_processes (a GPU or a core for each), compiler (for
+    torch.compile), gpu:NAME (a figure of one machine), or a part of facts/software.py.
     """
     return next((reason for need in needs if (reason := _missing(need, hardware, software)) is not None), None)
 
@@ -240,6 +240,9 @@ def _missing(need: str, hardware: Hardware, software: Software) -> str | None:
         return f"the claim is for compute capability {wanted}, and {hardware.name} has {here[0]}.{here[1]}"
     if need == "two_gpus":
         return None if has_gpu and hardware.devices > 1 else f"the claim needs two GPUs, and {seen}"
+    if need == "two_processes":
+        most, what = (hardware.devices, "GPU") if has_gpu else (hardware.cores, "core")
+        return None if most > 1 else f"the claim needs two processes, and there is one {what}"
     if need == "compiler":
         parts = [part for part in COMPILER_PARTS.get(hardware.device, ()) if part in software.missing]
         return f"torch.compile cannot work here ({parts[0]}: {software.missing[parts[0]]})" if parts else None

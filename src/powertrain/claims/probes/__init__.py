@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from powertrain.claims.probes import files, kernels, loops, memory, runs
+from powertrain.claims.probes import files, kernels, loops, memory, processes, runs
 from powertrain.claims.probes.probe import Context, Measured, in_own_process
 
 PROBES: Mapping[str, Callable[..., Measured]] = {
@@ -13,7 +13,8 @@ PROBES: Mapping[str, Callable[..., Measured]] = {
         files.loading, runs.epochs, runs.start_up, runs.target_loss)},
     # these start processes of their own, or measure nothing
     **{probe.__name__: probe for probe in (
-        memory.step_memory, memory.memory_rule, memory.four_bit_bytes, files.tokenising, runs.whole_runs)},
+        memory.step_memory, memory.memory_rule, memory.four_bit_bytes, files.tokenising, processes.shared_steps,
+        runs.whole_runs)},
 }
 
 __all__ = ["PROBES", "Context", "Measured"]

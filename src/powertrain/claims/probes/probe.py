@@ -1,5 +1,6 @@
 """The parts of every probe: its context and result, operations that are timed, a process of its own, and a training in it."""
 
+import contextlib
 import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,8 +19,9 @@ from powertrain.facts.measure import seconds_of
 from powertrain.recipe import resolve_words
 from powertrain.records import RunFailed, UserError, WrongUse
 from powertrain.records.evidence import Interval
-from powertrain.run.prepare import Prepared, build_setup, prepare
+from powertrain.run.prepare import Prepared, agreed, build_setup, prepare
 from powertrain.training.loop import State, StepResult, new_state, train
+from powertrain.training.ranks import joined
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup
 
@@ -125,16 +127,23 @@ def in_own_process(probe: Callable[..., Measured]) -> Callable[..., Measured]:
 
 def _answer(sender: Connection, folder: str, threads: int, function: Callable[..., Any], arguments: tuple[Any, ...],
             named: dict[str, Any]) -> None:
+    torch.set_num_threads(threads)
+    with answering(sender, folder, function.__module__):
+        sender.send(function(*arguments, **named))
+
+
+@contextlib.contextmanager
+def answering(sender: Connection, folder: str, name: str) -> Iterator[None]:
+    """Answer the parent of this process inside, in its folder; an error is sent instead of an answer."""
     be_silent()
     os.chdir(folder)                         # the server may have been started elsewhere
-    torch.set_num_threads(threads)
     with sender:
         try:
-            sender.send(function(*arguments, **named))
+            yield
         except UserError as error:
             sender.send(error)
         except Exception as error:           # the sentence can be sent to the parent, the traceback cannot
-            sender.send(RunFailed(f"{function.__module__} failed: {type(error).__name__}: {error}"))
+            sender.send(RunFailed(f"{name} failed: {type(error).__name__}: {error}"))
 
 
 @dataclass
@@ -160,9 +169,13 @@ class Training:
 
 
 def open_training(words: Sequence[str], cache: Path, *, warm_up: int = WARM_UP) -> Training:
-    """Return a training of the recipe with its plan in force, after a few steps. Raises WrongUse if it cannot be trained."""
-    prepared = prepare(resolve_words(words), cache, quiet)
-    setup = build_setup(prepared)
+    """Return a training of the recipe with its plan in force, after a few steps. Raises WrongUse if it cannot be trained.
+
+    The processes of torch.distributed's group, if this process has joined one, share the steps.
+    """
+    ranks = joined()
+    prepared = agreed(ranks, prepare(resolve_words(words), cache, quiet, processes=ranks.world))
+    setup = replace(build_setup(prepared), ranks=ranks)
     training = Training(prepared, setup, new_state(setup, prepared.recipe.weight_decay))
     training.advance(warm_up)
     return training
