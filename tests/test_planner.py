@@ -9,7 +9,17 @@ import pytest
 
 from powertrain import techniques
 from powertrain.models.kernels.ragged import build
-from powertrain.planner import Tuned, from_json, make_plan, to_json, with_built_code, with_pins, with_steps, workload_of
+from powertrain.planner import (
+    Tuned,
+    from_json,
+    make_plan,
+    processes_of,
+    to_json,
+    with_built_code,
+    with_pins,
+    with_steps,
+    workload_of,
+)
 from powertrain.recipe import Recipe
 from powertrain.records import Effect, Facts, Plan, Proposal, WrongUse
 from powertrain.records.evidence import Interval
@@ -19,6 +29,7 @@ from powertrain.techniques.attention_kernel import AttentionKernel
 from powertrain.techniques.base import CannotBuild
 from powertrain.techniques.packing import Packing
 from powertrain.techniques.tf32 import Tf32
+from powertrain.training.optimizers import OPTIMIZERS
 
 
 def names(plan: Plan) -> set[str]:
@@ -258,3 +269,49 @@ def test_every_refusal_has_a_kind_and_the_words_that_turn_it_on(facts: Facts, gp
             assert refusal.why is not Why.UNKNOWN
             assert refusal.possible is None or f"techniques.{refusal.technique}=on" in refusal.cure
             assert (refusal.why is Why.PART_MISSING) == bool(refusal.part)
+
+
+def shared(facts: Facts, processes: int = 4, free_bytes: int | None = None) -> Facts:
+    """The facts of one of several processes, with so much memory free."""
+    room = facts.hardware.free_memory_bytes if free_bytes is None else free_bytes
+    return replace(facts, hardware=replace(facts.hardware, processes=processes, free_memory_bytes=room))
+
+
+def test_sharding_proposes_itself_where_a_process_cannot_hold_weights_gradients_and_state(facts: Facts) -> None:
+    plenty = make_plan(shared(facts), Recipe(), 100)
+    assert "data_parallel" in names(plenty)
+    refusal = next(r for r in plenty.refused if r.technique == "sharding")
+    assert (refusal.why, refusal.cure) == (Why.NOT_NEEDED, ("techniques.sharding=on",))
+    short = make_plan(shared(facts, free_bytes=int(refusal.numbers["needed_bytes"])), Recipe(), 100)
+    assert "sharding" in names(short)
+    assert next(r for r in short.refused if r.technique == "data_parallel").rival == "sharding"
+    assert processes_of(from_json(json.loads(json.dumps(to_json(short))))) == 4
+    assert next(r for r in make_plan(facts, Recipe(), 100).refused if r.technique == "sharding").cure == ("--processes 2",)
+
+
+def test_sharding_keeps_out_what_needs_whole_weights(facts: Facts) -> None:
+    plan = make_plan(shared(facts), pinned(sharding={"stage": 2, "replicas": 2}), 100)
+    step = next(step.technique for step in plan.steps if step.technique.name == "sharding")
+    assert (step.processes, step.stage, step.replicas, step.shards) == (4, 2, 2, 2)  # type: ignore[attr-defined]
+    assert {r.technique for r in plan.refused if r.rival == "sharding"} >= {"fused_blocks", "torch_compile", "flat_parameters"}
+    with pytest.raises(PinRefused, match="works on whole ones"):
+        make_plan(shared(facts), pinned(sharding="on", flat_parameters="on"), 100)
+    with pytest.raises(PinsClash):
+        make_plan(shared(facts), pinned(sharding="on", data_parallel="on"), 100)
+
+
+@pytest.mark.parametrize(("settings", "says"), [
+    ({"engine": "deepspeed"}, "its checkpoints are pickles"), ({"stage": 4}, "stage=4 is none of 1, 2 and 3"),
+    ({"replicas": 3}, "replicas=3 does not divide 4 processes"), ({"replicas": 4}, "groups of 2 or more")])
+def test_sharding_that_cannot_be_is_refused_with_the_reason(facts: Facts, settings: dict[str, object], says: str) -> None:
+    with pytest.raises(WrongUse, match=says):
+        make_plan(shared(facts), pinned(sharding=settings), 100)
+
+
+def test_sharding_refuses_what_cannot_be_divided(facts: Facts) -> None:
+    four_bit = replace(facts, model=replace(facts.model, method="qlora", adapter_parameters=64, trainable=64))
+    with pytest.raises(PinRefused, match="4 bits"):
+        make_plan(shared(four_bit), pinned(sharding="on"), 100)
+    muon = replace(facts, optimizer=OPTIMIZERS.named("muon").facts_on("cpu"))
+    with pytest.raises(PinRefused, match="optimizer muon does not update each weight's elements"):
+        make_plan(shared(muon), pinned(sharding="on"), 100)

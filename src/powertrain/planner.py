@@ -22,7 +22,6 @@ from powertrain.records.evidence import Interval
 from powertrain.records.plan import PinError, PinRefused, PinsClash, UnknownTechnique, Why, WrongSetting
 from powertrain.techniques import CATALOGUE, Technique
 from powertrain.techniques.base import CannotBuild, PlannedRun
-from powertrain.techniques.data_parallel import DataParallel
 from powertrain.techniques.micro_batch import MicroBatch
 
 BY_NAME: Mapping[str, type[Technique]] = {technique.name: technique for technique in CATALOGUE}
@@ -363,7 +362,7 @@ def from_json(data: Mapping[str, Any]) -> Plan:
 
 def processes_of(plan: Plan) -> int:
     """Return how many processes share a run with this plan."""
-    return next((step.technique.processes for step in plan.steps if isinstance(step.technique, DataParallel)), 1)
+    return max((getattr(step.technique, "processes", 1) for step in plan.steps), default=1)
 
 
 def _read(data: Mapping[str, Any]) -> Plan:

@@ -87,6 +87,8 @@ class Workload:
     device: str = "cpu"                      # torch device type
     threads: int = 1                         # of a CPU
     replayed: bool = False                   # passes are recorded once and replayed: all have one shape
+    shards: int = 1                          # processes that each weight is divided among
+    sharded_stage: int = 0                   # of ZeRO: 1 divides the optimizer's state, 2 gradients too, 3 weights too
     library_workspace_bytes: int = 0         # what a GPU's matrix library takes from torch's allocator
 
     def shared_by(self, processes: int) -> Self:

@@ -218,7 +218,7 @@ def new_run(prepared: Prepared, listener: Listener, write_sample: WriteSample, r
         # all use the plan of the first process that could not compile something
         plan, failed = next((other for other in ranks.each(built) if other[1]), built)
         prepared = replace(prepared, plan=plan)
-        setup = replace(build_setup(prepared), ranks=ranks)
+        setup = build_setup(prepared).shared_by(ranks)
         prepared, setup = _with_length(prepared, setup, record)
         if ranks.is_writer:
             write_json(folder.facts, to_plain(prepared.facts))
@@ -250,7 +250,7 @@ def continued_run(folder: RunFolder, prepared: Prepared, listener: Listener, wri
                   ranks: Ranks = ALONE) -> Iterator[Part]:
     """Open a run at its newest whole checkpoint, with its own plan."""
     with _in_folder(ranks, lambda: folder), ranks.watched(folder.path) as ranks, listen() as interrupt:
-        setup = replace(build_setup(prepared), ranks=ranks)
+        setup = build_setup(prepared).shared_by(ranks)
         part = Part(prepared, setup, new_state(setup, prepared.recipe.weight_decay), folder,
                     Record(EventLog(folder.events), listener, ranks), write_sample, interrupt)
         if ranks.is_writer:

@@ -138,6 +138,7 @@ class Technique:
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}        # of a setting: the values that it may have
     may_be_zero: ClassVar[frozenset[str]] = frozenset()  # of the whole-number settings; the others are 1 or more
     native_only: ClassVar[bool] = False      # it changes the inside of the built-in decoder
+    needs_whole_weights: ClassVar[bool] = False          # it cannot be where processes divide each weight among them
     asked_first: ClassVar[bool] = False      # others depend on its decision, though it is applied after them
     decides: ClassVar[Mapping[str, Any]] = NOTHING       # fields of the workload -> the value that it gives them
     decides_by: ClassVar[Mapping[str, str]] = NOTHING    # fields of the workload -> the setting whose value they take
@@ -163,6 +164,9 @@ class Technique:
         if cls.native_only and run.model.provider != "native":
             return cls.refuse(Why.OTHER_PROVIDER, f"{run.model.provider} computes this model, and the technique changes only "
                                                   "the built-in decoder")
+        if cls.needs_whole_weights and run.decided.shards > 1:
+            return cls.refuse(Why.CONFLICT, f"sharding leaves a process 1 / {run.decided.shards} of each weight, and the "
+                                            "technique works on whole ones", rival="sharding")
         return cls.propose(run)
 
     def unmet(self, run: PlannedRun) -> Refusal | None:

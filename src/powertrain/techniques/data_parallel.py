@@ -31,6 +31,7 @@ class DataParallel(Technique):
     exactness = Exactness.ROUNDING
     touches = frozenset()
     acts_on = EVERYTHING - {"optimizer"}
+    slots = frozenset({"processes"})
     source = "Li et al. 2020, arXiv:2006.15704 (gradients summed in buckets)"
 
     @classmethod
@@ -39,6 +40,8 @@ class DataParallel(Technique):
         if processes == 1:
             return cls.refuse(Why.DOES_NOT_APPLY, "the run has one process; --processes N starts more",
                               cure=("--processes 2",))
+        if run.decided.shards > 1:
+            return cls.refuse(Why.NOT_NEEDED, "sharding shares the passes already", rival="sharding")
         summed_bytes = FP32_BYTES * run.model.trainable
         return cls(processes).on(
             f"{processes} processes share each step of {batch} examples and sum {summed_bytes / MIB:,.0f} MiB of gradients",

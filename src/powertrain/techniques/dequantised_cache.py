@@ -29,6 +29,7 @@ class DequantisedCache(Technique):
 
     name = "dequantised_cache"
     does = "keeps some 4-bit blocks unpacked"
+    needs_whole_weights = True
     decides_by: ClassVar = {"whole_blocks": "blocks"}
     native_only = True
     exactness = Exactness.BITWISE

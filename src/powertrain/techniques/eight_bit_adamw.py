@@ -23,6 +23,7 @@ class EightBitAdamW(OptimizerForm):
 
     name = "eight_bit_adamw"
     does = "stores AdamW's two moments in 8 bits"
+    needs_whole_weights = True
     exactness = Exactness.LOSSY
     form = "in_eight_bits"
     source = "Dettmers et al. 2022, arXiv:2110.02861 (8-bit optimizers); bitsandbytes"

@@ -27,6 +27,7 @@ class FlatParameters(Technique):
 
     name = "flat_parameters"
     does = "puts all trained weights into one buffer per group"
+    needs_whole_weights = True
     decides: ClassVar = {"flat_parameters": True}
     native_only = True                       # elsewhere a weight may have no gradient, and AdamW skips it
     exactness = Exactness.ROUNDING

@@ -20,6 +20,7 @@ class Fp16(HalfPrecision):
     name = "fp16"
     decides: ClassVar = {"dtype": "fp16"}
     does = "multiplies matrices in float16, with loss scaling"
+    needs_whole_weights = True
     torch_dtype = "float16"
     scales_loss = True
     acts_on = frozenset({"products", "attention", "loss", "elementwise", "optimizer"})

@@ -19,6 +19,7 @@ class Fp8Base(InEightBits):
 
     name = "fp8_base"
     does = "stores and multiplies the frozen weights in 8-bit floats"
+    needs_whole_weights = True
     stored = "fp8"
     units = "fp8 units; NVIDIA GPUs have them from compute capability {}.{} (Ada) on".format(*GPU_SINCE["fp8"])
     rounded = "fp8 weights and inputs (3 bits of mantissa)"

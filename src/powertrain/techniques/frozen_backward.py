@@ -50,6 +50,7 @@ class FrozenBackward(Technique):
 
     name = "frozen_backward"
     does = "computes no gradient for frozen weights"
+    needs_whole_weights = True
     may_be_zero = frozenset({"first"})
     native_only = True
     exactness = Exactness.BITWISE

@@ -60,6 +60,7 @@ class FusedBlocks(Technique):
 
     name = "fused_blocks"
     does = "computes each block, forward and backward, with hand-written compiled code"
+    needs_whole_weights = True
     decides: ClassVar = {"fused_blocks": True}
     choices: ClassVar = {"kernels": KERNELS}
     native_only = True

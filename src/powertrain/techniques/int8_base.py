@@ -17,6 +17,7 @@ class Int8Base(InEightBits):
 
     name = "int8_base"
     does = "stores and multiplies the frozen weights in 8-bit integers"
+    needs_whole_weights = True
     stored = "int8"
     units = "fast int8 units (VNNI or AMX of a CPU, or tensor cores since Turing)"
     rounded = "8-bit weights and inputs"

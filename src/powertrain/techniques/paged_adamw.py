@@ -23,6 +23,7 @@ class PagedAdamW(OptimizerForm):
 
     name = "paged_adamw"
     does = "lets AdamW's moments move to host memory when the GPU is full"
+    needs_whole_weights = True
     exactness = Exactness.ROUNDING
     form = "paged"
     source = "Dettmers et al. 2023, arXiv:2305.14314, section 3 (paged optimizers); bitsandbytes"

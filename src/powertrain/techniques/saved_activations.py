@@ -43,6 +43,7 @@ class SavedActivations(Technique):
 
     name = "saved_activations"
     does = "plans which activations a hand-written block stores"
+    needs_whole_weights = True
     decides_by: ClassVar = {"saved": "actions", "saved_blocks": "blocks"}
     choices: ClassVar = {kind: ACTIONS if kind in RECOMPUTABLE else ("keep", "offload") for kind in KINDS}
     native_only = True

@@ -57,6 +57,7 @@ class TorchCompile(Technique):
 
     name = "torch_compile"
     does = "compiles each block's elementwise work into a few loops"
+    needs_whole_weights = True
     decides: ClassVar = {"compiled": True}
     choices: ClassVar = {"mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")}
     native_only = True

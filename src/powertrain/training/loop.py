@@ -122,10 +122,11 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
         with passes(setup.ranks):
             micro_batches = [batch.to(setup.device) for batch in loaded]     # those that are there already stay
             laps.lap("copy")
-            for batch in micro_batches:
-                of_pass = run_pass(setup, state.step, batch, units, state.scaler, laps.lap)
+            for batch, counts in setup.ranks.abreast(micro_batches, setup.spare):
+                of_pass = run_pass(setup, state.step, batch, units if counts else math.inf, state.scaler, laps.lap)
                 add(means, of_pass)
-                terms[batch.place] = of_pass["loss"].clone()     # where passes are replayed, the next one overwrites it
+                if counts:
+                    terms[batch.place] = of_pass["loss"].clone()     # where passes are replayed, the next overwrites it
             add_penalty(setup, state.scaler, laps.lap)
         setup.ranks.sum_step(setup.model.parameters(), means.values())
         lap_exchange(COMMUNICATION)
@@ -138,8 +139,11 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
         laps = Laps(setup.device)
 
 
-def run_pass(setup: Setup, step: int, batch: Batch, units: int, scaler: torch.amp.GradScaler, lap: Lap) -> Sums:
-    """Run one pass of a step (from 0). What it draws depends on seed, step and pass alone, in whichever process it runs."""
+def run_pass(setup: Setup, step: int, batch: Batch, units: float, scaler: torch.amp.GradScaler, lap: Lap) -> Sums:
+    """Run one pass of a step (from 0). What it draws depends on seed, step and pass alone, in whichever process it runs.
+
+    A pass over infinitely many `units` adds nothing to the step.
+    """
     torch.manual_seed(pass_seed(setup.seed, step, batch.place))
     return setup.run_pass(setup, batch, units, scaler, lap)
 
@@ -168,14 +172,14 @@ def add_penalty(setup: Setup, scaler: torch.amp.GradScaler, lap: Lap) -> None:
         lap("backward")
 
 
-def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBatches, units: int) -> Sums:
+def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBatches, units: float) -> Sums:
     """Compute the gradients of a step without its update, into `.grad`; return this process's terms of loss and metrics.
 
     `units` are those of the whole step.
     """
     means = zero_means(setup)
-    for batch in micro_batches:
-        add(means, run_pass(setup, 0, batch, units, scaler, no_lap))
+    for batch, counts in setup.ranks.abreast(micro_batches, setup.spare):
+        add(means, run_pass(setup, 0, batch, units if counts else math.inf, scaler, no_lap))
     add_penalty(setup, scaler, no_lap)
     return means
 
@@ -225,10 +229,12 @@ def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: floa
     with evaluating(setup.model), torch.no_grad(), passes(setup.ranks):
         for first in range(0, len(examples), setup.train_batch_size):
             last = min(first + setup.train_batch_size, len(examples))
-            for passed in setup.passes([examples[i] for i in range(first, last)]):
+            for passed, counts in setup.ranks.abreast(setup.passes([examples[i] for i in range(first, last)]), setup.spare):
                 batch = passed.to(setup.device)
-                losses.append(setup.held_out_loss(batch))
-                units += setup.objective.units(batch)
+                loss_of_pass = setup.held_out_loss(batch)
+                if counts:
+                    losses.append(loss_of_pass)
+                    units += setup.objective.units(batch)
     (total,) = setup.ranks.total(float(torch.stack(losses).cpu().double().sum()) if losses else 0.0)
     (units,) = setup.ranks.total(units)
     loss = total / units

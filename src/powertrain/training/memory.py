@@ -21,6 +21,7 @@ from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfi
 
 from powertrain.models.kernels.quantised import QuantisedLinear
 from powertrain.training.ranks import Ranks
+from powertrain.training.sharded import own_part
 
 ALLOCATION = "memory_alloc"                  # what torch's profiler calls one; freeing is one of negative size
 
@@ -71,7 +72,7 @@ def standing_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     kept = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     moments = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-                for tensor in (*model.parameters(), *model.buffers(), *kept, *moments)}
+                for tensor in map(own_part, (*model.parameters(), *model.buffers(), *kept, *moments))}
     packed = sum(module.held_bytes for module in model.modules() if isinstance(module, QuantisedLinear))
     return sum(storages.values()) + packed
 
@@ -122,7 +123,7 @@ def passes(ranks: Ranks) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not is_out_of_memory(error):
+        if ranks.lockstep or not is_out_of_memory(error):    # in lockstep the others wait for this very pass
             raise
         said = said_by(error)
     if (found := ranks.first(said)) is not None:

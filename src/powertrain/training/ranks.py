@@ -11,11 +11,11 @@ group of the host, so that no process waits for its device.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,8 @@ class Ranks:
     rank: int = 0
     world: int = 1                           # processes
 
+    lockstep: ClassVar[bool] = False         # a pass of one process needs one of every other: they exchange weights in it
+
     @property
     def is_writer(self) -> bool:
         """Return whether this process writes the run's files and shows its events."""
@@ -53,6 +55,13 @@ class Ranks:
             if least == self.rank:
                 mine.append(place)
         return [parts[place] for place in sorted(mine)]
+
+    def abreast(self, passes: Sequence[T], spare: Callable[[], T]) -> Iterator[tuple[T, bool]]:
+        """Yield this process's passes, each with whether it counts. In lockstep a process with fewer passes repeats `spare`."""
+        return ((one, True) for one in passes)
+
+    def put_away(self) -> None:
+        """Free the weights of other processes that passes have gathered, where weights are divided."""
 
     def sum(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by its sum over all processes. All processes give tensors of the same shapes and types."""

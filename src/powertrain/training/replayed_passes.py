@@ -143,7 +143,7 @@ class Recording:
         for parameter, gradient in zip(trained, before, strict=True):
             parameter.grad = gradient
 
-    def run(self, batch: Batch, units: int) -> Sums:
+    def run(self, batch: Batch, units: float) -> Sums:
         """Add the gradients of the batch's loss over `units`; return that loss and the metrics.
 
         The recording's buffers become the gradients, with what eager passes of this step have added so far.
@@ -174,7 +174,7 @@ class ReplayedPass:
     counts: dict[str, int] = field(default_factory=lambda: {"recorded": 0, "replayed": 0, "eager": 0})
     _recording: Recording | None = None
 
-    def __call__(self, setup: Setup, batch: Batch, units: int, scaler: torch.amp.GradScaler, lap: Lap) -> Sums:
+    def __call__(self, setup: Setup, batch: Batch, units: float, scaler: torch.amp.GradScaler, lap: Lap) -> Sums:
         if batch.layout is None:
             self.counts["eager"] += 1
             return self.eager(setup, batch, units, scaler, lap)

@@ -25,6 +25,7 @@ from powertrain.training.objective import Kernels, Objective, Sums
 from powertrain.training.objectives import NEXT_TOKEN
 from powertrain.training.optimizers import Optimizer
 from powertrain.training.ranks import ALONE, Ranks
+from powertrain.training.sharded import Sharding, is_divided, own_part
 
 PARTS = ("data", "copy", "forward", "backward", "optimizer")
 COMMUNICATION = "communication"              # a part of steps that processes share: the sums, and the wait for the others
@@ -32,7 +33,7 @@ Lap = Callable[[str], None]                  # the time since the last lap belon
 MicroBatches = list[Batch]                   # one optimizer step's batch, split
 Prepare = Callable[[int], MicroBatches]      # optimizer step (from 0) -> its batch, on the host
 Arrange = Callable[[Sequence[Example], int], list[list[Example]]]    # (a step's examples, micro_batch) -> its passes
-RunPass = Callable[["Setup", Batch, int, torch.amp.GradScaler, Lap], Sums]       # see run_eagerly
+RunPass = Callable[["Setup", Batch, float, torch.amp.GradScaler, Lap], Sums]       # see run_eagerly
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def as_collated(batch: Batch) -> Batch:
     return batch
 
 
-def run_eagerly(setup: Setup, batch: Batch, units: int, scaler: torch.amp.GradScaler, lap: Lap) -> Sums:
+def run_eagerly(setup: Setup, batch: Batch, units: float, scaler: torch.amp.GradScaler, lap: Lap) -> Sums:
     """Add the gradients of one pass's loss to `.grad`; return its loss and metrics. All are divided by the step's `units`."""
     with setup.precision.context(setup.device):
         sums = setup.objective.sums(setup.model, batch, setup.kernels, setup.loss)
@@ -122,6 +123,7 @@ class Setup:
     lay_out: Callable[[Batch], Batch] = as_collated      # adds what `run_pass` wants to know of a batch, on the host
     run_pass: RunPass = run_eagerly
     ranks: Ranks = ALONE                     # this process's part of the run
+    sharding: Sharding | None = None         # how weights are divided among the processes; None: each has all of them
     code: Path | None = None                 # folder where machine code is kept for later processes; None: nowhere
 
     def prepare(self, step: int) -> MicroBatches:
@@ -155,6 +157,14 @@ class Setup:
         """Return one batch of these examples' documents."""
         return self.collate([document for example in examples for document in self.objective.documents(example)])
 
+    def shared_by(self, ranks: Ranks) -> Setup:
+        """Return the setup of one of the processes that share the run."""
+        return dataclasses.replace(self, ranks=ranks if self.sharding is None else self.sharding.ranks(self.model, ranks))
+
+    def spare(self) -> Batch:
+        """Return a small pass on the device, the same in every process, for one that has fewer passes than the others."""
+        return dataclasses.replace(self, ranks=ALONE).few_tokens(1).to(self.device)
+
     def few_tokens(self, at_least: int) -> Batch:
         """Return a small pass for compiling and profiling, of the first step's shortest examples, two or more."""
         return self.passes(_reaching(sorted(self.examples_of(0), key=lambda example: example.tokens), at_least, examples=2))[0]
@@ -171,8 +181,10 @@ class Setup:
         """
         linear = next(module for module in self.model.modules() if isinstance(module, nn.Linear)
                       and (module.weight is None or module.weight.is_floating_point()))
+        row = torch.zeros(1, linear.in_features, device=self.device)
         with torch.no_grad(), self.precision.context(self.device):
-            product: Tensor = linear(torch.zeros(1, linear.in_features, device=self.device))
+            divided = is_divided(linear.weight)
+            product: Tensor = nn.functional.linear(row, own_part(linear.weight)) if divided else linear(row)
         return product.dtype
 
     def sums(self, batch: Batch) -> Sums:

@@ -1,0 +1,173 @@
+"""Sharding: several processes divide weights, gradients and optimizer state among them, and gather weights block by block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from powertrain.cost.fitting import planned_room_bytes
+from powertrain.cost.sharding import standing_bytes
+from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
+from powertrain.techniques.base import EVERYTHING, GIB, Exactness, PlannedRun, Technique
+from powertrain.training.optimizers import OPTIMIZERS
+
+if TYPE_CHECKING:
+    from powertrain.training.setup import Setup
+
+STAGES = (1, 2, 3)           # of ZeRO: the optimizer's state is divided; gradients too; weights too
+APART = 1e-2                 # of losses and norms of the same passes, summed in another order, with products in bf16
+NO_DEEPSPEED = ("techniques.sharding.engine='deepspeed' is not available: DeepSpeed takes over the backward pass and the "
+                "update, and its checkpoints are pickles, which Powertrain never reads; use techniques.sharding.engine=fsdp")
+
+
+@dataclass(frozen=True)
+class Sharding(Technique):
+    """Each process keeps 1 / processes of every weight, gradient and moment; what it computes with is gathered and freed.
+
+    The passes of a step are dealt out by their tokens, and gradients are sums over all processes, so the update is that of one
+    process up to rounding. Stage 1 divides the optimizer's state, 2 gradients too, 3 weights too: each step saves memory and
+    gathers more often. With `replicas`, that many groups of processes hold the whole model each.
+    """
+
+    processes: int = 2
+    stage: int = 3
+    replicas: int = 1
+    engine: str = "fsdp"
+
+    name = "sharding"
+    does = "divides weights, gradients and optimizer state among the processes of the run"
+    decides_by: ClassVar = {"shards": "shards", "sharded_stage": "stage"}
+    choices: ClassVar = {"engine": ("fsdp", "deepspeed")}
+    native_only = True
+    asked_first = True                       # techniques that need whole weights refuse beside it
+    exactness = Exactness.ROUNDING
+    touches = frozenset({"sharding", "runtime"})
+    acts_on = EVERYTHING
+    slots = frozenset({"processes"})
+    source = "Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO); torch.distributed.fsdp.fully_shard"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.engine == "deepspeed":
+            raise ValueError(NO_DEEPSPEED)
+        if self.stage not in STAGES:
+            raise ValueError(f"techniques.sharding.stage={self.stage} is none of 1, 2 and 3")
+        if self.processes % self.replicas or self.shards < 2:
+            raise ValueError(f"techniques.sharding.replicas={self.replicas} does not divide {self.processes} processes into "
+                             "groups of 2 or more")
+
+    @property
+    def shards(self) -> int:
+        """Return the processes that each weight is divided among."""
+        return self.processes // self.replicas
+
+    @classmethod
+    def propose(cls, run: PlannedRun) -> Proposal | Refusal:
+        processes = run.hardware.processes
+        if processes == 1:
+            return cls.refuse(Why.DOES_NOT_APPLY, "the run has one process; --processes N starts more",
+                              cure=("--processes 2",))
+        if (reason := _cannot_be_divided(run)) is not None:
+            return cls.refuse(Why.CONFLICT, reason)
+        needed, room = standing_bytes(run.model, run.optimizer), planned_room_bytes(run.hardware)
+        shown = f"weights, gradients and optimizer state take {needed / GIB:.2f} GiB of the {room / GIB:.1f} GiB of a process"
+        numbers = {"needed_bytes": needed, "room_bytes": room}
+        if needed <= room:
+            return cls.refuse(Why.NOT_NEEDED, f"{shown}, so each can hold all of them", cls(processes), numbers=numbers)
+        tried = [run.one_example(optimizer=run.optimizer, shards=processes, sharded_stage=stage) for stage in STAGES]
+        stage = next((step.sharded_stage for step in tried if run.need(step).is_met), STAGES[-1])
+        return cls(processes, stage).on(f"{shown}, and {processes} processes divide them (stage {stage})", Effect(
+            (1 / processes, 2.0), -(needed - needed // processes), basis="guess: time not measured yet, memory by formula",
+            guessed=True), numbers)
+
+    def apply(self, setup: Setup) -> Setup:
+        from powertrain.training.sharded import Sharding as Division
+
+        division = Division(self.stage, self.replicas)
+        return replace(setup, sharding=division, runtime=(*setup.runtime, partial(division.divide, setup.model)))
+
+    def confirm(self, setup: Setup) -> None:
+        """Look at what this process holds, and compare a divided step's loss and a block's norm with those of one process."""
+        from powertrain.training.ranks import joined
+        from powertrain.training.sharded import parts_of
+
+        ranks = joined()
+        if ranks.world != self.processes:
+            raise NotApplied(f"sharding: the plan is for {self.processes} processes, and this run has {ranks.world}")
+        whole = [name for name, weight in setup.model.named_parameters() if not hasattr(weight, "to_local")]
+        if whole or not parts_of(setup.model):
+            raise NotApplied(f"sharding: {len(whole)} weights are not divided ({', '.join(whole[:3])})")
+        too_long = [name for name, weight in setup.model.named_parameters()
+                    if weight.to_local().shape[0] > -(-weight.shape[0] // self.shards)]  # type: ignore[attr-defined]
+        if too_long:
+            raise NotApplied(f"sharding: this process holds more than 1 / {self.shards} of {', '.join(too_long[:3])}")
+        expected, found = _alone(setup, self.processes), _divided(setup, self.processes)
+        for what, one, other in zip(("a loss", "the norm of a block's gradients"), expected, found, strict=True):
+            if not abs(one - other) <= APART * one:
+                raise NotApplied(f"sharding: a divided step has {what} of {other:.4g}, and that of one process is {one:.4g}")
+
+
+def _cannot_be_divided(run: PlannedRun) -> str | None:
+    """Return why the weights or the update of this run cannot be divided, or None."""
+    if run.decided.replayed:
+        return "cuda_graph replays recorded passes, and the exchanges of weights are not in the recording"
+    model, row = run.model, OPTIMIZERS.named(run.optimizer.name)
+    if model.method == "qlora":
+        return "the frozen base is packed in 4 bits, and a part of it cannot be gathered; method=lora keeps it in 16"
+    if not row.can_be_flat:
+        return f"the recipe's optimizer {row.name} does not update each weight's elements one by one; use optimizer=adamw"
+    if model.adapter_parameters and run.recipe.lora.kind != "lora":
+        return f"adapters of kind {run.recipe.lora.kind} have a penalty on whole weights; use lora.kind=lora"
+    return None
+
+
+def _alone(setup: Setup, examples: int) -> tuple[float, float]:
+    """Return loss and the norm of the last block's gradients of a few examples, of which this process computes all passes."""
+    import torch
+
+    block = _last_trained_block(setup)
+    block.set_requires_gradient_sync(False, recurse=False)  # its gradients stay whole, and this process's own
+    block.set_reshard_after_backward(False, recurse=False)
+    loss = _few_passes(setup, examples)
+    gradients = [weight.grad for weight in block.parameters() if weight.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients).item()
+    for weight in block.parameters():
+        weight.grad = None
+    block.reshard()
+    block.set_requires_gradient_sync(True, recurse=False)
+    block.set_reshard_after_backward(True, recurse=False)
+    setup.model.zero_grad(set_to_none=True)
+    return loss, norm
+
+
+def _divided(setup: Setup, examples: int) -> tuple[float, float]:
+    """Return the same of the same examples, whose passes all processes share."""
+    import torch
+
+    from powertrain.training.ranks import joined
+    from powertrain.training.sharded import summed
+
+    loss = _few_passes(setup.shared_by(joined()), examples)
+    gradients = [weight.grad for weight in _last_trained_block(setup).parameters() if weight.grad is not None]
+    norm = summed(torch.nn.utils.get_total_norm(gradients)).item()
+    setup.model.zero_grad(set_to_none=True)
+    return loss, norm
+
+
+def _few_passes(setup: Setup, examples: int) -> float:
+    """Run the passes of the first step's first examples forward and backward; return their loss, of all processes."""
+    import torch
+
+    from powertrain.training.loop import backward
+
+    batches = [batch.to(setup.device) for batch in setup.passes(setup.examples_of(0)[:examples * setup.micro_batch])]
+    units = setup.ranks.total(sum(setup.objective.units(batch) for batch in batches))[0]
+    means = backward(setup, torch.amp.GradScaler(setup.device.type, enabled=False), batches, units)
+    setup.ranks.sum_step([], means.values())
+    return means["loss"].item()
+
+
+def _last_trained_block(setup: Setup) -> Any:
+    return [block for block in setup.model.get_submodule("blocks").children()
+            if any(weight.requires_grad for weight in block.parameters())][-1]

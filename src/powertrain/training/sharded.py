@@ -1,0 +1,109 @@
+"""Weights, gradients and optimizer state divided among the processes of a run, by torch's FSDP2 (`fully_shard`).
+
+Each process keeps its rows of every weight. A block's weights are gathered for the time of its computation, and gradients are
+summed and divided in one exchange, in the backward pass. So a pass of one process needs a pass of every other: where a process
+has fewer passes of a step than the others, it repeats a small one that weighs nothing.
+
+How much stays divided is the stage of ZeRO: 1, optimizer state alone: weights are whole during the step, gradients until its
+last pass; 2, gradients too; 3, weights too. With `replicas`, processes form as many groups that divide the weights, and
+gradients are summed over the groups as well (hybrid).
+Source: Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO); Zhao et al. 2023, arXiv:2304.11277 (FSDP).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from powertrain.training.ranks import GroupRanks, Ranks
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How the weights of a model are divided among the processes of torch.distributed's default group."""
+
+    stage: int = 3                           # of ZeRO
+    replicas: int = 1                        # groups of processes, each of which holds the whole model
+
+    def divide(self, model: nn.Module) -> None:
+        """Leave this process its rows of every weight. Blocks are gathered one by one, all other weights with `hidden`."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+        world = torch.distributed.get_world_size()
+        shape = (world,) if self.replicas == 1 else (self.replicas, world // self.replicas)
+        device = next(model.parameters()).device.type
+        mesh = init_device_mesh(device, shape, mesh_dim_names=("replicas", "shards")[-len(shape):])
+        for block in model.get_submodule("blocks").children():
+            fully_shard(block, mesh=mesh, reshard_after_forward=self.stage == 3)
+        fully_shard(model, mesh=mesh, reshard_after_forward=False)       # its head is used once `hidden` has returned
+        register_fsdp_forward_method(model, "hidden")
+        for part in parts_of(model):
+            # sums, not means: the loss of a pass is divided by the units of the whole step already
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)     # gloo has no other kind
+
+    def ranks(self, model: nn.Module, plain: Ranks) -> ShardedRanks:
+        """Return a process's part of the run of a model that `divide` has divided."""
+        given = {field.name: getattr(plain, field.name) for field in fields(plain)}
+        return ShardedRanks(**given, model=model, stage=self.stage)
+
+
+@dataclass(frozen=True)
+class ShardedRanks(GroupRanks):
+    """One process of a group that divides the weights of `model`."""
+
+    model: Any = None                        # an FSDPModule
+    stage: int = 3
+
+    lockstep: ClassVar[bool] = True
+
+    def abreast(self, passes: Sequence[T], spare: Callable[[], T]) -> Iterator[tuple[T, bool]]:
+        most = max(self.each(len(passes)))
+        for place in range(most):
+            last = place == most - 1
+            self.model.set_requires_gradient_sync(self.stage > 1 or last)
+            self.model.set_reshard_after_backward(self.stage == 3 or last)
+            yield (passes[place], True) if place < len(passes) else (spare(), False)
+        self.put_away()
+
+    def put_away(self) -> None:
+        for part in parts_of(self.model):
+            part.reshard()
+
+    def sum_step(self, parameters: Iterable[nn.Parameter], means: Iterable[Tensor]) -> None:
+        """Sum the means: the backward passes have summed the gradients."""
+        self.sum(means)
+
+
+def parts_of(model: nn.Module) -> list[FSDPModule]:
+    """Return the modules whose weights are gathered together, the model itself among them."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def is_divided(weight: Tensor | None) -> bool:
+    """Return whether processes hold parts of the weight: then it is a DTensor."""
+    return hasattr(weight, "to_local")
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """Return this process's part of a divided tensor; any other tensor as it is."""
+    part: Tensor = tensor.detach().to_local() if is_divided(tensor) else tensor  # type: ignore[attr-defined]
+    return part
+
+
+def summed(tensor: Tensor) -> Tensor:
+    """Return a result that each process has a part of, such as the norm of divided gradients, whole on every process."""
+    whole: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
+    return tensor if whole is None else whole()

@@ -1,0 +1,235 @@
+"""Processes that divide the weights make the same updates as one: real processes, joined by gloo on this machine."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from powertrain.cost.memory import peak_memory
+from powertrain.cost.workload import Workload
+from powertrain.data.example import Example, collate_padded
+from powertrain.facts.model import model_facts
+from powertrain.models.adapters.attached import add_adapters
+from powertrain.models.adapters.targets import AdapterConfig
+from powertrain.models.config import make_config
+from powertrain.models.decoder import Decoder
+from powertrain.records import IGNORE, NotApplied
+from powertrain.techniques import (
+    activation_checkpointing,
+    bf16,
+    chunked_cross_entropy,
+    fused_adamw,
+    micro_batch,
+    packing,
+    sharding,
+)
+from powertrain.training.loop import State, evaluate, measured_step_bytes, new_state, train
+from powertrain.training.optimizers import plain_adamw
+from powertrain.training.ranks import ALONE, Ranks, joined
+from powertrain.training.schedule import Schedule
+from powertrain.training.setup import Setup, plain_setup
+from powertrain.training.sharded import Sharding, own_part, parts_of, summed
+
+STEPS, RATE = 3, 1e-3
+SIZES: Mapping[str, Any] = {"vocabulary": 53, "layers": 3, "width": 32, "heads": 2, "kv_heads": 1, "mlp_width": 46,
+                            "context": 48}
+WIDE: Mapping[str, Any] = {"vocabulary": 301, "layers": 4, "width": 128, "mlp_width": 301}
+
+
+def uneven_examples(count: int = 28) -> list[Example]:
+    """Random examples of 2 to 40 tokens, of which an uneven share trains nothing, so that a mean of means would differ."""
+    draw = np.random.default_rng(3)
+    examples = []
+    for length in draw.integers(2, 41, count):
+        tokens = draw.integers(0, SIZES["vocabulary"], length + 1).astype(np.int64)
+        examples.append(Example(tokens[:-1], np.where(np.arange(length) < draw.integers(0, length), IGNORE, tokens[1:])))
+    return examples
+
+
+def full(**model: Any) -> Decoder:
+    torch.manual_seed(1)
+    return Decoder(make_config("llama", **{**SIZES, **model})[0])
+
+
+def wide() -> Decoder:
+    return full(**WIDE)
+
+
+def adapted() -> Decoder:
+    """A decoder with LoRA on frozen weights in bf16. B is not zero, so that A has a gradient."""
+    model = full()
+    model.to(torch.bfloat16)
+    add_adapters(model, AdapterConfig(r=4, alpha=8.0, dropout=0.1))
+    for name, parameter in model.named_parameters():
+        if name.endswith(".B"):
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run of a few steps, divided one way."""
+
+    model: Callable[[], Decoder] = full
+    stage: int = 3
+    replicas: int = 1
+    techniques: tuple[Any, ...] = (packing.Packing(tokens=80),)
+    clip: float = 1.0
+    batch: int = 14
+    tolerance: float = 1e-6
+
+    def setup(self, ranks: Ranks = ALONE) -> Setup:
+        setup = plain_setup(self.model(), uneven_examples(), collate_padded, train_batch_size=self.batch, seed=5,
+                            optimizer=plain_adamw(RATE, (0.9, 0.95), 1e-8))
+        for technique in self.techniques:
+            setup = technique.apply(setup)
+        if ranks is not ALONE:
+            setup = replace(setup, sharding=Sharding(self.stage, self.replicas))
+            setup.sharding.divide(setup.model)
+        return setup.shared_by(ranks)
+
+    def run(self, ranks: Ranks = ALONE) -> dict[str, Any]:
+        setup = self.setup(ranks)
+        state = new_state(setup, 0.1)
+        steps = list(train(setup, state, Schedule("constant", RATE, STEPS), self.clip))
+        held_out = evaluate(setup, setup.examples[:9], tokens_per_byte=None)
+        return {"loss": torch.stack([step.loss for step in steps]), "norm": torch.stack([step.grad_norm for step in steps]),
+                "tokens": [(step.trained_tokens, step.real_tokens, step.padding_tokens) for step in steps],
+                "clipped": int(state.clipped_steps), "held out": held_out.loss, "held out tokens": held_out.tokens,
+                **moments_of(state), "local": [len(getattr(p, "_local_tensor", p)) for p in setup.model.parameters()]}
+
+
+def moments_of(state: State) -> dict[str, dict[str, Tensor]]:
+    """Moment -> weight -> its value, whole."""
+    by_weight = state.optimizer.moments()
+    return {key: {name: summed(by_weight[parameter][key]) for name, parameter in state.model.named_parameters()
+                  if parameter.requires_grad} for key in ("exp_avg", "exp_avg_sq")}
+
+
+CHECKPOINTED = (packing.Packing(tokens=80), activation_checkpointing.ActivationCheckpointing())
+CASES = {
+    "zero 3": Case(), "zero 2": Case(stage=2), "zero 1": Case(stage=1),
+    "clipped, tied": Case(lambda: full(tied_head=True), clip=0.05),
+    "dropout": Case(lambda: full(dropout=0.2)), "dropout, zero 1": Case(lambda: full(dropout=0.2), stage=1),
+    "fewer passes than processes": Case(techniques=(packing.Packing(tokens=2000),)),
+    "recomputed": Case(lambda: full(dropout=0.2), techniques=CHECKPOINTED),
+    "recomputed, zero 2": Case(stage=2, techniques=CHECKPOINTED),
+    "padded, head in chunks, fused": Case(techniques=(
+        chunked_cross_entropy.ChunkedCrossEntropy(rows=16), fused_adamw.FusedAdamW(), micro_batch.MicroBatch(3))),
+    "lora": Case(adapted), "bf16": Case(techniques=(packing.Packing(tokens=80), bf16.Bf16()), tolerance=5e-3)}
+HYBRID = {"hybrid": Case(replicas=2), "hybrid, zero 1": Case(lambda: full(dropout=0.2), stage=1, replicas=2)}
+RUNS = {2: CASES, 4: {"zero 3": CASES["zero 3"], **HYBRID}}
+
+
+def refuted(technique: sharding.Sharding, spoil: Callable[[Setup], object] | None = None, *, divides: bool = True) -> str:
+    """Put a technique in force beside others, as a plan does, and spoil it; return why it is then not in force."""
+    others = (bf16.Bf16(), packing.Packing(tokens=80))
+    setup = technique.apply(Case(techniques=others).setup())
+    for enter_setting in setup.runtime if divides else ():
+        enter_setting()
+    if spoil is not None:
+        spoil(setup)
+    try:
+        for one in (*others, technique):
+            one.confirm(setup)
+    except NotApplied as error:
+        return str(error)
+    assert all(weight.grad is None for weight in setup.model.parameters())
+    return ""
+
+
+def take_means(setup: Setup) -> None:
+    for part in parts_of(setup.model):
+        part.set_gradient_divide_factor(2.0)
+
+
+def what_confirm_says() -> dict[str, str]:
+    two = sharding.Sharding(2, 3)
+    return {"in force": refuted(two), "in force at stage 1": refuted(sharding.Sharding(2, 1)),
+            "means": refuted(two, take_means), "other world": refuted(sharding.Sharding(4, 3)),
+            "whole": refuted(two, divides=False),
+            "one whole": refuted(two, lambda setup: setattr(setup.model.norm, "weight", torch.nn.Parameter(torch.ones(32))))}
+
+
+def memory_of(stage: int) -> dict[str, Any]:
+    """What this process holds between two steps, and at the fullest moment of one."""
+    setup = Case(wide, stage).setup(joined())
+    state = new_state(setup, 0.1)
+    fullest = measured_step_bytes(setup, state)
+    moments = [value for found in state.optimizer.state.values() for name, value in found.items() if name != "step"]
+    return {"fullest": fullest, "documents": tuple(tuple(batch.lengths) for batch in setup.prepare(1)),
+            "weights": sum(own_part(p).nbytes for p in setup.model.parameters()),
+            "optimizer": sum(own_part(value).nbytes for value in moments)}
+
+
+def _process(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    for world, cases in RUNS.items():
+        if rank < world:
+            torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/{world}", rank=rank, world_size=world)
+            results: dict[str, Any] = {name: case.run(joined()) for name, case in cases.items()}
+            if world == 2:
+                results["confirm"] = what_confirm_says()
+                results["memory"] = {stage: memory_of(stage) for stage in sharding.STAGES}
+            torch.save(results, Path(folder) / f"{world}-{rank}.pt")
+            gc.collect()                     # what holds the group, before it goes
+            torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], dict[str, Any]]:
+    """(processes, rank) -> case -> what that process found."""
+    folder = tmp_path_factory.mktemp("sharded")
+    torch.multiprocessing.spawn(_process, (str(folder),), nprocs=max(RUNS))
+    return {(world, rank): torch.load(folder / f"{world}-{rank}.pt") for world in RUNS for rank in range(world)}
+
+
+@pytest.mark.parametrize(("world", "name"), [(world, name) for world, cases in RUNS.items() for name in cases])
+def test_divided_weights_take_the_steps_of_whole_ones(found: Any, world: int, name: str) -> None:
+    case = RUNS[world][name]
+    alone = case.run()
+    for one in (found[world, rank][name] for rank in range(world)):
+        for figure in ("loss", "norm"):
+            torch.testing.assert_close(one[figure], alone[figure], rtol=case.tolerance, atol=0)
+        assert one["held out"] == pytest.approx(alone["held out"], rel=case.tolerance)
+        assert all(one[figure] == alone[figure] for figure in ("tokens", "clipped", "held out tokens"))
+        for key in ("exp_avg", "exp_avg_sq"):
+            for weight, moment in alone[key].items():
+                # relative to the weight's largest: the small ones are sums of what nearly cancels
+                torch.testing.assert_close(one[key][weight], moment, rtol=0, atol=case.tolerance * float(moment.abs().max()))
+    assert case.clip != 0.05 or alone["clipped"] == STEPS
+    shards = world // case.replicas
+    for whole, rows in zip(alone["local"], zip(*(found[world, rank][name]["local"] for rank in range(world)), strict=True),
+                           strict=True):
+        assert sum(rows) == case.replicas * whole
+        assert max(rows) == -(-whole // shards)
+
+
+def test_confirm_looks_at_what_is_held_and_summed(found: Any) -> None:
+    for rank in range(2):
+        said = found[2, rank]["confirm"]
+        assert (said["in force"], said["in force at stage 1"]) == ("", "")
+        assert "the norm of a block's gradients" in said["means"]
+        assert said["other world"] == "sharding: the plan is for 4 processes, and this run has 2"
+        assert "weights are not divided (embedding.weight, " in said["whole"]
+        assert said["one whole"] == "sharding: 1 weights are not divided (norm.weight)"
+
+
+@pytest.mark.parametrize("stage", sharding.STAGES)
+def test_what_a_process_holds_is_predicted_and_its_peak_is_below_the_prediction(found: Any, stage: int) -> None:
+    facts = model_facts(make_config("llama", **{**SIZES, **WIDE})[0])
+    for rank in range(2):
+        real = found[2, rank]["memory"][stage]
+        predicted = peak_memory(facts, Workload(14, 20, 14, packed_tokens=80, shards=2, sharded_stage=stage,
+                                                documents=real["documents"]))
+        if rank == 0:                        # it has the odd rows
+            assert (predicted["weights"], predicted["optimizer"]) == (real["weights"], real["optimizer"])
+        assert 0.75 <= real["fullest"] / sum(predicted.values()) <= 1.02
