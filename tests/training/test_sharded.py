@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +19,12 @@ from powertrain.cost.workload import Workload
 from powertrain.data.example import Example, collate_padded
 from powertrain.facts.model import model_facts
 from powertrain.models.adapters.attached import add_adapters
+from powertrain.models.adapters.files import save_model
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
 from powertrain.records import IGNORE, NotApplied
+from powertrain.records.json_files import read_json, write_json
 from powertrain.techniques import (
     activation_checkpointing,
     bf16,
@@ -31,12 +34,13 @@ from powertrain.techniques import (
     packing,
     sharding,
 )
+from powertrain.training.checkpoint import MANIFEST, load_checkpoint, newest_checkpoint, save_checkpoint, what_is_wrong
 from powertrain.training.loop import State, evaluate, measured_step_bytes, new_state, train
 from powertrain.training.optimizers import plain_adamw
 from powertrain.training.ranks import ALONE, Ranks, joined
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import Setup, plain_setup
-from powertrain.training.sharded import Sharding, own_part, parts_of, summed
+from powertrain.training.sharded import Sharding, gathered, is_divided, own_part, parts_of, summed
 
 STEPS, RATE = 3, 1e-3
 SIZES: Mapping[str, Any] = {"vocabulary": 53, "layers": 3, "width": 32, "heads": 2, "kv_heads": 1, "mlp_width": 46,
@@ -67,7 +71,7 @@ def adapted() -> Decoder:
     """A decoder with LoRA on frozen weights in bf16. B is not zero, so that A has a gradient."""
     model = full()
     model.to(torch.bfloat16)
-    add_adapters(model, AdapterConfig(r=4, alpha=8.0, dropout=0.1))
+    add_adapters(model, AdapterConfig(r=3, alpha=8.0, dropout=0.1))
     for name, parameter in model.named_parameters():
         if name.endswith(".B"):
             torch.nn.init.normal_(parameter, std=0.1)
@@ -126,7 +130,7 @@ CASES = {
         chunked_cross_entropy.ChunkedCrossEntropy(rows=16), fused_adamw.FusedAdamW(), micro_batch.MicroBatch(3))),
     "lora": Case(adapted), "bf16": Case(techniques=(packing.Packing(tokens=80), bf16.Bf16()), tolerance=5e-3)}
 HYBRID = {"hybrid": Case(replicas=2), "hybrid, zero 1": Case(lambda: full(dropout=0.2), stage=1, replicas=2)}
-RUNS = {2: CASES, 4: {"zero 3": CASES["zero 3"], **HYBRID}}
+RUNS: dict[int, dict[str, Case]] = {4: {"zero 3": CASES["zero 3"], **HYBRID}, 2: CASES, 3: {}}
 
 
 def refuted(technique: sharding.Sharding, spoil: Callable[[Setup], object] | None = None, *, divides: bool = True) -> str:
@@ -170,6 +174,52 @@ def memory_of(stage: int) -> dict[str, Any]:
             "optimizer": sum(own_part(value).nbytes for value in moments)}
 
 
+SAVED_AT, GOES_ON = 2, 2
+SAVED = {"full": Case(lambda: full(dropout=0.2)), "lora": Case(adapted), "one process": Case(lambda: full(dropout=0.2)),
+         "hybrid": Case(replicas=2)}
+SAVED_BY, RESUMED_BY = {"one process": 1}, {"hybrid": (4, 1)}         # else: 4, and 4, 2, 1 and 3
+
+
+def whole_state(state: State) -> dict[str, Tensor]:
+    """The weights and moments, whole."""
+    weights = {name: summed(weight.detach()).clone() for name, weight in state.model.named_parameters() if weight.requires_grad}
+    return {**weights, **{f"{name}.{key}": value.clone() for key, found in moments_of(state).items()
+                          for name, value in found.items()}}
+
+
+def saved(name: str, folder: Path, ranks: Ranks = ALONE) -> dict[str, Any]:
+    """Take steps and save after each; return the state of the checkpoint that is resumed, and the losses of the steps after."""
+    setup = SAVED[name].setup(ranks)
+    state = new_state(setup, 0.1)
+    found: dict[str, Any] = {"losses": []}
+    for result in train(setup, state, Schedule("constant", RATE, SAVED_AT + GOES_ON), 1.0):
+        if result.step == SAVED_AT:
+            found |= whole_state(state)
+        if result.step > SAVED_AT:
+            found["losses"].append(float(result.loss))
+        save_checkpoint(folder / (name if result.step <= SAVED_AT else f"{name}, later"), state, setup.ranks)
+    return found
+
+
+def resumed(name: str, folder: Path, ranks: Ranks = ALONE) -> dict[str, Any]:
+    """Go on from the newest checkpoint; return the state that it brought back, and the losses of the next steps."""
+    setup = SAVED[name].setup(ranks)
+    state = new_state(setup, 0.1)
+    checkpoint, _ = newest_checkpoint(folder / name)
+    assert checkpoint is not None
+    load_checkpoint(checkpoint, state)
+    found = whole_state(state)
+    losses = []
+    for result in train(setup, state, Schedule("constant", RATE, SAVED_AT + GOES_ON), 1.0):
+        losses.append(float(result.loss))
+        save_checkpoint(folder / f"{name}, resumed by {ranks.world}", state, setup.ranks)
+    with gathered(setup.model, keep=ranks.is_writer):
+        if ranks.is_writer:
+            save_model(setup.model, folder / f"{name}, model of {ranks.world}")
+    assert all(is_divided(weight) == (ranks is not ALONE) for weight in setup.model.parameters())
+    return {**found, "losses": losses}
+
+
 def _process(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     for world, cases in RUNS.items():
@@ -179,17 +229,24 @@ def _process(rank: int, folder: str) -> None:
             if world == 2:
                 results["confirm"] = what_confirm_says()
                 results["memory"] = {stage: memory_of(stage) for stage in sharding.STAGES}
+            if world == 4:
+                results["saved"] = {name: saved(name, Path(folder), joined()) for name in SAVED if name not in SAVED_BY}
+            results["resumed"] = {name: resumed(name, Path(folder), joined()) for name in SAVED
+                                  if world in RESUMED_BY.get(name, (world,))}
             torch.save(results, Path(folder) / f"{world}-{rank}.pt")
             gc.collect()                     # what holds the group, before it goes
             torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], dict[str, Any]]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     """(processes, rank) -> case -> what that process found."""
     folder = tmp_path_factory.mktemp("sharded")
+    alone = {name: saved(name, folder) for name in SAVED_BY}
     torch.multiprocessing.spawn(_process, (str(folder),), nprocs=max(RUNS))
-    return {(world, rank): torch.load(folder / f"{world}-{rank}.pt") for world in RUNS for rank in range(world)}
+    processes: dict[Any, Any] = {(world, rank): torch.load(folder / f"{world}-{rank}.pt")
+                                 for world in RUNS for rank in range(world)}
+    return {**processes, "folder": folder, "saved": {**processes[4, 0]["saved"], **alone}}
 
 
 @pytest.mark.parametrize(("world", "name"), [(world, name) for world, cases in RUNS.items() for name in cases])
@@ -233,3 +290,70 @@ def test_what_a_process_holds_is_predicted_and_its_peak_is_below_the_prediction(
         if rank == 0:                        # it has the odd rows
             assert (predicted["weights"], predicted["optimizer"]) == (real["weights"], real["optimizer"])
         assert 0.75 <= real["fullest"] / sum(predicted.values()) <= 1.02
+
+
+@pytest.mark.parametrize("world", [4, 2, 1, 3])
+@pytest.mark.parametrize("name", SAVED)
+def test_any_number_of_processes_resumes_what_any_number_has_saved(found: Any, name: str, world: int) -> None:
+    if world not in RESUMED_BY.get(name, (world,)):
+        return                               # two replicas of two processes each
+    expected = found["saved"][name]
+    processes = [found[world, rank]["resumed"][name] for rank in range(world)] if world > 1 else []
+    for one in processes or [resumed(name, found["folder"])]:
+        assert one.keys() == expected.keys()
+        assert all(torch.equal(one[tensor], expected[tensor]) for tensor in expected if tensor != "losses")
+        # other processes add up the same terms in another order
+        assert one["losses"] == pytest.approx(expected["losses"], rel=1e-6)
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("name", ["full", "lora", "hybrid"])
+def test_as_many_processes_resume_to_the_same_bytes(found: Any, name: str) -> None:
+    resumed_files, unbroken = (files_in(found["folder"] / f"{name}, {kind}") for kind in ("resumed by 4", "later"))
+    assert len(unbroken) == GOES_ON * (2 + 2 * (4 // SAVED[name].replicas))
+    assert resumed_files == unbroken
+
+
+def test_the_model_of_divided_weights_is_the_same_folder_as_ever(found: Any) -> None:
+    for name in ("full", "lora"):
+        folders = [files_in(found["folder"] / f"{name}, model of {world}") for world in (2, 3, 4)]
+        resumed(name, found["folder"])       # alone
+        alone = files_in(found["folder"] / f"{name}, model of 1")
+        assert all(folder.keys() == alone.keys() for folder in folders)
+        assert all(len(folder[file]) == len(alone[file]) for folder in folders for file in alone)
+
+
+def damage(path: Path, how: str) -> None:
+    if how == "deleted":
+        path.unlink()
+    else:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", ["deleted", "flipped"])
+def test_each_damaged_shard_rejects_the_checkpoint_and_the_one_before_is_used(found: Any, tmp_path: Path, how: str) -> None:
+    shutil.copytree(found["folder"] / "full", tmp_path / "whole")
+    shards = [path.name for path in (tmp_path / "whole" / f"step-{SAVED_AT:06d}").glob("*-of-00004.safetensors")]
+    assert len(shards) == 8
+    for shard in shards:
+        folder = tmp_path / f"{how} {shard}"
+        shutil.copytree(tmp_path / "whole", folder)
+        damage(folder / f"step-{SAVED_AT:06d}" / shard, how)
+        newest, [(rejected, why)] = newest_checkpoint(folder)
+        assert newest == folder / f"step-{SAVED_AT - 1:06d}"
+        assert rejected == f"step-{SAVED_AT:06d}"
+        assert why.startswith(f"{shard} is {'missing' if how == 'deleted' else 'damaged'}")
+
+
+def test_a_manifest_that_leaves_out_a_shard_is_rejected(found: Any, tmp_path: Path) -> None:
+    shutil.copytree(found["folder"] / "full" / f"step-{SAVED_AT:06d}", tmp_path / "checkpoint")
+    manifest = read_json(tmp_path / "checkpoint" / MANIFEST)
+    assert (manifest["format"], manifest["shards"]) == (2, 4)
+    del manifest["files"]["model-00002-of-00004.safetensors"]
+    write_json(tmp_path / "checkpoint" / MANIFEST, manifest)
+    assert "belong" in str(what_is_wrong(tmp_path / "checkpoint"))

@@ -31,6 +31,7 @@ from powertrain.run.prepare import Prepared
 from powertrain.training.checkpoint import keep_only, save_checkpoint
 from powertrain.training.loop import State, evaluate, spread
 from powertrain.training.memory import MemoryLedger, PassTooLarge, is_out_of_memory, said_by
+from powertrain.training.sharded import gathered
 
 DONE, STOPPED_AND_SAVED = 0, 75
 
@@ -115,9 +116,10 @@ def _evaluate(part: Part, *, final: bool) -> None:
     part.emit(replace(found, step=step, final=final))
     if final and (told := measure_adapters(part.setup.model)):
         part.emit(events.Adapters(step=step, modules=to_plain(told)))
-    if recipe.sample.tokens and part.ranks.is_writer:
+    if recipe.sample.tokens and (part.ranks.is_writer or part.ranks.lockstep):
         began = time.perf_counter()
         text = recipe.sample.prompt + part.write_sample(part.prepared, part.setup, recipe.sample.tokens)
+        part.ranks.put_away()
         part.emit(events.Sample(step=step, text=text, seconds=time.perf_counter() - began))
 
 
@@ -130,7 +132,8 @@ def go_on_smaller(part: Part, said: str) -> None:
     state, step, before = part.state, part.state.step, largest_pass(part.setup, part.state.step)
     if not state.updating:
         clear_step(state)
-    smaller = None if state.updating else with_smaller_passes(part.prepared, part.setup, step)
+    stays = state.updating or part.ranks.lockstep        # in lockstep the others are in the midst of this very pass
+    smaller = None if stays else with_smaller_passes(part.prepared, part.setup, step)
     if smaller is None:
         raise DoesNotFit(step + 1, said, before, cures(part.prepared, judged=False), updating=state.updating)
     part.prepared, part.setup = smaller
@@ -167,7 +170,7 @@ def check_disk(part: Part) -> None:
 
 def save(part: Part, *, required: bool) -> None:
     """Write a checkpoint. A disk that refuses stops only a run that has to end now: the next save tries again."""
-    failed = part.ranks.agree(_save(part) if part.ranks.is_writer else None)
+    failed = _save(part)
     part.checkpoint_failed = None
     if failed is None:
         return
@@ -178,14 +181,16 @@ def save(part: Part, *, required: bool) -> None:
 
 
 def _save(part: Part) -> events.CheckpointFailed | None:
-    """Save on the writer; return why the disk refused it, or None."""
+    """Save, in all processes; return why the disk refused it, or None."""
     began, state, checkpoints = time.perf_counter(), part.state, part.folder.checkpoints
-    # before the checkpoint: a resumed run must find the events of the steps that it does not repeat
-    part.record.flush(durable=True, step=state.step)
+    if part.ranks.is_writer:                 # before the checkpoint: a resumed run must find the events of steps not repeated
+        part.record.flush(durable=True, step=state.step)
     try:
-        saved = save_checkpoint(checkpoints, state)
+        saved = save_checkpoint(checkpoints, state, part.ranks)
     except OSError as error:
         return _refused(part, error)
+    if not part.ranks.is_writer:
+        return None
     try:
         keep_only(checkpoints, newest=part.prepared.recipe.save_total_limit, evaluations=state.evaluations)
     except OSError as error:
@@ -207,7 +212,8 @@ def _refused(part: Part, error: OSError) -> events.CheckpointFailed:
 
 def write_model(part: Part) -> None:
     """Publish the final model whole: it is written beside its place and renamed. Raises NotDurable."""
-    refused = part.ranks.agree(_write_model(part) if part.ranks.is_writer else None)
+    with gathered(part.setup.model, keep=part.ranks.is_writer):
+        refused = part.ranks.agree(_write_model(part) if part.ranks.is_writer else None)
     if refused is not None:
         raise NotDurable(refused)
 

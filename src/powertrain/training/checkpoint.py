@@ -2,6 +2,11 @@
 
 A checkpoint is written into a temporary folder, each file synced, its manifest with sha256 last; one rename publishes
 it. So a kill at any instant leaves the one before. Only safetensors and JSON: nothing in it can run code.
+
+Where processes divide the weights, each writes its rows into files of its own, syncs and hashes them, and the first process
+writes the manifest with all of them (format 2). A file says which rows it holds, so any number of processes reads what any
+number has written. torch.distributed.checkpoint's writer for safetensors does not sync, gives the same state other bytes each
+time, and loads without an error where a shard is missing.
 """
 
 import hashlib
@@ -9,12 +14,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from powertrain.data.publishing import sync
@@ -22,43 +28,103 @@ from powertrain.models.huggingface.folder import save_tensors
 from powertrain.records import WrongUse
 from powertrain.records.errors import WeightsNotFinite
 from powertrain.training.loop import State
+from powertrain.training.ranks import ALONE, Ranks
+from powertrain.training.sharded import divided_as, is_divided, own_part, rows_of
 
-FORMAT = 1
+T = TypeVar("T")
+FORMAT, SHARDED_FORMAT = 1, 2
 FOLDER = re.compile(r"step-(\d{6,})")
 MANIFEST = "MANIFEST.json"
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 ONCE_WRITTEN = {"random.safetensors"}        # by earlier versions, before each pass had a seed of its own; it is not read
+ROWS = "rows"                                # in a shard's metadata: tensor -> its first row, of those that are divided
 
 
-def save_checkpoint(folder: Path, state: State) -> Path:
-    """Publish the state as `folder`/step-NNNNNN; return that path. Raises OSError (of the disk) and WeightsNotFinite."""
-    broken = [name for name, parameter in _trained(state).items() if not bool(torch.isfinite(parameter).all())]
-    if broken:
-        raise WeightsNotFinite(state.step, len(broken), broken[0])
-    folder.mkdir(parents=True, exist_ok=True)
+def save_checkpoint(folder: Path, state: State, ranks: Ranks = ALONE) -> Path:
+    """Publish the state as `folder`/step-NNNNNN; return that path. Every process of the run calls this.
+
+    Raises OSError (of the disk) and WeightsNotFinite, in all processes.
+    """
+    broken = [name for name, parameter in _trained(state).items() if not bool(torch.isfinite(own_part(parameter)).all())]
+    if (found := ranks.first(broken or None)) is not None:
+        raise WeightsNotFinite(state.step, len(found), found[0])
     final = folder / f"step-{state.step:06d}"
-    if final.exists():
+    if ranks.agree(final.exists()):
         return final                         # the same step of the same run: the same bytes
-    temporary = folder / f".tmp-{state.step:06d}-{os.getpid()}"
-    temporary.mkdir()
+    temporary = Path(ranks.agree(str(folder / f".tmp-{state.step:06d}-{os.getpid()}")))
     try:
-        for name, tensors in _tensors(state).items():
-            save_tensors(tensors, temporary / name)
+        if_writer(ranks, partial(temporary.mkdir, parents=True))
+        entries = on_all(ranks, partial(_write, temporary, state, ranks))
+        files = {name: entry for of_process in ranks.each(entries) for name, entry in of_process.items()}
+        if_writer(ranks, partial(_publish, temporary, final, state.step, files))
+    except BaseException:
+        if ranks.is_writer:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return final
+
+
+def on_all(ranks: Ranks, do: Callable[[], T]) -> T:
+    """Return what `do` returns here, once all processes have done it. Raises the first OSError of any of them in all."""
+    refused: OSError | None = None
+    try:
+        result = do()
+    except OSError as error:
+        refused = error
+    if (found := ranks.first(refused)) is not None:
+        raise found
+    return result
+
+
+def if_writer(ranks: Ranks, do: Callable[[], object]) -> None:
+    """Let the first process do something, and the others wait for it; see `on_all`."""
+    on_all(ranks, do if ranks.is_writer else lambda: None)
+
+
+def _write(folder: Path, state: State, ranks: Ranks) -> dict[str, Any]:
+    """Write this process's files; return their entries in the manifest."""
+    if ranks.shard is None:
+        return {}
+    shard, shards = ranks.shard
+    weights, moments = _tensors(state)
+    model, optimizer, counters = FILES
+    assert shards > 1 or not any(map(is_divided, weights.values())), "the ranks are not those of the setup that divides weights"
+    for name, tensors in ((model, weights), (optimizer, moments)):
+        parts = {key: own_part(value).contiguous() for key, value in tensors.items() if is_divided(value) or shard == 0}
+        first_rows = {key: rows_of(tensors[key]).start for key in parts if is_divided(tensors[key])}
+        held = {key: part for key, part in parts.items() if part.numel() or not is_divided(tensors[key])}
+        save_tensors(held, folder / shard_name(name, shard, shards), {ROWS: json.dumps(first_rows)} if shards > 1 else None)
+    names = [shard_name(name, shard, shards) for name in (model, optimizer)]
+    if shard == 0:
         plain = {"step": state.step, "trained_tokens": state.trained_tokens, "clipped_steps": int(state.clipped_steps),
                  "evaluations": state.evaluations, "scaler": state.scaler.state_dict()}
-        (temporary / "state.json").write_text(json.dumps(plain, indent=1))
-        for name in FILES:
-            sync(temporary / name)
-        manifest = {"format": FORMAT, "step": state.step, "files": {name: _entry(temporary / name) for name in FILES}}
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
-        sync(temporary / MANIFEST)
-        sync(temporary)
-        os.rename(temporary, final)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    sync(folder)
-    return final
+        (folder / counters).write_text(json.dumps(plain, indent=1))
+        names.append(counters)
+    for name in names:
+        sync(folder / name)
+    return {name: _entry(folder / name) for name in names}
+
+
+def _publish(temporary: Path, final: Path, step: int, files: Mapping[str, Any]) -> None:
+    """Write the manifest of all processes' files, and rename the folder."""
+    shards = (len(files) - len(FILES)) // 2 + 1
+    written = {"format": FORMAT} if shards == 1 else {"format": SHARDED_FORMAT, "shards": shards}
+    manifest = {**written, "step": step, "files": {name: files[name] for name in files_of(shards)}}
+    (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    sync(temporary / MANIFEST)
+    sync(temporary)
+    os.rename(temporary, final)
+    sync(final.parent)
+
+
+def shard_name(name: str, shard: int, shards: int) -> str:
+    """Return the file of one shard, from 0: "model.safetensors", or "model-00001-of-00004.safetensors"."""
+    return name if shards == 1 else name.replace(".", f"-{shard + 1:05d}-of-{shards:05d}.")
+
+
+def files_of(shards: int) -> list[str]:
+    """Return the files of a checkpoint of so many shards."""
+    return [shard_name(name, shard, shards) for name in FILES[:2] for shard in range(shards)] + [*FILES[2:]]
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[tuple[str, str]]]:
@@ -77,14 +143,15 @@ def what_is_wrong(path: Path) -> str | None:
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         written_format, files = manifest["format"], manifest["files"]
+        expected = files_of(int(manifest.get("shards", 1)))
     except FileNotFoundError:
         return f"{MANIFEST} is missing, so it was never finished"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{MANIFEST} cannot be read ({type(error).__name__}: {error})"
-    if written_format != FORMAT:
-        return f"it has format {written_format}, and this version reads format {FORMAT}; upgrade powertrain"
-    if set(files) - ONCE_WRITTEN != set(FILES):
-        return f"{MANIFEST} lists {sorted(files)} where {sorted(FILES)} belong"
+    if written_format not in (FORMAT, SHARDED_FORMAT):
+        return f"it has format {written_format}, and this version reads format {SHARDED_FORMAT}; upgrade powertrain"
+    if set(files) - ONCE_WRITTEN != set(expected):
+        return f"{MANIFEST} lists {sorted(files)} where {sorted(expected)} belong"
     for name in files:
         if not (path / name).is_file():
             return f"{name} is missing"
@@ -94,21 +161,53 @@ def what_is_wrong(path: Path) -> str | None:
     return None
 
 
+class Stored:
+    """The tensors of one kind in a checkpoint, of which each file may hold some rows."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.parts: dict[str, list[tuple[int, Any]]] = {}    # name -> (first row, open file) of each part
+        for file in files:
+            opened = safe_open(file, framework="pt")
+            first_rows = json.loads((opened.metadata() or {}).get(ROWS, "{}"))
+            for name in opened.keys():  # noqa: SIM118
+                self.parts.setdefault(name, []).append((first_rows.get(name, 0), opened))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        shapes = [opened.get_slice(name).get_shape() for _, opened in self.parts[name]]
+        return (sum(rows for rows, *_ in shapes), *shapes[0][1:]) if shapes[0] else ()
+
+    def read(self, name: str, rows: slice = slice(None)) -> Tensor:
+        """Return these rows of a tensor."""
+        if not self.shape(name):
+            whole: Tensor = self.parts[name][0][1].get_tensor(name)
+            return whole
+        first, last, _ = rows.indices(self.shape(name)[0])
+        found = []
+        for begin, opened in sorted(self.parts[name], key=lambda part: part[0]):
+            part = opened.get_slice(name)
+            found.append(part[max(0, first - begin):max(0, min(last - begin, part.get_shape()[0]))])
+        return torch.cat(found)
+
+
 def load_checkpoint(checkpoint: Path, state: State) -> None:
     """Put a verified checkpoint into `state`: weights, optimizer, loss scale and counters.
 
     Random generators are in none: what a pass draws depends on seed, step and pass.
     """
-    weights, moments = (load_file(checkpoint / name) for name in FILES[:2])
+    shards = json.loads((checkpoint / MANIFEST).read_text()).get("shards", 1)
+    weights, moments = (Stored([checkpoint / shard_name(name, shard, shards) for shard in range(shards)]) for name in FILES[:2])
     trained = _trained(state)
-    if set(trained) != set(weights) or any(trained[name].shape != weights[name].shape for name in weights):
+    if set(trained) != set(weights.parts) or any(trained[name].shape != weights.shape(name) for name in trained):
         raise WrongUse("the checkpoint holds another model than the recipe describes; resume with the run's own recipe")
+    keys: dict[str, list[str]] = {}
+    for name in moments.parts:
+        weight, _, key = name.rpartition(".")
+        keys.setdefault(weight, []).append(key)
     with torch.no_grad():
-        for name, value in weights.items():
-            trained[name].copy_(value)
-    state.optimizer.restore({
-        parameter: {key.removeprefix(f"{name}."): value for key, value in moments.items() if key.rpartition(".")[0] == name}
-        for name, parameter in trained.items()})
+        for name, parameter in trained.items():
+            own_part(parameter).copy_(weights.read(name, rows_of(parameter)))
+    state.optimizer.restore({parameter: {key: _read_moment(moments, f"{name}.{key}", parameter) for key in keys.get(name, ())}
+                             for name, parameter in trained.items()})
     plain = json.loads((checkpoint / "state.json").read_text())
     state.step, state.trained_tokens = plain["step"], plain["trained_tokens"]
     state.evaluations = {int(step): loss for step, loss in plain["evaluations"].items()}
@@ -140,12 +239,19 @@ def _published(folder: Path) -> dict[int, Path]:
             if path.is_dir() and (found := FOLDER.fullmatch(path.name))}
 
 
-def _tensors(state: State) -> dict[str, dict[str, Tensor]]:
+def _read_moment(moments: Stored, name: str, parameter: nn.Parameter) -> Tensor:
+    """Return what this process holds of one tensor of the optimizer's state: of one with the weight's shape, the same rows."""
+    if moments.shape(name) != parameter.shape:
+        return moments.read(name)
+    return divided_as(parameter, moments.read(name, rows_of(parameter)))
+
+
+def _tensors(state: State) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the weights that the run changes, and the optimizer's state, by name."""
     trained, by_weight = _trained(state), state.optimizer.moments()
-    moments = {f"{name}.{key}": value.contiguous()
-               for name, parameter in trained.items() for key, value in by_weight.get(parameter, {}).items()}
-    weights = {name: parameter.detach().contiguous() for name, parameter in trained.items()}
-    return dict(zip(FILES, (weights, moments), strict=False))
+    moments = {f"{name}.{key}": value for name, parameter in trained.items()
+               for key, value in by_weight.get(parameter, {}).items()}
+    return {name: parameter.detach() for name, parameter in trained.items()}, moments
 
 
 def _trained(state: State) -> dict[str, nn.Parameter]:

@@ -56,6 +56,11 @@ class Ranks:
                 mine.append(place)
         return [parts[place] for place in sorted(mine)]
 
+    @property
+    def shard(self) -> tuple[int, int] | None:
+        """Return which shard of a checkpoint this process writes, from 0, and how many there are; None for one without."""
+        return (0, 1) if self.is_writer else None
+
     def abreast(self, passes: Sequence[T], spare: Callable[[], T]) -> Iterator[tuple[T, bool]]:
         """Yield this process's passes, each with whether it counts. In lockstep a process with fewer passes repeats `spare`."""
         return ((one, True) for one in passes)

@@ -12,6 +12,7 @@ Source: Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO); Zhao et al. 2023, arXi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -55,7 +56,7 @@ class Sharding:
     def ranks(self, model: nn.Module, plain: Ranks) -> ShardedRanks:
         """Return a process's part of the run of a model that `divide` has divided."""
         given = {field.name: getattr(plain, field.name) for field in fields(plain)}
-        return ShardedRanks(**given, model=model, stage=self.stage)
+        return ShardedRanks(**given, model=model, division=self)
 
 
 @dataclass(frozen=True)
@@ -63,16 +64,21 @@ class ShardedRanks(GroupRanks):
     """One process of a group that divides the weights of `model`."""
 
     model: Any = None                        # an FSDPModule
-    stage: int = 3
+    division: Sharding = Sharding()
 
     lockstep: ClassVar[bool] = True
+
+    @property
+    def shard(self) -> tuple[int, int] | None:
+        shards = self.world // self.division.replicas
+        return (self.rank, shards) if self.rank < shards else None       # other replicas hold the same
 
     def abreast(self, passes: Sequence[T], spare: Callable[[], T]) -> Iterator[tuple[T, bool]]:
         most = max(self.each(len(passes)))
         for place in range(most):
             last = place == most - 1
-            self.model.set_requires_gradient_sync(self.stage > 1 or last)
-            self.model.set_reshard_after_backward(self.stage == 3 or last)
+            self.model.set_requires_gradient_sync(self.division.stage > 1 or last)
+            self.model.set_reshard_after_backward(self.division.stage == 3 or last)
             yield (passes[place], True) if place < len(passes) else (spare(), False)
         self.put_away()
 
@@ -90,6 +96,46 @@ def parts_of(model: nn.Module) -> list[FSDPModule]:
     from torch.distributed.fsdp import FSDPModule
 
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+@contextlib.contextmanager
+def gathered(model: nn.Module, *, keep: bool) -> Iterator[None]:
+    """Gather the trained weights one by one in all processes; inside, one that is to `keep` them has them in the model."""
+    whole: dict[Tensor, nn.Parameter] = {}
+    found = [(module, name, weight) for module in model.modules() for name, weight in module.named_parameters(recurse=False)
+             if is_divided(weight) and weight.requires_grad]
+    for _, _, weight in found:
+        if weight not in whole:              # tied weights are in two modules
+            value = summed(weight.detach())
+            whole[weight] = nn.Parameter(value.cpu() if keep else value.new_empty(0))
+    if keep:
+        for module, name, weight in found:
+            setattr(module, name, whole[weight])
+    try:
+        yield
+    finally:
+        for module, name, weight in found:
+            setattr(module, name, weight)
+
+
+def rows_of(weight: Tensor) -> slice:
+    """Return the rows of a weight that this process holds: of a divided one some, by torch.chunk's rule."""
+    if not is_divided(weight):
+        return slice(None)
+    mesh: Any = weight.device_mesh  # type: ignore[attr-defined]
+    shards, place = mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
+    first = min(place * -(-weight.shape[0] // shards), weight.shape[0])
+    return slice(first, first + own_part(weight).shape[0])
+
+
+def divided_as(weight: Tensor, part: Tensor) -> Tensor:
+    """Return a tensor that is divided as the weight is, of which `part` is this process's part."""
+    if not is_divided(weight):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    like: Any = weight
+    return DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
 def is_divided(weight: Tensor | None) -> bool:
