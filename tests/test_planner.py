@@ -18,6 +18,7 @@ from powertrain.planner import (
     with_built_code,
     with_pins,
     with_steps,
+    without_shares,
     workload_of,
 )
 from powertrain.recipe import Recipe
@@ -298,6 +299,13 @@ def test_sharding_keeps_out_what_needs_whole_weights(facts: Facts) -> None:
         make_plan(shared(facts), pinned(sharding="on", flat_parameters="on"), 100)
     with pytest.raises(PinsClash):
         make_plan(shared(facts), pinned(sharding="on", data_parallel="on"), 100)
+
+
+def test_a_run_that_several_processes_have_divided_goes_on_in_one(facts: Facts) -> None:
+    recipe = pinned(sharding={"stage": 2}, fused_adamw="off")
+    with pytest.raises(PinRefused, match="the run has one process"):
+        make_plan(facts, recipe, 100)
+    assert not {"sharding", "fused_adamw"} & names(make_plan(facts, without_shares(recipe), 100))
 
 
 @pytest.mark.parametrize(("settings", "says"), [

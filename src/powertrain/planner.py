@@ -23,6 +23,7 @@ from powertrain.records.plan import PinError, PinRefused, PinsClash, UnknownTech
 from powertrain.techniques import CATALOGUE, Technique
 from powertrain.techniques.base import CannotBuild, PlannedRun
 from powertrain.techniques.micro_batch import MicroBatch
+from powertrain.techniques.sharding import Sharding
 
 BY_NAME: Mapping[str, type[Technique]] = {technique.name: technique for technique in CATALOGUE}
 
@@ -70,6 +71,13 @@ def make_plan(facts: Facts, recipe: Recipe, total_steps: int, tuned: Tuned | Non
 def with_pins(recipe: Recipe, pins: Mapping[str, Any]) -> Recipe:
     """Return the recipe with further techniques pinned; its own pins stay."""
     return recipe.model_copy(update={"techniques": {**pins, **recipe.techniques}})
+
+
+def without_shares(recipe: Recipe) -> Recipe:
+    """Return the recipe for one process: without pins of techniques that say how several processes share a run."""
+    kept = {name: pin for name, pin in recipe.techniques.items()
+            if name not in BY_NAME or not BY_NAME[name].slots & Sharding.slots}
+    return recipe.model_copy(update={"techniques": kept})
 
 
 def ask_anew(name: str, facts: Facts, recipe: Recipe) -> Proposal | Refusal:

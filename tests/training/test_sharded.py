@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -34,6 +36,7 @@ from powertrain.techniques import (
     packing,
     sharding,
 )
+from powertrain.training import checkpoint
 from powertrain.training.checkpoint import MANIFEST, load_checkpoint, newest_checkpoint, save_checkpoint, what_is_wrong
 from powertrain.training.loop import State, evaluate, measured_step_bytes, new_state, train
 from powertrain.training.optimizers import plain_adamw
@@ -205,9 +208,9 @@ def resumed(name: str, folder: Path, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Go on from the newest checkpoint; return the state that it brought back, and the losses of the next steps."""
     setup = SAVED[name].setup(ranks)
     state = new_state(setup, 0.1)
-    checkpoint, _ = newest_checkpoint(folder / name)
-    assert checkpoint is not None
-    load_checkpoint(checkpoint, state)
+    newest, _ = newest_checkpoint(folder / name)
+    assert newest is not None
+    load_checkpoint(newest, state)
     found = whole_state(state)
     losses = []
     for result in train(setup, state, Schedule("constant", RATE, SAVED_AT + GOES_ON), 1.0):
@@ -220,6 +223,22 @@ def resumed(name: str, folder: Path, ranks: Ranks = ALONE) -> dict[str, Any]:
     return {**found, "losses": losses}
 
 
+def full_disk(rank: int, folder: Path) -> list[Any]:
+    """Save where the disk of one process is full; return what each process is told, and what is left of the save."""
+    setup = SAVED["full"].setup(joined())
+    state = new_state(setup, 0.1)
+    said = None
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 2:
+            patch.setattr(checkpoint, "save_tensors", Mock(side_effect=OSError(errno.ENOSPC, "no space left")))
+        try:
+            save_checkpoint(folder, state, setup.ranks)
+        except OSError as error:
+            said = error.errno
+    setup.ranks.barrier()
+    return [said, list(folder.iterdir())]
+
+
 def _process(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     for world, cases in RUNS.items():
@@ -230,6 +249,7 @@ def _process(rank: int, folder: str) -> None:
                 results["confirm"] = what_confirm_says()
                 results["memory"] = {stage: memory_of(stage) for stage in sharding.STAGES}
             if world == 4:
+                results["full disk"] = full_disk(rank, Path(folder) / "full disk")
                 results["saved"] = {name: saved(name, Path(folder), joined()) for name in SAVED if name not in SAVED_BY}
             results["resumed"] = {name: resumed(name, Path(folder), joined()) for name in SAVED
                                   if world in RESUMED_BY.get(name, (world,))}
@@ -242,6 +262,7 @@ def _process(rank: int, folder: str) -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     """(processes, rank) -> case -> what that process found."""
     folder = tmp_path_factory.mktemp("sharded")
+    (folder / "full disk").mkdir()
     alone = {name: saved(name, folder) for name in SAVED_BY}
     torch.multiprocessing.spawn(_process, (str(folder),), nprocs=max(RUNS))
     processes: dict[Any, Any] = {(world, rank): torch.load(folder / f"{world}-{rank}.pt")
@@ -348,6 +369,10 @@ def test_each_damaged_shard_rejects_the_checkpoint_and_the_one_before_is_used(fo
         assert newest == folder / f"step-{SAVED_AT - 1:06d}"
         assert rejected == f"step-{SAVED_AT:06d}"
         assert why.startswith(f"{shard} is {'missing' if how == 'deleted' else 'damaged'}")
+
+
+def test_a_full_disk_of_one_process_is_told_to_all_and_leaves_nothing(found: Any) -> None:
+    assert [found[4, rank]["full disk"] for rank in range(4)] == [[errno.ENOSPC, []]] * 4
 
 
 def test_a_manifest_that_leaves_out_a_shard_is_rejected(found: Any, tmp_path: Path) -> None:

@@ -179,7 +179,10 @@ def _prepared_run(words: Sequence[str], folder: RunFolder | None, output: Path |
     from powertrain.run.prepare import prepare
 
     if folder is not None:
-        prepared = prepare(continued(folder, [*words]), cache_folder(), say, processes=processes, here=here)
+        resolved = continued(folder, [*words])
+        if processes == 1:                   # it may have been started by several
+            resolved = replace(resolved, recipe=planner.without_shares(resolved.recipe))
+        prepared = prepare(resolved, cache_folder(), say, processes=processes, here=here)
         stored = planner.from_json(read_json(folder.plan))
         # with the plan that the run was started with: another plan may round differently
         return replace(prepared, plan=stored) if planner.processes_of(stored) == processes else prepared

@@ -64,6 +64,7 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
     if processes > 1:
         (low_exchange_s, high_exchange_s), exchanges = _exchanges(model, workload, hardware)
         low_s, high_s, copies = low_s + low_exchange_s, high_s + high_exchange_s, copies + exchanges
+        copies += "; the time to gather divided weights is not known and not counted" if workload.shards > 1 else ""
     of_decoder = "" if model.provider == "native" else ", as our decoder of the same shape would take"
     coarse = f", products in {workload.base_dtype} at that of {workload.dtype}: they may be faster" \
         if workload.base_dtype in EIGHT_BIT else ""

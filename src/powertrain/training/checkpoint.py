@@ -167,7 +167,7 @@ class Stored:
     def __init__(self, files: Sequence[Path]) -> None:
         self.parts: dict[str, list[tuple[int, Any]]] = {}    # name -> (first row, open file) of each part
         for file in files:
-            opened = safe_open(file, framework="pt")
+            opened: Any = safe_open(file, framework="pt")
             first_rows = json.loads((opened.metadata() or {}).get(ROWS, "{}"))
             for name in opened.keys():  # noqa: SIM118
                 self.parts.setdefault(name, []).append((first_rows.get(name, 0), opened))

@@ -21,7 +21,7 @@ from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfi
 
 from powertrain.models.kernels.quantised import QuantisedLinear
 from powertrain.training.ranks import Ranks
-from powertrain.training.sharded import own_part
+from powertrain.training.sharded import lost_peer, own_part
 
 ALLOCATION = "memory_alloc"                  # what torch's profiler calls one; freeing is one of negative size
 
@@ -124,7 +124,7 @@ def passes(ranks: Ranks) -> Iterator[None]:
         yield
     except Exception as error:
         if ranks.lockstep or not is_out_of_memory(error):    # in lockstep the others wait for this very pass
-            raise
+            raise lost_peer(error) or error from None
         said = said_by(error)
     if (found := ranks.first(said)) is not None:
         raise PassTooLarge(found)

@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from powertrain.records.errors import LostPeer, first_line
 from powertrain.training.ranks import GroupRanks, Ranks
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 T = TypeVar("T")
+GLOO = "gloo/transport"                      # in its errors, which are plain RuntimeErrors
 
 
 @dataclass(frozen=True)
@@ -151,5 +153,16 @@ def own_part(tensor: Tensor) -> Tensor:
 
 def summed(tensor: Tensor) -> Tensor:
     """Return a result that each process has a part of, such as the norm of divided gradients, whole on every process."""
-    whole: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
-    return tensor if whole is None else whole()
+    if not is_divided(tensor):
+        return tensor
+    try:
+        whole: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+    except RuntimeError as error:
+        raise lost_peer(error) or error from None
+    return whole
+
+
+def lost_peer(error: Exception) -> LostPeer | None:
+    """Return what to raise in place of an exchange's error that another process has caused by ending; else None."""
+    ended = isinstance(error, torch.distributed.DistError) or GLOO in str(error)
+    return LostPeer(first_line(error)) if isinstance(error, RuntimeError) and ended else None
