@@ -295,6 +295,9 @@ def test_sharding_keeps_out_what_needs_whole_weights(facts: Facts) -> None:
     step = next(step.technique for step in plan.steps if step.technique.name == "sharding")
     assert (step.processes, step.stage, step.replicas, step.shards) == (4, 2, 2, 2)  # type: ignore[attr-defined]
     assert {r.technique for r in plan.refused if r.rival == "sharding"} >= {"fused_blocks", "torch_compile", "flat_parameters"}
+    sgd = replace(shared(facts), optimizer=OPTIMIZERS.named("sgd").facts_on("cpu"))
+    refused = make_plan(sgd, pinned(sharding="on"), 100).refused
+    assert next(refusal for refusal in refused if refusal.technique == "fused_adamw").rival == "sharding"
     with pytest.raises(PinRefused, match="works on whole ones"):
         make_plan(shared(facts), pinned(sharding="on", flat_parameters="on"), 100)
     with pytest.raises(PinsClash):

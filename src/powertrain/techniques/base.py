@@ -94,8 +94,9 @@ class PlannedRun(Facts):
 
     def one_example(self, **changes: Any) -> Workload:
         """Return a step whose passes have one example each, the longest there is."""
+        divided = {"shards": self.decided.shards, "sharded_stage": self.decided.sharded_stage}
         return Workload(self.data.train_batch_size, longest_example(self.data), micro_batch=1,
-                        loss_has_terms=self.loss_has_terms, **changes)
+                        loss_has_terms=self.loss_has_terms, **{**divided, **changes})
 
     def need(self, workload: Workload, model: ModelFacts | None = None) -> Need:
         """Return what a step of this workload needs, beside the room that there is."""

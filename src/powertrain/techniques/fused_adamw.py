@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from powertrain.training.setup import Setup
 
 ADAPTERS_STUDY = "2026-11-21_ablation-docstrings"    # on a CPU: adapters are a small part of a step
+TAKES_DIVIDED = ("adamw",)   # optimizers whose fused update torch has for DTensors
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,9 @@ class FusedAdamW(Technique):
             return cls.refuse(Why.HARDWARE_LACKS, f"torch has no fused optimizers for {hardware.device!r}")
         if not OPTIMIZERS.named(run.optimizer.name).can_fuse:
             return cls.refuse(Why.DOES_NOT_APPLY, f"the recipe's optimizer {run.optimizer.name} has no fused kernel")
+        if run.decided.shards > 1 and run.optimizer.name not in TAKES_DIVIDED:
+            return cls.refuse(Why.CONFLICT, f"torch's fused {run.optimizer.name} does not take weights that processes divide",
+                              rival="sharding")
         because = f"{trainable:,} trained weights are read and written once"
         if hardware.bandwidth_bytes_per_s is not None:
             floor_s = update_bytes(run.model, run.optimizer) / hardware.bandwidth_bytes_per_s
