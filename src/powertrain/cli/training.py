@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,8 +30,10 @@ from powertrain.report.words import perplexity
 if TYPE_CHECKING:
     from rich.live import Live as RichLive
 
+    from powertrain.launch.group import Place
     from powertrain.recipe import Recipe, Resolved
     from powertrain.run.folder import RunFolder
+    from powertrain.run.part import Part
     from powertrain.run.prepare import Prepared
     from powertrain.training.ranks import Ranks
 
@@ -52,62 +55,70 @@ def train(words: Words = None,
 
     Exit code: 0 done, 1 failed, 2 unusable recipe, 3 trained but not all saved, 75 stopped and saved.
     """
-    from powertrain.launch.group import joined_group, place_of
-    from powertrain.launch.slurm import as_torchrun
-
+    words = words or []
     tell: Say = (lambda text: None) if quiet else say
-    if goes_on and resume is None and (begun := _begun(words or [], output)) is not None:
-        words, output, resume = None, None, begun
-    folder = None if resume is None else _existing(resume, words or [], output)
+    if goes_on and resume is None and (begun := _begun(words, output)) is not None:
+        words, output, resume = [], None, begun
+    folder = None if resume is None else _existing(resume, words, output)
     if folder is not None:
         read_events(folder.events)           # a damaged line is refused before the training
-    os.environ.update(as_torchrun(os.environ))
-    place = None if dry_run else place_of(os.environ)
-    if place is not None:                    # one of several processes that somebody has started
-        if processes > 1:
-            raise WrongUse(f"this is process {place.rank} of {place.world} that another program has started: leave "
-                           f"--processes {processes} out")
-        tell = tell if place.rank == 0 else lambda text: None
-        prepare = partial(_prepared_run, words or [], folder, output, tell, place.world, here=place.local_world)
-        with joined_group(place, prepare) as (ranks, prepared):
-            return _train(folder, prepared, ranks, as_json=as_json, quiet=quiet)
-    if processes > 1 and not dry_run:
-        return _start_processes(words or [], folder, output, processes, as_json=as_json, quiet=quiet)
-    prepared = _prepared_run(words or [], folder, output, tell, processes, dry_run=dry_run)
     if dry_run:
-        _print_plan(prepared, as_json=as_json)
+        _print_plan(_prepared_run(words, folder, output, tell, processes, dry_run=True), as_json=as_json)
         return 0
-    return _train(folder, prepared, None, as_json=as_json, quiet=quiet)
+    place = _place(processes)
+    if place is None and processes > 1:
+        return _start_processes(words, folder, output, processes, as_json=as_json, quiet=quiet)
+
+    from powertrain.launch.group import joined_group
+    from powertrain.run.folder import is_complete
+    from powertrain.run.session import exit_code, run        # torch is loaded from here on
+
+    prepare = partial(_prepared_run, words, folder, output, tell if place is None or place.rank == 0 else lambda text: None,
+                      place.world if place else 1, here=place.local_world if place else None)
+    with joined_group(place, prepare) as (ranks, prepared):
+        if folder is not None and is_complete(folder, read_events(folder.events)):
+            if ranks.is_writer:
+                say(f"{folder.path} is finished: there is nothing left to train")
+                print_result(folder.path, prepared, as_json=as_json)
+            return 0
+        with Watcher(as_json=as_json, quiet=quiet or not ranks.is_writer) as watcher:
+            with _part(folder, prepared, ranks, watcher) as part:
+                run(part)
+            code = exit_code(part)
+        if ranks.is_writer:
+            print_result(part.folder.path, part.prepared, as_json=as_json)
+        return code
 
 
-def _train(folder: RunFolder | None, prepared: Prepared, ranks: Ranks | None, *, as_json: bool, quiet: bool) -> int:
-    """Train what is prepared, as one of the processes that share it, or alone."""
+def _place(processes: int) -> Place | None:
+    """Return this process's place among those that somebody has started; None if it was started alone."""
+    from powertrain.launch.group import place_of
+    from powertrain.launch.slurm import as_torchrun
+
+    os.environ.update(as_torchrun(os.environ))
+    place = place_of(os.environ)
+    if place is not None and processes > 1:
+        raise WrongUse(f"this is process {place.rank} of {place.world} that another program has started: leave "
+                       f"--processes {processes} out")
+    return place
+
+
+@contextlib.contextmanager
+def _part(folder: RunFolder | None, prepared: Prepared, ranks: Ranks, watcher: Watcher) -> Iterator[Part]:
+    """Yield this process's part of a new run, or of the run in `folder`."""
     from powertrain.launch.shared_folder import check_shared
-    from powertrain.run.folder import RUNS, is_complete, stored_recipe
-    from powertrain.run.part import continued_run, new_run  # torch is loaded from here on
+    from powertrain.run.folder import RUNS, stored_recipe
+    from powertrain.run.part import continued_run, new_run
     from powertrain.run.prepare import agreed
-    from powertrain.run.session import exit_code, run
-    from powertrain.training.ranks import ALONE
     from powertrain.use.generation import write_sample
 
-    ranks = ranks or ALONE
     if ranks.world > 1:
         check_shared(ranks, folder.path if folder else Path(prepared.recipe.output_dir or RUNS))
-    if folder is not None and is_complete(folder, read_events(folder.events)):
-        if ranks.is_writer:
-            say(f"{folder.path} is finished: there is nothing left to train")
-            print_result(folder.path, prepared, as_json=as_json)
-        return 0
     prepared = agreed(ranks, prepared)
-    with Watcher(as_json=as_json, quiet=quiet or not ranks.is_writer) as watcher:
-        watcher.introduce(prepared, stored=stored_recipe(folder) if folder else None)
-        with (new_run(prepared, watcher.take, write_sample, ranks) if folder is None else
-              continued_run(folder, prepared, watcher.take, write_sample, ranks)) as part:
-            run(part)
-        code = exit_code(part)
-    if ranks.is_writer:
-        print_result(part.folder.path, prepared, as_json=as_json)
-    return code
+    watcher.introduce(prepared, stored=stored_recipe(folder) if folder else None)
+    with (new_run(prepared, watcher.take, write_sample, ranks) if folder is None else
+          continued_run(folder, prepared, watcher.take, write_sample, ranks)) as part:
+        yield part
 
 
 def _start_processes(words: Sequence[str], folder: RunFolder | None, output: Path | None, processes: int, *, as_json: bool,

@@ -70,11 +70,18 @@ def without_place(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def joined_group(place: Place, prepare: Callable[[], T]) -> Iterator[tuple[Ranks, T]]:
+def joined_group(place: Place | None, prepare: Callable[[], T]) -> Iterator[tuple[Ranks, T]]:
     """Prepare in turn, join the other processes, and yield this process's part of the run and what `prepare` returned.
 
-    All come to the end together. Where this process fails, the agent that started it is told, and a person once.
+    All come to the end together. Where this process fails, the agent that started it is told, and a person once. A process
+    without a place prepares, and is alone.
     """
+    if place is None:
+        prepared = prepare()                 # what it refuses is refused before torch is loaded
+        from powertrain.training.ranks import ALONE
+
+        yield ALONE, prepared
+        return
     _end_with_parent()
     import torch
 

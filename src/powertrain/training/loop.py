@@ -123,7 +123,8 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
             micro_batches = [batch.to(setup.device) for batch in loaded]     # those that are there already stay
             laps.lap("copy")
             for batch, counts in setup.ranks.abreast(micro_batches, setup.spare):
-                of_pass = run_pass(setup, state.step, batch, units if counts else math.inf, state.scaler, laps.lap)
+                seed_pass(setup, state.step, batch)
+                of_pass = setup.run_pass(setup, batch, units if counts else math.inf, state.scaler, laps.lap)
                 add(means, of_pass)
                 if counts:
                     terms[batch.place] = of_pass["loss"].clone()     # where passes are replayed, the next overwrites it
@@ -139,13 +140,9 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
         laps = Laps(setup.device)
 
 
-def run_pass(setup: Setup, step: int, batch: Batch, units: float, scaler: torch.amp.GradScaler, lap: Lap) -> Sums:
-    """Run one pass of a step (from 0). What it draws depends on seed, step and pass alone, in whichever process it runs.
-
-    A pass over infinitely many `units` adds nothing to the step.
-    """
+def seed_pass(setup: Setup, step: int, batch: Batch) -> None:
+    """Let what a pass of a step (from 0) draws depend on seed, step and pass alone, in whichever process it runs."""
     torch.manual_seed(pass_seed(setup.seed, step, batch.place))
-    return setup.run_pass(setup, batch, units, scaler, lap)
 
 
 def counts_of(setup: Setup, micro_batches: MicroBatches) -> tuple[int, int, int, int]:
@@ -179,7 +176,8 @@ def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBat
     """
     means = zero_means(setup)
     for batch, counts in setup.ranks.abreast(micro_batches, setup.spare):
-        add(means, run_pass(setup, 0, batch, units if counts else math.inf, scaler, no_lap))
+        seed_pass(setup, 0, batch)
+        add(means, setup.run_pass(setup, batch, units if counts else math.inf, scaler, no_lap))
     add_penalty(setup, scaler, no_lap)
     return means
 
