@@ -12,7 +12,7 @@ BENCH  ?=        # more words for the benchmarks, such as --minutes 10, --nanogp
 
 RUN    ?=        # the run of `make picture`
 
-# pip compiles nothing: what is imported is compiled then, and kept, which takes a third of the time
+# pip compiles nothing: what is imported is compiled then, and kept, which takes half the time
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check schema docs picture bench bench-gpu install clean
