@@ -71,7 +71,7 @@ def train(words: Words = None,
 
     from powertrain.launch.group import joined_group
     from powertrain.run.folder import is_complete
-    from powertrain.run.session import exit_code, run        # torch is loaded from here on
+    from powertrain.run.session import exit_code, run  # torch is loaded from here on
 
     prepare = partial(_prepared_run, words, folder, output, tell if place is None or place.rank == 0 else lambda text: None,
                       place.world if place else 1, here=place.local_world if place else None)
