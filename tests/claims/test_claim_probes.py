@@ -76,7 +76,18 @@ def test_two_processes_share_the_steps_of_one(tiny, cache, tmp_path):
     alone, together = measured.detail["first_steps"].values()
     assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)    # of the same step, with the same dropout
     assert 0 < together["tokens"] < alone["tokens"]
+    of_one, of_two = measured.detail["exchange_s"].values()
+    assert of_one == 0 < of_two < measured.detail["step_s"]["2 processes"]
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.skipif(usable_cores()[0] < 2 and torch.cuda.device_count() < 2, reason="there is one core and no two GPUs")
+def test_processes_that_divide_the_weights_are_held_against_those_that_do_not(tiny, cache, tmp_path):
+    measured = processes.shared_steps(Context(cache, float("inf"), None, tmp_path), words=tiny, a=[],
+                                      b=["techniques.sharding={stage: 2}"], steps=2)
+    whole, divided = measured.detail["first_steps"].values()
+    assert divided["loss"] == pytest.approx(whole["loss"], rel=1e-5)
+    assert measured.detail["memory_ratio"] == divided["memory_bytes"] / whole["memory_bytes"] < 1
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there are two GPUs here")

@@ -175,7 +175,7 @@ def open_training(words: Sequence[str], cache: Path, *, warm_up: int = WARM_UP) 
     """
     ranks = joined()
     prepared = agreed(ranks, prepare(resolve_words(words), cache, quiet, processes=ranks.world))
-    setup = replace(build_setup(prepared), ranks=ranks)
+    setup = build_setup(prepared).shared_by(ranks)
     training = Training(prepared, setup, new_state(setup, prepared.recipe.weight_decay))
     training.advance(warm_up)
     return training

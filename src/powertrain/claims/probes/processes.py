@@ -10,29 +10,48 @@ from pathlib import Path
 import torch
 
 from powertrain.claims.probes import probe
-from powertrain.claims.probes.probe import Context, Measured, answering, open_training
+from powertrain.claims.probes.probe import Context, Measured, answering, arm_name, open_training
 from powertrain.evidence.stats import by_turns
 from powertrain.evidence.worker import ChildProcess
+from powertrain.facts.measure import seconds_of
+from powertrain.training.loop import StepResult, measured_step_bytes
 from powertrain.training.ranks import joined
+from powertrain.training.setup import COMMUNICATION
 
 
-def shared_steps(context: Context, *, words: Sequence[str], processes: int = 2, steps: int = 6) -> Measured:
-    """Return how many times as fast processes that share each step train as one process.
+def shared_steps(context: Context, *, words: Sequence[str], a: Sequence[str] | None = None, b: Sequence[str] = (),
+                 processes: int = 2, steps: int = 6) -> Measured:
+    """Return how many times as fast processes that share each step train as one process, or as others that share it.
 
-    On a GPU each process has one of its own; on a CPU they divide the cores that the one process has. Detail: the first step of
-    both arms, its loss, which is equal up to rounding, and the tokens that the first process computes.
+    `a` and `b` are added to `words`; without `a` the first arm is one process. Each process has a GPU of its own; on a CPU they
+    divide the cores that one process has. Detail, of each arm: the first step's loss, which is equal up to rounding, and
+    the tokens that the first process computes; the memory of the first process's step, and its ratio; the seconds of a step
+    in which the first process exchanges gradients or waits for the others (sharding exchanges them within its passes).
     """
+    both = [("one process", 1, ()), (f"{processes} processes", processes, b)] if a is None else \
+        [(arm_name(added), processes, added) for added in (a, b)]
     arms: probe.Arms = {}
     first_steps: dict[str, dict[str, float]] = {}
+    exchange_s: dict[str, list[float]] = {}
     with contextlib.ExitStack() as opened:
-        for name, world in (("one process", 1), (f"{processes} processes", processes)):
-            children = [opened.enter_context(ChildProcess(f"process {rank} of {world}", _share, os.getcwd(), words,
-                                                          context.cache, context.folder / f"group-{world}", rank, world))
+        for name, world, added in both:
+            children = [opened.enter_context(ChildProcess(f"process {rank} of {world}", _share, os.getcwd(), [*words, *added],
+                                                          context.cache, context.folder / f"group-{len(arms)}", rank, world))
                         for rank in reversed(range(world))]      # the first process last: its end ends the others
             first_steps[name] = [child.answer() for child in children][-1]
-            arms[name] = partial(children[-1].ask, "steps", steps)
+            exchange_s[name] = []
+            arms[name] = partial(_step_s, children[-1], steps, exchange_s[name])
         rounds = by_turns(arms, context.deadline)
-    return probe.faster(rounds, "step_s", first_steps=first_steps)
+    held = [step["memory_bytes"] for step in first_steps.values()]
+    return probe.faster(rounds, "step_s", first_steps=first_steps, memory_ratio=held[1] / held[0],
+                        exchange_s=probe.medians(exchange_s))
+
+
+def _step_s(first: ChildProcess, steps: int, exchange_s: list[float]) -> float:
+    """Return the seconds of a step; note how many of them the first process exchanges tensors."""
+    step_s, exchanging_s = first.ask("steps", steps)
+    exchange_s.append(exchanging_s)
+    return float(step_s)
 
 
 def _share(sender: Connection, folder: str, words: Sequence[str], cache: Path, group: Path, rank: int, world: int) -> None:
@@ -46,11 +65,13 @@ def _share(sender: Connection, folder: str, words: Sequence[str], cache: Path, g
         training, ranks = open_training(words, cache, warm_up=0), joined()
         torch.set_num_threads(training.prepared.facts.hardware.cores)
         first, *_ = [{"loss": float(result.loss), "tokens": result.own_tokens} for result in training.steps(probe.WARM_UP)]
-        sender.send(first)
+        sender.send({**first, "memory_bytes": measured_step_bytes(training.setup, training.state)})
         while steps := ranks.agree(_order(sender) if rank == 0 else 0):
-            step_s = training.step_s(steps)
+            taken: list[StepResult] = []
+            seconds = seconds_of(lambda: taken.extend(training.steps(steps)), training.setup.device.type)  # noqa: B023
+            exchanging = [result.laps.parts().get(COMMUNICATION, 0.0) for result in taken]
             if rank == 0:
-                sender.send(step_s)
+                sender.send((seconds / steps, sum(exchanging) / steps))
 
 
 def _order(sender: Connection) -> int:
