@@ -44,7 +44,7 @@ class Threads(Technique):
             return cls.refuse(Why.NOT_NEEDED, f"torch already uses {now} threads for the {cores} cores of this "
                                               "process", cls(now),
                               numbers={"threads": now, "cores": cores})
-        return cls(cores).on(f"this process has {cores} core{"s" * (cores != 1)}, and torch would use {now}",
+        return cls(cores).on(f"this process has {cores} core{'s' * (cores != 1)}, and torch would use {now}",
                              Effect((0.6, 1.0), 0, basis="guess: not measured yet", guessed=True),
                              numbers={"threads": now, "cores": cores})
 
