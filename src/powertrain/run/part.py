@@ -200,7 +200,7 @@ class Part:
         workload = planner.workload_of(facts, self.prepared.plan)
         self.emit(events.Memory(step=step, allocated_bytes=ledger.peak_bytes, reserved_bytes=ledger.reserved_bytes,
                                 predicted=peak_memory(facts.model, workload_of_step(workload, self.setup, step - 1)),
-                                fullest_bytes=sum(peak_memory(facts.model, workload).values())))
+                                fullest_bytes=sum(peak_memory(facts.model, workload.shared_by(self.ranks.world)).values())))
 
 
 # ---------------------------------------------------------------------------------------- from the lock to the last event
