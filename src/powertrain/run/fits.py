@@ -46,7 +46,7 @@ def room_bytes(facts: Facts) -> int:
 
 
 def needed_bytes(facts: Facts, plan: Plan) -> int:
-    return total_bytes(facts.model, planner.workload_of(facts, plan))
+    return total_bytes(facts.model, planner.workload_of(facts, plan).shared_by(facts.hardware.processes))
 
 
 def checkpoint_bytes(prepared: Prepared) -> int:
