@@ -4,10 +4,13 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from powertrain import techniques
+from powertrain.facts.model import model_facts
+from powertrain.models.config import make_config
 from powertrain.models.kernels.ragged import build
 from powertrain.planner import (
     Tuned,
@@ -283,7 +286,8 @@ def test_sharding_proposes_itself_where_a_process_cannot_hold_weights_gradients_
     assert "data_parallel" in names(plenty)
     refusal = next(r for r in plenty.refused if r.technique == "sharding")
     assert (refusal.why, refusal.cure) == (Why.NOT_NEEDED, ("techniques.sharding=on",))
-    short = make_plan(shared(facts, free_bytes=int(refusal.numbers["needed_bytes"])), Recipe(), 100)
+    # of a model of two blocks sharding gathers about all, so dividing each block would need less
+    short = make_plan(shared(facts, free_bytes=int(refusal.numbers["needed_bytes"])), pinned(tensor_parallel="off"), 100)
     assert "sharding" in names(short)
     assert next(r for r in short.refused if r.technique == "data_parallel").rival == "sharding"
     assert processes_of(from_json(json.loads(json.dumps(to_json(short))))) == 4
@@ -326,3 +330,63 @@ def test_sharding_refuses_what_cannot_be_divided(facts: Facts) -> None:
     muon = replace(facts, optimizer=OPTIMIZERS.named("muon").facts_on("cpu"))
     with pytest.raises(PinRefused, match="optimizer muon does not update each weight's elements"):
         make_plan(shared(muon), pinned(sharding="on"), 100)
+
+
+def tall(facts: Facts, **model: Any) -> Facts:
+    """The facts of a model of many blocks, with long examples."""
+    config, _ = make_config("llama", **{"vocabulary": 500, "context": 512, "layers": 24, "width": 256, "heads": 8, **model})
+    return replace(facts, model=model_facts(config), data=replace(facts.data, block=512))
+
+
+def test_tensor_parallelism_is_used_if_asked_for_or_if_sharding_does_not_fit(facts: Facts) -> None:
+    plenty = make_plan(shared(tall(facts)), Recipe(), 100)
+    refusal = next(r for r in plenty.refused if r.technique == "tensor_parallel")
+    assert (refusal.why, refusal.cure) == (Why.NOT_NEEDED, ("techniques.tensor_parallel=on",))
+    needed = int(refusal.numbers["needed_bytes"])
+    for share, used in ((1.0, "sharding"), (0.45, "tensor_parallel")):
+        plan = make_plan(shared(tall(facts), free_bytes=int(share * needed)), Recipe(), 100)
+        assert {"sharding", "tensor_parallel", "data_parallel"} & names(plan) == {used}
+    one = next(r for r in make_plan(facts, Recipe(), 100).refused if r.technique == "tensor_parallel")
+    assert one.cure == ("--processes 2",)
+
+
+def test_asked_for_tensor_parallelism_divides_the_memory_of_each_process_and_keeps_out_what_needs_whole_weights(
+        facts: Facts) -> None:
+    alone, plans = make_plan(shared(tall(facts)), Recipe(), 100), {}
+    for degree in (2, 4):
+        plans[degree] = make_plan(shared(tall(facts)), pinned(tensor_parallel={"degree": degree}), 100)
+        step = next(step.technique for step in plans[degree].steps if step.technique.name == "tensor_parallel")
+        assert (step.processes, step.degree) == (4, degree)  # type: ignore[attr-defined]
+    weights = [plan.estimate.memory_bytes["weights"] for plan in (alone, *plans.values()) if plan.estimate]
+    assert weights[0] > 1.8 * weights[1] > 3.2 * weights[2]
+    beaten = {refusal.technique for refusal in plans[2].refused if refusal.rival == "tensor_parallel"}
+    assert beaten >= {"fused_blocks", "torch_compile", "data_parallel"}
+    assert processes_of(from_json(json.loads(json.dumps(to_json(plans[2]))))) == 4
+    with pytest.raises(PinsClash):
+        make_plan(shared(facts), pinned(tensor_parallel="on", sharding="on"), 100)
+    with pytest.raises(PinRefused, match="works on whole ones"):
+        make_plan(shared(tall(facts)), pinned(tensor_parallel="on", flat_parameters="on"), 100)
+
+
+@pytest.mark.parametrize(("model", "degree", "says"), [
+    ({"heads": 6, "width": 252}, 4, r"4 processes cannot divide the 6 heads of each block evenly; use .*degree=2"),
+    ({"kv_heads": 2}, 4, r"4 processes cannot divide the 2 kv heads of each block evenly; use .*degree=2"),
+    ({"mlp_width": 682}, 4, r"4 processes cannot divide the 682 columns of the MLP of each block evenly; use .*degree=2"),
+    ({"mlp_width": 681}, 2, r"4 processes cannot divide the 681 columns of the MLP of each block evenly; use .*sharding=on"),
+    ({}, 3, r"degree=3 does not divide 4 processes into groups of 2 or more"),
+    ({"dropout": 0.1}, 2, r"dropout \(0.1\) draws for each head of the attention, .*; use model.dropout=0")])
+def test_tensor_parallelism_that_cannot_be_is_refused_with_the_cure(facts: Facts, model: dict[str, Any], degree: int, says: str
+                                                                    ) -> None:
+    with pytest.raises(WrongUse, match=says):
+        make_plan(shared(tall(facts, **model)), pinned(tensor_parallel={"degree": degree}), 100)
+    plan = make_plan(shared(tall(facts, **model)), Recipe(), 100)
+    assert "tensor_parallel" not in names(plan)
+
+
+def test_tensor_parallelism_refuses_what_cannot_be_divided(facts: Facts) -> None:
+    adapted = replace(facts, model=replace(facts.model, method="lora", adapter_parameters=64, trainable=64))
+    with pytest.raises(PinRefused, match="method=lora trains adapters"):
+        make_plan(shared(adapted, 2), pinned(tensor_parallel="on"), 100)
+    muon = replace(facts, optimizer=OPTIMIZERS.named("muon").facts_on("cpu"))
+    with pytest.raises(PinRefused, match="optimizer muon does not update each weight's elements"):
+        make_plan(shared(muon, 2), pinned(tensor_parallel="on"), 100)

@@ -24,6 +24,7 @@ from powertrain.models.config import ModelConfig
 from powertrain.models.decoder import Decoder
 from powertrain.records import Batch
 from powertrain.training.ranks import GroupRanks
+from powertrain.training.tensor_parallel import TensorParallel
 
 # by operator: the kind of the collective, and which argument is the whole tensor
 KINDS = {"c10d::allreduce_": (ALL_REDUCE, 0), "c10d::_allgather_base_": (ALL_GATHER, 0),
@@ -65,6 +66,9 @@ def fake_group(processes: int) -> Iterator[None]:
 def counted_step(config: ModelConfig, division: Division, passes: int, adapters: AdapterConfig | None = None,
                  frozen: torch.dtype = torch.float32) -> Counting:
     """Make one step's passes, and exchange what is exchanged, in a group of so many processes; return its collectives."""
+    if division.tensor > 1:
+        with fake_group(division.processes):
+            return _counted_tensor_parts(Decoder(config), division, passes)
     shape = (division.processes,) if division.replicas == 1 else (division.replicas, division.shards)
     with fake_group(division.processes):
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards")[-len(shape):])
@@ -97,6 +101,18 @@ def _counted(model: nn.Module, division: Division, mesh: DeviceMesh, passes: int
             parameter.grad = None
         for part in parts:
             part.reshard()
+    return found
+
+
+def _counted_tensor_parts(model: Decoder, division: Division, passes: int) -> Counting:
+    """Divide the blocks by our own means, with real weights: a cut of weights is not what is counted."""
+    parts = TensorParallel(division.tensor)
+    parts.divide(model)
+    ranks = parts.ranks(model, GroupRanks(0, division.processes))
+    with Counting() as found:
+        for _ in range(passes):
+            _pass(model)
+        ranks.sum([torch.zeros(()), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)])
     return found
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from fake_group import counted_step
+from fake_group import TOKENS, counted_step
 
 from powertrain.cost.collectives import (
     ALL_GATHER,
@@ -66,6 +66,22 @@ def test_so_they_are_for_adapters_on_some_blocks(target, division):
     config, adapters = make_config("llama", **SMALL)[0], AdapterConfig(r=4, dropout=0.0, target_modules=target)
     facts = model_facts(config, method="lora", path="here", adapters=adapters, frozen_dtype="bf16")
     held_against_torch(config, facts, division, passes=2, adapters=adapters, frozen=torch.bfloat16)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "gpt_neox"])
+@pytest.mark.parametrize("division", [
+    Division(2, tensor=2), Division(4, tensor=4), Division(8, tensor=2), Division(512, tensor=4)], ids=str)
+def test_divided_blocks_sum_the_residual_four_times_and_groups_sum_gradients(family, division):
+    config = make_config(family, **SMALL)[0]
+    facts, passes = model_facts(config), 3
+    found = counted_step(config, division, passes)
+    expected = collectives_of(facts, division, passes, tokens=passes * TOKENS)
+    assert found.counts == {ALL_REDUCE: sum(one.count for one in expected)}
+    assert sum(one.total_bytes for one in expected) == pytest.approx(found.total_bytes[ALL_REDUCE], rel=1e-6)
+    norms = 2 if family == "qwen3" else 0
+    assert expected[0].count == passes * SMALL["layers"] * (4 + norms)
+    groups = division.processes // division.tensor
+    assert [one.processes for one in expected] == [division.tensor, groups][:1 + (groups > 1)]
 
 
 def test_one_process_exchanges_nothing():

@@ -8,6 +8,10 @@ state (ZeRO, as FSDP2 does it), each block is one group of weights, and all weig
     2      each group, once a step                         each trained group, in each pass
     3      each group in each pass; blocks again backward  each trained group, in each pass
 
+Where processes divide the matrices of each block (tensor parallelism), they sum the residual of each token four times a block:
+after attention and after the MLP, and in the backward pass in front of each. With a norm of queries and keys, its gradients
+come on top. Of several such groups, the processes with the same parts sum their gradients once a step.
+
 A group that is exchanged has its rows filled up to a multiple of the processes that divide it. With replicas (hybrid), the
 processes of one replica divide the weights, and each reduce-scatter is followed by an all-reduce over the replicas.
 Counts, flags and norms, a few bytes each, are not in it. Counts hold for passes without recomputing.
@@ -18,14 +22,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from powertrain.cost.sharding import tensor_part
 from powertrain.cost.weights import as_decoder, has_frozen_base, lowest_layer, matrix_bytes, other_bytes
 from powertrain.records import Hardware, ModelFacts, PeerLink, UnknownFact
 from powertrain.shapes import BUCKET_BYTES, FP32
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
-WHOLE, SHARDS, REPLICAS = "processes", "shards", "replicas"  # among which processes something is exchanged
+WHOLE, SHARDS, REPLICAS, PARTS = "processes", "shards", "replicas", "parts"    # among which processes something is exchanged
+SUMS_OF_A_BLOCK = 4                          # of divided blocks: two forward, two backward
 GATHERED_AGAIN, SUMMED_EACH_PASS = 3, 2      # from this stage on
 FIRST = ("embedding.weight", "position_embedding.weight")    # of the weights outside the blocks, before the blocks
 SUM_COPIES = 8                               # guess: of the gradients, by which processes of one machine sum them
@@ -38,6 +44,7 @@ class Division:
     processes: int
     stage: int = 0
     replicas: int = 1                        # groups of processes, each of which holds the whole model
+    tensor: int = 1                          # processes that divide the matrices of each block
 
     @property
     def shards(self) -> int:
@@ -64,11 +71,17 @@ class Collectives:
         return messages * (self.count * link.latency_s + self.total_bytes / self.processes / link.bandwidth_bytes_per_s)
 
 
-def collectives_of(model: ModelFacts, division: Division, passes: int) -> tuple[Collectives, ...]:
-    """Return the collectives of one step in which each process makes `passes` passes. None for one process."""
+def collectives_of(model: ModelFacts, division: Division, passes: int, *, tokens: int = 0, item_bytes: int = FP32
+                   ) -> tuple[Collectives, ...]:
+    """Return the collectives of one step in which each process makes `passes` passes. None for one process.
+
+    `tokens` of these passes together, and the bytes of a number in products, count where processes divide the blocks.
+    """
     if division.processes == 1:
         return ()
     model = as_decoder(model)
+    if division.tensor > 1:
+        return _of_tensor_parts(model, division, passes, tokens * item_bytes)
     if not division.stage:
         return _summed(model, division)
     shards = division.shards
@@ -128,6 +141,19 @@ def _summed(model: ModelFacts, division: Division) -> tuple[Collectives, ...]:
         held_bytes += size_bytes
         total_bytes += size_bytes
     return (Collectives(ALL_REDUCE, buckets, total_bytes, WHOLE, division.processes),)
+
+
+def _of_tensor_parts(model: ModelFacts, division: Division, passes: int, column_bytes: int) -> tuple[Collectives, ...]:
+    """Return the all-reduces of the residual, and of gradients over the groups of processes. `column_bytes`: of all tokens."""
+    norms = [shape for name, shape in model.shapes.items() if name.endswith((".q_norm.weight", ".k_norm.weight"))]
+    found = (Collectives(ALL_REDUCE, model.layers * passes * (SUMS_OF_A_BLOCK + len(norms)),
+                         model.layers * (SUMS_OF_A_BLOCK * model.width * column_bytes
+                                         + passes * FP32 * sum(map(math.prod, norms))), PARTS, division.tensor),)
+    replicas = division.processes // division.tensor
+    if replicas == 1:
+        return found
+    (summed,) = _summed(tensor_part(model, division.tensor), Division(replicas))
+    return (*found, replace(summed, among=REPLICAS))
 
 
 def _outside(model: ModelFacts, first: bool | None = None) -> list[Weight]:

@@ -22,11 +22,12 @@ import numpy as np
 from powertrain.cost.collectives import Division, collectives_of, exchanged_s
 from powertrain.cost.fitting import largest_pass, link_of, waited_s
 from powertrain.cost.memory import peak_memory
+from powertrain.cost.sharding import tensor_part
 from powertrain.cost.weights import as_decoder, as_held, lowest_layer
 from powertrain.cost.work import Work, recompute_flops, step_work, training_flops
 from powertrain.cost.workload import Workload, lengths_at
 from powertrain.records import Estimate, Hardware, ModelFacts, UnknownFact
-from powertrain.shapes import EIGHT_BIT
+from powertrain.shapes import DTYPE_BYTES, EIGHT_BIT
 
 COMPUTE = "compute"
 BANDWIDTH = "memory bandwidth"
@@ -53,8 +54,8 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
     model whose shape is not known well enough.
     """
     processes, step_tokens = hardware.processes, workload.tokens
-    workload = workload.shared_by(processes)
-    work = workload_work(model, workload)
+    workload = workload.shared_by(processes // workload.tensor_degree)
+    work = workload_work(tensor_part(model, workload.tensor_degree), workload)
     floor_s, bound_by = step_floor(work, hardware)
     expect = expected_efficiency(model, workload, hardware)
     (low_s, high_s), copies = expected_step_s(work, hardware, expect), ""
@@ -83,7 +84,9 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
 
 def _exchanges(model: ModelFacts, workload: Workload, hardware: Hardware) -> tuple[tuple[float, float], str]:
     """Return the seconds of a step's exchanges between processes, low and high, and the basis of the two."""
-    found = collectives_of(model, Division(hardware.processes), passes=len(_slot_lengths(workload)))
+    passes = _slot_lengths(workload)
+    found = collectives_of(model, Division(hardware.processes, tensor=workload.tensor_degree), len(passes),
+                           tokens=sum(map(sum, passes)), item_bytes=DTYPE_BYTES[workload.dtype])
     try:
         seconds, basis = exchanged_s(found, hardware)
     except UnknownFact as unknown:

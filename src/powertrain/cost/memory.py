@@ -23,7 +23,7 @@ from powertrain.cost.fused import FusedPart
 from powertrain.cost.kernels import Shape
 from powertrain.cost.operators import cast_weight, convert, linear, operator, unary
 from powertrain.cost.replay import COPIES, LOSS, WORKSPACE, Block, Gradients, Memory, Saved, Tape, Value
-from powertrain.cost.sharding import divided
+from powertrain.cost.sharding import divided, tensor_part
 from powertrain.cost.workload import Workload
 from powertrain.records import ModelFacts
 from powertrain.shapes import DTYPE_BYTES, FOUR_BIT, FP32
@@ -45,7 +45,7 @@ def peak_memory(model: ModelFacts, workload: Workload) -> Held:
 
 @lru_cache(REMEMBERED)
 def _peak(model: ModelFacts, workload: Workload) -> Held:
-    held = replay(model, workload).at_the_peak()
+    held = replay(tensor_part(model, workload.tensor_degree), workload).at_the_peak()
     if workload.shards > 1:
         held = divided(held, model, workload)
     return {name: nbytes for name, nbytes in held.items() if nbytes}

@@ -8,12 +8,12 @@ those of one block, with their buffer. Not all of that is there at the same mome
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from powertrain.cost.weights import has_frozen_base, matrix_bytes, other_bytes, state_bytes
+from powertrain.cost.weights import as_decoder, has_frozen_base, matrix_bytes, other_bytes, state_bytes
 from powertrain.cost.workload import Workload
 from powertrain.records import ModelFacts, OptimizerFacts
-from powertrain.shapes import FP32
+from powertrain.shapes import FP32, linear_shapes
 
 WEIGHTS_STAGE, GRADIENTS_STAGE = 3, 2        # of ZeRO: from here on weights, and gradients, are divided
 BLOCKS_GATHERED, GRADIENTS_GATHERED = 4, 2   # blocks whose weights, and whose gradients, are whole at once, with their buffers
@@ -55,6 +55,31 @@ def divided(held: Mapping[str, int], model: ModelFacts, workload: Workload) -> d
     return {**held, "weights": round(sum(one.count * one.part(shards) * one.item for one in found)),
             "gathered weights": round(gathered_bytes), "gradients": gradient_bytes,
             "optimizer": round(share * held.get("optimizer", 0))}
+
+
+def tensor_part(model: ModelFacts, degree: int) -> ModelFacts:
+    """Return the facts of what one process computes where `degree` of them divide the matrices of each block.
+
+    Where heads are left over, which is refused in the end, it is the process with the most.
+    """
+    if degree == 1:
+        return model
+    model = as_decoder(model)
+    part = replace(model, heads=-(-model.heads // degree), kv_heads=-(-model.kv_heads // degree),
+                   mlp_width=-(-model.mlp_width // degree))
+    matrices = linear_shapes(part)
+    shapes = {name: _part_of(name, shape, matrices) for name, shape in model.shapes.items()}
+    held = sum(math.prod(shape) * (model.layers if name.startswith("blocks.") else 1) for name, shape in shapes.items())
+    return replace(part, shapes=shapes, parameters=held, trainable=held, matmul_parameters=model.matmul_parameters // degree)
+
+
+def _part_of(name: str, shape: tuple[int, ...], matrices: Mapping[str, tuple[int, int]]) -> tuple[int, ...]:
+    """Return the shape of one process's part of a weight; the biases of attention_out and mlp_out, and norms, are whole."""
+    *_, linear, kind = name.split(".")
+    if linear not in matrices:
+        return shape
+    outputs, _ = matrices[linear]
+    return matrices[linear] if kind == "weight" else (outputs,)
 
 
 def tensors_of(model: ModelFacts) -> Iterator[Tensors]:

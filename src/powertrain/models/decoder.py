@@ -62,6 +62,7 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
         self.config, self.index = config, index
+        self.heads, self.kv_heads = config.heads, config.kv_heads    # fewer where processes divide them
         shapes = linear_shapes(config)
 
         def linear(name: str, bias: bool) -> nn.Linear:
@@ -87,8 +88,8 @@ class Block(nn.Module):
     def attend(self, x: Tensor, rotary: Rotary | None, lengths: tuple[int, ...], attention: Attention) -> Tensor:
         """Compute the attention branch: (T, width) -> (T, width)."""
         c = self.config
-        heads = self.qkv(x).unflatten(-1, (c.heads + 2 * c.kv_heads, c.head_width))
-        q, k, v = heads.split((c.heads, c.kv_heads, c.kv_heads), dim=1)
+        heads = self.qkv(x).unflatten(-1, (self.heads + 2 * self.kv_heads, c.head_width))
+        q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:

@@ -26,6 +26,7 @@ from powertrain.techniques.packing import Packing
 from powertrain.techniques.paged_adamw import PagedAdamW
 from powertrain.techniques.saved_activations import SavedActivations
 from powertrain.techniques.sharding import Sharding
+from powertrain.techniques.tensor_parallel import TensorParallel
 from powertrain.techniques.tf32 import Tf32
 from powertrain.techniques.threads import Threads
 from powertrain.techniques.torch_compile import TorchCompile
@@ -34,6 +35,6 @@ CATALOGUE: tuple[type[Technique], ...] = (
     Threads, Allocator, Bf16, Fp16, Tf32, FourBitBase, Int8Base, Fp8Base, DequantisedCache, FrozenBase, FusedAdamW,
     EightBitAdamW, PagedAdamW, FlatParameters, AttentionKernel, ChunkedCrossEntropy, Packing, MicroBatch, LengthGrouping,
     FusedBlocks, SavedActivations, FrozenBackward, TorchCompile, ActivationCheckpointing, CudaGraph, Loader,
-    Sharding, DataParallel)
+    Sharding, TensorParallel, DataParallel)
 
 __all__ = ["CATALOGUE", "Technique"]

@@ -92,9 +92,14 @@ class PlannedRun(Facts):
     def of(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Self:
         return cls(**{each.name: getattr(facts, each.name) for each in fields(Facts)}, recipe=recipe, decided=decided)
 
+    @property
+    def groups(self) -> int:
+        """Return the processes, or groups of processes that compute each pass together, which share the passes of a step."""
+        return self.hardware.processes // self.decided.tensor_degree
+
     def one_example(self, **changes: Any) -> Workload:
         """Return a step whose passes have one example each, the longest there is."""
-        divided = {"shards": self.decided.shards, "sharded_stage": self.decided.sharded_stage}
+        divided = {field: getattr(self.decided, field) for field in ("shards", "sharded_stage", "tensor_degree")}
         return Workload(self.data.train_batch_size, longest_example(self.data), micro_batch=1,
                         loss_has_terms=self.loss_has_terms, **{**divided, **changes})
 
@@ -165,9 +170,11 @@ class Technique:
         if cls.native_only and run.model.provider != "native":
             return cls.refuse(Why.OTHER_PROVIDER, f"{run.model.provider} computes this model, and the technique changes only "
                                                   "the built-in decoder")
-        if cls.needs_whole_weights and run.decided.shards > 1:
-            return cls.refuse(Why.CONFLICT, f"sharding leaves a process 1 / {run.decided.shards} of each weight, and the "
-                                            "technique works on whole ones", rival="sharding")
+        parts = {"sharding": run.decided.shards, "tensor_parallel": run.decided.tensor_degree}
+        rival = next((name for name, count in parts.items() if count > 1), None)
+        if cls.needs_whole_weights and rival is not None:
+            return cls.refuse(Why.CONFLICT, f"{rival} leaves a process 1 / {parts[rival]} of each divided weight, and the "
+                                            "technique works on whole ones", rival=rival)
         return cls.propose(run)
 
     def unmet(self, run: PlannedRun) -> Refusal | None:

@@ -40,8 +40,9 @@ class DataParallel(Technique):
         if processes == 1:
             return cls.refuse(Why.DOES_NOT_APPLY, "the run has one process; --processes N starts more",
                               cure=("--processes 2",))
-        if run.decided.shards > 1:
-            return cls.refuse(Why.NOT_NEEDED, "sharding shares the passes already", rival="sharding")
+        for rival, parts in (("sharding", run.decided.shards), ("tensor_parallel", run.decided.tensor_degree)):
+            if parts > 1:
+                return cls.refuse(Why.NOT_NEEDED, f"{rival} shares the passes already", rival=rival)
         summed_bytes = FP32_BYTES * run.model.trainable
         return cls(processes).on(
             f"{processes} processes share each step of {batch} examples and sum {summed_bytes / MIB:,.0f} MiB of gradients",

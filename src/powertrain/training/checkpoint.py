@@ -3,10 +3,11 @@
 A checkpoint is written into a temporary folder, each file synced, its manifest with sha256 last; one rename publishes
 it. So a kill at any instant leaves the one before. Only safetensors and JSON: nothing in it can run code.
 
-Where processes divide the weights, each writes its rows into files of its own, syncs and hashes them, and the first process
-writes the manifest with all of them (format 2). A file says which rows it holds, so any number of processes reads what any
-number has written. torch.distributed.checkpoint's writer for safetensors does not sync, gives the same state other bytes each
-time, and loads without an error where a shard is missing.
+Where processes divide the weights, each writes its part into files of its own, syncs and hashes them, and the first process
+writes the manifest with all of them (format 2). A file says which rows or columns it holds, so any number of processes reads
+what any number has written, however they divide the weights. Where a process holds some rows of each projection of a fused
+matrix, the rows of q, k and v are tensors of their own. torch.distributed.checkpoint's writer for safetensors does not sync,
+gives the same state other bytes each time, and loads without an error where a shard is missing.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,15 +31,16 @@ from powertrain.records import WrongUse
 from powertrain.records.errors import WeightsNotFinite
 from powertrain.training.loop import State
 from powertrain.training.ranks import ALONE, Ranks
-from powertrain.training.sharded import divided_as, is_divided, own_part, rows_of
+from powertrain.training.sharded import Cut, cut_of, divided_as, is_divided, own_part, whole_shape
 
 T = TypeVar("T")
+Parts = Mapping[str, tuple[Tensor, Cut | None]]      # name -> what this process has of a tensor
 FORMAT, SHARDED_FORMAT = 1, 2
 FOLDER = re.compile(r"step-(\d{6,})")
 MANIFEST = "MANIFEST.json"
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 ONCE_WRITTEN = {"random.safetensors"}        # by earlier versions, before each pass had a seed of its own; it is not read
-ROWS = "rows"                                # in a shard's metadata: tensor -> its first row, of those that are divided
+PLACES = "places"                            # in a shard's metadata: key -> the tensor it is a part of, dimension, first row
 
 
 def save_checkpoint(folder: Path, state: State, ranks: Ranks = ALONE) -> Path:
@@ -88,12 +91,20 @@ def _write(folder: Path, state: State, ranks: Ranks) -> dict[str, Any]:
     shard, shards = ranks.shard
     weights, moments = _tensors(state)
     model, optimizer, counters = FILES
-    assert shards > 1 or not any(map(is_divided, weights.values())), "the ranks are not those of the setup that divides weights"
+    assert shards > 1 or not any(map(is_divided, state.model.parameters())), "the ranks are not those of the divided setup"
     for name, tensors in ((model, weights), (optimizer, moments)):
-        parts = {key: own_part(value).contiguous() for key, value in tensors.items() if is_divided(value) or shard == 0}
-        first_rows = {key: rows_of(tensors[key]).start for key in parts if is_divided(tensors[key])}
-        held = {key: part for key, part in parts.items() if part.numel() or not is_divided(tensors[key])}
-        save_tensors(held, folder / shard_name(name, shard, shards), {ROWS: json.dumps(first_rows)} if shards > 1 else None)
+        held: dict[str, Tensor] = {}
+        places: dict[str, tuple[str, int, int]] = {}
+        for tensor, (value, cut) in tensors.items():
+            if cut is None:
+                held |= {tensor: own_part(value).contiguous()} if shard == 0 else {}
+                continue
+            pieces = torch.split(own_part(value), [end - first for first, end in cut.ranges], cut.dimension)
+            for number, ((first, _), piece) in enumerate(zip(cut.ranges, pieces, strict=True)):
+                key = tensor if len(pieces) == 1 else f"{tensor}.{number}"
+                if piece.numel():
+                    held[key], places[key] = piece.contiguous(), (tensor, cut.dimension, first)
+        save_tensors(held, folder / shard_name(name, shard, shards), {PLACES: json.dumps(places)} if shards > 1 else None)
     names = [shard_name(name, shard, shards) for name in (model, optimizer)]
     if shard == 0:
         plain = {"step": state.step, "trained_tokens": state.trained_tokens, "clipped_steps": int(state.clipped_steps),
@@ -161,32 +172,57 @@ def what_is_wrong(path: Path) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A tensor of a file that holds some rows (dimension 0) or columns (1) of a tensor, from `first` on."""
+
+    file: Any                                # open
+    key: str
+    dimension: int = 0
+    first: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.file.get_slice(self.key).get_shape())
+
+    def within(self, dimension: int, first: int, end: int) -> Tensor:
+        """Return what the piece has of these rows or columns of the whole tensor; it may be empty."""
+        begin = self.first if dimension == self.dimension else 0
+        here = slice(max(0, first - begin), max(0, min(end - begin, self.shape[dimension])))
+        found: Tensor = self.file.get_slice(self.key)[(slice(None),) * dimension + (here,)]
+        return found
+
+
 class Stored:
-    """The tensors of one kind in a checkpoint, of which each file may hold some rows."""
+    """The tensors of one kind in a checkpoint, of which each file may hold some rows or columns."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        self.parts: dict[str, list[tuple[int, Any]]] = {}    # name -> (first row, open file) of each part
+        self.pieces: dict[str, list[Piece]] = {}
         for file in files:
             opened: Any = safe_open(file, framework="pt")
-            first_rows = json.loads((opened.metadata() or {}).get(ROWS, "{}"))
-            for name in opened.keys():  # noqa: SIM118
-                self.parts.setdefault(name, []).append((first_rows.get(name, 0), opened))
+            places = json.loads((opened.metadata() or {}).get(PLACES, "{}"))
+            for key in opened.keys():  # noqa: SIM118
+                name, dimension, first = places.get(key, (key, 0, 0))
+                self.pieces.setdefault(name, []).append(Piece(opened, key, dimension, first))
+        for pieces in self.pieces.values():
+            pieces.sort(key=lambda piece: piece.first)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        shapes = [opened.get_slice(name).get_shape() for _, opened in self.parts[name]]
-        return (sum(rows for rows, *_ in shapes), *shapes[0][1:]) if shapes[0] else ()
+        pieces = self.pieces[name]
+        along, shape = pieces[0].dimension, list(pieces[0].shape)
+        if shape:
+            shape[along] = sum(piece.shape[along] for piece in pieces)
+        return tuple(shape)
 
-    def read(self, name: str, rows: slice = slice(None)) -> Tensor:
-        """Return these rows of a tensor."""
+    def read(self, name: str, cut: Cut | None = None) -> Tensor:
+        """Return this part of a tensor; without a cut, all of it."""
         if not self.shape(name):
-            whole: Tensor = self.parts[name][0][1].get_tensor(name)
+            whole: Tensor = self.pieces[name][0].file.get_tensor(self.pieces[name][0].key)
             return whole
-        first, last, _ = rows.indices(self.shape(name)[0])
-        found = []
-        for begin, opened in sorted(self.parts[name], key=lambda part: part[0]):
-            part = opened.get_slice(name)
-            found.append(part[max(0, first - begin):max(0, min(last - begin, part.get_shape()[0]))])
-        return torch.cat(found)
+        cut = cut or Cut(0, ((0, self.shape(name)[0]),))
+        along = self.pieces[name][0].dimension
+        return torch.cat([torch.cat([piece.within(cut.dimension, first, end) for piece in self.pieces[name]], along)
+                          for first, end in cut.ranges], cut.dimension)
 
 
 def load_checkpoint(checkpoint: Path, state: State) -> None:
@@ -197,15 +233,15 @@ def load_checkpoint(checkpoint: Path, state: State) -> None:
     shards = json.loads((checkpoint / MANIFEST).read_text()).get("shards", 1)
     weights, moments = (Stored([checkpoint / shard_name(name, shard, shards) for shard in range(shards)]) for name in FILES[:2])
     trained = _trained(state)
-    if set(trained) != set(weights.parts) or any(trained[name].shape != weights.shape(name) for name in trained):
+    if set(trained) != set(weights.pieces) or any(whole_shape(trained[name]) != weights.shape(name) for name in trained):
         raise WrongUse("the checkpoint holds another model than the recipe describes; resume with the run's own recipe")
     keys: dict[str, list[str]] = {}
-    for name in moments.parts:
+    for name in moments.pieces:
         weight, _, key = name.rpartition(".")
         keys.setdefault(weight, []).append(key)
     with torch.no_grad():
         for name, parameter in trained.items():
-            own_part(parameter).copy_(weights.read(name, rows_of(parameter)))
+            own_part(parameter).copy_(weights.read(name, cut_of(parameter)))
     state.optimizer.restore({parameter: {key: _read_moment(moments, f"{name}.{key}", parameter) for key in keys.get(name, ())}
                              for name, parameter in trained.items()})
     plain = json.loads((checkpoint / "state.json").read_text())
@@ -241,17 +277,17 @@ def _published(folder: Path) -> dict[int, Path]:
 
 def _read_moment(moments: Stored, name: str, parameter: nn.Parameter) -> Tensor:
     """Return what this process holds of one tensor of the optimizer's state: of one with the weight's shape, the same rows."""
-    if moments.shape(name) != parameter.shape:
+    if moments.shape(name) != whole_shape(parameter):
         return moments.read(name)
-    return divided_as(parameter, moments.read(name, rows_of(parameter)))
+    return divided_as(parameter, moments.read(name, cut_of(parameter)))
 
 
-def _tensors(state: State) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the weights that the run changes, and the optimizer's state, by name."""
+def _tensors(state: State) -> tuple[Parts, Parts]:
+    """Return the weights that the run changes, and the optimizer's state, by name: each with the part that is here."""
     trained, by_weight = _trained(state), state.optimizer.moments()
-    moments = {f"{name}.{key}": value for name, parameter in trained.items()
-               for key, value in by_weight.get(parameter, {}).items()}
-    return {name: parameter.detach() for name, parameter in trained.items()}, moments
+    moments = {f"{name}.{key}": (value, cut_of(parameter) if value.shape == parameter.shape else None)
+               for name, parameter in trained.items() for key, value in by_weight.get(parameter, {}).items()}
+    return {name: (parameter.detach(), cut_of(parameter)) for name, parameter in trained.items()}, moments
 
 
 def _trained(state: State) -> dict[str, nn.Parameter]:

@@ -26,6 +26,7 @@ from powertrain.training.objectives import NEXT_TOKEN
 from powertrain.training.optimizers import Optimizer
 from powertrain.training.ranks import ALONE, Ranks
 from powertrain.training.sharded import Sharding, is_divided, own_part
+from powertrain.training.tensor_parallel import TensorParallel
 
 PARTS = ("data", "copy", "forward", "backward", "optimizer")
 COMMUNICATION = "communication"              # a part of steps that processes share: the sums, and the wait for the others
@@ -123,7 +124,7 @@ class Setup:
     lay_out: Callable[[Batch], Batch] = as_collated      # adds what `run_pass` wants to know of a batch, on the host
     run_pass: RunPass = run_eagerly
     ranks: Ranks = ALONE                     # this process's part of the run
-    sharding: Sharding | None = None         # how weights are divided among the processes; None: each has all of them
+    sharding: Sharding | TensorParallel | None = None    # how processes divide the weights; None: each has all of them
     code: Path | None = None                 # folder where machine code is kept for later processes; None: nowhere
 
     def prepare(self, step: int) -> MicroBatches:

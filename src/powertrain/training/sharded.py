@@ -108,7 +108,7 @@ def gathered(model: nn.Module, *, keep: bool) -> Iterator[None]:
              if is_divided(weight) and weight.requires_grad]
     for _, _, weight in found:
         if weight not in whole:              # tied weights are in two modules
-            value = summed(weight.detach())
+            value = whole_of(weight)
             whole[weight] = nn.Parameter(value.cpu() if keep else value.new_empty(0))
     if keep:
         for module, name, weight in found:
@@ -120,19 +120,55 @@ def gathered(model: nn.Module, *, keep: bool) -> Iterator[None]:
             setattr(module, name, weight)
 
 
-def rows_of(weight: Tensor) -> slice:
-    """Return the rows of a weight that this process holds: of a divided one some, by torch.chunk's rule."""
+@dataclass(frozen=True)
+class Cut:
+    """The part of a weight that a process holds: ranges of its rows (dimension 0) or columns (1), one after the other."""
+
+    dimension: int
+    ranges: tuple[tuple[int, int], ...]      # first and last + 1, in the whole weight
+
+
+def cut_of(weight: Tensor) -> Cut | None:
+    """Return which part of a weight this process holds; None for a whole one."""
+    if hasattr(weight, "part"):              # see tensor_parallel.Part
+        cut: Cut = weight.part.cut
+        return cut
     if not is_divided(weight):
-        return slice(None)
+        return None
     mesh: Any = weight.device_mesh  # type: ignore[attr-defined]
     shards, place = mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
-    first = min(place * -(-weight.shape[0] // shards), weight.shape[0])
-    return slice(first, first + own_part(weight).shape[0])
+    first = min(place * -(-weight.shape[0] // shards), weight.shape[0])      # torch.chunk's rule
+    return Cut(0, ((first, first + own_part(weight).shape[0]),))
+
+
+def whole_shape(weight: Tensor) -> tuple[int, ...]:
+    """Return the shape of a weight of which this process may hold a part."""
+    return weight.part.shape if hasattr(weight, "part") else tuple(weight.shape)
+
+
+def whole_of(weight: Tensor) -> Tensor:
+    """Return a weight of which this process may hold a part, whole. All processes that hold parts call this together."""
+    whole: Tensor = weight.part.join(weight.detach()) if hasattr(weight, "part") else summed(weight.detach())
+    return whole
+
+
+def total_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Return the norm of all gradients, () fp32: parts that processes hold count once each, and whole weights once."""
+    having = [parameter for parameter in parameters if parameter.grad is not None]
+    divided = [parameter for parameter in having if hasattr(parameter, "part")]
+    if not divided:
+        return summed(_norm_of(having))
+    squared: Tensor = divided[0].part.sum(_norm_of(divided).square())
+    return (squared + _norm_of([one for one in having if not hasattr(one, "part")]).to(squared.device).square()).sqrt()
+
+
+def _norm_of(parameters: Sequence[nn.Parameter]) -> Tensor:
+    return nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
 
 
 def divided_as(weight: Tensor, part: Tensor) -> Tensor:
     """Return a tensor that is divided as the weight is, of which `part` is this process's part."""
-    if not is_divided(weight):
+    if not hasattr(weight, "to_local"):
         return part
     from torch.distributed.tensor import DTensor
 
@@ -141,25 +177,34 @@ def divided_as(weight: Tensor, part: Tensor) -> Tensor:
 
 
 def is_divided(weight: Tensor | None) -> bool:
-    """Return whether processes hold parts of the weight: then it is a DTensor."""
-    return hasattr(weight, "to_local")
+    """Return whether processes hold parts of the weight: a DTensor does, and a weight with a `part`."""
+    return hasattr(weight, "to_local") or hasattr(weight, "part")
 
 
 def own_part(tensor: Tensor) -> Tensor:
     """Return this process's part of a divided tensor; any other tensor as it is."""
-    part: Tensor = tensor.detach().to_local() if is_divided(tensor) else tensor  # type: ignore[attr-defined]
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    part: Tensor = tensor.to_local().detach()
     return part
 
 
 def summed(tensor: Tensor) -> Tensor:
     """Return a result that each process has a part of, such as the norm of divided gradients, whole on every process."""
-    if not is_divided(tensor):
+    if not hasattr(tensor, "full_tensor"):
         return tensor
+    with exchanging():
+        whole: Tensor = tensor.full_tensor()
+    return whole
+
+
+@contextlib.contextmanager
+def exchanging() -> Iterator[None]:
+    """Exchange tensors with the other processes inside. Raises LostPeer where one of them has ended."""
     try:
-        whole: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+        yield
     except RuntimeError as error:
         raise lost_peer(error) or error from None
-    return whole
 
 
 def lost_peer(error: Exception) -> LostPeer | None:

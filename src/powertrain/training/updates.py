@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from powertrain.models.decoder import decay_groups
 from powertrain.records import WrongUse
-from powertrain.training.sharded import summed
+from powertrain.training.sharded import total_norm
 
 Groups = list[dict[str, Any]]                # each with "params" and their "weight_decay"
 Moments = Mapping[nn.Parameter, Mapping[str, Tensor]]    # weight -> name -> tensor of the state
@@ -41,7 +41,7 @@ class RunOptimizer(torch.optim.Optimizer):
     def clip(self, max_grad_norm: float) -> Tensor:
         """Return the norm of all gradients, () fp32; scale larger ones down to `max_grad_norm`. 0: none are scaled."""
         parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        norm = summed(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        norm = total_norm(parameters)
         if max_grad_norm > 0:
             nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
         return norm
