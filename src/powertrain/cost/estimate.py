@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from powertrain.cost.collectives import Division, collectives_of, exchanged_s
+from powertrain.cost.collectives import Collectives, Division, collectives_of, exchanged_s, sends_of
 from powertrain.cost.fitting import largest_pass, link_of, waited_s
 from powertrain.cost.memory import peak_memory
+from powertrain.cost.pipeline import bubble
 from powertrain.cost.weights import as_decoder, as_held, lowest_layer
 from powertrain.cost.work import Work, recompute_flops, step_work, training_flops
 from powertrain.cost.workload import Workload, lengths_at
@@ -53,6 +54,8 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
     model whose shape is not known well enough.
     """
     processes, step_tokens = hardware.processes, workload.tokens
+    waiting = bubble(workload.stages, workload.micro_batches)
+    passing = workload if workload.stages > 1 else workload.shared_by(processes)     # what goes through one process
     workload = workload.shared_by(processes)
     work = workload_work(model, workload)
     floor_s, bound_by = step_floor(work, hardware)
@@ -61,8 +64,9 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
     if "offload" in workload.saved.values():
         (low_wait_s, high_wait_s), copies = _waits(model, workload, hardware, expect)
         low_s, high_s = low_s + low_wait_s, high_s + high_wait_s
+    low_s, high_s = low_s / (1 - waiting), high_s / (1 - waiting)
     if processes > 1:
-        (low_exchange_s, high_exchange_s), exchanges = _exchanges(model, workload, hardware)
+        (low_exchange_s, high_exchange_s), exchanges = _exchanges(model, passing, hardware)
         low_s, high_s, copies = low_s + low_exchange_s, high_s + high_exchange_s, copies + exchanges
         copies += "; the time to gather divided weights is not known and not counted" if workload.shards > 1 else ""
     of_decoder = "" if model.provider == "native" else ", as our decoder of the same shape would take"
@@ -72,7 +76,7 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
         step_s=(low_s, high_s), floor_s=floor_s, bound_by=bound_by,
         flops_per_step=processes * work.flops, flops_per_token=work.flops_per_token,
         dtype=work.dtype, peak_flops_per_s=processes * hardware.peak(work.dtype), tokens_per_step=step_tokens, steps=steps,
-        memory_bytes=peak_memory(model, workload), padding_share=workload.padding_share,
+        memory_bytes=peak_memory(model, passing), padding_share=workload.padding_share,
         largest_pass=largest_pass(model, workload, hardware.free_memory_bytes),
         bytes_per_step=processes * (work.gemm_bytes + work.optimizer_bytes),
         basis=f"expected time: {expect.basis}{copies}; floor: formulas with the measured peaks{coarse}; "
@@ -83,7 +87,9 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
 
 def _exchanges(model: ModelFacts, workload: Workload, hardware: Hardware) -> tuple[tuple[float, float], str]:
     """Return the seconds of a step's exchanges between processes, low and high, and the basis of the two."""
-    found = collectives_of(model, Division(hardware.processes), passes=len(_slot_lengths(workload)))
+    found: Iterable[Collectives] = collectives_of(model, Division(hardware.processes), passes=len(_slot_lengths(workload)))
+    if workload.stages > 1:
+        found = [sends_of(model, workload.micro_batches, workload.pass_slots)]
     try:
         seconds, basis = exchanged_s(found, hardware)
     except UnknownFact as unknown:

@@ -89,6 +89,7 @@ class Workload:
     replayed: bool = False                   # passes are recorded once and replayed: all have one shape
     shards: int = 1                          # processes that each weight is divided among
     sharded_stage: int = 0                   # of ZeRO: 1 divides the optimizer's state, 2 gradients too, 3 weights too
+    stages: int = 1                          # processes that each have some blocks, and compute them for every pass
     library_workspace_bytes: int = 0         # what a GPU's matrix library takes from torch's allocator
 
     def shared_by(self, processes: int) -> Self:

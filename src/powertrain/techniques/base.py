@@ -30,6 +30,7 @@ T = TypeVar("T")
 # the classes of work that a step's time is divided into (evidence/profile.py measures them)
 EVERYTHING = frozenset({"products", "attention", "loss", "elementwise", "optimizer", "data", "copy"})
 GIB = 2**30
+PASSES_A_STAGE = 4           # of a pipeline: then a process waits for less than a fifth of the step
 WORTH_IT = 2                 # times its own cost that compiling has to save
 NOTHING: Mapping[str, Any] = {}
 
@@ -94,9 +95,15 @@ class PlannedRun(Facts):
 
     def one_example(self, **changes: Any) -> Workload:
         """Return a step whose passes have one example each, the longest there is."""
-        divided = {"shards": self.decided.shards, "sharded_stage": self.decided.sharded_stage}
+        divided = {"shards": self.decided.shards, "sharded_stage": self.decided.sharded_stage, "stages": self.decided.stages}
         return Workload(self.data.train_batch_size, longest_example(self.data), micro_batch=1,
                         loss_has_terms=self.loss_has_terms, **{**divided, **changes})
+
+    @property
+    def least_passes(self) -> int:
+        """Return the passes that a step should have: one for each process, or several for each stage of a pipeline."""
+        each = PASSES_A_STAGE if self.decided.stages > 1 else 1
+        return min(self.data.train_batch_size, each * self.hardware.processes)
 
     def need(self, workload: Workload, model: ModelFacts | None = None) -> Need:
         """Return what a step of this workload needs, beside the room that there is."""
@@ -168,6 +175,9 @@ class Technique:
         if cls.needs_whole_weights and run.decided.shards > 1:
             return cls.refuse(Why.CONFLICT, f"sharding leaves a process 1 / {run.decided.shards} of each weight, and the "
                                             "technique works on whole ones", rival="sharding")
+        if cls.needs_whole_weights and run.decided.stages > 1:
+            return cls.refuse(Why.CONFLICT, "pipeline_parallel runs several passes of a process's blocks at once, and the "
+                                            "technique is not made for that", rival="pipeline_parallel")
         return cls.propose(run)
 
     def unmet(self, run: PlannedRun) -> Refusal | None:

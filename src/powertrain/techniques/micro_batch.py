@@ -41,7 +41,7 @@ class MicroBatch(Technique):
         data, hardware = run.data, run.hardware
         tokens, batch = fitting.longest_example(data), data.train_batch_size
         target, most = fitting.wanted_tokens(hardware), fitting.fitting_tokens(run.model, hardware, tokens)
-        suited, shared = fitting.padded_examples(run.model, data, hardware), -(-batch // hardware.processes)
+        suited, shared = fitting.padded_examples(run.model, data, hardware), -(-batch // run.least_passes)
         wanted = min(suited, shared)
         shape = f"{batch} x {data.block} tokens" + ("" if data.kind == "blocks" else " on average")
         if run.decided.packs:

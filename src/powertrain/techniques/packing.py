@@ -54,7 +54,7 @@ class Packing(Technique):
         fitting, step_tokens = fitting_tokens(model, hardware, data.block), data.train_batch_size * data.block
         tokens = min(wanted_tokens(hardware), fitting)
         if hardware.processes > 1:           # a pass for each at least
-            tokens = min(tokens, -(-step_tokens // hardware.processes))
+            tokens = min(tokens, -(-step_tokens // run.least_passes))
         tokens = max(LEAST_TOKENS, tokens)
         share = padding_share(data.length_quantiles, data.train_batch_size) if data.length_quantiles else 0.0
         multiple = CPU_MULTIPLE if hardware.device == "cpu" and tokens >= CPU_MULTIPLE else 1

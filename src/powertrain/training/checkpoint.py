@@ -28,6 +28,7 @@ from powertrain.models.huggingface.folder import save_tensors
 from powertrain.records import WrongUse
 from powertrain.records.errors import WeightsNotFinite
 from powertrain.training.loop import State
+from powertrain.training.pipeline import held_elsewhere
 from powertrain.training.ranks import ALONE, Ranks
 from powertrain.training.sharded import divided_as, is_divided, own_part, rows_of
 
@@ -90,7 +91,8 @@ def _write(folder: Path, state: State, ranks: Ranks) -> dict[str, Any]:
     model, optimizer, counters = FILES
     assert shards > 1 or not any(map(is_divided, weights.values())), "the ranks are not those of the setup that divides weights"
     for name, tensors in ((model, weights), (optimizer, moments)):
-        parts = {key: own_part(value).contiguous() for key, value in tensors.items() if is_divided(value) or shard == 0}
+        parts = {key: own_part(value).contiguous() for key, value in tensors.items()
+                 if is_divided(value) or shard == 0 or ranks.in_stages}
         first_rows = {key: rows_of(tensors[key]).start for key in parts if is_divided(tensors[key])}
         held = {key: part for key, part in parts.items() if part.numel() or not is_divided(tensors[key])}
         save_tensors(held, folder / shard_name(name, shard, shards), {ROWS: json.dumps(first_rows)} if shards > 1 else None)
@@ -197,7 +199,7 @@ def load_checkpoint(checkpoint: Path, state: State) -> None:
     shards = json.loads((checkpoint / MANIFEST).read_text()).get("shards", 1)
     weights, moments = (Stored([checkpoint / shard_name(name, shard, shards) for shard in range(shards)]) for name in FILES[:2])
     trained = _trained(state)
-    if set(trained) != set(weights.parts) or any(trained[name].shape != weights.shape(name) for name in trained):
+    if set(trained) | held_elsewhere(state.model) != set(weights.parts) or any(trained[name].shape != weights.shape(name) for name in trained):
         raise WrongUse("the checkpoint holds another model than the recipe describes; resume with the run's own recipe")
     keys: dict[str, list[str]] = {}
     for name in moments.parts:
