@@ -1,4 +1,4 @@
-"""Processes that each have some blocks make the same updates as one with all: real processes, joined by gloo on this machine."""
+"""Processes that each have some blocks make the same updates as one with all blocks: real processes, joined by gloo."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The memory of one of the processes that each have some blocks, and the time that they wait for each other.
 
-The first process has the embedding, the last one norm and head; the one that holds more is counted. A stage holds the activations
-of at most as many passes as there are stages, each of its own blocks: about one pass of the whole model, which is what counts.
-torch's schedule receives each pass, and its gradients, into buffers that are there for the whole step. Not all of that is there
-at the same moment, so the sum is an upper bound.
+The first process has the embedding, the last one norm and head; the one that holds more is counted. A stage holds the
+activations of at most as many passes as there are stages, each of its own blocks: about one pass of the whole model, which is
+what counts. torch's schedule receives each pass, and its gradients, into buffers that are there for the whole step. Not all of
+that is there at the same moment, so the sum is an upper bound.
 """
 
 import math
@@ -30,7 +30,7 @@ def stage_bytes(model: ModelFacts, optimizer: OptimizerFacts, stages: int) -> in
 
 
 def staged(held: Mapping[str, int], model: ModelFacts, workload: Workload) -> dict[str, int]:
-    """Return the components of a peak, given for one process, as they are in the process of `workload.stages` that holds most."""
+    """Return the components of a peak, given for one process, as they are in the stage that holds the most."""
     part = _fullest(model, workload.optimizer, workload.stages)
     tokens = max(map(sum, workload.passes))
     kinds = 1 if workload.stages == 2 else 2             # of buffers: a stage between others receives from both
@@ -51,7 +51,8 @@ def stage_facts(model: ModelFacts, stages: int, stage: int) -> ModelFacts:
     shapes = {name: shape for name, shape in model.shapes.items()
               if name.startswith("blocks.") or stage == (0 if name in FIRST else stages - 1)}
     adapted = tuple(layer - stage * layers for layer in model.adapted_layers if layer // layers == stage)
-    part = replace(model, layers=layers, shapes=shapes, adapted_layers=adapted, matmul_parameters=model.matmul_parameters // stages)
+    part = replace(model, layers=layers, shapes=shapes, adapted_layers=adapted,
+                   matmul_parameters=model.matmul_parameters // stages)
     counts = {trained: sum(one.count * math.prod(one.shape) for one in tensors_of(part) if one.is_trained is trained)
               for trained in (True, False)}
     return replace(part, trainable=counts[True], parameters=sum(counts.values()),

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from powertrain.cost.fitting import planned_room_bytes
 from powertrain.cost.pipeline import bubble, stage_bytes
 from powertrain.cost.sharding import standing_bytes
 from powertrain.records import NotApplied, Refusal, Why
@@ -51,14 +50,13 @@ class PipelineParallel(Technique):
         if (reason := _cannot_be_staged(run, stages)) is not None:
             return cls.refuse(Why.CONFLICT, reason)
         passes = replace(run, decided=replace(run.decided, stages=stages)).least_passes
-        idle, held, needed = bubble(stages, passes), stage_bytes(run.model, run.optimizer, stages), \
-            standing_bytes(run.model, run.optimizer)
+        idle, needed = bubble(stages, passes), standing_bytes(run.model, run.optimizer)
+        held = stage_bytes(run.model, run.optimizer, stages)
         return cls.refuse(
-            Why.NOT_NEEDED, f"with {passes} passes a step, each of {stages} processes would wait for {idle:.0%} of the step "
-            f"((stages - 1) / (passes + stages - 1)); weights, gradients and optimizer state would take {held / GIB:.2f} GiB of a "
-            f"process in place of {needed / GIB:.2f}, and sharding divides these without the wait", cls(stages),
-            numbers={"bubble_share": idle, "stage_bytes": held, "needed_bytes": needed,
-                     "room_bytes": planned_room_bytes(run.hardware)})
+            Why.NOT_NEEDED, f"with {passes} passes a step, each of {stages} processes would wait for {idle:.0%} of the step; "
+            f"weights, gradients and optimizer state would take {held / GIB:.2f} GiB of a process in place of "
+            f"{needed / GIB:.2f}, and sharding divides these without the wait", cls(stages),
+            numbers={"bubble_share": idle, "passes": passes, "stage_bytes": held, "needed_bytes": needed})
 
     def unmet(self, run: PlannedRun) -> Refusal | None:
         passes = run.decided.micro_batches
@@ -80,8 +78,7 @@ class PipelineParallel(Technique):
         from powertrain.training.pipeline import into_stages
 
         alone = _figures_alone(setup, self.processes)
-        into_stages(setup.model)             # type: ignore[arg-type]
-        setup.model.alone = alone            # type: ignore[assignment]
+        into_stages(setup.model).alone = alone
 
     def confirm(self, setup: Setup) -> None:
         """Look at what this process holds, and compare a step's loss and the first block's norm with those before dividing."""
@@ -154,11 +151,11 @@ def _figures_staged(setup: Setup, examples: int) -> tuple[float, float]:
     batches = [batch.to(setup.device) for batch in part.passes(setup.examples_of(0)[:examples * setup.micro_batch])]
     units = sum(setup.objective.units(batch) for batch in batches)
     means = backward(part, torch.amp.GradScaler(setup.device.type, enabled=False), batches, units)
-    gradients = [weight.grad for weight in _first_trained(setup.model) if weight.grad is not None] if part.ranks.is_writer else []
-    norm = float(torch.nn.utils.get_total_norm(gradients))
+    own = _first_trained(setup.model) if part.ranks.is_writer else []
+    norm = torch.nn.utils.get_total_norm([weight.grad for weight in own if weight.grad is not None])
     setup.model.zero_grad(set_to_none=True)
-    loss, norm = part.ranks.total(float(means["loss"]), norm)
-    return loss, norm
+    found = part.ranks.total(float(means["loss"]), float(norm))
+    return found[0], found[1]
 
 
 def _first_trained(model: nn.Module) -> list[nn.Parameter]:

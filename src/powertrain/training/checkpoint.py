@@ -199,7 +199,8 @@ def load_checkpoint(checkpoint: Path, state: State) -> None:
     shards = json.loads((checkpoint / MANIFEST).read_text()).get("shards", 1)
     weights, moments = (Stored([checkpoint / shard_name(name, shard, shards) for shard in range(shards)]) for name in FILES[:2])
     trained = _trained(state)
-    if set(trained) | held_elsewhere(state.model) != set(weights.parts) or any(trained[name].shape != weights.shape(name) for name in trained):
+    if set(trained) | held_elsewhere(state.model) != set(weights.parts) or any(
+            trained[name].shape != weights.shape(name) for name in trained):
         raise WrongUse("the checkpoint holds another model than the recipe describes; resume with the run's own recipe")
     keys: dict[str, list[str]] = {}
     for name in moments.parts:

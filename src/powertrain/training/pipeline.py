@@ -26,7 +26,7 @@ from powertrain.models.kernels.losses import Terms
 from powertrain.models.model import Model
 from powertrain.records import IGNORE, Batch
 from powertrain.training.loop import add, seed_pass, zero_means
-from powertrain.training.objective import Kernels, Sums
+from powertrain.training.objective import Sums
 from powertrain.training.ranks import GroupRanks, Ranks
 from powertrain.training.setup import COMMUNICATION, Lap, MicroBatches, Prepare, Setup
 
@@ -99,8 +99,9 @@ def stage_of(name: str, layers: int, stages: int) -> int:
     return 0 if top in FIRST else stages - 1
 
 
-def into_stages(model: Decoder) -> None:
-    """Leave this process of torch.distributed's default group the blocks of its stage; the memory of all others is freed."""
+def into_stages(model: nn.Module) -> Staged:
+    """Leave this process of torch.distributed's default group the blocks of its stage; free the memory of all others."""
+    assert isinstance(model, Decoder)
     stage, stages = torch.distributed.get_rank(), torch.distributed.get_world_size()
     layers, parts = model.config.layers, dict(model.named_modules())
     names = [name for name in (*FIRST, *(f"blocks.{layer}" for layer in range(layers)), *LAST) if name in parts]
@@ -108,7 +109,10 @@ def into_stages(model: Decoder) -> None:
     for name in elsewhere:
         model.set_submodule(name, nn.Identity())
     model.__class__ = Staged
-    model.stage, model.stages, model.elsewhere = stage, stages, elsewhere
+    part: Any = model
+    part.stage, part.stages, part.elsewhere = stage, stages, elsewhere
+    assert isinstance(model, Staged)
+    return model
 
 
 def held_elsewhere(model: nn.Module) -> set[str]:
@@ -130,11 +134,12 @@ def stages_gathered(model: nn.Module, *, keep: bool) -> Iterator[None]:
                 torch.distributed.send(weight.detach().contiguous(), dst=0)
     for name, part in model.elsewhere.items() if keep else ():
         source = stage_of(name, model.config.layers, model.stages)
-        for holder, key, weight in [(holder, key, weight) for holder in part.modules()
-                                    for key, weight in holder.named_parameters(recurse=False) if weight.requires_grad]:
-            value = torch.empty_like(weight, device=device)
-            torch.distributed.recv(value, src=source)
-            setattr(holder, key, nn.Parameter(value.cpu()))
+        for key, weight in dict(part.named_parameters()).items():
+            if weight.requires_grad:
+                value = torch.empty_like(weight, device=device)
+                torch.distributed.recv(value, src=source)
+                holder, _, of_holder = key.rpartition(".")
+                setattr(part.get_submodule(holder), of_holder, nn.Parameter(value.cpu()))
         model.set_submodule(name, part)
     try:
         yield
