@@ -154,9 +154,9 @@ def refuted(spoil: Callable[[Setup], object] | None = None, processes: int = 2, 
     return ""
 
 
-def doubled(schedule: type[Any]) -> Callable[..., Any]:
-    """A schedule whose stages take the mean of the passes, as torch's do unless told otherwise."""
-    return lambda *given, **settings: schedule(*given, **{**settings, "scale_grads": True})
+def halved(schedule: type[Any]) -> Callable[..., Any]:
+    """A schedule that begins its backward passes at half the loss."""
+    return lambda *given, **settings: schedule(*given, **{**settings, "loss_fn": lambda loss, _: loss / 2})
 
 
 def hold_another(setup: Setup) -> None:
@@ -168,8 +168,8 @@ def what_confirm_says() -> dict[str, str]:
     said = {"in force": refuted(), "other world": refuted(processes=4), "whole": refuted(divides=False),
             "another's block": refuted(hold_another)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipelining, "Schedule1F1B", doubled(pipelining.Schedule1F1B))
-        said["means"] = refuted()
+        patch.setattr(pipelining, "Schedule1F1B", halved(pipelining.Schedule1F1B))
+        said["halved"] = refuted()
     return said
 
 
@@ -324,7 +324,7 @@ def test_confirm_looks_at_what_is_held_and_at_what_a_step_gives(found: Any) -> N
     for rank in range(2):
         said = found[2, rank]["confirm"]
         assert said["in force"] == ""
-        assert "the norm of the first block's gradients" in said["means"]
+        assert "the norm of the first block's gradients" in said["halved"]
         assert said["other world"] == "pipeline_parallel: the plan is for 4 processes, and this run has 2"
         assert said["whole"] == "pipeline_parallel: the blocks are not divided"
         assert f"this process holds blocks.{3 * (1 - rank)}." in said["another's block"]
