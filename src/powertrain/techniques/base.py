@@ -176,8 +176,8 @@ class Technique:
             return cls.refuse(Why.CONFLICT, f"sharding leaves a process 1 / {run.decided.shards} of each weight, and the "
                                             "technique works on whole ones", rival="sharding")
         if cls.needs_whole_weights and run.decided.stages > 1:
-            return cls.refuse(Why.CONFLICT, "pipeline_parallel runs several passes of a process's blocks at once, and the "
-                                            "technique is not made for that", rival="pipeline_parallel")
+            return cls.refuse(Why.CONFLICT, "pipeline_parallel leaves a process some blocks, with several passes in them at "
+                                            "once, and the technique is built for whole models", rival="pipeline_parallel")
         return cls.propose(run)
 
     def unmet(self, run: PlannedRun) -> Refusal | None:

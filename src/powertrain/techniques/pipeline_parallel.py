@@ -53,7 +53,7 @@ class PipelineParallel(Technique):
         idle, needed = bubble(stages, passes), standing_bytes(run.model, run.optimizer)
         held = stage_bytes(run.model, run.optimizer, stages)
         return cls.refuse(
-            Why.NOT_NEEDED, f"with {passes} passes a step, each of {stages} processes would wait for {idle:.0%} of the step; "
+            Why.NOT_NEEDED, f"with about {passes} passes a step, each of {stages} processes would wait for {idle:.0%} of the step; "
             f"weights, gradients and optimizer state would take {held / GIB:.2f} GiB of a process in place of "
             f"{needed / GIB:.2f}, and sharding divides these without the wait", cls(stages),
             numbers={"bubble_share": idle, "passes": passes, "stage_bytes": held, "needed_bytes": needed})
@@ -65,8 +65,8 @@ class PipelineParallel(Technique):
         cure = f"techniques.micro_batch.examples={max(1, run.data.train_batch_size // self.processes)}"
         if run.decided.packs:
             cure = f"techniques.packing.tokens={run.data.train_batch_size * run.data.block // (2 * self.processes)}"
-        return self.refuse(Why.CONFLICT, f"a step has {passes} passes, fewer than the {self.processes} stages; use {cure}",
-                           cure=(cure,))
+        return self.refuse(Why.CONFLICT, f"a step has {passes} pass{'es' * (passes != 1)}, fewer than the {self.processes} "
+                           f"stages; use {cure}", cure=(cure,))
 
     def apply(self, setup: Setup) -> Setup:
         from powertrain.training.pipeline import as_stage
