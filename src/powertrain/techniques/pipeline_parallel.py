@@ -53,8 +53,8 @@ class PipelineParallel(Technique):
         idle, needed = bubble(stages, passes), standing_bytes(run.model, run.optimizer)
         held = stage_bytes(run.model, run.optimizer, stages)
         return cls.refuse(
-            Why.NOT_NEEDED, f"with about {passes} passes a step, each of {stages} processes would wait for {idle:.0%} of the step; "
-            f"weights, gradients and optimizer state would take {held / GIB:.2f} GiB of a process in place of "
+            Why.NOT_NEEDED, f"with about {passes} passes a step, each of {stages} processes would wait for {idle:.0%} of the "
+            f"step; weights, gradients and optimizer state would take {held / GIB:.2f} GiB of a process in place of "
             f"{needed / GIB:.2f}, and sharding divides these without the wait", cls(stages),
             numbers={"bubble_share": idle, "passes": passes, "stage_bytes": held, "needed_bytes": needed})
 
