@@ -64,7 +64,8 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
     if "offload" in workload.saved.values():
         (low_wait_s, high_wait_s), copies = _waits(model, workload, hardware, expect)
         low_s, high_s = low_s + low_wait_s, high_s + high_wait_s
-    low_s, high_s = low_s / (1 - waiting), high_s / (1 - waiting)
+    if waiting:
+        low_s, high_s, copies = low_s / (1 - waiting), high_s / (1 - waiting), f"{copies}; waits between stages: formula"
     if processes > 1:
         (low_exchange_s, high_exchange_s), exchanges = _exchanges(model, passing, hardware)
         low_s, high_s, copies = low_s + low_exchange_s, high_s + high_exchange_s, copies + exchanges

@@ -91,7 +91,8 @@ class PipelineParallel(Technique):
         if not isinstance(model, Staged) or setup.as_stage is None:
             raise NotApplied("pipeline_parallel: the blocks are not divided")
         wrong = [name for name, weight in model.named_parameters()
-                 if stage_of(name, model.config.layers, ranks.world) != ranks.rank or weight.is_meta]
+                 if stage_of(name, model.config.layers, ranks.world) != ranks.rank]
+        wrong += [name for name, part in model.elsewhere.items() if not all(weight.is_meta for weight in part.parameters())]
         if wrong:
             raise NotApplied(f"pipeline_parallel: this process holds {', '.join(wrong[:3])} of other stages")
         for what, one, other in zip(("a loss", "the norm of the first block's gradients"), model.alone,

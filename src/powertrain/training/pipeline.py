@@ -13,7 +13,7 @@ Source: Narayanan et al. 2019, "PipeDream"; Narayanan et al. 2021, arXiv:2104.04
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -108,10 +108,9 @@ def into_stages(model: nn.Module) -> Staged:
     elsewhere = {name: parts[name].to("meta") for name in names if stage_of(name, layers, stages) != stage}
     for name in elsewhere:
         model.set_submodule(name, nn.Identity())
-    model.__class__ = Staged
-    part: Any = model
-    part.stage, part.stages, part.elsewhere = stage, stages, elsewhere
+    object.__setattr__(model, "__class__", Staged)
     assert isinstance(model, Staged)
+    model.stage, model.stages, model.elsewhere = stage, stages, elsewhere
     return model
 
 
@@ -172,7 +171,7 @@ class StageRanks(GroupRanks):
         self.sum([squared])
         return squared.sqrt()
 
-    def sum_step(self, parameters: Any, means: Any) -> None:
+    def sum_step(self, parameters: Iterable[nn.Parameter], means: Iterable[Tensor]) -> None:
         """Sum the means, which the last stage has: each process has the gradients of its own weights."""
         self.sum(means)
 
