@@ -119,10 +119,19 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
         own = counts_of(setup, loaded)
         units, trained, real, padding = setup.ranks.of_step(*own)
         lap_exchange(COMMUNICATION)
+        means, terms = zero_means(setup), {}
         with passes(setup.ranks):
             micro_batches = [batch.to(setup.device) for batch in loaded]     # those that are there already stay
             laps.lap("copy")
-            means, terms = (setup.run_passes or one_by_one)(setup, state.step, micro_batches, units, state.scaler, laps.lap)
+            if setup.run_passes is not None:
+                means, terms = setup.run_passes(setup, state.step, micro_batches, units, state.scaler, laps.lap)
+                micro_batches = []           # a schedule has run them all
+            for batch, counts in setup.ranks.abreast(micro_batches, setup.spare):
+                seed_pass(setup, state.step, batch)
+                of_pass = setup.run_pass(setup, batch, units if counts else math.inf, state.scaler, laps.lap)
+                add(means, of_pass)
+                if counts:
+                    terms[batch.place] = of_pass["loss"].clone()     # where passes are replayed, the next overwrites it
             add_penalty(setup, state.scaler, laps.lap)
         setup.ranks.sum_step(setup.model.parameters(), means.values())
         lap_exchange(COMMUNICATION)
@@ -133,19 +142,6 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
         loss = means.pop("loss")
         yield StepResult(state.step, loss, grad_norm, trained, real, padding, sum(own[-2:]), learning_rate, laps, means, terms)
         laps = Laps(setup.device)
-
-
-def one_by_one(setup: Setup, step: int, micro_batches: MicroBatches, units: float, scaler: torch.amp.GradScaler,
-               lap: Lap) -> tuple[Sums, dict[int, Tensor]]:
-    """Compute the gradients of a step's passes; return the sums of their means, and each pass's term of the loss."""
-    means, terms = zero_means(setup), {}
-    for batch, counts in setup.ranks.abreast(micro_batches, setup.spare):
-        seed_pass(setup, step, batch)
-        of_pass = setup.run_pass(setup, batch, units if counts else math.inf, scaler, lap)
-        add(means, of_pass)
-        if counts:
-            terms[batch.place] = of_pass["loss"].clone()             # where passes are replayed, the next overwrites it
-    return means, terms
 
 
 def seed_pass(setup: Setup, step: int, batch: Batch) -> None:
@@ -182,7 +178,12 @@ def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBat
 
     `units` are those of the whole step.
     """
-    means, _ = (setup.run_passes or one_by_one)(setup, 0, micro_batches, units, scaler, no_lap)
+    means = zero_means(setup)
+    if setup.run_passes is not None:
+        means, micro_batches = setup.run_passes(setup, 0, micro_batches, units, scaler, no_lap)[0], []
+    for batch, counts in setup.ranks.abreast(micro_batches, setup.spare):
+        seed_pass(setup, 0, batch)
+        add(means, setup.run_pass(setup, batch, units if counts else math.inf, scaler, no_lap))
     add_penalty(setup, scaler, no_lap)
     return means
 

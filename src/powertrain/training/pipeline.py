@@ -223,9 +223,9 @@ def _filled(batch: Batch, missing: int) -> Batch:
 
 def by_schedule(setup: Setup, step: int, passes: MicroBatches, units: float, scaler: torch.amp.GradScaler,
                 lap: Lap) -> tuple[Sums, dict[int, Tensor]]:
-    """Compute the gradients of a step's passes by 1F1B; return the last stage's means and terms, zeros on the others.
+    """Compute the gradients of a step's passes by 1F1B. Return the means of the step's loss and metrics, and each pass's term.
 
-    See loop.one_by_one.
+    Only the last stage has them: the means are zero on the others, and there are no terms. See setup.RunPasses.
     """
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
