@@ -119,7 +119,8 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
         own = counts_of(setup, loaded)
         units, trained, real, padding = setup.ranks.of_step(*own)
         lap_exchange(COMMUNICATION)
-        means, terms = zero_means(setup), {}
+        means = zero_means(setup)
+        terms: dict[int, Tensor] = {}
         with passes(setup.ranks):
             micro_batches = [batch.to(setup.device) for batch in loaded]     # those that are there already stay
             laps.lap("copy")
