@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from powertrain import techniques
+from powertrain.cost.collectives import Division, collectives_of, exchanged_s, sends_of
+from powertrain.cost.estimate import estimate
 from powertrain.facts.model import model_facts
 from powertrain.models.config import make_config
 from powertrain.models.kernels.ragged import build
@@ -390,3 +392,52 @@ def test_tensor_parallelism_refuses_what_cannot_be_divided(facts: Facts) -> None
     muon = replace(facts, optimizer=OPTIMIZERS.named("muon").facts_on("cpu"))
     with pytest.raises(PinRefused, match="optimizer muon does not update each weight's elements"):
         make_plan(shared(muon, 2), pinned(tensor_parallel="on"), 100)
+
+def in_stages(facts: Facts, **model: object) -> Facts:
+    """The facts of one of two processes, with a model whose blocks can be divided."""
+    changes: dict[str, Any] = {"dropout": 0.0, "tied_head": False, **model}
+    return shared(replace(facts, model=replace(facts.model, **changes)), 2)
+
+
+def test_a_pipeline_says_how_long_its_stages_would_wait_and_is_used_only_if_asked_for(facts: Facts) -> None:
+    refusal = next(r for r in make_plan(in_stages(facts), Recipe(), 100).refused if r.technique == "pipeline_parallel")
+    assert (refusal.why, refusal.cure) == (Why.NOT_NEEDED, ("techniques.pipeline_parallel=on",))
+    assert refusal.numbers["bubble_share"] == 1 / (refusal.numbers["passes"] + 1)
+    assert refusal.numbers["stage_bytes"] < refusal.numbers["needed_bytes"]
+    plan = make_plan(in_stages(facts), pinned(pipeline_parallel="on"), 100)
+    assert processes_of(from_json(json.loads(json.dumps(to_json(plan))))) == 2
+    assert {r.technique for r in plan.refused if r.rival == "pipeline_parallel"} >= {
+        "fused_blocks", "torch_compile", "flat_parameters", "fp16", "data_parallel"}
+    workload = workload_of(in_stages(facts), plan)
+    assert (workload.stages, workload.micro_batches, refusal.numbers["passes"]) == (2, 7, 8)     # 2 of 14 examples each
+    with pytest.raises(PinsClash):
+        make_plan(in_stages(facts), pinned(sharding="on", pipeline_parallel="on"), 100)
+
+
+def test_a_pipeline_is_expected_to_be_slower_by_its_bubble(facts: Facts) -> None:
+    in_two = in_stages(facts)
+    workload = replace(workload_of(in_two, make_plan(in_two, Recipe(), 100)), examples=12, micro_batch=2)
+    plain, staged = (estimate(in_two.model, replace(workload, stages=stages), in_two.hardware, 1) for stages in (1, 2))
+    sent = sends_of(in_two.model, 6, workload.pass_slots)
+    assert sent.count == 12
+    summed_s = exchanged_s(collectives_of(in_two.model, Division(2), 1), in_two.hardware)[0][0]
+    sent_s = exchanged_s([sent], in_two.hardware)[0][0]
+    assert staged.step_s[0] - sent_s == pytest.approx((plain.step_s[0] - summed_s) * 7 / 6)
+    assert staged.memory_bytes["weights"] < 0.6 * plain.memory_bytes["weights"]
+
+
+@pytest.mark.parametrize(("model", "recipe", "says"), [
+    ({"tied_head": True}, {}, "the head is the embedding"), ({"layers": 5}, {}, "5 blocks do not divide into 2 equal stages"),
+    ({"dropout": 0.1}, {}, "what dropout and noise draw would depend"), ({"adapter_dropout": 0.1}, {}, "lora.dropout=0"),
+    ({"method": "qlora"}, {}, "4 bits"), ({"adapter_parameters": 64, "adapted_layers": (0,)}, {}, "a stage without adapters"),
+    ({}, {"micro_batch": {"examples": 14}}, "a step has 1 pass, fewer than the 2 stages; use techniques.micro_batch"),
+    ({}, {"flat_parameters": "on"}, "built for whole models")])
+def test_a_pipeline_refuses_what_it_cannot_divide(facts: Facts, model: dict[str, object], recipe: dict[str, object],
+                                                  says: str) -> None:
+    with pytest.raises(PinRefused, match=says):
+        make_plan(in_stages(facts, **model), pinned(pipeline_parallel="on", **recipe), 100)
+
+
+def test_context_parallel_is_refused_until_it_is_built(facts: Facts) -> None:
+    with pytest.raises(PinRefused, match="cannot divide a document among processes yet"):
+        make_plan(shared(facts), pinned(context_parallel="on"), 100)

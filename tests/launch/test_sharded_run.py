@@ -46,12 +46,14 @@ def kill_one(command: subprocess.Popen[str], run: Path) -> None:
     next(child for child in found if child.environ()["RANK"] == "1").kill()
 
 
-def test_a_run_that_divides_its_weights_survives_a_killed_process_and_goes_on_alone(cache: Path, source: Path, tmp_path: Path
-                                                                                    ) -> None:
-    words = [f"data={source}", *TINY, *RUN]
+@pytest.mark.parametrize(("technique", "others"), [
+    ("sharding", []), ("pipeline_parallel", ["model.tied_head=false", "model.dropout=0"])])
+def test_a_run_that_divides_its_weights_survives_a_killed_process_and_goes_on_alone(cache: Path, source: Path, tmp_path: Path,
+                                                                                    technique: str, others: list[str]) -> None:
+    words = [f"data={source}", *TINY, *RUN, *others]
     unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
     for run in (unbroken, killed):
-        command = start([*words, "techniques.sharding=on"], run, cache)
+        command = start([*words, f"techniques.{technique}=on"], run, cache)
         if run is killed:
             kill_one(command, run)
         assert command.wait(WITHIN_S) == 0, run.with_suffix(".err").read_text()

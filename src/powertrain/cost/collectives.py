@@ -29,7 +29,7 @@ from powertrain.cost.weights import as_decoder, has_frozen_base, lowest_layer, m
 from powertrain.records import Hardware, ModelFacts, PeerLink, UnknownFact
 from powertrain.shapes import BUCKET_BYTES, FP32
 
-ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND = "all_reduce", "all_gather", "reduce_scatter", "send"
 WHOLE, SHARDS, REPLICAS, PARTS = "processes", "shards", "replicas", "parts"    # among which processes something is exchanged
 SUMS_OF_A_BLOCK = 4                          # of divided blocks: two forward, two backward
 GATHERED_AGAIN, SUMMED_EACH_PASS = 3, 2      # from this stage on
@@ -67,6 +67,8 @@ class Collectives:
 
         Source: Patarasu & Yuan 2009, "Bandwidth optimal all-reduce algorithms": n - 1 messages of 1 / n, an all-reduce twice.
         """
+        if self.kind == SEND:
+            return self.count * link.latency_s + self.total_bytes / link.bandwidth_bytes_per_s
         messages = (self.processes - 1) * (2 if self.kind == ALL_REDUCE else 1)
         return messages * (self.count * link.latency_s + self.total_bytes / self.processes / link.bandwidth_bytes_per_s)
 
@@ -96,6 +98,15 @@ def collectives_of(model: ModelFacts, division: Division, passes: int, *, tokens
     if division.replicas > 1:
         found.append(Collectives(ALL_REDUCE, len(scattered), scattered_bytes // shards, REPLICAS, division.replicas))
     return tuple(found)
+
+
+def sends_of(model: ModelFacts, passes: int, tokens: int) -> Collectives:
+    """Return what two neighbouring stages of a pipeline send each other in a step: each pass's rows, and their gradients back.
+
+    `tokens` are those of a pass, padding included; its rows are fp32.
+    """
+    count = 2 * passes
+    return Collectives(SEND, count, count * tokens * model.width * FP32, WHOLE, 2)
 
 
 def exchanged_s(found: Iterable[Collectives], hardware: Hardware) -> tuple[tuple[float, float], str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from powertrain.cost.collectives import Division, collectives_of, exchanged_s
+from powertrain.cost.collectives import Collectives, Division, collectives_of, exchanged_s, sends_of
 from powertrain.cost.fitting import largest_pass, link_of, waited_s
 from powertrain.cost.memory import peak_memory
+from powertrain.cost.pipeline import bubble
 from powertrain.cost.sharding import tensor_part
 from powertrain.cost.weights import as_decoder, as_held, lowest_layer
 from powertrain.cost.work import Work, recompute_flops, step_work, training_flops
@@ -54,7 +55,10 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
     model whose shape is not known well enough.
     """
     processes, step_tokens = hardware.processes, workload.tokens
-    workload = workload.shared_by(processes // workload.tensor_degree)
+    groups = processes // workload.tensor_degree
+    waiting = bubble(workload.stages, workload.micro_batches)
+    passing = workload if workload.stages > 1 else workload.shared_by(groups)    # what goes through one process
+    workload = workload.shared_by(groups)
     work = workload_work(tensor_part(model, workload.tensor_degree), workload)
     floor_s, bound_by = step_floor(work, hardware)
     expect = expected_efficiency(model, workload, hardware)
@@ -62,8 +66,10 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
     if "offload" in workload.saved.values():
         (low_wait_s, high_wait_s), copies = _waits(model, workload, hardware, expect)
         low_s, high_s = low_s + low_wait_s, high_s + high_wait_s
+    if waiting:
+        low_s, high_s, copies = low_s / (1 - waiting), high_s / (1 - waiting), f"{copies}; waits between stages: formula"
     if processes > 1:
-        (low_exchange_s, high_exchange_s), exchanges = _exchanges(model, workload, hardware)
+        (low_exchange_s, high_exchange_s), exchanges = _exchanges(model, passing, hardware)
         low_s, high_s, copies = low_s + low_exchange_s, high_s + high_exchange_s, copies + exchanges
         copies += "; the time to gather divided weights is not known and not counted" if workload.shards > 1 else ""
     of_decoder = "" if model.provider == "native" else ", as our decoder of the same shape would take"
@@ -73,7 +79,7 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
         step_s=(low_s, high_s), floor_s=floor_s, bound_by=bound_by,
         flops_per_step=processes * work.flops, flops_per_token=work.flops_per_token,
         dtype=work.dtype, peak_flops_per_s=processes * hardware.peak(work.dtype), tokens_per_step=step_tokens, steps=steps,
-        memory_bytes=peak_memory(model, workload), padding_share=workload.padding_share,
+        memory_bytes=peak_memory(model, passing), padding_share=workload.padding_share,
         largest_pass=largest_pass(model, workload, hardware.free_memory_bytes),
         bytes_per_step=processes * (work.gemm_bytes + work.optimizer_bytes),
         basis=f"expected time: {expect.basis}{copies}; floor: formulas with the measured peaks{coarse}; "
@@ -85,8 +91,11 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
 def _exchanges(model: ModelFacts, workload: Workload, hardware: Hardware) -> tuple[tuple[float, float], str]:
     """Return the seconds of a step's exchanges between processes, low and high, and the basis of the two."""
     passes = _slot_lengths(workload)
-    found = collectives_of(model, Division(hardware.processes, tensor=workload.tensor_degree), len(passes),
-                           tokens=sum(map(sum, passes)), item_bytes=DTYPE_BYTES[workload.dtype])
+    found: Iterable[Collectives] = collectives_of(
+        model, Division(hardware.processes, tensor=workload.tensor_degree), len(passes), tokens=sum(map(sum, passes)),
+        item_bytes=DTYPE_BYTES[workload.dtype])
+    if workload.stages > 1:
+        found = [sends_of(model, workload.micro_batches, workload.pass_slots)]
     try:
         seconds, basis = exchanged_s(found, hardware)
     except UnknownFact as unknown:

@@ -22,6 +22,7 @@ from powertrain.cost.forward import Part, StepFacts, Tables, Weights
 from powertrain.cost.fused import FusedPart
 from powertrain.cost.kernels import Shape
 from powertrain.cost.operators import cast_weight, convert, linear, operator, unary
+from powertrain.cost.pipeline import staged
 from powertrain.cost.replay import COPIES, LOSS, WORKSPACE, Block, Gradients, Memory, Saved, Tape, Value
 from powertrain.cost.sharding import divided, tensor_part
 from powertrain.cost.workload import Workload
@@ -48,6 +49,8 @@ def _peak(model: ModelFacts, workload: Workload) -> Held:
     held = replay(tensor_part(model, workload.tensor_degree), workload).at_the_peak()
     if workload.shards > 1:
         held = divided(held, model, workload)
+    if workload.stages > 1:
+        held = staged(held, model, workload)
     return {name: nbytes for name, nbytes in held.items() if nbytes}
 
 

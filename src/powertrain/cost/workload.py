@@ -90,6 +90,7 @@ class Workload:
     shards: int = 1                          # processes that each weight is divided among
     sharded_stage: int = 0                   # of ZeRO: 1 divides the optimizer's state, 2 gradients too, 3 weights too
     tensor_degree: int = 1                   # processes that the matrices of each block are divided among
+    stages: int = 1                          # processes that each have some blocks, and compute them for every pass
     library_workspace_bytes: int = 0         # what a GPU's matrix library takes from torch's allocator
 
     def shared_by(self, processes: int) -> Self:

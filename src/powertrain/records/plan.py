@@ -49,6 +49,7 @@ class Why(enum.StrEnum):
     NOT_NEEDED = "not_needed"                # what it would save is there, or another technique does it
     WOULD_NOT_PAY = "would_not_pay"
     NOT_MEASURED = "not_measured"            # no study has shown a gain yet
+    NOT_BUILT = "not_built"                  # in Powertrain
     CHANGES_RESULT = "changes_result"        # other mathematics: only if the recipe asks for it
     NO_ROOM = "no_room"                      # in the memory
     CONFLICT = "conflict"                    # with what another technique has decided

@@ -177,8 +177,8 @@ class Part:
         return LossNotFinite(result.step, loss, process=process if self.ranks.world > 1 else None, examples=tuple(numbers))
 
     def _name_stragglers(self, steps: Sequence[SharedStep]) -> None:
-        """Warn of the processes that hold the others up. All processes come to the same ones."""
-        found = [straggler for step in steps for straggler in self.stragglers.take(step)]
+        """Warn of the processes that hold the others up. All processes come to the same ones. Stages differ by their blocks."""
+        found = [straggler for step in ([] if self.ranks.in_stages else steps) for straggler in self.stragglers.take(step)]
         if found:
             hosts = self.ranks.each(socket.gethostname())
             for straggler in found:

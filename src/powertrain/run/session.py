@@ -31,6 +31,7 @@ from powertrain.run.prepare import Prepared
 from powertrain.training.checkpoint import keep_only, save_checkpoint
 from powertrain.training.loop import State, evaluate, spread
 from powertrain.training.memory import MemoryLedger, PassTooLarge, is_out_of_memory, said_by
+from powertrain.training.pipeline import stages_gathered
 from powertrain.training.sharded import gathered
 
 DONE, STOPPED_AND_SAVED = 0, 75
@@ -212,7 +213,8 @@ def _refused(part: Part, error: OSError) -> events.CheckpointFailed:
 
 def write_model(part: Part) -> None:
     """Publish the final model whole: it is written beside its place and renamed. Raises NotDurable."""
-    with gathered(part.setup.model, keep=part.ranks.is_writer):
+    model, keep = part.setup.model, part.ranks.is_writer
+    with gathered(model, keep=keep), stages_gathered(model, keep=keep):
         refused = part.ranks.agree(_write_model(part) if part.ranks.is_writer else None)
     if refused is not None:
         raise NotDurable(refused)

@@ -6,6 +6,7 @@ from powertrain.techniques.attention_kernel import AttentionKernel
 from powertrain.techniques.base import Technique
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
+from powertrain.techniques.context_parallel import ContextParallel
 from powertrain.techniques.cuda_graph import CudaGraph
 from powertrain.techniques.data_parallel import DataParallel
 from powertrain.techniques.dequantised_cache import DequantisedCache
@@ -24,6 +25,7 @@ from powertrain.techniques.loader import Loader
 from powertrain.techniques.micro_batch import MicroBatch
 from powertrain.techniques.packing import Packing
 from powertrain.techniques.paged_adamw import PagedAdamW
+from powertrain.techniques.pipeline_parallel import PipelineParallel
 from powertrain.techniques.saved_activations import SavedActivations
 from powertrain.techniques.sharding import Sharding
 from powertrain.techniques.tensor_parallel import TensorParallel
@@ -35,6 +37,6 @@ CATALOGUE: tuple[type[Technique], ...] = (
     Threads, Allocator, Bf16, Fp16, Tf32, FourBitBase, Int8Base, Fp8Base, DequantisedCache, FrozenBase, FusedAdamW,
     EightBitAdamW, PagedAdamW, FlatParameters, AttentionKernel, ChunkedCrossEntropy, Packing, MicroBatch, LengthGrouping,
     FusedBlocks, SavedActivations, FrozenBackward, TorchCompile, ActivationCheckpointing, CudaGraph, Loader,
-    Sharding, TensorParallel, DataParallel)
+    Sharding, TensorParallel, PipelineParallel, ContextParallel, DataParallel)
 
 __all__ = ["CATALOGUE", "Technique"]

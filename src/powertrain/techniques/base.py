@@ -30,6 +30,7 @@ T = TypeVar("T")
 # the classes of work that a step's time is divided into (evidence/profile.py measures them)
 EVERYTHING = frozenset({"products", "attention", "loss", "elementwise", "optimizer", "data", "copy"})
 GIB = 2**30
+PASSES_A_STAGE = 4           # of a pipeline: then a process waits for less than a fifth of the step
 WORTH_IT = 2                 # times its own cost that compiling has to save
 NOTHING: Mapping[str, Any] = {}
 
@@ -92,16 +93,20 @@ class PlannedRun(Facts):
     def of(cls, facts: Facts, recipe: Recipe, decided: Workload) -> Self:
         return cls(**{each.name: getattr(facts, each.name) for each in fields(Facts)}, recipe=recipe, decided=decided)
 
-    @property
-    def groups(self) -> int:
-        """Return the processes, or groups of processes that compute each pass together, which share the passes of a step."""
-        return self.hardware.processes // self.decided.tensor_degree
-
     def one_example(self, **changes: Any) -> Workload:
         """Return a step whose passes have one example each, the longest there is."""
-        divided = {field: getattr(self.decided, field) for field in ("shards", "sharded_stage", "tensor_degree")}
+        divided = {name: getattr(self.decided, name) for name in ("shards", "sharded_stage", "tensor_degree", "stages")}
         return Workload(self.data.train_batch_size, longest_example(self.data), micro_batch=1,
                         loss_has_terms=self.loss_has_terms, **{**divided, **changes})
+
+    @property
+    def least_passes(self) -> int:
+        """Return the passes that a step should have: one for each process that shares them, or several for each stage.
+
+        Processes that divide the matrices of each block compute every pass together.
+        """
+        each = PASSES_A_STAGE if self.decided.stages > 1 else 1
+        return min(self.data.train_batch_size, each * self.hardware.processes // self.decided.tensor_degree)
 
     def need(self, workload: Workload, model: ModelFacts | None = None) -> Need:
         """Return what a step of this workload needs, beside the room that there is."""
@@ -175,6 +180,9 @@ class Technique:
         if cls.needs_whole_weights and rival is not None:
             return cls.refuse(Why.CONFLICT, f"{rival} leaves a process 1 / {parts[rival]} of each divided weight, and the "
                                             "technique works on whole ones", rival=rival)
+        if cls.needs_whole_weights and run.decided.stages > 1:
+            return cls.refuse(Why.CONFLICT, "pipeline_parallel leaves a process some blocks, with several passes in them at "
+                                            "once, and the technique is built for whole models", rival="pipeline_parallel")
         return cls.propose(run)
 
     def unmet(self, run: PlannedRun) -> Refusal | None:

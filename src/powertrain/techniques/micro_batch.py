@@ -41,7 +41,7 @@ class MicroBatch(Technique):
         data, hardware = run.data, run.hardware
         tokens, batch = fitting.longest_example(data), data.train_batch_size
         target, most = fitting.wanted_tokens(hardware), fitting.fitting_tokens(run.model, hardware, tokens)
-        suited, shared = fitting.padded_examples(run.model, data, hardware), -(-batch // run.groups)
+        suited, shared = fitting.padded_examples(run.model, data, hardware), -(-batch // run.least_passes)
         wanted = min(suited, shared)
         shape = f"{batch} x {data.block} tokens" + ("" if data.kind == "blocks" else " on average")
         if run.decided.packs:
@@ -53,7 +53,7 @@ class MicroBatch(Technique):
                               f"up to {target:,} tokens; {most:,} fit in memory)",
                               cls(_even_split(batch, -(-batch // 2))), numbers={"fitting_tokens": most})
         examples = _even_split(batch, wanted)
-        limit = (f"leaves a share for each of {run.groups} processes" if shared < suited else
+        limit = (f"leaves a share for each of {hardware.processes} processes" if shared < suited else
                  "fits the memory" if most < target else "suits the caches" if hardware.device == "cpu" else "is large enough")
         saved_bytes = fitting.memory_of_examples(run.model, tokens)[1] * (batch - examples)
         return cls(examples).on(

@@ -53,8 +53,8 @@ class Packing(Technique):
             return cls.refuse(Why.DOES_NOT_APPLY, f"all examples have {data.block} tokens, so there is no padding")
         fitting, step_tokens = fitting_tokens(model, hardware, data.block), data.train_batch_size * data.block
         tokens = min(wanted_tokens(hardware), fitting)
-        if run.groups > 1:                   # a pass for each at least
-            tokens = min(tokens, -(-step_tokens // run.groups))
+        if run.least_passes > 1:             # a pass for each at least
+            tokens = min(tokens, -(-step_tokens // run.least_passes))
         tokens = max(LEAST_TOKENS, tokens)
         share = padding_share(data.length_quantiles, data.train_batch_size) if data.length_quantiles else 0.0
         multiple = CPU_MULTIPLE if hardware.device == "cpu" and tokens >= CPU_MULTIPLE else 1

@@ -30,6 +30,7 @@ from powertrain.models.huggingface.folder import save_tensors
 from powertrain.records import WrongUse
 from powertrain.records.errors import WeightsNotFinite
 from powertrain.training.loop import State
+from powertrain.training.pipeline import held_elsewhere
 from powertrain.training.ranks import ALONE, Ranks
 from powertrain.training.sharded import Cut, cut_of, divided_as, is_divided, own_part, whole_shape
 
@@ -97,7 +98,7 @@ def _write(folder: Path, state: State, ranks: Ranks) -> dict[str, Any]:
         places: dict[str, tuple[str, int, int]] = {}
         for tensor, (value, cut) in tensors.items():
             if cut is None:
-                held |= {tensor: own_part(value).contiguous()} if shard == 0 else {}
+                held |= {tensor: own_part(value).contiguous()} if shard == 0 or ranks.in_stages else {}
                 continue
             pieces = torch.split(own_part(value), [end - first for first, end in cut.ranges], cut.dimension)
             for number, ((first, _), piece) in enumerate(zip(cut.ranges, pieces, strict=True)):
@@ -233,7 +234,8 @@ def load_checkpoint(checkpoint: Path, state: State) -> None:
     shards = json.loads((checkpoint / MANIFEST).read_text()).get("shards", 1)
     weights, moments = (Stored([checkpoint / shard_name(name, shard, shards) for shard in range(shards)]) for name in FILES[:2])
     trained = _trained(state)
-    if set(trained) != set(weights.pieces) or any(whole_shape(trained[name]) != weights.shape(name) for name in trained):
+    if set(trained) | held_elsewhere(state.model) != set(weights.pieces) or any(
+            whole_shape(trained[name]) != weights.shape(name) for name in trained):
         raise WrongUse("the checkpoint holds another model than the recipe describes; resume with the run's own recipe")
     keys: dict[str, list[str]] = {}
     for name in moments.pieces:

@@ -24,6 +24,7 @@ from powertrain.records import Batch, NotApplied
 from powertrain.records.events import Evaluated
 from powertrain.training.memory import passes, step_ledger
 from powertrain.training.objective import Sums
+from powertrain.training.ranks import ALONE, Ranks
 from powertrain.training.schedule import Schedule
 from powertrain.training.setup import (
     COMMUNICATION,
@@ -116,12 +117,16 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
         for group in state.optimizer.param_groups:
             group["lr"] = learning_rate
         own = counts_of(setup, loaded)
-        units, trained, real, padding = setup.ranks.total(*own)
+        units, trained, real, padding = setup.ranks.of_step(*own)
         lap_exchange(COMMUNICATION)
-        means, terms = zero_means(setup), {}
+        means = zero_means(setup)
+        terms: dict[int, Tensor] = {}
         with passes(setup.ranks):
             micro_batches = [batch.to(setup.device) for batch in loaded]     # those that are there already stay
             laps.lap("copy")
+            if setup.run_passes is not None:
+                means, terms = setup.run_passes(setup, state.step, micro_batches, units, state.scaler, laps.lap)
+                micro_batches = []           # a schedule has run them all
             for batch, counts in setup.ranks.abreast(micro_batches, setup.spare):
                 seed_pass(setup, state.step, batch)
                 of_pass = setup.run_pass(setup, batch, units if counts else math.inf, state.scaler, laps.lap)
@@ -131,7 +136,7 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
             add_penalty(setup, state.scaler, laps.lap)
         setup.ranks.sum_step(setup.model.parameters(), means.values())
         lap_exchange(COMMUNICATION)
-        grad_norm = update(state, max_grad_norm)
+        grad_norm = update(state, max_grad_norm, setup.ranks)
         laps.lap("optimizer")
         state.step += 1
         state.trained_tokens += trained
@@ -175,6 +180,8 @@ def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBat
     `units` are those of the whole step.
     """
     means = zero_means(setup)
+    if setup.run_passes is not None:
+        means, micro_batches = setup.run_passes(setup, 0, micro_batches, units, scaler, no_lap)[0], []
     for batch, counts in setup.ranks.abreast(micro_batches, setup.spare):
         seed_pass(setup, 0, batch)
         add(means, setup.run_pass(setup, batch, units if counts else math.inf, scaler, no_lap))
@@ -182,12 +189,12 @@ def backward(setup: Setup, scaler: torch.amp.GradScaler, micro_batches: MicroBat
     return means
 
 
-def update(state: State, max_grad_norm: float) -> Tensor:
+def update(state: State, max_grad_norm: float, ranks: Ranks = ALONE) -> Tensor:
     """Clip, step, clear; return the gradient's norm before clipping, () on the device."""
     optimizer = state.optimizer
     optimizer.gather()
     state.scaler.unscale_(optimizer)
-    norm = optimizer.clip(max_grad_norm)
+    norm = optimizer.clip(max_grad_norm, ranks)
     if max_grad_norm > 0:
         state.clipped_steps += norm > max_grad_norm
     state.updating = True
@@ -234,7 +241,7 @@ def evaluate(setup: Setup, examples: Sequence[Example], *, tokens_per_byte: floa
                     losses.append(loss_of_pass)
                     units += setup.objective.units(batch)
     (total,) = setup.ranks.total(float(torch.stack(losses).cpu().double().sum()) if losses else 0.0)
-    (units,) = setup.ranks.total(units)
+    (units,) = setup.ranks.of_step(units)
     loss = total / units
     bits_per_byte = None if tokens_per_byte is None else loss * tokens_per_byte / math.log(2)
     return Evaluated(loss=loss, tokens=units, bits_per_byte=bits_per_byte, seconds=time.perf_counter() - started)

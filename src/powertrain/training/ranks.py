@@ -40,6 +40,7 @@ class Ranks:
     world: int = 1                           # processes
 
     lockstep: ClassVar[bool] = False         # a pass of one process needs one of every other: they exchange weights in it
+    in_stages: ClassVar[bool] = False        # each process computes some blocks of every pass, and holds no others
 
     @property
     def is_writer(self) -> bool:
@@ -74,6 +75,14 @@ class Ranks:
     def total(self, *numbers: Number) -> tuple[Number, ...]:
         """Return the sum of each number over all processes."""
         return numbers
+
+    def of_step(self, *counts: int) -> tuple[int, ...]:
+        """Return the counts of a whole step, from those of the passes that this process has."""
+        return counts if self.in_stages else self.total(*counts)
+
+    def norm(self, own: Tensor) -> Tensor:
+        """Return the norm of a step's gradients, () fp32, from that of the gradients that this process updates with."""
+        return own
 
     def agree(self, value: T) -> T:
         """Return the writer's value on every process."""

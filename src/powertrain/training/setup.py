@@ -35,6 +35,8 @@ MicroBatches = list[Batch]                   # one optimizer step's batch, split
 Prepare = Callable[[int], MicroBatches]      # optimizer step (from 0) -> its batch, on the host
 Arrange = Callable[[Sequence[Example], int], list[list[Example]]]    # (a step's examples, micro_batch) -> its passes
 RunPass = Callable[["Setup", Batch, float, torch.amp.GradScaler, Lap], Sums]       # see run_eagerly
+# (setup, step from 0, its passes, its units, scaler, lap) -> this process's means, and the loss terms of passes by their place
+RunPasses = Callable[["Setup", int, MicroBatches, float, torch.amp.GradScaler, Lap], tuple[Sums, dict[int, Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,10 @@ class Setup:
     runtime: tuple[Callable[[], None], ...] = ()         # settings of the whole process, entered once: a run is one process
     lay_out: Callable[[Batch], Batch] = as_collated      # adds what `run_pass` wants to know of a batch, on the host
     run_pass: RunPass = run_eagerly
+    run_passes: RunPasses | None = None      # of a step; None: one after the other, each by `run_pass`
     ranks: Ranks = ALONE                     # this process's part of the run
     sharding: Sharding | TensorParallel | None = None    # how processes divide the weights; None: each has all of them
+    as_stage: Callable[[Setup, Ranks], Setup] | None = None      # where each process has blocks of its own: see pipeline.py
     code: Path | None = None                 # folder where machine code is kept for later processes; None: nowhere
 
     def prepare(self, step: int) -> MicroBatches:
@@ -160,6 +164,8 @@ class Setup:
 
     def shared_by(self, ranks: Ranks) -> Setup:
         """Return the setup of one of the processes that share the run."""
+        if self.as_stage is not None:
+            return self.as_stage(self, ranks)
         return dataclasses.replace(self, ranks=ranks if self.sharding is None else self.sharding.ranks(self.model, ranks))
 
     def spare(self) -> Batch:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from powertrain.models.decoder import decay_groups
 from powertrain.records import WrongUse
+from powertrain.training.ranks import ALONE, Ranks
 from powertrain.training.sharded import total_norm
 
 Groups = list[dict[str, Any]]                # each with "params" and their "weight_decay"
@@ -38,10 +39,10 @@ class RunOptimizer(torch.optim.Optimizer):
     def gather(self) -> None:
         """Put the gradients of a step where the update reads them."""
 
-    def clip(self, max_grad_norm: float) -> Tensor:
+    def clip(self, max_grad_norm: float, ranks: Ranks = ALONE) -> Tensor:
         """Return the norm of all gradients, () fp32; scale larger ones down to `max_grad_norm`. 0: none are scaled."""
         parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        norm = total_norm(parameters)
+        norm = ranks.norm(total_norm(parameters))
         if max_grad_norm > 0:
             nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
         return norm
@@ -214,11 +215,11 @@ class FlatOptimizer(RunOptimizer):
         for group in self.flat_groups:
             group.gather()
 
-    def clip(self, max_grad_norm: float) -> Tensor:
+    def clip(self, max_grad_norm: float, ranks: Ranks = ALONE) -> Tensor:
         """Clip as RunOptimizer does, by division: a fused update divides as it reads. torch multiplies by the inverse."""
         gradients = [gradient for group in self.flat_groups if (gradient := group.flat.grad) is not None]
         rows = [torch.linalg.vector_norm(gradient.view(-1, ROW), dim=1) for gradient in gradients]
-        norm: Tensor = torch.linalg.vector_norm(torch.cat(rows))
+        norm = ranks.norm(torch.linalg.vector_norm(torch.cat(rows)))
         divisor = torch.clamp((norm + LEAST_NORM) / max_grad_norm, min=1.0) if max_grad_norm > 0 else None
         if self.defaults.get("fused"):
             self.grad_scale = divisor        # what torch's fused optimizers divide a gradient by, and store it so
