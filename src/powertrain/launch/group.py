@@ -93,15 +93,13 @@ def joined_group(place: Place | None, prepare: Callable[[], T]) -> Iterator[tupl
     with _telling(place, None):
         store = _meet(place, MEET_WITHIN)
     with _telling(place, store):
-        with _answered():
-            if (other := place.prepares_after) is not None:
-                store.wait([f"{PREPARED}/{other}"], LONGEST_PREPARATION)
+        if (other := place.prepares_after) is not None:
+            store.wait([f"{PREPARED}/{other}"], LONGEST_PREPARATION)
         prepared = prepare()
-        with _answered():
-            store.set(f"{PREPARED}/{place.rank}", "yes")
-            store.wait([f"{PREPARED}/{rank}" for rank in range(place.world)], LONGEST_PREPARATION)
-            backend = "nccl" if torch.cuda.is_available() else "gloo"
-            torch.distributed.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=within)
+        store.set(f"{PREPARED}/{place.rank}", "yes")
+        store.wait([f"{PREPARED}/{rank}" for rank in range(place.world)], LONGEST_PREPARATION)
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        torch.distributed.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=within)
         try:
             ranks = joined(within)
             yield ranks, prepared
@@ -150,13 +148,13 @@ def _meet(place: Place, within: timedelta) -> Store:
 
 @contextlib.contextmanager
 def _answered() -> Iterator[None]:
-    """Wait for other processes inside. Raises LostPeer where one of them has ended."""
-    import torch
+    """Need other processes inside. Raises LostPeer where one of them has ended, wherever that comes to light."""
+    from powertrain.training.sharded import lost_peer
 
     try:
         yield
-    except torch.distributed.DistError as error:
-        raise LostPeer(first_line(error)) from error
+    except RuntimeError as error:            # of the store, of a group that is being made, of an exchange
+        raise lost_peer(error) or error from None
 
 
 # ------------------------------------------------------------------------------------------------ failing
@@ -166,7 +164,8 @@ def _answered() -> Iterator[None]:
 def _telling(place: Place, store: Store | None) -> Iterator[None]:
     """Leave what ends this process where its agent looks. What ends all of them is said on the first one's screen alone."""
     try:
-        yield
+        with _answered():
+            yield
     except LostPeer as error:                # the agent knows which one it was
         _wake_the_frozen()
         if not os.environ.get(ERROR_FILE):
