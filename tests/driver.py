@@ -62,14 +62,15 @@ def run_cli(words: Sequence[str], cache: Path, folder: Path, fault: Fault | None
 def run_ranks(words: Sequence[str], cache: Path, folder: Path, faults: Sequence[Fault | None]) -> list[tuple[int, str]]:
     """(exit code, stderr) of each of the processes that share `powertrain WORDS`, one for each of `faults`.
 
-    As an agent does, this asks the others to end when one of them has failed; it starts none again.
+    Each takes itself for the only one on its machine, so there may be more than this machine has cores. As an agent does, this
+    asks the others to end when one of them has failed; it starts none again.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     world = str(len(faults))
     started = [_start(words, cache, folder, fault, {
-        "RANK": str(rank), "WORLD_SIZE": world, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": world,
+        "RANK": str(rank), "WORLD_SIZE": world, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}) for rank, fault in enumerate(faults)]
     processes = [process for process, _, _ in started]
     try:

@@ -16,7 +16,7 @@ import pytest
 
 from driver import TINY, Fault, run_cli, run_ranks
 from powertrain.records.event_log import read_events
-from powertrain.records.events import Step
+from powertrain.records.events import Resume, Start, Step
 from powertrain.training.checkpoint import newest_checkpoint
 
 WORLD = 2
@@ -108,3 +108,18 @@ def test_a_run_killed_at_moments_that_are_drawn(unbroken: Unbroken, tmp_path: Pa
     for run, rank, fault in moments(unbroken, DRAWN + more, each_call=more > 0):
         killed = kill_and_continue(unbroken, tmp_path, run, rank, fault)
         print(f"{run}, process {rank}, {fault}: {[code for code, _ in killed]}", flush=True)
+
+
+def test_a_run_of_two_processes_goes_on_with_three_and_then_one_and_repeats_no_example(unbroken: Unbroken, tmp_path: Path
+                                                                                       ) -> None:
+    words, stop = unbroken.words("data parallel"), ("signal", 4)
+    assert [code for code, _ in run_ranks(words, unbroken.cache, tmp_path, [None, stop])] == [75, 75]
+    assert [code for code, _ in run_ranks(words, unbroken.cache, tmp_path, [None, None, ("signal", 7)])] == [75] * 3
+    code, _, err = run_cli(words, unbroken.cache, tmp_path)
+    assert code == 0, err
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    assert [event.processes for event in events if isinstance(event, (Start, Resume))] == [2, 3, 1]
+    resized, expected = of_run(tmp_path / "run")["steps"], unbroken("data parallel")[0]["steps"]
+    assert [step for step, *_ in resized] == [step for step, *_ in expected]
+    # the loss of a step is that of its examples: others, or the same ones twice, would have another one
+    assert [loss for _, loss, _ in resized] == pytest.approx([loss for _, loss, _ in expected], rel=1e-4)
