@@ -9,6 +9,7 @@ A fault is a place and a number:
   ("model", 0)    does so while the final model is written
   ("delete", 1)   makes it refuse the 1st and all later deletions of a checkpoint
   ("events", 2)   makes it refuse the 2nd and all later writes of events that wait for the disk
+  ("exchange", 3) lets the 3rd exchange of gradients run out of memory in this process
   ("cores", 1)    lets the process and those that it starts use one core, on which other tests do not slow its threads down
   ("memory", 90)  lets the process have 90 MiB more than it has when the first step begins
   ("sync", 50)    makes each write of events that waits for the disk take 50 ms more, by a time of day that nobody sets
@@ -122,7 +123,7 @@ def _child(words: list[str], cache: str, folder: str, out: str, err: str, fault:
 def _plant(place: str, number: int) -> None:
     from powertrain.records import event_log
     from powertrain.run import part, session
-    from powertrain.training import checkpoint, loop
+    from powertrain.training import checkpoint, loop, ranks
 
     if place in ("step", "signal"):
         original = part.train
@@ -134,6 +135,9 @@ def _plant(place: str, number: int) -> None:
                 yield result
 
         part.train = train
+    elif place == "exchange":
+        short = RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 7 bytes")
+        ranks.GroupRanks.sum_step = _refused(ranks.GroupRanks.sum_step, number, short)  # type: ignore[method-assign]
     elif place == "after":
         killer = threading.Timer(number / 1000, os.kill, (os.getpid(), signal.SIGKILL))
         killer.daemon = True
@@ -171,12 +175,12 @@ def _plant(place: str, number: int) -> None:
         checkpoint.save_tensors = _on_a_full_disk(checkpoint.save_tensors, from_call=number)
 
 
-def _refused(function: Callable[..., Any], from_call: int) -> Callable[..., Any]:
+def _refused(function: Callable[..., Any], from_call: int, error: Exception | None = None) -> Callable[..., Any]:
     calls = itertools.count(1)
 
     def call(*arguments: Any) -> Any:
         if next(calls) >= from_call:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise error or OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return function(*arguments)
 
     return call

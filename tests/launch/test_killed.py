@@ -123,3 +123,12 @@ def test_a_run_of_two_processes_goes_on_with_three_and_then_one_and_repeats_no_e
     assert [step for step, *_ in resized] == [step for step, *_ in expected]
     # the loss of a step is that of its examples: others, or the same ones twice, would have another one
     assert [loss for _, loss, _ in resized] == pytest.approx([loss for _, loss, _ in expected], rel=1e-4)
+
+
+def test_memory_that_runs_out_in_the_exchange_of_one_process_is_one_sentence(unbroken: Unbroken, tmp_path: Path) -> None:
+    """The others are in the midst of the exchange, so the step is not repeated: the run ends, and goes on from its checkpoint."""
+    first, second = run_ranks(unbroken.words("data parallel"), unbroken.cache, tmp_path, [None, ("exchange", 7)])
+    assert (first[0], second[0]) in ((76, 1), (-15, 1)), (first, second)
+    *_, last = second[1].splitlines()
+    assert last.startswith("powertrain: the optimizer's update of step "), second[1]
+    assert "Traceback" not in first[1] + second[1]
