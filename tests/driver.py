@@ -90,12 +90,14 @@ def run_ranks(words: Sequence[str], cache: Path, folder: Path, faults: Sequence[
     return [(process.exitcode, err.read_text() if err.exists() else "") for process, _, err in started]
 
 
-def _start(words: Sequence[str], cache: Path, folder: Path, fault: Fault | None, place: Mapping[str, str]) -> tuple[Any, Path, Path]:
-    """The process that runs `powertrain WORDS` in `folder`, and the files of its stdout and stderr. `place`: more environment."""
+def _start(words: Sequence[str], cache: Path, folder: Path, fault: Fault | None, place: Mapping[str, str]
+           ) -> tuple[Any, Path, Path]:
+    """A process that runs `powertrain WORDS` in `folder`, and the files of its stdout and stderr. `place`: more environment."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     out, err = (folder / f".{name}{place.get('RANK', '')}" for name in ("stdout", "stderr"))
-    process = context.Process(target=_child, args=(list(words), str(cache), str(folder), str(out), str(err), fault, dict(place)))
+    folders = (str(cache), str(folder), str(out), str(err))
+    process = context.Process(target=_child, args=(list(words), *folders, fault, dict(place)))
     process.start()
     return process, out, err
 

@@ -1,9 +1,8 @@
-"""Two agents of torchrun, as on two machines: one machine is lost, and the run goes on with the processes of the other. gloo."""
+"""Two agents of torchrun, as on two machines: one machine is lost, and the run goes on with the other one. gloo."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A run that several processes share, one of which is killed at any moment, ends with the bytes of one that was left alone. gloo.
+"""A run of several processes, one of which is killed at any moment, ends with the bytes of one that was left alone. gloo.
 
 A few moments are in the suite. `pytest -n0 -s tests/launch/test_killed.py --kills 30` adds 30 that are drawn at random, and
 every call that the first two saves make.
@@ -35,8 +35,8 @@ def of_run(folder: Path) -> dict[str, bytes | list[tuple[int, float, float]]]:
     assert newest is not None
     assert not rejected
     files = [folder / "model" / "model.safetensors", *sorted(newest.glob("*.safetensors"))]
-    steps = [(event.step, event.loss, event.grad_norm) for event in read_events(folder / "events.jsonl") if isinstance(event, Step)]
-    return {"steps": steps, **{file.name: file.read_bytes() for file in files}}
+    steps = [event for event in read_events(folder / "events.jsonl") if isinstance(event, Step)]
+    return {"steps": [(step.step, step.loss, step.grad_norm) for step in steps], **{file.name: file.read_bytes() for file in files}}
 
 
 class Unbroken:
@@ -126,7 +126,7 @@ def test_a_run_of_two_processes_goes_on_with_three_and_then_one_and_repeats_no_e
 
 
 def test_memory_that_runs_out_in_the_exchange_of_one_process_is_one_sentence(unbroken: Unbroken, tmp_path: Path) -> None:
-    """The others are in the midst of the exchange, so the step is not repeated: the run ends, and goes on from its checkpoint."""
+    """The others are in the midst of the exchange, so the step is not repeated; the checkpoints before it are whole."""
     first, second = run_ranks(unbroken.words("data parallel"), unbroken.cache, tmp_path, [None, ("exchange", 7)])
     assert (first[0], second[0]) in ((76, 1), (-15, 1)), (first, second)
     *_, last = second[1].splitlines()
