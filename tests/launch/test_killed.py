@@ -36,7 +36,8 @@ def of_run(folder: Path) -> dict[str, bytes | list[tuple[int, float, float]]]:
     assert not rejected
     files = [folder / "model" / "model.safetensors", *sorted(newest.glob("*.safetensors"))]
     steps = [event for event in read_events(folder / "events.jsonl") if isinstance(event, Step)]
-    return {"steps": [(step.step, step.loss, step.grad_norm) for step in steps], **{file.name: file.read_bytes() for file in files}}
+    return {"steps": [(step.step, step.loss, step.grad_norm) for step in steps],
+            **{file.name: file.read_bytes() for file in files}}
 
 
 class Unbroken:
