@@ -32,6 +32,10 @@ LONGEST = ("test_readme.py", "test_shipped_recipes.py", "test_ledger.py", "test_
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=0, help="kills more, at random moments, in tests/launch/test_killed.py")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gc.collect()
     gc.freeze()                              # a million objects of the libraries, which no later collection looks at again

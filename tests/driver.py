@@ -1,13 +1,15 @@
-"""Runs the command line in a process of its own, which a fault may kill: `run_cli`, started from a warm fork server.
+"""Runs the command line in processes of their own, which a fault may kill: `run_cli` and `run_ranks`, from a warm fork server.
 
 A fault is a place and a number:
   ("step", 5)     kills with SIGKILL after optimizer step 5, before anything else happens
+  ("after", 900)  kills 900 ms after the process was started, wherever it is then
   ("save", 7)     kills at the 7th call that a save makes to the disk (write, sync, rename, delete), before it takes effect
   ("signal", 5)   sends SIGTERM to itself after step 5
   ("full", 2)     makes the system refuse the 2nd and all later writes of a checkpoint's tensors, as a full disk does
   ("model", 0)    does so while the final model is written
   ("delete", 1)   makes it refuse the 1st and all later deletions of a checkpoint
   ("events", 2)   makes it refuse the 2nd and all later writes of events that wait for the disk
+  ("exchange", 3) lets the 3rd exchange of gradients run out of memory in this process
   ("cores", 1)    lets the process and those that it starts use one core, on which other tests do not slow its threads down
   ("memory", 90)  lets the process have 90 MiB more than it has when the first step begins
   ("sync", 50)    makes each write of events that waits for the disk take 50 ms more, by a time of day that nobody sets
@@ -21,9 +23,12 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +39,8 @@ from powertrain.evidence.worker import PRELOADED
 PRELOADED += ["powertrain.cli", "powertrain.run.prepare", "powertrain.use.scoring"]
 
 Fault = tuple[str, int]
+WITHIN_S = 600               # against what hangs; other tests run beside this one
+ENDS_WITHIN_S = 30           # a process whose peer has failed, and that is asked to
 
 # 3 steps an epoch, accumulation in unequal passes, dropout, saves that do not divide the epoch
 TINY = ["model.family=gpt2", "model.layers=2", "model.width=32", "model.heads=2", "model.dropout=0.2", "data.tokenizer=char",
@@ -44,12 +51,8 @@ TINY = ["model.family=gpt2", "model.layers=2", "model.width=32", "model.heads=2"
 
 def run_cli(words: Sequence[str], cache: Path, folder: Path, fault: Fault | None = None) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of `powertrain WORDS` run in `folder`; a negative code is the signal that killed it."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    out, err = folder / ".stdout", folder / ".stderr"
-    process = context.Process(target=_child, args=(list(words), str(cache), str(folder), str(out), str(err), fault))
-    process.start()
-    process.join(timeout=600)           # against what hangs; other tests run beside this one
+    process, out, err = _start(words, cache, folder, fault, {})
+    process.join(timeout=WITHIN_S)
     if process.is_alive():
         process.kill()
         raise TimeoutError(f"powertrain {' '.join(words)} did not end:\n{err.read_text()}")
@@ -57,10 +60,52 @@ def run_cli(words: Sequence[str], cache: Path, folder: Path, fault: Fault | None
     return process.exitcode, out.read_text(), err.read_text()
 
 
-def _child(words: list[str], cache: str, folder: str, out: str, err: str, fault: Fault | None) -> None:
+def run_ranks(words: Sequence[str], cache: Path, folder: Path, faults: Sequence[Fault | None]) -> list[tuple[int, str]]:
+    """(exit code, stderr) of each of the processes that share `powertrain WORDS`, one for each of `faults`.
+
+    Each takes itself for the only one on its machine, so there may be more than this machine has cores. As an agent does, this
+    asks the others to end when one of them has failed; it starts none again.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = str(len(faults))
+    started = [_start(words, cache, folder, fault, {
+        "RANK": str(rank), "WORLD_SIZE": world, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}) for rank, fault in enumerate(faults)]
+    processes = [process for process, _, _ in started]
+    try:
+        running, until = list(processes), time.monotonic() + WITHIN_S
+        while running and not any(process.exitcode for process in processes) and time.monotonic() < until:
+            connection.wait([process.sentinel for process in running], timeout=until - time.monotonic())
+            running = [process for process in running if process.is_alive()]
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.join(ENDS_WITHIN_S)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    return [(process.exitcode, err.read_text() if err.exists() else "") for process, _, err in started]
+
+
+def _start(words: Sequence[str], cache: Path, folder: Path, fault: Fault | None, place: Mapping[str, str]
+           ) -> tuple[Any, Path, Path]:
+    """A process that runs `powertrain WORDS` in `folder`, and the files of its stdout and stderr. `place`: more environment."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    out, err = (folder / f".{name}{place.get('RANK', '')}" for name in ("stdout", "stderr"))
+    folders = (str(cache), str(folder), str(out), str(err))
+    process = context.Process(target=_child, args=(list(words), *folders, fault, dict(place)))
+    process.start()
+    return process, out, err
+
+
+def _child(words: list[str], cache: str, folder: str, out: str, err: str, fault: Fault | None, place: dict[str, str]) -> None:
     for path, descriptor in ((out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
-    os.environ["POWERTRAIN_CACHE"] = cache
+    os.environ.update(place, POWERTRAIN_CACHE=cache)
     os.chdir(folder)
     import torch
 
@@ -80,7 +125,7 @@ def _child(words: list[str], cache: str, folder: str, out: str, err: str, fault:
 def _plant(place: str, number: int) -> None:
     from powertrain.records import event_log
     from powertrain.run import part, session
-    from powertrain.training import checkpoint, loop
+    from powertrain.training import checkpoint, loop, ranks
 
     if place in ("step", "signal"):
         original = part.train
@@ -92,6 +137,13 @@ def _plant(place: str, number: int) -> None:
                 yield result
 
         part.train = train
+    elif place == "exchange":
+        short = RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 7 bytes")
+        ranks.GroupRanks.sum_step = _refused(ranks.GroupRanks.sum_step, number, short)  # type: ignore[method-assign]
+    elif place == "after":
+        killer = threading.Timer(number / 1000, os.kill, (os.getpid(), signal.SIGKILL))
+        killer.daemon = True
+        killer.start()
     elif place == "cores":
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:number])
     elif place == "memory":
@@ -125,12 +177,12 @@ def _plant(place: str, number: int) -> None:
         checkpoint.save_tensors = _on_a_full_disk(checkpoint.save_tensors, from_call=number)
 
 
-def _refused(function: Callable[..., Any], from_call: int) -> Callable[..., Any]:
+def _refused(function: Callable[..., Any], from_call: int, error: Exception | None = None) -> Callable[..., Any]:
     calls = itertools.count(1)
 
     def call(*arguments: Any) -> Any:
         if next(calls) >= from_call:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise error or OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return function(*arguments)
 
     return call

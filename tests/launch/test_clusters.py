@@ -161,6 +161,9 @@ def test_a_sky_task_starts_torchrun_on_each_machine(tiny: list[str], cli: Cli, t
     command = shlex.split(task["run"].replace("\\\n", "").splitlines()[1])
     assert command[:2] == ["torchrun", "--nproc-per-node=4"]
     assert f"description={NASTY}" in command
+    # get_task_schema of SkyPilot (sky/utils/schemas.py, commit 00052df) takes no other keys, and of these the types
+    assert {key: type(value) for key, value in task.items()} == {
+        "name": str, "workdir": str, "num_nodes": int, "resources": dict, "volumes": dict, "setup": str, "run": str}
 
 
 def test_a_pytorch_job_has_the_fields_that_the_operator_reads(tiny: list[str], cli: Cli, tmp_path: Path) -> None:
@@ -173,6 +176,17 @@ def test_a_pytorch_job_has_the_fields_that_the_operator_reads(tiny: list[str], c
     assert container["name"] == "pytorch"                # the operator gives its variables to this container
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "4"
     assert "description=$$(id)" in container["command"]
+    # the operator's schema (manifests/base/crds/kubeflow.org_pytorchjobs.yaml, v1.9) requires pytorchReplicaSpecs; Kubernetes
+    # drops a key that the schema does not have, and refuses a value of another type
+    assert {key: type(value) for key, value in job["spec"].items()} == {
+        "nprocPerNode": str, "runPolicy": dict, "pytorchReplicaSpecs": dict}
+    assert job["spec"]["runPolicy"].keys() == {"backoffLimit"}
+    assert all({key: type(value) for key, value in one.items()} == {"replicas": int, "restartPolicy": str, "template": dict}
+               for one in replicas.values())
+    assert {one["restartPolicy"] for one in replicas.values()} == {"OnFailure"}
+    limits, mounts = container["resources"]["limits"], {mount["name"] for mount in container["volumeMounts"]}
+    assert all(isinstance(amount, str) for amount in limits.values())
+    assert mounts == {volume["name"] for volume in replicas["Worker"]["template"]["spec"]["volumes"]}
 
 
 @pytest.mark.parametrize(("words", "says"), [

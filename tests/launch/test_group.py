@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import time
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
-from powertrain.launch import group
-from powertrain.launch.group import TOLD, WITHIN, Place, place_of, without_place
+from powertrain.launch import group, local
+from powertrain.launch.group import ERROR_FILE, TOLD, WITHIN, Place, place_of, without_place
 from powertrain.records import WrongUse
+from powertrain.records.errors import LostPeer
+from powertrain.training.stalls import watching
 
 SOON = timedelta(seconds=1)
 
@@ -63,3 +68,33 @@ def test_a_time_that_is_none_is_refused(told: str) -> None:
     with pytest.raises(WrongUse, match="is no number of seconds"):
         group._answers_within({WITHIN: told})
     assert group._answers_within({WITHIN: "2.5"}) == timedelta(seconds=2.5)
+
+
+def test_a_peer_that_ends_while_the_group_is_made_is_lost_and_no_error_of_this_process(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ERROR_FILE, raising=False)
+    with pytest.raises(LostPeer), group._telling(Place(1, 2, 1, 2), None):
+        raise RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1")
+    with pytest.raises(RuntimeError, match="of its own"), group._telling(Place(1, 2, 1, 2), None):
+        raise RuntimeError("an error of its own")
+
+
+def test_a_process_that_was_slow_and_came_to_the_end_leaves_no_stacks(tmp_path: Path) -> None:
+    for _ in range(2):                       # a session that failed, and one that went on
+        with contextlib.suppress(LostPeer), watching(tmp_path, 0, 0.01):
+            time.sleep(0.1)
+            raise LostPeer("gone")
+    written = (tmp_path / "stacks" / "rank-0.txt").stat().st_size
+    with watching(tmp_path, 0, 0.01), watching(tmp_path, 1, 0.01):
+        time.sleep(0.1)
+    assert [(path.name, path.stat().st_size) for path in (tmp_path / "stacks").iterdir()] == [("rank-0.txt", written)]
+
+
+@pytest.mark.parametrize(("codes", "stacks", "says"), [
+    ({0: 76, 1: -9}, True, "process 1 was ended by SIGKILL"), ({0: 76, 1: -6}, True, "a process did not answer; "),
+    ({0: 76, 1: -15}, False, "a process did not answer"), ({0: -11, 1: -15}, False, "process 0 was ended by SIGSEGV")])
+def test_why_processes_ended_is_said_by_the_one_that_was_killed(tmp_path: Path, codes: dict[int, int], stacks: bool, says: str
+                                                               ) -> None:
+    (tmp_path / "stacks").mkdir()
+    (tmp_path / "stacks" / "rank-0.txt").write_text("most recent call first" * stacks)
+    assert local._why(codes, tmp_path, 0.0).startswith(says)

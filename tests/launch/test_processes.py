@@ -116,6 +116,7 @@ def test_a_run_whose_processes_are_killed_and_frozen_ends_with_the_bytes_of_one_
     trainers(running)[0].send_signal(signal.SIGSTOP)
     assert running.wait(WITHIN_S) == 0, (tmp_path / "err").read_text()
     assert again_s < AGAIN_WITHIN_S
+    assert not [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(tmp_path)]
     assert resumed(events) == 2
     ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (tmp_path / "run", unbroken))
     assert all(ours[name].equal(theirs[name]) for name in theirs)

@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,10 @@ from powertrain.run.part import Part, new_run
 from powertrain.run.prepare import Prepared, agreed, prepare
 from powertrain.run.session import exit_code, run
 from powertrain.training.checkpoint import newest_checkpoint, what_is_wrong
-from powertrain.training.ranks import Ranks, joined
+from powertrain.training.ranks import GroupRanks, Ranks, joined
 
 WORLD, STEPS = 2, 11
-CASES = ("whole", "signal", "memory")
+CASES = ("whole", "signal", "memory", "room")
 REFUSED = {"data": "data", "recipe": "learning_rate", "version": "version of torch"}     # what differs -> its name
 WORDS = [*TINY, "model.dropout=0", "sample.tokens=0"]
 
@@ -51,9 +51,27 @@ def _signalled(part: Part) -> Iterator[Any]:
 steps_of = Part.steps
 
 
+NO_MEMORY = "DefaultCPUAllocator: not enough memory: you tried to allocate 7 bytes"
+
+
+@dataclass(frozen=True)
+class Short(GroupRanks):
+    """Ranks that once find no memory for the exchange of gradients, in step 3."""
+
+    steps: list[None] = field(default_factory=list)
+
+    def check_room(self, parameters: Any) -> None:
+        self.steps.append(None)
+        if len(self.steps) == 3:
+            raise RuntimeError(NO_MEMORY)
+
+
 def _plant(part: Part, case: str, rank: int) -> None:
-    """In the second process only: a signal after step 3, or a pass of step 3 that runs out of memory or has no finite loss."""
+    """In the second process only: a signal after step 3, or a step 3 that runs out of memory or has no finite loss."""
     if rank == 0 or case == "whole":
+        return
+    if case == "room":
+        part.setup = replace(part.setup, ranks=Short(**vars(part.ranks)))
         return
     if case == "signal":
         part.steps = lambda: _signalled(part)  # type: ignore[method-assign]
@@ -64,7 +82,7 @@ def _plant(part: Part, case: str, rank: int) -> None:
         if part.state.step == 2 and not failed:
             failed.append(True)
             if case == "memory":
-                raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 7 bytes")
+                raise RuntimeError(NO_MEMORY)
             return {name: value * math.nan for name, value in run_pass(*arguments).items()}
         return run_pass(*arguments)
 
@@ -176,18 +194,19 @@ def test_a_signal_to_one_process_stops_both_after_the_same_step_and_saves_it(
     assert checkpoint.name == "step-000003"
 
 
+@pytest.mark.parametrize("case", ["memory", "room"])
 def test_memory_that_runs_out_in_one_process_makes_the_passes_of_both_smaller(
-        shared: tuple[Path, list[dict[str, Any]]]) -> None:
+        shared: tuple[Path, list[dict[str, Any]]], case: str) -> None:
     folder, found = shared
-    (warning,) = [event for event in events_of(folder, "memory") if isinstance(event, OutOfMemory)]
+    (warning,) = [event for event in events_of(folder, case) if isinstance(event, OutOfMemory)]
     assert (warning.step, warning.before_tokens > warning.after_tokens) == (2, True)
-    assert warning.said == "DefaultCPUAllocator: not enough memory: you tried to allocate 7 bytes"
-    assert found[0]["memory"]["largest"] == found[1]["memory"]["largest"] < found[0]["whole"]["largest"]
-    assert [event.step for event in events_of(folder, "memory") if isinstance(event, Step)] == list(range(1, STEPS + 1))
+    assert warning.said == NO_MEMORY
+    assert found[0][case]["largest"] == found[1][case]["largest"] < found[0]["whole"]["largest"]
+    assert [event.step for event in events_of(folder, case) if isinstance(event, Step)] == list(range(1, STEPS + 1))
     losses = {case: [event.loss for event in events_of(folder, case) if isinstance(event, Step)] for case in CASES}
-    assert losses["memory"] == pytest.approx(losses["whole"], rel=1e-4)
-    for name, weight in found[0]["memory"]["weights"].items():
-        assert torch.equal(weight, found[1]["memory"]["weights"][name])
+    assert losses[case] == pytest.approx(losses["whole"], rel=1e-4)
+    for name, weight in found[0][case]["weights"].items():
+        assert torch.equal(weight, found[1][case]["weights"][name])
 
 
 def test_a_loss_that_is_not_finite_stops_both_at_the_same_step_and_names_process_and_examples(

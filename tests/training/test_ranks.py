@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from powertrain.data.example import Example, collate
+from powertrain.data.order import pack, step_examples
 from powertrain.models.config import make_config
 from powertrain.models.decoder import Decoder
 from powertrain.records import IGNORE
 from powertrain.techniques.packing import Packing
-from powertrain.training.loop import evaluate, new_state, train
+from powertrain.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from powertrain.training.loop import State, evaluate, new_state, train
 from powertrain.training.optimizers import plain_adamw
 from powertrain.training.ranks import ALONE, GroupRanks, Ranks, joined
 from powertrain.training.schedule import Schedule
@@ -109,9 +114,50 @@ def _process(rank: int, port: int, folder: str) -> None:
             found |= {(name, world): trained(*case, ranks) for name, case in CASES.items()}
             wrong = MeanOfMeans(rank, world, devices=group, hosts=group)
             found["mean of means", world] = trained(*CASES["uneven passes"], wrong)
+    found["saved"] = saved(joined(), Path(folder, "checkpoints"))
+    for world in WORLDS:
+        group = torch.distributed.new_group(list(range(world)))
+        if rank < world:
+            found["resumed", world] = resumed(GroupRanks(rank, world, devices=group, hosts=group), Path(folder, "checkpoints"))
     torch.distributed.barrier()
     torch.save(found, Path(folder) / f"{rank}.pt")
     torch.distributed.destroy_process_group()
+
+
+SAVED_BY, SAVED_AT = MOST, 2
+
+
+def saved(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """Save in the midst of the steps; return what was saved, and the losses of the steps after it."""
+    setup = setup_of(Dropping, PACKED, ranks)
+    state = new_state(setup, 0.1)
+    found: dict[str, Any] = {"losses": []}
+    for step in train(setup, state, Schedule("constant", 1e-2, STEPS), 1.0):
+        if step.step == SAVED_AT:
+            save_checkpoint(folder, state, ranks)
+            found |= tensors_of(state)
+        elif step.step > SAVED_AT:
+            found["losses"].append(float(step.loss))
+    return found
+
+
+def resumed(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """Go on from the checkpoint; return what it brought back, and the losses of the next steps."""
+    setup = setup_of(Dropping, PACKED, ranks)
+    state = new_state(setup, 0.1)
+    newest, _ = newest_checkpoint(folder)
+    assert newest is not None
+    load_checkpoint(newest, state)
+    found = tensors_of(state)
+    steps = train(setup, state, Schedule("constant", 1e-2, STEPS), 1.0)
+    return {**found, "losses": [float(step.loss) for step in steps]}
+
+
+def tensors_of(state: State) -> dict[str, Tensor]:
+    """The weights and the optimizer's moments."""
+    moments = state.optimizer.moments()
+    return {f"{name}.{key}": value.clone() for name, weight in state.model.named_parameters()
+            for key, value in {"weight": weight.detach(), **moments[weight]}.items()}
 
 
 def _summed(ranks: Ranks, rank: int) -> dict[str, Any]:
@@ -131,7 +177,8 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     torch.multiprocessing.spawn(_process, (port, str(folder)), nprocs=MOST)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(MOST)]
+    alone = {("resumed", 1): resumed(ALONE, folder / "checkpoints")}
+    return [torch.load(folder / f"{rank}.pt") | alone for rank in range(MOST)]
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +208,34 @@ def test_processes_that_share_a_step_make_the_update_of_one(processes: list[dict
 def test_a_mean_of_means_would_be_seen(processes: list[dict[Any, Any]], alone: dict[str, dict[str, Any]], world: int) -> None:
     found, one = processes[0]["mean of means", world]["loss"], alone["uneven passes"]["loss"]
     assert float((found / one - 1).abs().max()) > 1000 * SAME
+
+
+@pytest.mark.parametrize("world", [1, *WORLDS])
+def test_what_four_processes_have_saved_any_number_resumes(processes: list[dict[Any, Any]], world: int) -> None:
+    expected = processes[0]["saved"]
+    assert len(expected["losses"]) == STEPS - SAVED_AT
+    for found in (process["resumed", world] for process in processes[:world]):
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected if name != "losses")
+        assert found["losses"] == pytest.approx(expected["losses"], rel=0 if world == SAVED_BY else SAME)
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60), batch=st.integers(1, 30), budget=st.integers(1, 90),
+       worlds=st.lists(st.integers(1, 9), min_size=1, max_size=12), seed=st.integers(0, 99))
+def test_an_epoch_has_each_example_once_at_any_number_of_processes_that_may_change_at_each_step(
+        lengths: list[int], batch: int, budget: int, worlds: list[int], seed: int) -> None:
+    """No process is needed to deal passes. After any number of examples, each was met as often as any other, or once more."""
+    met = Counter(dict.fromkeys(range(len(lengths)), 0))
+    for step, world in enumerate(worlds):
+        numbers = step_examples(seed, step, batch, len(lengths)).tolist()
+        passes = [[numbers[place] for place in one] for one in pack([lengths[n] for n in numbers], budget, crossover=100.0)]
+        costs = [sum(lengths[n] for n in one) for one in passes]
+        shares = [GroupRanks(rank, world).share(passes, costs) for rank in range(world)]
+        loads = [sum(lengths[n] for one in share for n in one) for share in shares]
+        assert max(loads) - min(loads) <= max(costs)     # about the same work for each
+        met.update(n for share in shares for one in share for n in one)
+        epochs, begun = divmod((step + 1) * batch, len(lengths))
+        assert sorted(met.values()) == [epochs] * (len(lengths) - begun) + [epochs + 1] * begun
 
 
 def test_an_epoch_has_each_example_once_however_many_processes_share_which_step() -> None:

@@ -149,7 +149,7 @@ class Cluster:
 
 CLUSTERS: Mapping[str, Cluster] = {
     "slurm": Cluster(slurm_script, ".sbatch", ("sbatch",), "use a login machine of the cluster", False),
-    "ray": Cluster(ray_driver, "_ray.py", ("ray",), "pip install 'ray[train]'", False),
+    "ray": Cluster(ray_driver, "_ray.py", ("ray",), "pip install 'powertrain[ray]'", False),
     "sky": Cluster(sky_task, ".sky.yaml", ("sky", "launch"), "pip install skypilot", True),
     "kubernetes": Cluster(pytorch_job, ".k8s.yaml", ("kubectl", "apply", "-f"), "install kubectl", True)}
 

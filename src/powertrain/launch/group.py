@@ -35,6 +35,7 @@ T = TypeVar("T")
 TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"       # where torch's agent looks for what ended a process
 WITHIN = "POWERTRAIN_ANSWERS_WITHIN_S"       # seconds after which a process that does not answer is lost
+TORCH_SAYS = "TORCH_CPP_LOG_LEVEL"            # read when torch is loaded
 PREPARED, SAID = "powertrain/prepared", "powertrain/said"        # keys of the store that the processes share
 MEET_WITHIN = timedelta(minutes=5)           # of the first process's start
 LONGEST_PREPARATION = timedelta(days=7)
@@ -83,6 +84,7 @@ def joined_group(place: Place | None, prepare: Callable[[], T]) -> Iterator[tupl
         yield ALONE, prepared
         return
     _end_with_parent()
+    os.environ.setdefault(TORCH_SAYS, "ERROR")   # it warns at length of each connection that ends
     import torch
 
     from powertrain.training.ranks import joined
@@ -93,15 +95,13 @@ def joined_group(place: Place | None, prepare: Callable[[], T]) -> Iterator[tupl
     with _telling(place, None):
         store = _meet(place, MEET_WITHIN)
     with _telling(place, store):
-        with _answered():
-            if (other := place.prepares_after) is not None:
-                store.wait([f"{PREPARED}/{other}"], LONGEST_PREPARATION)
+        if (other := place.prepares_after) is not None:
+            store.wait([f"{PREPARED}/{other}"], LONGEST_PREPARATION)
         prepared = prepare()
-        with _answered():
-            store.set(f"{PREPARED}/{place.rank}", "yes")
-            store.wait([f"{PREPARED}/{rank}" for rank in range(place.world)], LONGEST_PREPARATION)
-            backend = "nccl" if torch.cuda.is_available() else "gloo"
-            torch.distributed.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=within)
+        store.set(f"{PREPARED}/{place.rank}", "yes")
+        store.wait([f"{PREPARED}/{rank}" for rank in range(place.world)], LONGEST_PREPARATION)
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        torch.distributed.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=within)
         try:
             ranks = joined(within)
             yield ranks, prepared
@@ -150,13 +150,13 @@ def _meet(place: Place, within: timedelta) -> Store:
 
 @contextlib.contextmanager
 def _answered() -> Iterator[None]:
-    """Wait for other processes inside. Raises LostPeer where one of them has ended."""
-    import torch
+    """Need other processes inside. Raises LostPeer where one of them has ended, wherever that comes to light."""
+    from powertrain.training.sharded import lost_peer
 
     try:
         yield
-    except torch.distributed.DistError as error:
-        raise LostPeer(first_line(error)) from error
+    except RuntimeError as error:            # of the store, of a group that is being made, of an exchange
+        raise lost_peer(error) or error from None
 
 
 # ------------------------------------------------------------------------------------------------ failing
@@ -166,9 +166,11 @@ def _answered() -> Iterator[None]:
 def _telling(place: Place, store: Store | None) -> Iterator[None]:
     """Leave what ends this process where its agent looks. What ends all of them is said on the first one's screen alone."""
     try:
-        yield
+        with _answered():
+            yield
     except LostPeer as error:                # the agent knows which one it was
         _wake_the_frozen()
+        _say_first(place, store, error)
         if not os.environ.get(ERROR_FILE):
             raise
         sys.exit(error.exit_code)
@@ -177,8 +179,7 @@ def _telling(place: Place, store: Store | None) -> Iterator[None]:
         if told:
             _tell_agent(str(error))
         if place.rank == 0:
-            if store is not None:
-                store.set(SAID, str(error))
+            _say_first(place, store, error)
             raise
         if not _is_said(store, str(error)) and not told:
             raise
@@ -188,6 +189,12 @@ def _telling(place: Place, store: Store | None) -> Iterator[None]:
 def _tell_agent(message: str) -> None:
     told = {"message": {"message": message, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}}
     Path(os.environ[ERROR_FILE]).write_text(json.dumps(told), encoding="utf-8")
+
+
+def _say_first(place: Place, store: Store | None, error: UserError) -> None:
+    """Let the other processes compare what ends them with what the first one says, before it takes the store away."""
+    if place.rank == 0 and store is not None:
+        store.set(SAID, str(error))
 
 
 def _is_said(store: Store | None, message: str) -> bool:

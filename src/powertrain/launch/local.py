@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from powertrain.launch.group import TORCH_SAYS
 from powertrain.records import RunFailed
 from powertrain.records.errors import LostPeer
 from powertrain.records.event_log import read_events
@@ -36,7 +37,7 @@ def train_in_processes(words: Sequence[str], options: Sequence[str], folder: Pat
 
     # the agent's store is not the workers': the keys of processes that died would be in it when others start
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")        # torch warns at length of each connection that ends
+    os.environ.setdefault(TORCH_SAYS, "ERROR")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)    # what it reports is said here
     restarts, saved, resumed = 0, _checkpoints(folder), _has_begun(folder)
     while True:
@@ -80,7 +81,7 @@ def _ended(codes: Mapping[int, int], messages: Mapping[int, object]) -> int | No
 def _why(codes: Mapping[int, int], folder: Path, began_s: float) -> str:
     """Return why processes that ended by no error of their own ended."""
     written = [path for path in (folder / STACKS).glob("*") if path.stat().st_size and path.stat().st_mtime >= began_s]
-    if written:                              # first: the one that hung may have been killed in the end
+    if written and -signal.SIGKILL not in codes.values():    # a library that waits in vain ends its process by other signals
         return f"a process did not answer; {folder / STACKS} says what the processes were doing"
     killed = next(((rank, -code) for rank, code in codes.items() if code < 0 and -code != signal.SIGTERM), None)
     return "a process did not answer" if not killed else f"process {killed[0]} was ended by {signal.Signals(killed[1]).name}"

@@ -129,11 +129,12 @@ def _evaluate(part: Part, *, final: bool) -> None:
 
 def go_on_smaller(part: Part, said: str) -> None:
     """Halve the passes of the plan, in force and on disk. Raises DoesNotFit where that is impossible."""
-    part.read_steps()                        # whose passes are those of the setup that made them
     state, step, before = part.state, part.state.step, largest_pass(part.setup, part.state.step)
+    stays = state.updating or part.ranks.lockstep        # in lockstep the others are in the midst of this very pass
+    if not stays or part.ranks.world == 1:   # else the others are elsewhere, and wait for another exchange
+        part.read_steps()                    # whose passes are those of the setup that made them
     if not state.updating:
         clear_step(state)
-    stays = state.updating or part.ranks.lockstep        # in lockstep the others are in the midst of this very pass
     smaller = None if stays else with_smaller_passes(part.prepared, part.setup, step)
     if smaller is None:
         raise DoesNotFit(step + 1, said, before, cures(part.prepared, judged=False), updating=state.updating)

@@ -75,7 +75,7 @@ class State:
     step: int = 0                            # optimizer steps done
     trained_tokens: int = 0
     evaluations: dict[int, float] = field(default_factory=dict)  # step -> loss on held-out text
-    updating: bool = False                   # in the middle of the optimizer's update, which cannot be repeated
+    updating: bool = False                   # in the midst of what cannot be repeated: the update, and the exchange before it
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,8 @@ def train(setup: Setup, state: State, schedule: Schedule, max_grad_norm: float) 
                 if counts:
                     terms[batch.place] = of_pass["loss"].clone()     # where passes are replayed, the next overwrites it
             add_penalty(setup, state.scaler, laps.lap)
+            setup.ranks.check_room(setup.model.parameters())
+        state.updating = setup.ranks.world > 1           # from here on a process alone cannot repeat the step
         setup.ranks.sum_step(setup.model.parameters(), means.values())
         lap_exchange(COMMUNICATION)
         grad_norm = update(state, max_grad_norm, setup.ranks)

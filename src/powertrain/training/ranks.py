@@ -104,6 +104,9 @@ class Ranks:
         """Yield these ranks; a process that does not get on leaves its stacks in the run's folder. See stalls.py."""
         yield self
 
+    def check_room(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Raise the allocator's error where `sum_step` would not get the memory of its largest bucket."""
+
     def sum_step(self, parameters: Iterable[nn.Parameter], means: Iterable[Tensor]) -> None:
         """Replace the gradients, and the loss and metrics of a step, by their sums over all processes."""
 
@@ -170,6 +173,12 @@ class GroupRanks(Ranks):
             raise LostPeer(first_line(error)) from error
         if self.watch is not None:
             self.watch.renew()
+
+    def check_room(self, parameters: Iterable[nn.Parameter]) -> None:
+        trained = [parameter for parameter in parameters if parameter.requires_grad and not self.lockstep]
+        if trained:
+            largest_bytes = max(min(BUCKET_BYTES, sum(one.nbytes for one in trained)), *(one.nbytes for one in trained))
+            torch.empty(largest_bytes, dtype=torch.uint8, device=trained[0].device)
 
     def sum_step(self, parameters: Iterable[nn.Parameter], means: Iterable[Tensor]) -> None:
         """Sum means and gradients over processes. A weight that has a gradient on no process gets none.

@@ -39,12 +39,13 @@ def watching(run: Path, rank: int, within_s: float) -> Iterator[Watch]:
     path = run / FOLDER / f"rank-{rank}.txt"
     path.parent.mkdir(exist_ok=True)
     with open(path, "a", encoding="utf-8") as file:
-        watch = Watch(file, within_s)
+        watch, before = Watch(file, within_s), file.tell()
         watch.renew()
         try:
             yield watch
         finally:
             faulthandler.cancel_dump_traceback_later()
+        file.truncate(before)                # slow, and not hanging: all have come to the end
     if not path.stat().st_size:
         path.unlink()
         with contextlib.suppress(OSError):   # other processes have theirs in it
