@@ -318,7 +318,7 @@ def test_a_run_that_several_processes_have_divided_goes_on_in_one(facts: Facts) 
 
 
 @pytest.mark.parametrize(("settings", "says"), [
-    ({"engine": "deepspeed"}, "its checkpoints are pickles"), ({"stage": 4}, "stage=4 is none of 1, 2 and 3"),
+    ({"engine": "megatron"}, "megatron"), ({"stage": 4}, "stage=4 is none of 1, 2 and 3"),
     ({"replicas": 3}, "replicas=3 does not divide 4 processes"), ({"replicas": 4}, "groups of 2 or more")])
 def test_sharding_that_cannot_be_is_refused_with_the_reason(facts: Facts, settings: dict[str, object], says: str) -> None:
     with pytest.raises(WrongUse, match=says):

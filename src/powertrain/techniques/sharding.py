@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from powertrain.cost.fitting import planned_room_bytes
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 
 STAGES = (1, 2, 3)           # of ZeRO: the optimizer's state is divided; gradients too; weights too
 APART = 1e-2                 # of losses and norms of the same passes, summed in another order, with products in bf16
-NO_DEEPSPEED = ("techniques.sharding.engine='deepspeed' is not available: DeepSpeed takes over the backward pass and the "
-                "update, and its checkpoints are pickles, which Powertrain never reads; use techniques.sharding.engine=fsdp")
+NO_DEEPSPEED = ("techniques.sharding.engine='deepspeed' needs DeepSpeed, which is not installed here; "
+                'pip install "powertrain[deepspeed]", or use techniques.sharding.engine=fsdp')
+ONLY_FSDP = ("techniques.sharding.engine='deepspeed' divides in stages 1 and 2 without replicas: in stage 3 DeepSpeed "
+             "takes means of gradients, not sums; set techniques.sharding.stage=2, or use techniques.sharding.engine=fsdp")
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,8 @@ class Sharding(Technique):
 
     The passes of a step are dealt out by their tokens, and gradients are sums over all processes, so the update is that of one
     process up to rounding. Stage 1 divides the optimizer's state, 2 gradients too, 3 weights too: each step saves memory and
-    gathers more often. With `replicas`, that many groups of processes hold the whole model each.
+    gathers more often. With `replicas`, that many groups of processes hold the whole model each. The engine is torch's FSDP2,
+    or DeepSpeed for stages 1 and 2.
     """
 
     processes: int = 2
@@ -42,15 +46,17 @@ class Sharding(Technique):
     native_only = True
     asked_first = True                       # techniques that need whole weights refuse beside it
     exactness = Exactness.ROUNDING
-    touches = frozenset({"sharding", "runtime"})
+    touches = frozenset({"sharding", "runtime", "run_pass"})
     acts_on = EVERYTHING
     slots = frozenset({"processes"})
     source = "Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO); torch.distributed.fsdp.fully_shard"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.engine == "deepspeed":
+        if self.engine == "deepspeed" and find_spec("deepspeed") is None:
             raise ValueError(NO_DEEPSPEED)
+        if self.engine == "deepspeed" and (self.stage == 3 or self.replicas > 1):
+            raise ValueError(ONLY_FSDP)
         if self.stage not in STAGES:
             raise ValueError(f"techniques.sharding.stage={self.stage} is none of 1, 2 and 3")
         if self.processes % self.replicas or self.shards < 2:
@@ -85,6 +91,11 @@ class Sharding(Technique):
         from powertrain.training.sharded import Sharding as Division
 
         division = Division(self.stage, self.replicas)
+        if self.engine == "deepspeed":
+            from powertrain.training.on_deepspeed import DeepSpeedSharding
+
+            division = DeepSpeedSharding(self.stage)
+            setup = replace(setup, run_pass=division.run_pass)
         return replace(setup, sharding=division, runtime=(*setup.runtime, partial(division.divide, setup.model)))
 
     def confirm(self, setup: Setup) -> None:
@@ -95,6 +106,9 @@ class Sharding(Technique):
         ranks = joined()
         if ranks.world != self.processes:
             raise NotApplied(f"sharding: the plan is for {self.processes} processes, and this run has {ranks.world}")
+        if self.engine == "deepspeed":
+            _confirm_deepspeed(setup, self.processes)
+            return
         whole = [name for name, weight in setup.model.named_parameters() if not hasattr(weight, "to_local")]
         if whole or not parts_of(setup.model):
             raise NotApplied(f"sharding: {len(whole)} weights are not divided ({', '.join(whole[:3])})")
@@ -102,10 +116,36 @@ class Sharding(Technique):
                     if weight.to_local().shape[0] > -(-weight.shape[0] // self.shards)]  # type: ignore[attr-defined]
         if too_long:
             raise NotApplied(f"sharding: this process holds more than 1 / {self.shards} of {', '.join(too_long[:3])}")
-        expected, found = _alone(setup, self.processes), _divided(setup, self.processes)
-        for what, one, other in zip(("a loss", "the norm of a block's gradients"), expected, found, strict=True):
-            if not abs(one - other) <= APART * one:
-                raise NotApplied(f"sharding: a divided step has {what} of {other:.4g}, and that of one process is {one:.4g}")
+        _compare(_alone(setup, self.processes), _divided(setup, self.processes), "the norm of a block's gradients")
+
+
+def _confirm_deepspeed(setup: Setup, processes: int) -> None:
+    """Look at the part of the state that this process updates, and compare loss and norm with those of one process."""
+    import torch
+
+    from powertrain.training.loop import new_state
+    from powertrain.training.ranks import joined
+    from powertrain.training.setup import run_eagerly
+
+    trained = [weight for weight in setup.model.parameters() if weight.requires_grad]
+    loss = _few_passes(replace(setup, run_pass=run_eagerly), processes)
+    expected = loss, torch.nn.utils.get_total_norm([weight.grad for weight in trained if weight.grad is not None]).item()
+    setup.model.zero_grad(set_to_none=True)
+    optimizer: Any = new_state(setup, 0.0).optimizer
+    found = _few_passes(setup.shared_by(joined()), processes), optimizer.clip(0.0).item()
+    held, most = optimizer.own_elements, sum(weight.numel() for weight in trained) / processes
+    setup.sharding.leave()  # type: ignore[union-attr]
+    setup.model.zero_grad(set_to_none=True)
+    if held > most + 4 * processes:          # groups are filled up to a multiple of 2 * processes
+        raise NotApplied(f"sharding: this process updates {held:,} elements, and 1 / {processes} are {most:,.0f}")
+    _compare(expected, found, "the norm of all gradients")
+
+
+def _compare(expected: tuple[float, float], found: tuple[float, float], norm: str) -> None:
+    """Raise NotApplied where loss or norm of a divided step are not those of one process."""
+    for what, one, other in zip(("a loss", norm), expected, found, strict=True):
+        if not abs(one - other) <= APART * one:
+            raise NotApplied(f"sharding: a divided step has {what} of {other:.4g}, and that of one process is {one:.4g}")
 
 
 def _cannot_be_divided(run: PlannedRun) -> str | None:

@@ -87,10 +87,10 @@ def if_writer(ranks: Ranks, do: Callable[[], object]) -> None:
 
 def _write(folder: Path, state: State, ranks: Ranks) -> dict[str, Any]:
     """Write this process's files; return their entries in the manifest."""
+    weights, moments = _tensors(state)       # in all processes, because some engines gather moments
     if ranks.shard is None:
         return {}
     shard, shards = ranks.shard
-    weights, moments = _tensors(state)
     model, optimizer, counters = FILES
     assert shards > 1 or not any(map(is_divided, state.model.parameters())), "the ranks are not those of the divided setup"
     for name, tensors in ((model, weights), (optimizer, moments)):

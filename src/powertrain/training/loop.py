@@ -36,6 +36,7 @@ from powertrain.training.setup import (
     load_when_needed,
     no_lap,
 )
+from powertrain.training.sharded import Sharding
 from powertrain.training.updates import RunOptimizer
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ class StepResult:
 def new_state(setup: Setup, weight_decay: float) -> State:
     """Return the state before the first step."""
     optimizer = setup.optimizer(setup.model, weight_decay)
+    if isinstance(setup.sharding, Sharding):
+        optimizer = setup.sharding.optimizer(setup, optimizer)
     scaler = torch.amp.GradScaler(setup.device.type, enabled=setup.precision.loss_scaling)
     return State(setup.model, optimizer, scaler, torch.zeros((), dtype=torch.int64, device=setup.device))
 

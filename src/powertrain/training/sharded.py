@@ -55,6 +55,10 @@ class Sharding:
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)     # gloo has no other kind
 
+    def optimizer(self, setup: Any, plain: Any) -> Any:
+        """Return the RunOptimizer of a Setup that is divided so: the plain one, whose weights are divided."""
+        return plain
+
     def ranks(self, model: nn.Module, plain: Ranks) -> ShardedRanks:
         """Return a process's part of the run of a model that `divide` has divided."""
         given = {field.name: getattr(plain, field.name) for field in fields(plain)}
