@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from powertrain.shapes import BUCKET_BYTES
-from powertrain.training.ranks import Ranks
+from powertrain.training.ranks import ALONE, Ranks
 from powertrain.training.setup import Lap, Setup
 from powertrain.training.sharded import ShardedRanks, Sharding
 from powertrain.training.updates import Moments, RunOptimizer
@@ -110,7 +110,7 @@ class DeepSpeedOptimizer(RunOptimizer):
         """Return the elements of the weights, padding included, that this process updates."""
         return sum(flat.numel() for flat in self.zero.single_partition_of_fp32_groups)
 
-    def clip(self, max_grad_norm: float) -> Tensor:
+    def clip(self, max_grad_norm: float, ranks: Ranks = ALONE) -> Tensor:
         """Return the norm of all gradients, () fp32; DeepSpeed scales larger ones down as it updates, by the same rule.
 
         Where it is not finite, it is infinite here, and DeepSpeed leaves weights and moments as they are.
