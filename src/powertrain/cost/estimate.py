@@ -71,7 +71,6 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
     if processes > 1:
         (low_exchange_s, high_exchange_s), exchanges = _exchanges(model, passing, hardware)
         low_s, high_s, copies = low_s + low_exchange_s, high_s + high_exchange_s, copies + exchanges
-        copies += "; the time to gather divided weights is not known and not counted" if workload.shards > 1 else ""
     of_decoder = "" if model.provider == "native" else ", as our decoder of the same shape would take"
     coarse = f", products in {workload.base_dtype} at that of {workload.dtype}: they may be faster" \
         if workload.base_dtype in EIGHT_BIT else ""
@@ -91,9 +90,10 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
 def _exchanges(model: ModelFacts, workload: Workload, hardware: Hardware) -> tuple[tuple[float, float], str]:
     """Return the seconds of a step's exchanges between processes, low and high, and the basis of the two."""
     passes = _slot_lengths(workload)
-    found: Iterable[Collectives] = collectives_of(
-        model, Division(hardware.processes, tensor=workload.tensor_degree), len(passes), tokens=sum(map(sum, passes)),
-        item_bytes=DTYPE_BYTES[workload.dtype])
+    division = Division(hardware.processes, workload.sharded_stage, hardware.processes // workload.shards,
+                        workload.tensor_degree)
+    found: Iterable[Collectives] = collectives_of(model, division, len(passes), tokens=sum(map(sum, passes)),
+                                                  item_bytes=DTYPE_BYTES[workload.dtype])
     if workload.stages > 1:
         found = [sends_of(model, workload.micro_batches, workload.pass_slots)]
     try:
