@@ -24,7 +24,7 @@ import psutil
 
 from powertrain.launch import slurm
 from powertrain.records import UserError, WrongUse
-from powertrain.records.errors import LostPeer, first_line
+from powertrain.records.errors import LostPeer, RunFailed, first_line
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -181,7 +181,7 @@ def _telling(place: Place, store: Store | None) -> Iterator[None]:
         if place.rank == 0:
             _say_first(place, store, error)
             raise
-        if not _is_said(store, str(error)) and not told:
+        if not _is_said(store, error) and not told:
             raise
         sys.exit(error.exit_code)
 
@@ -197,17 +197,17 @@ def _say_first(place: Place, store: Store | None, error: UserError) -> None:
         store.set(SAID, str(error))
 
 
-def _is_said(store: Store | None, message: str) -> bool:
-    """Return whether the first process says this too, or has ended; wait for it, for its agent ends it once this one has."""
+def _is_said(store: Store | None, error: UserError) -> bool:
+    """Return whether the first process says this too; wait for it, for its agent ends it once this one has."""
     import torch
 
     if store is None:
         return False
     try:
         store.wait([SAID], FIRST_SAYS_WITHIN)
-        return store.get(SAID).decode() == message
-    except torch.distributed.DistNetworkError:           # it kept the store, and has ended
-        return True
+        return store.get(SAID).decode() == str(error)
+    except torch.distributed.DistNetworkError:           # it kept the store, and has ended: by what all have been given,
+        return not isinstance(error, RunFailed)          # or because this process has
     except torch.distributed.DistError:
         return False
 
