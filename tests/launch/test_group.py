@@ -38,11 +38,26 @@ def meet(monkeypatch: pytest.MonkeyPatch, rank: int) -> str:
     return str(refused.value)
 
 
+TOLD_WHOLE = dict(zip(TOLD, ("5", "8", "1", "4", "host", "29500"), strict=True))
+
+
 def test_a_place_is_told_whole_or_not_at_all() -> None:
-    told = dict(zip(TOLD, ("5", "8", "1", "4", "host", "29500"), strict=True))
+    told = TOLD_WHOLE
     assert place_of({"HOME": "/", **told}) == Place(5, 8, 1, 4)
     assert place_of({name: value for name, value in told.items() if name != "RANK"}) is None
     assert without_place({"HOME": "/", **told}) == {"HOME": "/"}
+
+
+@pytest.mark.parametrize(("name", "value", "said"), [
+    ("RANK", "abc", "RANK=abc is no number"), ("RANK", "-1", "RANK=-1 is no number"),
+    ("LOCAL_RANK", "", "LOCAL_RANK= is no number"), ("RANK", "8", "RANK=8 does not go with WORLD_SIZE=8"),
+    ("WORLD_SIZE", "0", "RANK=5 does not go with WORLD_SIZE=0"),
+    ("LOCAL_RANK", "4", "LOCAL_RANK=4 does not go with LOCAL_WORLD_SIZE=4"),
+    ("MASTER_PORT", "abc", "MASTER_PORT=abc is no number"), ("MASTER_PORT", "65536", "MASTER_PORT=65536 is no port"),
+    ("MASTER_PORT", "0", "MASTER_PORT=0 is no port")])
+def test_a_place_that_cannot_be_is_refused_with_its_variable(name: str, value: str, said: str) -> None:
+    with pytest.raises(WrongUse, match=said):
+        place_of({**TOLD_WHOLE, name: value})
 
 
 def test_one_process_of_all_prepares_first_then_one_of_each_machine() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -16,8 +15,6 @@ import pytest
 from powertrain.records.event_log import read_events
 from powertrain.records.events import End, Resume, Start, Step
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray takes 500 MB, so that `dev` has none: "
-                                "pip install 'powertrain[ray]', and this test runs")
 Cli = Callable[..., tuple[int, str, str]]
 WITHIN_S = 300               # Ray takes most of it to start itself, and to start the workers again
 

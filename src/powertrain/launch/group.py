@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+NUMBERS = (*TOLD[:4], "MASTER_PORT")
+ALONE_OR_TORCHRUN = "unset RANK to train with this process alone, or let torchrun start the processes and set the variables"
+LAST_PORT = 65_535
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"       # where torch's agent looks for what ended a process
 WITHIN = "POWERTRAIN_ANSWERS_WITHIN_S"       # seconds after which a process that does not answer is lost
 TORCH_SAYS = "TORCH_CPP_LOG_LEVEL"            # read when torch is loaded
@@ -59,10 +62,24 @@ class Place:
 
 
 def place_of(environment: Mapping[str, str]) -> Place | None:
-    """Return the place that the environment tells; None for a process that was started alone."""
+    """Return the place that the environment tells; None for a process that was started alone.
+
+    Raises WrongUse where a variable holds no number, or one that does not go with the others.
+    """
     if any(name not in environment for name in TOLD):
         return None
-    return Place(*(int(environment[name]) for name in TOLD[:4]))
+    for name in NUMBERS:
+        if not environment[name].isdecimal():
+            raise WrongUse(f"{name}={environment[name]} is no number; {ALONE_OR_TORCHRUN}")
+    place, port = Place(*(int(environment[name]) for name in TOLD[:4])), int(environment["MASTER_PORT"])
+    for name, rank, of, world in (("RANK", place.rank, "WORLD_SIZE", place.world),
+                                  ("LOCAL_RANK", place.local_rank, "LOCAL_WORLD_SIZE", place.local_world)):
+        if rank >= world:
+            raise WrongUse(f"{name}={rank} does not go with {of}={world}: {name} counts from 0 and stays below {of}; "
+                           f"{ALONE_OR_TORCHRUN}")
+    if not 0 < port <= LAST_PORT:
+        raise WrongUse(f"MASTER_PORT={port} is no port; use 1 to {LAST_PORT}, the same in every process")
+    return place
 
 
 def without_place(environment: Mapping[str, str]) -> dict[str, str]:
