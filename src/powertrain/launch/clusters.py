@@ -15,11 +15,11 @@ from shutil import which
 import yaml
 
 from powertrain.records import WrongUse
+from powertrain.records.errors import STOPPED_AND_SAVED, LostPeer
 
 SHARED = "/shared"           # where a volume is mounted, in the cloud and in Kubernetes
 SAVING_S = 300               # that a run has to save before Slurm's time limit
 MOST_RESTARTS = 10           # of a job that lost a process or a machine
-STOPPED_AND_SAVED, LOST_PEER = 75, 76
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ def slurm_script(job: Job) -> str:
         f"export SRUN_CPUS_PER_TASK={job.cores}",
         f"srun --kill-on-bad-exit=0 {shlex.join([job.python, '-m', *job.training])}",
         "code=$?",
-        f"# {STOPPED_AND_SAVED}: stopped and saved. {LOST_PEER} or a signal: a process was lost. Both go on from the newest "
-        "checkpoint.",
-        f"if [ $code -eq {STOPPED_AND_SAVED} ] || {{ {{ [ $code -eq {LOST_PEER} ] || [ $code -gt 128 ]; }} &&",
+        f"# {STOPPED_AND_SAVED}: stopped and saved. {LostPeer.exit_code} or a signal: a process was lost. "
+        "Both go on from the newest checkpoint.",
+        f"if [ $code -eq {STOPPED_AND_SAVED} ] || {{ {{ [ $code -eq {LostPeer.exit_code} ] || [ $code -gt 128 ]; }} &&",
         f"                        [ \"${{SLURM_RESTART_COUNT:-0}}\" -lt {MOST_RESTARTS} ]; }}; then",
         '    scontrol requeue "$SLURM_JOB_ID" && exit 0',
         "fi",

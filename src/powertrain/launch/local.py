@@ -14,7 +14,7 @@ from pathlib import Path
 
 from powertrain.launch.group import TORCH_SAYS
 from powertrain.records import RunFailed
-from powertrain.records.errors import LostPeer
+from powertrain.records.errors import STOPPED_AND_SAVED, LostPeer
 from powertrain.records.event_log import read_events
 from powertrain.records.events import End
 from powertrain.records.timeline import last_of
@@ -22,7 +22,6 @@ from powertrain.records.timeline import last_of
 STACKS = "stacks"            # training/stalls.py writes there
 MOST_RESTARTS = 3            # in a row, between which no checkpoint was saved
 SAVING_S = 3600              # that the processes have to finish a step and save it, before they are killed
-STOPPED_AND_SAVED = 75
 
 
 def train_in_processes(words: Sequence[str], options: Sequence[str], folder: Path, processes: int, say: Callable[[str], None]

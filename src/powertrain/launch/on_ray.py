@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from powertrain.launch.local import STOPPED_AND_SAVED, was_stopped
+from powertrain.launch.local import was_stopped
+from powertrain.records.errors import STOPPED_AND_SAVED
 
 MOST_RESTARTS = 3
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 NAMED = 8                                    # examples, in a sentence
+DONE, STOPPED_AND_SAVED = 0, 75              # exit codes of a command that no error ends
 
 
 class UserError(ValueError):

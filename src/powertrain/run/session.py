@@ -21,7 +21,7 @@ from powertrain.models.adapters.attached import measure_adapters
 from powertrain.models.adapters.files import save_model
 from powertrain.recipe import in_steps
 from powertrain.records import NotDurable, RunFailed, events, to_plain
-from powertrain.records.errors import DoesNotFit
+from powertrain.records.errors import DONE, STOPPED_AND_SAVED, DoesNotFit
 from powertrain.records.json_files import write_json
 from powertrain.run.fits import checkpoint_bytes, cures, largest_pass, with_smaller_passes
 from powertrain.run.folder import RunFolder
@@ -33,8 +33,6 @@ from powertrain.training.loop import State, evaluate, spread
 from powertrain.training.memory import MemoryLedger, PassTooLarge, is_out_of_memory, said_by
 from powertrain.training.pipeline import stages_gathered
 from powertrain.training.sharded import gathered
-
-DONE, STOPPED_AND_SAVED = 0, 75
 
 
 def start_run(prepared: Prepared, listener: Listener, write_sample: WriteSample) -> tuple[RunFolder, int]:
