@@ -34,7 +34,7 @@ from powertrain.evidence.clock import (
     warm_up,
 )
 from powertrain.evidence.parity import compare_losses
-from powertrain.evidence.worker import PRELOADED, ArmProcess, Order, failure
+from powertrain.evidence.worker import PRELOADED, ArmProcess, Order, failure, process_context
 from powertrain.records.evidence import FASTER, INVALID, Arm, ArmRun, Comparison, Window
 
 SABOTEURS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -334,6 +334,11 @@ def test_a_process_that_has_no_memory_says_so_whichever_library_asked_for_it(tex
 def test_windows_have_the_same_steps_and_their_usual_length_between_them() -> None:
     assert steps_per_window(Pace(window_s=1.0), [0.1, 0.3]) == 5
     assert steps_per_window(Pace(window_s=1.0), [4.0, 3.0]) == 1
+
+
+def test_nothing_is_forked_from_a_process_with_torch_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert process_context().get_start_method() == "spawn"
 
 
 def test_untimed_steps_before_a_window_are_a_time_and_the_same_for_both_arms() -> None:

@@ -136,6 +136,27 @@ def test_lslora_puts_its_function_between_the_matrices(tiny_model: MakeModel) ->
     torch.testing.assert_close(linear(x)[:, 64:], F.linear(x, w, b) + 2 * phi @ up.T, atol=1e-5, rtol=1e-5)
 
 
+class WithoutFloat64(Tensor):
+    """A tensor on a device that has no float64, as MPS."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is Tensor.cpu:
+            return args[0].as_subclass(Tensor)
+        if function is Tensor.double:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_lslora_is_measured_on_a_device_without_float64(tiny_model: MakeModel) -> None:
+    model = adapted(tiny_model("llama"), CONFIGS["lslora"])
+    expected = measure_adapters(model)
+    for module in model.modules():
+        if isinstance(module, LsLora):
+            module.a = nn.Parameter(module.a.detach().as_subclass(WithoutFloat64))
+    assert measure_adapters(model) == expected
+
+
 def test_lslora_starts_at_the_identity_and_the_given_sigma(tiny_model: MakeModel) -> None:
     model = tiny_model("llama")
     add_adapters(model, CONFIGS["lslora"])

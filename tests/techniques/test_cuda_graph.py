@@ -22,6 +22,7 @@ from powertrain.techniques.attention_kernel import AttentionKernel
 from powertrain.techniques.bf16 import Bf16
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.cuda_graph import CudaGraph
+from powertrain.techniques.fp16 import Fp16
 from powertrain.techniques.fused_blocks import FusedBlocks
 from powertrain.techniques.packing import Packing
 from powertrain.training.loop import backward, evaluate, new_state, train
@@ -161,6 +162,12 @@ def test_a_run_of_replayed_passes_learns_the_same(adapters: AdapterConfig | None
     eager = Packing(tokens=120).apply(replace(make_ragged(adapters), model=setup.model))
     assert evaluate(setup, held_out, tokens_per_byte=None).loss == \
         pytest.approx(evaluate(eager, held_out, tokens_per_byte=None).loss, rel=1e-6)
+
+
+def test_fp16_is_recorded_with_the_scale_of_the_run() -> None:
+    setup, eager = Fp16().apply(replayed(make_ragged(LORA))), Fp16().apply(PACKED.apply(make_ragged(LORA)))
+    CudaGraph().confirm(setup)                                       # without a scale
+    assert losses_of(setup) == pytest.approx(losses_of(eager), rel=1e-3)
 
 
 @pytest.mark.parametrize("first", [True, False])

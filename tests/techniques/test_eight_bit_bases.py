@@ -127,7 +127,8 @@ def test_a_pin_where_nothing_multiplies_int8_says_so(facts: Facts) -> None:
         make_plan(on_cpu(facts, "avx2", "avx512f"), pinned, 100)
 
 
-@pytest.mark.parametrize(("capability", "possible"), [((8, 0), False), ((8, 9), True), ((9, 0), True)])
+@pytest.mark.parametrize(("capability", "possible"), [((8, 0), False), ((8, 9), True), ((9, 0), True), ((10, 0), True),
+                                                      ((12, 0), False)])
 def test_fp8_is_for_gpus_from_ada_on_and_off_until_it_is_asked_for(gpu_facts: Callable[..., Facts],
                                                                    capability: tuple[int, int], possible: bool) -> None:
     there = ragged_facts(gpu_facts(capability), LORA)
@@ -143,6 +144,23 @@ def test_there_is_one_base(gpu_facts: Callable[..., Facts]) -> None:
     both = Recipe.model_validate({"techniques": {"int8_base": "on", "fp8_base": "on"}})
     with pytest.raises(WrongUse, match="only one of them"):
         make_plan(ragged_facts(gpu_facts(), LORA), both, 100)
+
+
+@pytest.mark.parametrize("dtype", [INT8, FP8], ids=["int8", "fp8"])
+@pytest.mark.parametrize("back", [False, True], ids=["forward", "back"])
+def test_on_a_gpu_both_operands_are_read_along_the_sum(dtype: torch.dtype, back: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def product(x: torch.Tensor, matrix: torch.Tensor, *scales: torch.Tensor, out_dtype: torch.dtype = torch.int32
+                ) -> torch.Tensor:
+        seen.append((x.stride(1), matrix.stride(0)))
+        return torch.empty(len(x), matrix.shape[1], dtype=out_dtype, device=x.device)
+
+    for name in ("_int_mm", "_scaled_mm"):
+        monkeypatch.setattr(torch, name, product)
+    codes, scales = torch.ones(64, 32, device="meta", dtype=dtype), torch.ones(64, device="meta")
+    made = (scaled_product_back if back else scaled_product)(torch.ones(9, 64 if back else 32, device="meta"), codes, scales)
+    assert (seen, made.shape) == ([(1, 1)], (9, 32 if back else 64))
 
 
 # ------------------------------------------------------------------------------------------------ that it learns

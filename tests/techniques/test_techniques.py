@@ -64,6 +64,19 @@ def test_the_gpus_generation_decides_between_the_half_precisions(gpu_facts: Call
     assert chosen((6, 1)) == [False, False, False]
 
 
+def test_tf32_sets_both_of_torchs_switches(make_setup: MakeSetup) -> None:
+    setup = Tf32().apply(make_setup())
+    with pytest.raises(NotApplied, match="fp32 products are computed in"):
+        Tf32().confirm(setup)
+    try:
+        for work in setup.runtime:
+            work()
+        Tf32().confirm(setup)
+        assert torch.get_float32_matmul_precision() == "high"        # torch's compiler asks this, and it may raise
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_fp16_scales_the_loss_and_trains_like_fp32(make_setup: MakeSetup) -> None:
     plain = make_setup()
     scaled = Fp16().apply(make_setup())

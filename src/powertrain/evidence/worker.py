@@ -13,6 +13,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -341,8 +342,11 @@ class ArmProcess(ChildProcess):
 
 
 def process_context() -> Any:
-    """Return a context that forks from a server with torch imported, or starts processes from scratch where it cannot."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+    """Return a context that forks from a server with torch imported, or starts processes from scratch where it cannot.
+
+    On macOS it cannot: Apple's frameworks, which torch loads, fail in a forked process (docs.python.org, multiprocessing).
+    """
+    if sys.platform == "darwin" or "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)

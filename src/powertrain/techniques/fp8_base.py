@@ -6,6 +6,8 @@ from powertrain.cost.precision import GPU_SINCE
 from powertrain.records import Refusal, Why
 from powertrain.techniques.base import InEightBits, PlannedRun
 
+WITHOUT_SCALED_ROWS = ((12, 0), (12, 1))     # Blackwell's GeForce and workstation GPUs
+
 
 @dataclass(frozen=True)
 class Fp8Base(InEightBits):
@@ -28,6 +30,9 @@ class Fp8Base(InEightBits):
     @classmethod
     def propose(cls, run: PlannedRun) -> Refusal:
         answer, dtype = super().propose(run), run.decided.dtype
+        if answer.possible is not None and run.hardware.compute_capability in WITHOUT_SCALED_ROWS:
+            return cls.refuse(Why.HARDWARE_LACKS, f"torch has no fp8 product with a scale for each row on {run.hardware.name} "
+                              "(pytorch#192707)")
         if answer.possible is None or dtype == "bf16":
             return answer
         return cls.refuse(Why.CONFLICT, f"fp8 products give bf16 results, and this run computes in {dtype}", rival=dtype)

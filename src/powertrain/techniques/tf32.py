@@ -25,7 +25,7 @@ class Tf32(Technique):
     touches = frozenset({"runtime"})
     acts_on = frozenset({"products", "attention", "loss"})
     slots = frozenset({"precision"})
-    source = "PyTorch notes on CUDA semantics, TensorFloat-32; torch.backends.cuda.matmul.fp32_precision"
+    source = "PyTorch notes on CUDA semantics, TensorFloat-32; torch.set_float32_matmul_precision"
 
     @classmethod
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
@@ -45,7 +45,8 @@ class Tf32(Technique):
     def apply(self, setup: Setup) -> Setup:
         import torch
 
-        allow = partial(setattr, torch.backends.cuda.matmul, "fp32_precision", "tf32")
+        # sets both of torch's switches; with the newer one alone, torch's compiler fails where it reads the older one
+        allow = partial(torch.set_float32_matmul_precision, "high")
         return replace(setup, runtime=(*setup.runtime, allow))
 
     def confirm(self, setup: Setup) -> None:

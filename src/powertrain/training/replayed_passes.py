@@ -119,6 +119,7 @@ class Recording:
         tokens, targets, positions, ends, rows = (tensor.clone() for tensor in _tensors(batch))
         self.batch = replace(batch, tokens=tokens, targets=targets, positions=positions, layout=Layout(ends, rows))
         self.units = torch.ones((), device=setup.device)     # fp32, of the step
+        self.scaler = scaler                 # whose scale, a tensor on the device, is in the recording
         self.means, self.places = zero_means(setup), _places(setup)
         trained = [parameter for parameter in setup.model.parameters() if parameter.requires_grad]
 
@@ -178,7 +179,7 @@ class ReplayedPass:
         if batch.layout is None:
             self.counts["eager"] += 1
             return self.eager(setup, batch, units, scaler, lap)
-        if self._recording is None or self._recording.places != _places(setup):
+        if self._recording is None or self._recording.places != _places(setup) or not _same(self._recording.scaler, scaler):
             self._recording = None           # its memory goes back before more is taken
             self._recording = Recording(setup, batch, self.shape, scaler, self.make_recorder())
             self.counts["recorded"] += 1
@@ -192,6 +193,11 @@ def _tensors(batch: Batch) -> tuple[Tensor, ...]:
     """Return what a recording reads of a batch."""
     assert batch.layout is not None
     return batch.tokens, batch.targets, batch.positions, batch.layout.ends, batch.layout.rows
+
+
+def _same(one: torch.amp.GradScaler, other: torch.amp.GradScaler) -> bool:
+    """Return whether both multiply losses by the same tensor, or by nothing."""
+    return one is other or not (one.is_enabled() or other.is_enabled())
 
 
 def _places(setup: Setup) -> tuple[int, ...]:

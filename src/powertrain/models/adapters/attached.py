@@ -183,7 +183,7 @@ class LsLora(Adapter):
 
     def diagnose(self) -> dict[str, float]:
         """Return `deviation` (|a - identity|), `non_linearity` (the two waves' amplitude) and `sigma` (small ones saturate)."""
-        a = self.a.detach().double().cpu()
+        a = self.a.detach().cpu().double()   # in this order: MPS has no float64
         identity = torch.tensor(IDENTITY, dtype=a.dtype)
         return {"deviation": float((a - identity).norm()), "non_linearity": float(a[2:].norm()),
                 "sigma": float(self.log_sigma.detach().exp())}

@@ -123,16 +123,23 @@ def scaled_product_back(dy: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     rounded, rows = quantise(dy * scales, codes.dtype)
     if codes.dtype is INT8:
         return _whole_sums(rounded, codes).float().mul_(rows)
-    # Hopper's fp8 units read both operands along the sum; a copy for each use, so that only one stands
-    turned = codes.t().contiguous().t()
-    return torch._scaled_mm(rounded, turned, rows, rows.new_ones(1, codes.shape[1]), out_dtype=torch.bfloat16)
+    return torch._scaled_mm(rounded, _along_the_sum(codes), rows, rows.new_ones(1, codes.shape[1]), out_dtype=torch.bfloat16)
 
 
 def _whole_sums(x: Tensor, matrix: Tensor) -> Tensor:
     """Return x (T, K) times matrix (K, N), int8 -> int32."""
-    if x.device.type == "cuda" and len(x) < FEWEST_ROWS:
-        return torch._int_mm(F.pad(x, (0, 0, 0, FEWEST_ROWS - len(x))), matrix)[:len(x)]
-    return torch._int_mm(x, matrix)
+    if x.device.type == "cpu":
+        return torch._int_mm(x, matrix)
+    rows = x if len(x) >= FEWEST_ROWS else F.pad(x, (0, 0, 0, FEWEST_ROWS - len(x)))
+    return torch._int_mm(rows, _along_the_sum(matrix))[:len(x)]
+
+
+def _along_the_sum(matrix: Tensor) -> Tensor:
+    """Return `matrix` (K, N) with each column in one piece: a GPU's 8-bit units read both operands along the sum.
+
+    For int8, cuBLAS refuses another layout on some GPUs (pytorch#169956). A copy for each use, so that only one stands.
+    """
+    return matrix.t().contiguous().t()
 
 
 class ScaledProduct(torch.autograd.Function):
