@@ -14,7 +14,7 @@ from torch import Tensor
 from not_compiled import NotCompiled
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.kernels.attention import bmm_attention, math_attention, sdpa_attention
-from powertrain.models.kernels.fused.saving import PlainHost
+from powertrain.models.kernels.fused.saving import PlainHost, Slabs
 from powertrain.records import NotApplied
 from powertrain.techniques.frozen_backward import FrozenBackward
 from powertrain.techniques.fused_blocks import ByHand, FusedBlocks
@@ -210,3 +210,18 @@ def test_gradients_are_the_same_by_way_of_pinned_memory() -> None:
                 setup.batch_loss(batch).backward()
             for one, other in zip(light.model.parameters(), kept.model.parameters(), strict=True):
                 torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_pieces_of_any_size_are_cut_from_slabs_and_none_overlap() -> None:
+    asked: list[int] = []
+
+    def allocate(nbytes: int) -> torch.Tensor:
+        asked.append(nbytes)
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    slabs, sizes = Slabs(allocate, slab_bytes=4096), (300, 7, 900, 513, 5000, 20)
+    pieces = [slabs.cut(size, torch.bfloat16).fill_(number) for number, size in enumerate(sizes)]
+    assert asked == [4096, 4096, 10_000]     # the last is larger than a slab; what comes after it fits the slab before
+    assert [len(piece) for piece in pieces] == list(sizes)
+    assert all((piece == number).all() for number, piece in enumerate(pieces))
+    assert all(piece.data_ptr() % 64 == 0 for piece in pieces)
