@@ -1,6 +1,7 @@
 """The machine, with the GPU paths run against stand-ins: no GPU exists here."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from powertrain.facts import hardware as room
 from powertrain.facts.hardware import fingerprint, read_hardware
 from powertrain.facts.machine_watch import MachineWatch, Meanwhile
 from powertrain.facts.measure import Peaks, cache_file
+from powertrain.facts.software import read_software
 
 GIB = 2**30
 
@@ -97,7 +99,7 @@ def test_busy_cores_do_not_change_the_peaks_of_a_gpu(tmp_path, measured, gpu, mo
 
 def test_every_known_field_has_a_source(tmp_path, measured):
     here = read_hardware(tmp_path)
-    without = {"sources", "fingerprint", "devices", "compute_capability", "datasheet_flops_per_s",   # of a CPU
+    without = {"sources", "fingerprint", "devices", "compute_capability", "architecture", "datasheet_flops_per_s",   # of a CPU
                "host_link_bytes_per_s", "host_free_memory_bytes", "processes", "links",      # of a run, not of a machine
                "speeds"}                     # which runs leave in the cache, each with its own source
     assert set(here.sources) == {field.name for field in dataclasses.fields(here)} - without
@@ -110,6 +112,23 @@ def test_a_gpu_brings_its_capability_memory_and_datasheet(tmp_path, measured, gp
     assert here.datasheet_flops_per_s["bf16"] == 121e12
     assert here.sources["datasheet_flops_per_s"].startswith("https://")
     assert measured == [("cuda", ("fp32", "tf32", "bf16", "fp16"))]
+
+
+def test_an_amd_gpu_has_an_architecture_and_no_compute_capability(tmp_path, measured, gpu, monkeypatch):
+    without = fingerprint(read_hardware(tmp_path, measure=False))
+    monkeypatch.setattr(torch.version, "hip", "7.1.25424")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "AMD Instinct MI300X")
+    monkeypatch.setattr(torch.cuda, "get_device_properties",
+                        lambda index: SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-"))
+    here = read_hardware(tmp_path)
+    assert (here.compute_capability, here.architecture, here.sources["architecture"]) == (
+        None, "gfx942", "torch.cuda.get_device_properties")
+    assert "compute_capability" not in here.sources
+    assert here.datasheet_flops_per_s["bf16"] == 1307.4e12
+    assert measured == [("cuda", ("fp32", "bf16", "fp16"))]
+    software = read_software(here)
+    assert "CUDA GPU" not in "".join(software.missing.get(part, "") for part in ("triton", "flash_attn"))
+    assert here.fingerprint not in (without, fingerprint(here, dataclasses.replace(room._ask_torch(), hip="7.2")))
 
 
 def test_a_gpus_link_to_its_host_is_measured_also_where_peaks_were_kept_without_it(tmp_path, measured, gpu):

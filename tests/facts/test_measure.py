@@ -84,6 +84,7 @@ def test_measuring_leaves_the_precision_of_the_process_as_it_was(monkeypatch):
 def test_dtypes_that_a_gpu_only_emulates_are_not_measured():
     assert measurable_dtypes("cuda", (7, 5)) == ("fp32", "fp16")
     assert measurable_dtypes("cuda", (9, 0)) == ("fp32", "tf32", "bf16", "fp16")
+    assert measurable_dtypes("cuda", None, "gfx942") == ("fp32", "bf16", "fp16")
     assert measurable_dtypes("cpu", None) == ("fp32", "bf16")
 
 

@@ -64,6 +64,18 @@ def test_the_gpus_generation_decides_between_the_half_precisions(gpu_facts: Call
     assert chosen((6, 1)) == [False, False, False]
 
 
+@pytest.mark.parametrize(("architecture", "has_bf16"), [("gfx90a", True), ("gfx942", True), ("gfx1100", True),
+                                                         ("gfx1030", False)])
+def test_an_amd_gpu_is_not_taken_for_one_of_nvidia(gpu_facts: Callable[..., Facts], architecture: str, has_bf16: bool) -> None:
+    there = gpu_facts(None, architecture=architecture, peak_flops_per_s={})
+    bf16, fp16, tf32 = (ask_anew(technique.name, there, RECIPE) for technique in (Bf16, Fp16, Tf32))
+    assert isinstance(bf16, Proposal) is has_bf16
+    assert isinstance(fp16, Refusal)
+    assert fp16.why is (Why.NOT_NEEDED if has_bf16 else Why.HARDWARE_LACKS)
+    assert isinstance(tf32, Refusal)
+    assert tf32.why is Why.HARDWARE_LACKS
+
+
 def test_tf32_sets_both_of_torchs_switches(make_setup: MakeSetup) -> None:
     setup = Tf32().apply(make_setup())
     with pytest.raises(NotApplied, match="fp32 products are computed in"):

@@ -1,9 +1,10 @@
 """The machine that trains: which device, how large, how fast, each figure with its source.
 
-datasheets.csv holds the dense peaks that NVIDIA states for exactly that product, by the name that torch reports, in GB/s and
+datasheets.csv holds the dense peaks that the maker states for exactly that product, by the name that torch reports, in GB/s and
 TFLOP/s, with the link. A GPU without a row is unknown: no figure is taken from a similar product. FLOP/s are without sparsity;
-where a datasheet states only the sparse figure, the row has half of it. Tensor figures are those with fp32 accumulation, which
-GeForce runs at half the rate of fp16 accumulation. The Tesla T4 has no bandwidth: its editions state 300 and 320 GB/s.
+where a datasheet states only the sparse figure, the row has half of it. An MI250, which torch sees as two GPUs, has half of its
+package's figures. Tensor figures are those with fp32 accumulation, which GeForce runs at half the rate of fp16 accumulation.
+The Tesla T4 has no bandwidth: its editions state 300 and 320 GB/s.
 """
 
 import csv
@@ -36,7 +37,7 @@ def read_hardware(cache: Path, *, measure: bool = True) -> Hardware:
     seen = _seen_by_torch(cache)
     hardware = _without_peaks(seen)
     hardware = replace(hardware, fingerprint=fingerprint(hardware, seen))
-    dtypes = measurable_dtypes(hardware.device, hardware.compute_capability)
+    dtypes = measurable_dtypes(hardware.device, hardware.compute_capability, hardware.architecture)
     file = cache_file(cache, hardware.fingerprint)
     kept = kept_peaks(file, dtypes)
     if kept is not None and (hardware.device != "cuda" or kept.host_link_bytes_per_s is not None):
@@ -87,6 +88,7 @@ class Seen:
     torch: str                               # its version
     cuda: str | None                         # the version that it was built for
     threads: int                             # that it computes with on a CPU
+    hip: str | None = None                   # of AMD's ROCm, where it was built for that
 
 
 def _seen_by_torch(cache: Path) -> Seen:
@@ -111,7 +113,7 @@ def _ask_torch() -> Seen:
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    return Seen(device, torch.__version__, torch.version.cuda, torch.get_num_threads())
+    return Seen(device, torch.__version__, torch.version.cuda, torch.get_num_threads(), torch.version.hip)
 
 
 def fingerprint(hardware: Hardware, seen: Seen | None = None) -> str:
@@ -125,7 +127,7 @@ def fingerprint(hardware: Hardware, seen: Seen | None = None) -> str:
         "memory_gib": round(hardware.memory_bytes / 2**30),
         # avx_vnni was added later and no peak depends on it: earlier measurements stay valid
         "instructions": [name for name in hardware.instructions if name != "avx_vnni"],
-        "torch": seen.torch, "cuda": seen.cuda, "threads": seen.threads,
+        "torch": seen.torch, "cuda": seen.cuda, "threads": seen.threads, **({"hip": seen.hip} if seen.hip else {}),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -158,14 +160,20 @@ def _cuda(processor: Hardware) -> Hardware:
     sources = {
         **processor.sources, "name": "torch.cuda.get_device_name", "device": "torch.cuda.is_available",
         "memory_bytes": "torch.cuda.mem_get_info", "free_memory_bytes": "torch.cuda.mem_get_info",
-        "compute_capability": "torch.cuda.get_device_capability", "devices": "torch.cuda.device_count",
+        "devices": "torch.cuda.device_count",
         "host_free_memory_bytes": processor.sources["free_memory_bytes"],
     }
     if row is not None:
         sources["datasheet_flops_per_s"] = row.link
+    capability, architecture = None, ""
+    if torch.version.hip:                    # get_device_capability would give gfx90a as 9.0, as if it were a Hopper
+        architecture = torch.cuda.get_device_properties(0).gcnArchName.partition(":")[0]
+        sources["architecture"] = "torch.cuda.get_device_properties"
+    else:
+        capability, sources["compute_capability"] = torch.cuda.get_device_capability(0), "torch.cuda.get_device_capability"
     return replace(
         processor, name=name, device="cuda", memory_bytes=memory_bytes, free_memory_bytes=free_bytes,
-        compute_capability=torch.cuda.get_device_capability(0), devices=torch.cuda.device_count(),
+        compute_capability=capability, architecture=architecture, devices=torch.cuda.device_count(),
         host_free_memory_bytes=processor.free_memory_bytes, datasheet_flops_per_s=dict(row.flops_per_s) if row else {},
         sources=sources)
 
@@ -249,7 +257,7 @@ DTYPES = ("fp32", "tf32", "bf16", "fp16")
 
 @dataclass(frozen=True)
 class Datasheet:
-    """NVIDIA's figures for one product."""
+    """The maker's figures for one product."""
 
     flops_per_s: Mapping[str, float]         # dense, by DTYPES; a dtype that the datasheet does not state is absent
     bandwidth_bytes_per_s: float | None      # of the device memory
@@ -273,4 +281,4 @@ def datasheets() -> Mapping[str, Datasheet]:
 def _normalised(name: str) -> str:
     """Return the name without case, repeated spaces and the leading vendor word; the rest tells products apart."""
     words = name.lower().split()
-    return " ".join(words[1:] if words[:1] in (["nvidia"], ["tesla"]) else words)
+    return " ".join(words[1:] if words[:1] in (["nvidia"], ["tesla"], ["amd"]) else words)

@@ -37,11 +37,14 @@ class Peaks:
     host_link_bytes_per_s: float | None = None           # of a GPU; see host_link_bytes_per_s
 
 
-def measurable_dtypes(device: str, compute_capability: tuple[int, int] | None) -> tuple[str, ...]:
+def measurable_dtypes(device: str, compute_capability: tuple[int, int] | None, architecture: str = "") -> tuple[str, ...]:
     """Return the dtypes whose GEMM peak means something on this device.
 
-    An NVIDIA GPU below capability 8.0 has neither tf32 nor bf16 units: torch would emulate them.
+    An NVIDIA GPU below capability 8.0 has neither tf32 nor bf16 units: torch would emulate them. On an AMD GPU, which has an
+    `architecture`, torch keeps tf32 off.
     """
+    if architecture:
+        return ("fp32", "bf16", "fp16")
     if device != "cuda":
         return ("fp32", "bf16", "fp16") if device == "mps" else ("fp32", "bf16")
     recent = compute_capability is not None and compute_capability >= (8, 0)

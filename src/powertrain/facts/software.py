@@ -6,12 +6,13 @@ import platform
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from powertrain.machine import COMPILERS, cpp_compiler
 from powertrain.records import Hardware, Software
 
 Capability = tuple[int, int]
-
+AMD: Literal["AMD"] = "AMD"                  # a GPU of AMD, which has no compute capability
 
 # Modules that techniques or the bridge may use; pip calls each by the same name with "-" for "_".
 PARTS = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "triton", "flash_attn", "liger_kernel", "unsloth",
@@ -29,10 +30,10 @@ def read_software(hardware: Hardware | None = None) -> Software:
     if hardware is None:
         import torch
 
-        capability = torch.cuda.get_device_capability(0) if torch.cuda.is_available() else None
+        gpu = None if not torch.cuda.is_available() else AMD if torch.version.hip else torch.cuda.get_device_capability(0)
     else:
-        capability = hardware.compute_capability
-    missing = {part: reason for part in PARTS if (reason := _why_not(part, capability)) is not None}
+        gpu = AMD if hardware.architecture else hardware.compute_capability
+    missing = {part: reason for part in PARTS if (reason := _why_not(part, gpu)) is not None}
     versions |= {part: version_of(part.replace("_", "-")) for part in PARTS if part not in missing}
     if compiler := cpp_compiler():
         versions["c++ compiler"] = compiler
@@ -48,12 +49,12 @@ def read_software(hardware: Hardware | None = None) -> Software:
     return Software(versions, missing)
 
 
-def _why_not(part: str, gpu: Capability | None) -> str | None:
+def _why_not(part: str, gpu: Capability | Literal["AMD"] | None) -> str | None:
     """Return why `part` cannot be used here; None if it can. The machine comes first: installing would not help."""
     installed, needed = importlib.util.find_spec(part) is not None, CAPABILITIES.get(part)
     if needed is not None and gpu is None:
         return "needs a CUDA GPU; torch sees none here" + (" (it is installed)" if installed else "")
-    if needed is not None and gpu is not None and gpu < needed:
+    if needed is not None and isinstance(gpu, tuple) and gpu < needed:
         return "needs compute capability {}.{} or more; this GPU has {}.{}".format(*needed, *gpu)
     return None if installed else f"not installed (pip install {part.replace('_', '-')})"
 

@@ -70,6 +70,7 @@ class Hardware:
     sources: Mapping[str, str] = field(default_factory=dict)
     speeds: Mapping[str, Reached] = field(default_factory=dict)  # by kind of work, of the runs that have finished here
     processes: int = 1                       # that share the run; the figures above are what one of them has
+    architecture: str = ""                   # of an AMD GPU: "gfx942"; it has no compute capability
     links: Mapping[str, PeerLink] = field(default_factory=dict)  # between "processes", "shards", "replicas" or "parts"
 
     def peak(self, dtype: str) -> float:

@@ -27,7 +27,8 @@ SAME_DATA = {"digest": "text or rows", "tokenizer": "tokenizer", "vocabulary": "
 SAME_MODEL = ("family", "layers", "width", "heads", "kv_heads", "mlp_width", "gated_mlp", "vocabulary", "context", "dropout",
               "tied_head", "parameters", "trainable", "path", "method", "task", "adapter_dropout", "frozen_dtype",
               "unquantised_dtype", "window")
-SAME_MACHINE = ("name", "device", "cores", "devices", "memory_bytes", "instructions", "compute_capability", "fingerprint")
+SAME_MACHINE = ("name", "device", "cores", "devices", "memory_bytes", "instructions", "compute_capability", "architecture",
+                "fingerprint")
 SHOWN_FACTS = {"hardware": SAME_MACHINE, "data": ("source", *SAME_DATA), "model": ("provider", *SAME_MODEL)}
 Reasoned = Mapping[str, tuple[Any, Any]]     # name -> (value, why it has that value)
 

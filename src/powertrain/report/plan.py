@@ -236,6 +236,7 @@ def _hardware_rows(hardware: Hardware) -> Iterable[tuple[str, str, str]]:
              ("free memory", "free_memory_bytes", memory(hardware.free_memory_bytes)),
              ("instructions", "instructions", ", ".join(hardware.instructions) or "unknown"),
              ("compute capability", "compute_capability", "{}.{}".format(*capability) if capability else ""),
+             ("architecture", "architecture", hardware.architecture),
              *((f"measured {dtype}", "peak_flops_per_s", flops(peak)) for dtype, peak in hardware.peak_flops_per_s.items()),
              *((f"datasheet {dtype}", "datasheet_flops_per_s", flops(peak))
                for dtype, peak in hardware.datasheet_flops_per_s.items()),

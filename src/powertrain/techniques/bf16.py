@@ -46,6 +46,8 @@ def _why_not(hardware: Hardware) -> str:
         found = "{}.{}".format(*hardware.compute_capability)
         since = "{}.{}".format(*GPU_SINCE["bf16"])
         return f"this GPU (compute capability {found}) emulates bf16; GPUs compute it from {since} on"
+    if hardware.architecture:
+        return f"this GPU ({hardware.architecture}) has no matrix cores; AMD's GPUs have them since MI200 and RX 7000"
     if hardware.device == "cpu":
         gain = bf16_gain(hardware)
         measured = "" if gain is None else f", measured at {gain:.2f} times the speed of fp32"

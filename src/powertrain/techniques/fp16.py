@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from powertrain.cost.precision import GPU_SINCE
+from powertrain.cost.precision import GPU_SINCE, unit_of
 from powertrain.records import Effect, Proposal, Refusal, Why
 from powertrain.techniques.base import HalfPrecision, PlannedRun
 
@@ -29,9 +29,11 @@ class Fp16(HalfPrecision):
     @classmethod
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         capability = run.hardware.compute_capability
+        if run.hardware.architecture and (unit := unit_of(run.hardware, "fp16")) is not None:
+            return cls.refuse(Why.NOT_NEEDED, f"the {unit} multiply bf16 as fast, without loss scaling", cls())
         if run.hardware.device != "cuda" or capability is None:
-            return cls.refuse(Why.HARDWARE_LACKS, f"{run.hardware.name} has no fp16 matrix units; NVIDIA GPUs of compute "
-                                                  "capability 7.x have them")
+            return cls.refuse(Why.HARDWARE_LACKS, f"{run.hardware.name} has no fp16 matrix units; NVIDIA GPUs have them "
+                                                  "from compute capability 7.0 on, AMD's since MI200 and RX 7000")
         found = "{}.{}".format(*capability)
         if capability >= GPU_SINCE["bf16"]:
             return cls.refuse(Why.NOT_NEEDED, f"this GPU (compute capability {found}) has bf16 at the same speed, without loss "
