@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -23,7 +21,9 @@ from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import ModelConfig
 from powertrain.models.decoder import Decoder
 from powertrain.records import Batch
-from powertrain.training.ranks import GroupRanks
+from powertrain.training.ranks import GroupRanks, Number, T
+from powertrain.training.setup import Setup
+from powertrain.training.sharded import ShardedRanks, Sharding, parts_of
 from powertrain.training.tensor_parallel import TensorParallel
 
 # by operator: the kind of the collective, and which argument is the whole tensor
@@ -53,6 +53,16 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Copying(TorchDispatchMode):
+    """Allocates what gloo does in an exchange: a copy of the whole tensor. tests/training/test_sharded.py has gloo itself."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kind, place = KINDS.get(func._schema.name, ("", 0))
+        if kind in (ALL_GATHER, REDUCE_SCATTER):
+            torch.empty_like(args[place])
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
 def fake_group(processes: int) -> Iterator[None]:
     """Be the first of `processes` processes, none of which answers or is waited for."""
@@ -63,18 +73,50 @@ def fake_group(processes: int) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
+@dataclass(frozen=True)
+class FakeRanks(GroupRanks):
+    """A process that computes every pass of its step, and sums the gradients with others that do not answer."""
+
+    def share(self, parts: Sequence[T], costs: Sequence[int]) -> list[T]:
+        return list(parts)
+
+    def each(self, value: T) -> list[T]:
+        return [value]
+
+    def total(self, *numbers: Number) -> tuple[Number, ...]:
+        return numbers
+
+
+@dataclass(frozen=True)
+class FakeShardedRanks(ShardedRanks, FakeRanks):
+    """Such a process, which divides the weights with the others."""
+
+
+def shared(setup: Setup, division: Division) -> Setup:
+    """Return the setup of such a process, after its weights are divided."""
+    ranks = FakeRanks(0, division.processes)
+    if not division.stage:
+        return setup.shared_by(ranks)
+    sharding = Sharding(division.stage, division.replicas)
+    sharding.divide(setup.model)
+    return replace(setup, ranks=FakeShardedRanks(0, division.processes, model=setup.model, division=sharding))
+
+
 def counted_step(config: ModelConfig, division: Division, passes: int, adapters: AdapterConfig | None = None,
                  frozen: torch.dtype = torch.float32) -> Counting:
     """Make one step's passes, and exchange what is exchanged, in a group of so many processes; return its collectives."""
     if division.tensor > 1:
         with fake_group(division.processes):
             return _counted_tensor_parts(Decoder(config), division, passes)
-    shape = (division.processes,) if division.replicas == 1 else (division.replicas, division.shards)
     with fake_group(division.processes):
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards")[-len(shape):])
+        sharding = Sharding(division.stage, division.replicas)
+        mesh = sharding.mesh("cpu")
         # fake weights cannot be converted to another type; those of a model with adapters are real, and so it must be small
         with nullcontext() if adapters else FakeTensorMode(allow_non_fake_inputs=True):
-            return _counted(_model(config, adapters, frozen), division, mesh, passes)
+            model = _model(config, adapters, frozen)
+            if division.stage:
+                sharding.divide(model, mesh)
+            return _counted(model, division, passes)
 
 
 def _model(config: ModelConfig, adapters: AdapterConfig | None, frozen: torch.dtype) -> Decoder:
@@ -85,8 +127,8 @@ def _model(config: ModelConfig, adapters: AdapterConfig | None, frozen: torch.dt
     return model
 
 
-def _counted(model: nn.Module, division: Division, mesh: DeviceMesh, passes: int) -> Counting:
-    parts = _divided(model, division, mesh) if division.stage else []
+def _counted(model: Decoder, division: Division, passes: int) -> Counting:
+    parts = parts_of(model)
     for _ in range(2):                       # FSDP's first step is another: the order of its groups is not known yet
         with Counting() as found:
             for number in range(passes):
@@ -116,24 +158,13 @@ def _counted_tensor_parts(model: Decoder, division: Division, passes: int) -> Co
     return found
 
 
-def _pass(model: nn.Module) -> None:
+def _pass(model: Decoder) -> None:
     tokens = torch.zeros(TOKENS, dtype=torch.int64)
     batch = Batch(tokens, tokens, torch.arange(TOKENS), (TOKENS,), TOKENS)
-    nn.functional.cross_entropy(model(batch).float(), tokens, reduction="sum").backward()
+    nn.functional.cross_entropy(model.logits(model.hidden(batch)).float(), tokens, reduction="sum").backward()
 
 
 def _summed(model: nn.Module, division: Division) -> None:
     """Sum loss and gradients as a run's step does, but for the count of gradients, which asks for real numbers."""
     ranks = GroupRanks(0, division.processes)
     ranks.sum([torch.zeros(()), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)])
-
-
-def _divided(model: nn.Module, division: Division, mesh: DeviceMesh) -> list[Any]:
-    """Divide the weights by FSDP2: each block is a group, and all other weights are one that stays gathered in a pass."""
-    blocks: list[Any] = [fully_shard(block, mesh=mesh, reshard_after_forward=division.stage == 3)
-                         for block in model.get_submodule("blocks").children()]
-    parts = [fully_shard(model, mesh=mesh, reshard_after_forward=False), *blocks]
-    for part in parts:
-        part.set_gradient_divide_factor(1.0)
-        part.set_force_sum_reduction_for_comms(True)
-    return parts

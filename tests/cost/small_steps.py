@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from fake_group import Copying, fake_group, shared
 
+from powertrain.cost.collectives import Division
 from powertrain.cost.workload import Workload
 from powertrain.data.example import Example, collate
 from powertrain.facts.model import model_facts
@@ -37,6 +39,9 @@ SCALED = {"int8": INT8, "fp8": FP8}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
+ONE_PROCESS = Division(1)
+
+
 @dataclass(frozen=True)
 class Case:
     """One step: of which model, trained how, in which passes."""
@@ -61,6 +66,7 @@ class Case:
     ignored: float = 0.0                     # share of the targets that train nothing
     objective: NextToken = NEXT_TOKEN
     model: dict[str, Any] = field(default_factory=dict)
+    division: Division = ONE_PROCESS         # of the step's processes; each of them computes all passes
 
     @property
     def config(self) -> ModelConfig:
@@ -84,6 +90,8 @@ class Case:
                         optimizer=OPTIMIZERS.named(self.optimizer).facts_on("cpu"),
                         fused_blocks=self.by_hand, saved=self.saved, saved_blocks=self.saved_blocks,
                         base_dtype=self.held, whole_blocks=self.whole, flat_parameters=self.flat,
+                        shards=self.division.shards if self.division.stage else 1, sharded_stage=self.division.stage,
+                        replicas=self.division.replicas if self.division.stage else self.division.processes,
                         documents=self.passes, trained_share=1 - self.ignored, threads=torch.get_num_threads())
 
     def make_model(self) -> Decoder:
@@ -127,8 +135,12 @@ class Case:
     def measured_bytes(self) -> int:
         """What torch really allocates at the fullest moment of the second step, with all that stands."""
         torch._dynamo.reset()                # a function is compiled for so many kinds of calls and no more
-        setup = self.setup()
-        return measured_step_bytes(setup, new_state(setup, weight_decay=0.1))
+        if self.division.processes == 1:
+            setup = self.setup()
+            return measured_step_bytes(setup, new_state(setup, weight_decay=0.1))
+        with fake_group(self.division.processes), Copying():
+            setup = shared(self.setup(), self.division)
+            return measured_step_bytes(setup, new_state(setup, weight_decay=0.1))
 
     def _example(self, length: int) -> Example:
         tokens = np.arange(length, dtype=np.int64) % self.config.vocabulary

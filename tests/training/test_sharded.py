@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +49,7 @@ from powertrain.training.sharded import Sharding, gathered, is_divided, own_part
 STEPS, RATE = 3, 1e-3
 SIZES: Mapping[str, Any] = {"vocabulary": 53, "layers": 3, "width": 32, "heads": 2, "kv_heads": 1, "mlp_width": 46,
                             "context": 48}
+WORST = 0.01                                 # of predicted memory, which is below 0.05 % off here; the promise is 5 %
 WIDE: Mapping[str, Any] = {"vocabulary": 301, "layers": 4, "width": 128, "mlp_width": 301}
 
 
@@ -133,6 +135,7 @@ CASES = {
         chunked_cross_entropy.ChunkedCrossEntropy(rows=16), fused_adamw.FusedAdamW(), micro_batch.MicroBatch(3))),
     "lora": Case(adapted), "bf16": Case(techniques=(packing.Packing(tokens=80), bf16.Bf16()), tolerance=5e-3)}
 HYBRID = {"hybrid": Case(replicas=2), "hybrid, zero 1": Case(lambda: full(dropout=0.2), stage=1, replicas=2)}
+REPLICAS = {2: 1, 4: 2}                      # by processes, where memory is measured
 RUNS: dict[int, dict[str, Case]] = {4: {"zero 3": CASES["zero 3"], **HYBRID}, 2: CASES, 3: {}}
 
 
@@ -166,11 +169,24 @@ def what_confirm_says() -> dict[str, str]:
             "one whole": refuted(two, lambda setup: setattr(setup.model.norm, "weight", torch.nn.Parameter(torch.ones(32))))}
 
 
-def memory_of(stage: int) -> dict[str, Any]:
+def settled(exchange: Callable[..., Any]) -> Callable[..., None]:
+    """Return the exchange such that this thread is the last to let go of its tensors: the ledger does not see gloo's do it."""
+    def exchange_and_wait(*args: Any, **kwargs: Any) -> None:
+        work = exchange(*args, **{**kwargs, "async_op": True})
+        work.wait()
+        time.sleep(0.005)                    # gloo's thread holds them a moment longer than it says
+
+    return exchange_and_wait
+
+
+def memory_of(stage: int, replicas: int) -> dict[str, Any]:
     """What this process holds between two steps, and at the fullest moment of one."""
-    setup = Case(wide, stage).setup(joined())
+    setup = Case(wide, stage, replicas).setup(joined())
     state = new_state(setup, 0.1)
-    fullest = measured_step_bytes(setup, state)
+    with pytest.MonkeyPatch.context() as patch:
+        for exchange in ("all_gather_single", "reduce_scatter_single"):
+            patch.setattr(torch.distributed, exchange, settled(getattr(torch.distributed, exchange)))
+        fullest = measured_step_bytes(setup, state)
     moments = [value for found in state.optimizer.state.values() for name, value in found.items() if name != "step"]
     return {"fullest": fullest, "documents": tuple(tuple(batch.lengths) for batch in setup.prepare(1)),
             "weights": sum(own_part(p).nbytes for p in setup.model.parameters()),
@@ -247,7 +263,8 @@ def _process(rank: int, folder: str) -> None:
             results: dict[str, Any] = {name: case.run(joined()) for name, case in cases.items()}
             if world == 2:
                 results["confirm"] = what_confirm_says()
-                results["memory"] = {stage: memory_of(stage) for stage in sharding.STAGES}
+            if world in REPLICAS:
+                results["memory"] = {stage: memory_of(stage, REPLICAS[world]) for stage in sharding.STAGES}
             if world == 4:
                 results["full disk"] = full_disk(rank, Path(folder) / "full disk")
                 results["saved"] = {name: saved(name, Path(folder), joined()) for name in SAVED if name not in SAVED_BY}
@@ -302,15 +319,16 @@ def test_confirm_looks_at_what_is_held_and_summed(found: Any) -> None:
 
 
 @pytest.mark.parametrize("stage", sharding.STAGES)
-def test_what_a_process_holds_is_predicted_and_its_peak_is_below_the_prediction(found: Any, stage: int) -> None:
-    facts = model_facts(make_config("llama", **{**SIZES, **WIDE})[0])
-    for rank in range(2):
-        real = found[2, rank]["memory"][stage]
-        predicted = peak_memory(facts, Workload(14, 20, 14, packed_tokens=80, shards=2, sharded_stage=stage,
-                                                documents=real["documents"]))
-        if rank == 0:                        # it has the odd rows
+@pytest.mark.parametrize("world", REPLICAS)
+def test_what_a_process_holds_is_predicted_and_its_peak(found: Any, world: int, stage: int) -> None:
+    facts, replicas = model_facts(make_config("llama", **{**SIZES, **WIDE})[0]), REPLICAS[world]
+    for rank in range(world):
+        real = found[world, rank]["memory"][stage]
+        predicted = peak_memory(facts, Workload(14, 20, 14, packed_tokens=80, shards=world // replicas, replicas=replicas,
+                                                sharded_stage=stage, documents=real["documents"]))
+        if rank % (world // replicas) == 0:  # it has the odd rows
             assert (predicted["weights"], predicted["optimizer"]) == (real["weights"], real["optimizer"])
-        assert 0.75 <= real["fullest"] / sum(predicted.values()) <= 1.02
+        assert real["fullest"] / sum(predicted.values()) == pytest.approx(1, abs=WORST)
 
 
 @pytest.mark.parametrize("world", [4, 2, 1, 3])

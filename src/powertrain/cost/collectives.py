@@ -20,12 +20,12 @@ Source: Rajbhandari et al. 2020, arXiv:1910.02054; tests/cost/test_collectives.p
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from powertrain.cost.sharding import tensor_part
-from powertrain.cost.weights import as_decoder, has_frozen_base, lowest_layer, matrix_bytes, other_bytes
+from powertrain.cost.weights import as_decoder, has_frozen_base, lowest_layer, matrix_bytes, other_bytes, tensor_part
 from powertrain.records import Hardware, ModelFacts, PeerLink, UnknownFact
 from powertrain.shapes import BUCKET_BYTES, FP32
 
@@ -87,7 +87,7 @@ def collectives_of(model: ModelFacts, division: Division, passes: int, *, tokens
     if not division.stage:
         return _summed(model, division)
     shards = division.shards
-    groups = [_outside(model), *(_block(model, layer) for layer in range(model.layers))]
+    groups = [weights_outside(model), *_blocks(model)]
     lowest = max(0, lowest_layer(model) - 1)  # a block below those with a backward pass is fetched ahead, and not used
     gathered = groups if division.stage < GATHERED_AGAIN else (groups + groups[1 + lowest:]) * passes
     scattered = [trained for group in groups if (trained := [weight for weight in group if weight.is_trained])]
@@ -135,23 +135,19 @@ class Weight:
     item_bytes: float                        # of one number, as it is stored
     is_trained: bool
 
+    @property
+    def rows(self) -> int:
+        return (self.shape or (1,))[0]
+
     def part(self, shards: int) -> int:
         """Return the numbers of one part, where `shards` processes divide the weight by its rows."""
-        rows, *rest = self.shape or (1,)
-        return -(-rows // shards) * math.prod(rest)
+        return -(-self.rows // shards) * math.prod(self.shape[1:])
 
 
 def _summed(model: ModelFacts, division: Division) -> tuple[Collectives, ...]:
-    """Return the all-reduces of gradients: the loss and each gradient in the order of the weights, in buckets."""
-    order = [*_outside(model, first=True), *(weight for layer in range(model.layers) for weight in _block(model, layer)),
-             *_outside(model, first=False)]
-    buckets, held_bytes, total_bytes = 1, FP32, FP32
-    for size_bytes in (FP32 * weight.part(1) for weight in order if weight.is_trained):
-        if held_bytes + size_bytes > BUCKET_BYTES:
-            buckets, held_bytes = buckets + 1, 0
-        held_bytes += size_bytes
-        total_bytes += size_bytes
-    return (Collectives(ALL_REDUCE, buckets, total_bytes, WHOLE, division.processes),)
+    """Return the all-reduces of gradients."""
+    buckets = buckets_of(model)
+    return (Collectives(ALL_REDUCE, len(buckets), sum(buckets), WHOLE, division.processes),)
 
 
 def _of_tensor_parts(model: ModelFacts, division: Division, passes: int, column_bytes: int) -> tuple[Collectives, ...]:
@@ -167,15 +163,32 @@ def _of_tensor_parts(model: ModelFacts, division: Division, passes: int, column_
     return (*found, replace(summed, among=REPLICAS))
 
 
-def _outside(model: ModelFacts, first: bool | None = None) -> list[Weight]:
+def buckets_of(model: ModelFacts) -> list[int]:
+    """Return the bytes of each bucket in which gradients are summed: the loss, and gradients in the order of the weights."""
+    order = [*weights_outside(model, first=True), *itertools.chain.from_iterable(_blocks(model)),
+             *weights_outside(model, first=False)]
+    buckets = [FP32]
+    for nbytes in (FP32 * weight.part(1) for weight in order if weight.is_trained):
+        if buckets[-1] + nbytes > BUCKET_BYTES:
+            buckets.append(0)
+        buckets[-1] += nbytes
+    return buckets
+
+
+def _blocks(model: ModelFacts) -> list[list[Weight]]:
+    return [weights_of_block(model, adapted=layer in model.adapted_layers) for layer in range(model.layers)]
+
+
+def weights_outside(model: ModelFacts, first: bool | None = None) -> list[Weight]:
     """Return the weights outside the blocks: all, or those before or after the blocks in the order of the model."""
     return [_weight(model, name, shape) for name, shape in model.shapes.items()
             if not name.startswith("blocks.") and first in (None, name in FIRST)]
 
 
-def _block(model: ModelFacts, layer: int) -> list[Weight]:
+def weights_of_block(model: ModelFacts, *, adapted: bool) -> list[Weight]:
+    """Return the weights of one block, in the order of the model."""
     return [_weight(model, name, shape) for name, shape in model.shapes.items()
-            if name.startswith("blocks.") and (".adapters." not in name or layer in model.adapted_layers)]
+            if name.startswith("blocks.") and (adapted or ".adapters." not in name)]
 
 
 def _weight(model: ModelFacts, name: str, shape: tuple[int, ...]) -> Weight:

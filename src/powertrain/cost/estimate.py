@@ -23,8 +23,7 @@ from powertrain.cost.collectives import Collectives, Division, collectives_of, e
 from powertrain.cost.fitting import largest_pass, link_of, waited_s
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.pipeline import bubble
-from powertrain.cost.sharding import tensor_part
-from powertrain.cost.weights import as_decoder, as_held, lowest_layer
+from powertrain.cost.weights import as_decoder, as_held, lowest_layer, tensor_part
 from powertrain.cost.work import Work, recompute_flops, step_work, training_flops
 from powertrain.cost.workload import Workload, lengths_at
 from powertrain.records import Estimate, Hardware, ModelFacts, UnknownFact

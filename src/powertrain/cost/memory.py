@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from powertrain.cost import weights
+from powertrain.cost.collectives import buckets_of, weights_of_block, weights_outside
 from powertrain.cost.forward import Part, StepFacts, Tables, Weights
 from powertrain.cost.fused import FusedPart
 from powertrain.cost.kernels import Shape
 from powertrain.cost.operators import cast_weight, convert, linear, operator, unary
 from powertrain.cost.pipeline import staged
 from powertrain.cost.replay import COPIES, LOSS, WORKSPACE, Block, Gradients, Memory, Saved, Tape, Value
-from powertrain.cost.sharding import divided, tensor_part
+from powertrain.cost.sharding import Exchanges, Group, divided_state_bytes, parts_bytes
+from powertrain.cost.weights import tensor_part
 from powertrain.cost.workload import Workload
 from powertrain.records import ModelFacts
 from powertrain.shapes import DTYPE_BYTES, FOUR_BIT, FP32
@@ -47,8 +49,6 @@ def peak_memory(model: ModelFacts, workload: Workload) -> Held:
 @lru_cache(REMEMBERED)
 def _peak(model: ModelFacts, workload: Workload) -> Held:
     held = replay(tensor_part(model, workload.tensor_degree), workload).at_the_peak()
-    if workload.shards > 1:
-        held = divided(held, model, workload)
     if workload.stages > 1:
         held = staged(held, model, workload)
     return {name: nbytes for name, nbytes in held.items() if nbytes}
@@ -59,8 +59,10 @@ def replay(model: ModelFacts, workload: Workload, *, leaves_out: bool = True) ->
     model = weights.as_held(weights.as_decoder(model), workload.base_dtype)
     memory = Memory(_standing(model, workload), CUDA_ROUNDING if workload.device == "cuda" else 1)
     step = Step(StepFacts(model, workload), memory, leaves_out=leaves_out)
-    for lengths in _passes(workload):
-        step.run_pass(lengths)
+    passes = _passes(workload)
+    for number, lengths in enumerate(passes, 1):
+        step.run_pass(lengths, is_last=number == len(passes))
+    step.sum_gradients()
     step.update()
     return memory
 
@@ -70,12 +72,14 @@ def _standing(model: ModelFacts, workload: Workload) -> dict[str, int]:
     whole = min(workload.whole_blocks, model.layers) / model.layers  # of the blocks, if they are a 4-bit base
     is_four_bit = model.frozen_dtype in FOUR_BIT and weights.has_frozen_base(model)
     left_bytes = weights.left_wide_bytes(model, workload.device, workload.dtype)
+    divided = {"weights": parts_bytes(model, workload.shards),
+               "optimizer": divided_state_bytes(model, workload.optimizer, workload.shards)} if workload.shards > 1 else {}
     return {"weights": FP32 * model.trainable + weights.frozen_bytes(model) + left_bytes,
             "gradients": FP32 * model.trainable if workload.flat_parameters else 0,
             "optimizer": weights.state_bytes(model, workload.optimizer),
             "batch": TENSORS * INDEX_BYTES * sum(map(sum, workload.passes)),
             "workspace": workload.library_workspace_bytes,
-            COPIES: round(whole * model.matmul_parameters * DTYPE_BYTES[workload.dtype]) if is_four_bit else 0}
+            COPIES: round(whole * model.matmul_parameters * DTYPE_BYTES[workload.dtype]) if is_four_bit else 0, **divided}
 
 
 def _passes(workload: Workload) -> list[tuple[int, ...]]:
@@ -84,7 +88,9 @@ def _passes(workload: Workload) -> list[tuple[int, ...]]:
     different = list(dict.fromkeys(others))
     if len(different) > OTHER_PASSES:
         different = [max(different, key=sum), max(different, key=lambda lengths: sum(length * length for length in lengths))]
-    return [first, *dict.fromkeys(different)]
+    found = [first, *dict.fromkeys(different)]
+    # where weights are divided, the last pass frees what those before it keep
+    return found if workload.shards == 1 or len(found) == len(workload.passes) else [*found, found[-1]]
 
 
 # ------------------------------------------------------------------------------------------------ blocks to run
@@ -98,6 +104,7 @@ class Kind:
     is_checkpointed: bool
     reads_a_gradient: bool                   # its input needs a gradient
     is_light: bool = False                   # it puts saved activations away
+    apart: int | None = None                 # its place, if other weights than those of its neighbours are gathered around it
 
 
 @dataclass
@@ -107,6 +114,7 @@ class Unit:
     kinds: tuple[Kind, ...]
     left_out: int                            # equal units in front of it that are not run
     weights: list[Weights]
+    groups: list[Group]
     casts: tuple[int, ...] = ()              # the copies of weights that it made in this pass
 
 
@@ -120,7 +128,7 @@ def units_of(facts: StepFacts, *, leaves_out: bool = True) -> list[Unit]:
     kinds = tuple(Kind(is_adapted=layer in model.adapted_layers,
                        is_checkpointed=bool(every) and layer % every == 0 and layer >= lowest,
                        reads_a_gradient=not frozen or layer > lowest,
-                       is_light=lowest <= layer < lowest + light) for layer in range(model.layers))
+                       is_light=lowest <= layer < lowest + light, apart=_apart(facts, layer)) for layer in range(model.layers))
     period = max(1, every) if leaves_out else 1
     found: list[Unit] = []
     first = 0
@@ -130,9 +138,17 @@ def units_of(facts: StepFacts, *, leaves_out: bool = True) -> list[Unit]:
         while leaves_out and kinds[first + count * period:first + (count + 1) * period] == unit:
             count += 1
         for left_out in (0, count - ENDS)[:count]:
-            found.append(Unit(unit, left_out, [facts.weights_of_block(adapted=kind.is_adapted) for kind in unit]))
+            of_blocks = [facts.weights_of_block(adapted=kind.is_adapted) for kind in unit]
+            groups = [Group(weights_of_block(model, adapted=kind.is_adapted), of_block.values(), facts.workload.shards)
+                      for kind, of_block in zip(unit, of_blocks, strict=True)]
+            found.append(Unit(unit, left_out, of_blocks, groups))
         first += count * len(unit)
     return found
+
+
+def _apart(facts: StepFacts, layer: int) -> int | None:
+    """Return the layer if what is exchanged before or after it is not that of a block, as it is between blocks."""
+    return layer if facts.workload.shards > 1 and layer in (0, facts.model.layers - 1) else None
 
 
 # ------------------------------------------------------------------------------------------------ head and loss
@@ -222,15 +238,28 @@ class Step:
     def __init__(self, facts: StepFacts, memory: Memory, *, leaves_out: bool) -> None:
         self.facts, self.memory = facts, memory
         self.outside, self.units = facts.weights_outside(), units_of(facts, leaves_out=leaves_out)
+        self.group = Group(weights_outside(facts.model), self.outside.values(), facts.workload.shards)
+        self.exchanges = Exchanges(memory, facts.workload, self.group) if facts.workload.shards > 1 else None
 
-    def run_pass(self, lengths: tuple[int, ...]) -> None:
+    def run_pass(self, lengths: tuple[int, ...], *, is_last: bool) -> None:
         """Run forward and backward over documents of these lengths."""
         tape = Tape(self.memory, is_cuda=self.facts.workload.device == "cuda")
+        if self.exchanges is not None:
+            self.exchanges.is_last = is_last
         loss = self._loss(tape, lengths)
         self._leave_autocast(tape)
         tape.component = WORKSPACE
         if loss.node is not None:
             tape.backward(loss)
+        if self.exchanges is not None:
+            self.exchanges.after_pass()
+
+    def sum_gradients(self) -> None:
+        """Sum the gradients over processes that hold the whole model, in buckets. A bucket is held until the next is made."""
+        bucket: Block | None = None
+        for nbytes in buckets_of(self.facts.model) if self.facts.workload.replicas > self.facts.workload.shards == 1 else ():
+            bucket = Block(self.memory, nbytes, WORKSPACE)
+        del bucket
 
     def update(self) -> None:
         """Update one weight after the other. The last tensor that an update makes is held until the next weight's is made."""
@@ -245,12 +274,12 @@ class Step:
 
     def _updated(self) -> list[int]:
         """Return the bytes of each weight, or flat buffer, in the order of the update: those with weight decay first."""
-        first, last = ([(name, value) for name, value in self.outside.items() if ("embedding" in name) == is_first]
+        first, last = ([item for item in _parts(self.outside, self.group) if ("embedding" in item[0]) == is_first]
                        for is_first in (True, False))
         flat = self.facts.workload.flat_parameters       # then those of units that are not run count, too
         blocks = [item for unit in self.units for _ in range(1 + unit.left_out if flat else 1)
-                  for of_block in unit.weights for item in of_block.items()]
-        trained = [(name, value.nbytes) for name, value in (*first, *blocks, *last) if value.node is not None]
+                  for of_block, group in zip(unit.weights, unit.groups, strict=True) for item in _parts(of_block, group)]
+        trained = [*first, *blocks, *last]
         groups = [[nbytes for name, nbytes in trained if _decays(name) == decays] for decays in (True, False)]
         return [sum(group) for group in groups] if flat else [*groups[0], *groups[1]]
 
@@ -258,6 +287,8 @@ class Step:
         model, workload = self.facts.model, self.facts.workload
         shape = Shape(model.heads, model.kv_heads, model.head_width, lengths, model.window, model.dropout, workload.threads)
         outside = Part(tape, self.facts, self.outside)
+        if self.exchanges is not None:
+            self.exchanges.before_forward(self.group)
         x = outside.embed(shape.tokens)
         tables = outside.rotary_tables(shape.tokens)
         before: Held = {}
@@ -267,18 +298,32 @@ class Step:
             x = self._run_unit(tape, unit, x, tables, shape)
             unit.casts = tuple(tape.casts)[casts:]
         hidden = outside.norm("norm", x, model.width, rms=self.facts.is_rms)
-        return loss_of(outside, hidden)
+        return loss_of(outside, self._after_forward(tape, self.group, hidden))
 
     def _run_unit(self, tape: Tape, unit: Unit, x: Value, tables: Tables | None, shape: Shape) -> Value:
         """Run its blocks. If units in front of it are left out, repeat the change of memory by its backward pass."""
         before: dict[str, int] = {}
         if unit.left_out:
             x = _noticed(tape, x, lambda: self.memory.repeat(before, unit.left_out))
-        for kind, of_block in zip(unit.kinds, unit.weights, strict=True):
+        for kind, of_block, group in zip(unit.kinds, unit.weights, unit.groups, strict=True):
+            x = self._before_forward(tape, group, x)
             run = partial(self._run_block, tape, kind, of_block, tables, shape)
             keeps = self.facts.workload.checkpoint_keeps_attention and not self.facts.model.dropout
             x = tape.checkpoint(run, x, keeps=keeps) if kind.is_checkpointed else run(x)
+            x = self._after_forward(tape, group, x)
         return _noticed(tape, x, lambda: before.update(self.memory.held)) if unit.left_out else x
+
+    def _before_forward(self, tape: Tape, group: Group, x: Value) -> Value:
+        if (exchanges := self.exchanges) is None:
+            return x
+        exchanges.before_forward(group)
+        return _noticed(tape, x, lambda: exchanges.after_backward(group))
+
+    def _after_forward(self, tape: Tape, group: Group, x: Value) -> Value:
+        if (exchanges := self.exchanges) is None:
+            return x
+        exchanges.after_forward(group)
+        return _noticed(tape, x, lambda: exchanges.before_backward(group))
 
     def _run_block(self, tape: Tape, kind: Kind, of_block: Weights, tables: Tables | None, shape: Shape, x: Value) -> Value:
         if not self.facts.workload.fused_blocks:
@@ -304,6 +349,12 @@ def _noticed(tape: Tape, x: Value, notice: Callable[[], None]) -> Value:
 
     node = tape.node((x,), (), back)
     return Value(x.block, x.count, x.item, node)
+
+
+def _parts(of_group: Weights, group: Group) -> list[tuple[str, int]]:
+    """Return name and bytes of this process's part of each trained weight."""
+    return [(name, weight.part(group.shards) * FP32)
+            for (name, value), weight in zip(of_group.items(), group.weights, strict=True) if value.node is not None]
 
 
 def _decays(name: str) -> bool:

@@ -6,11 +6,10 @@ what counts. torch's schedule receives each pass, and its gradients, into buffer
 that is there at the same moment, so the sum is an upper bound.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from powertrain.cost.sharding import standing_bytes, tensors_of
+from powertrain.cost.sharding import all_weights, parts_bytes, standing_bytes
 from powertrain.cost.weights import state_bytes
 from powertrain.cost.workload import Workload
 from powertrain.records import ModelFacts, OptimizerFacts
@@ -34,7 +33,7 @@ def staged(held: Mapping[str, int], model: ModelFacts, workload: Workload) -> di
     part = _fullest(model, workload.optimizer, workload.stages)
     tokens = max(map(sum, workload.passes))
     kinds = 1 if workload.stages == 2 else 2             # of buffers: a stage between others receives from both
-    return {**held, "weights": round(sum(one.count * one.part(1) * one.item for one in tensors_of(part))),
+    return {**held, "weights": parts_bytes(part, 1),
             "gradients": FP32 * part.trainable, "optimizer": state_bytes(part, workload.optimizer),
             "received": kinds * len(workload.passes) * tokens * model.width * FP32}
 
@@ -53,7 +52,7 @@ def stage_facts(model: ModelFacts, stages: int, stage: int) -> ModelFacts:
     adapted = tuple(layer - stage * layers for layer in model.adapted_layers if layer // layers == stage)
     part = replace(model, layers=layers, shapes=shapes, adapted_layers=adapted,
                    matmul_parameters=model.matmul_parameters // stages)
-    counts = {trained: sum(one.count * math.prod(one.shape) for one in tensors_of(part) if one.is_trained is trained)
+    counts = {trained: sum(one.part(1) for one in all_weights(part) if one.is_trained is trained)
               for trained in (True, False)}
     return replace(part, trainable=counts[True], parameters=sum(counts.values()),
                    adapter_parameters=counts[True] if model.adapter_parameters else 0)

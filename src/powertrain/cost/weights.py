@@ -11,7 +11,7 @@ Trained weights are stored in fp32, frozen ones in the type of their files, in 8
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from powertrain.records import ModelFacts, OptimizerFacts
@@ -248,3 +248,28 @@ def update_flops(model: ModelFacts, optimizer: OptimizerFacts) -> float:
             small, large = sorted(one.shape)
             total += one.count * optimizer.orthogonalising_rounds * (4.0 * small * small * large + 2.0 * small**3)
     return total
+
+
+def tensor_part(model: ModelFacts, degree: int) -> ModelFacts:
+    """Return the facts of what one process computes where `degree` of them divide the matrices of each block.
+
+    Where heads are left over, which is refused in the end, it is the process with the most.
+    """
+    if degree == 1:
+        return model
+    model = as_decoder(model)
+    part = replace(model, heads=-(-model.heads // degree), kv_heads=-(-model.kv_heads // degree),
+                   mlp_width=-(-model.mlp_width // degree))
+    matrices = linear_shapes(part)
+    shapes = {name: _part_of(name, shape, matrices) for name, shape in model.shapes.items()}
+    held = sum(math.prod(shape) * (model.layers if name.startswith("blocks.") else 1) for name, shape in shapes.items())
+    return replace(part, shapes=shapes, parameters=held, trainable=held, matmul_parameters=model.matmul_parameters // degree)
+
+
+def _part_of(name: str, shape: tuple[int, ...], matrices: Mapping[str, tuple[int, int]]) -> tuple[int, ...]:
+    """Return the shape of one process's part of a weight; the biases of attention_out and mlp_out, and norms, are whole."""
+    *_, linear, kind = name.split(".")
+    if linear not in matrices:
+        return shape
+    outputs, _ = matrices[linear]
+    return matrices[linear] if kind == "weight" else (outputs,)

@@ -88,6 +88,7 @@ class Workload:
     threads: int = 1                         # of a CPU
     replayed: bool = False                   # passes are recorded once and replayed: all have one shape
     shards: int = 1                          # processes that each weight is divided among
+    replicas: int = 1                        # groups of processes, each of which holds the whole model
     sharded_stage: int = 0                   # of ZeRO: 1 divides the optimizer's state, 2 gradients too, 3 weights too
     tensor_degree: int = 1                   # processes that the matrices of each block are divided among
     stages: int = 1                          # processes that each have some blocks, and compute them for every pass

@@ -95,7 +95,8 @@ class PlannedRun(Facts):
 
     def one_example(self, **changes: Any) -> Workload:
         """Return a step whose passes have one example each, the longest there is."""
-        divided = {name: getattr(self.decided, name) for name in ("shards", "sharded_stage", "tensor_degree", "stages")}
+        divided = {name: getattr(self.decided, name)
+                   for name in ("shards", "sharded_stage", "replicas", "tensor_degree", "stages")}
         return Workload(self.data.train_batch_size, longest_example(self.data), micro_batch=1,
                         loss_has_terms=self.loss_has_terms, **{**divided, **changes})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
 from powertrain.techniques.base import EVERYTHING, Exactness, PlannedRun, Technique
@@ -29,6 +29,7 @@ class DataParallel(Technique):
     name = "data_parallel"
     does = "shares the passes of each step among the processes of the run"
     exactness = Exactness.ROUNDING
+    decides_by: ClassVar = {"replicas": "processes"}
     touches = frozenset()
     acts_on = EVERYTHING - {"optimizer"}
     slots = frozenset({"processes"})

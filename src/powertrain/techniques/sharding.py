@@ -41,7 +41,7 @@ class Sharding(Technique):
 
     name = "sharding"
     does = "divides weights, gradients and optimizer state among the processes of the run"
-    decides_by: ClassVar = {"shards": "shards", "sharded_stage": "stage"}
+    decides_by: ClassVar = {"shards": "shards", "sharded_stage": "stage", "replicas": "replicas"}
     choices: ClassVar = {"engine": ("fsdp", "deepspeed")}
     native_only = True
     asked_first = True                       # techniques that need whole weights refuse beside it

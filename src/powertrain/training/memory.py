@@ -27,10 +27,11 @@ ALLOCATION = "memory_alloc"                  # what torch's profiler calls one; 
 
 
 class MemoryLedger:
-    """Watches what is allocated between `with MemoryLedger(device) as ledger:` and its end, by this thread.
+    """Watches what is allocated between `with MemoryLedger(device) as ledger:` and its end, by this thread and gloo's.
 
     `peak_bytes`: the most that was there at once, over what stood at the start, plus `standing` bytes. On CUDA `standing`
     is by default what the allocator says stands at the start, and `reserved_bytes` is what it reserved; else both are 0.
+    Tensors that gloo's thread is the last to let go of are not seen to be freed, so processes on CPUs may hold less than this.
     Not reentrant on a CPU, and not inside of torch's profiler: RuntimeError.
     """
 
@@ -56,9 +57,10 @@ class MemoryLedger:
             self.peak_bytes = standing + torch.cuda.max_memory_allocated(self.device) - self._start
             self.reserved_bytes = torch.cuda.max_memory_reserved(self.device)
             return
-        # bytes, negative where they were freed, in order; freeing what stood at the start is not in it
-        changes = [event.cpu_memory_usage() for thread in _disable_profiler_legacy() for event in thread
-                   if str(event.kind()) == ALLOCATION]
+        # bytes, negative where they were freed; freeing what stood at the start is not in it
+        events = [event for thread in _disable_profiler_legacy() for event in thread]
+        events.sort(key=events[0].cpu_elapsed_us)        # gloo's threads allocate while this one waits for them
+        changes = [event.cpu_memory_usage() for event in events if str(event.kind()) == ALLOCATION]
         self.peak_bytes = max(accumulate(changes, initial=0)) + (self.standing or 0)
 
 

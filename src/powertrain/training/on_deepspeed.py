@@ -26,6 +26,8 @@ from powertrain.training.sharded import ShardedRanks, Sharding
 from powertrain.training.updates import Moments, RunOptimizer
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from powertrain.records import Batch
     from powertrain.training.objective import Sums
 
@@ -39,7 +41,7 @@ class DeepSpeedSharding(Sharding):
 
     engines: list[Any] = field(default_factory=list, compare=False)      # one at most
 
-    def divide(self, model: nn.Module) -> None:
+    def divide(self, model: nn.Module, mesh: DeviceMesh | None = None) -> None:
         """Let DeepSpeed join torch's default group. Weights stay whole."""
         with _deepspeed() as deepspeed:
             deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False)

@@ -24,6 +24,7 @@ from powertrain.records.errors import LostPeer, first_line
 from powertrain.training.ranks import GroupRanks, Ranks
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
 T = TypeVar("T")
@@ -37,15 +38,19 @@ class Sharding:
     stage: int = 3                           # of ZeRO
     replicas: int = 1                        # groups of processes, each of which holds the whole model
 
-    def divide(self, model: nn.Module) -> None:
-        """Leave this process its rows of every weight. Blocks are gathered one by one, all other weights with `hidden`."""
+    def mesh(self, device: str) -> DeviceMesh:
+        """Return the processes as FSDP2 has them: those that divide the weights or, with replicas, replicas x those."""
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
         world = torch.distributed.get_world_size()
         shape = (world,) if self.replicas == 1 else (self.replicas, world // self.replicas)
-        device = next(model.parameters()).device.type
-        mesh = init_device_mesh(device, shape, mesh_dim_names=("replicas", "shards")[-len(shape):])
+        return init_device_mesh(device, shape, mesh_dim_names=("replicas", "shards")[-len(shape):])
+
+    def divide(self, model: nn.Module, mesh: DeviceMesh | None = None) -> None:
+        """Leave this process its rows of every weight. Blocks are gathered one by one, all other weights with `hidden`."""
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+        mesh = mesh or self.mesh(next(model.parameters()).device.type)
         for block in model.get_submodule("blocks").children():
             fully_shard(block, mesh=mesh, reshard_after_forward=self.stage == 3)
         fully_shard(model, mesh=mesh, reshard_after_forward=False)       # its head is used once `hidden` has returned
