@@ -384,7 +384,8 @@ def _read(data: Mapping[str, Any]) -> Plan:
         steps.append(Proposal(_with_settings(BY_NAME[step["technique"]](), step["settings"]), step["because"], Effect(**claim),
                               step.get("numbers", {}), step.get("pinned", False), _refusal(against) if against else None))
     found = data["estimate"]
-    read = Estimate(**(found | {"step_s": tuple(found["step_s"])})) if found else None
+    intervals = {name: tuple(found[name]) for name in ("step_s", "efficiency") if found.get(name)} if found else {}
+    read = Estimate(**(found | intervals)) if found else None
     return Plan(tuple(steps), tuple(map(_refusal, data["refused"])), read)
 
 

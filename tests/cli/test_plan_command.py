@@ -87,3 +87,20 @@ def test_what_is_not_on_this_machine_is_named_and_not_fetched(words: list[str], 
     error = json.loads(out.splitlines()[-1])
     assert (error["kind"], error["keys"][0]) == ("not_fetched", key)
     assert loaded == []
+
+
+def test_a_plan_for_a_machine_that_is_not_here(cli: Callable[..., tuple[int, str, str]], source: Path) -> None:
+    words = ("default", f"data={source}", "data.tokenizer=byte", *SMALL)
+    code, out, err = cli("plan", *words, "train_batch_size=64", "--machine", "4x8xh100")
+    assert code == 0, err
+    rows = {line.split(maxsplit=1)[0]: line for line in out.splitlines()}
+    assert "4 nodes of 8 x NVIDIA H100 80GB HBM3" in rows["Machine"]
+    assert "published, not measured" in rows["Machine"]
+    assert "32 processes on 4 nodes" in rows["Efficiency"]
+    assert "1 all-reduce" in rows["Exchanged"]
+    assert "makes just these exchanges in a group of 32 processes" in rows["Checked"]
+    assert "is not here" in rows["Note"]
+    code, _, err = cli("plan", *words, "--machine", "4x8xh100")
+    assert (code, "train_batch_size=8 cannot be shared by 32 processes" in err) == (2, True)
+    code, _, err = cli("plan", *words, "--machine", "8xh100", "--processes", "2")
+    assert (code, "leave --processes out" in err) == (2, True)

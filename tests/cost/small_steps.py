@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fake_group import Copying, fake_group, shared
+from fake_group import Copying, shared
 
 from powertrain.cost.collectives import Division
 from powertrain.cost.workload import Workload
@@ -24,6 +24,7 @@ from powertrain.models.kernels.frozen import FP8, INT8, scale_base
 from powertrain.models.kernels.quantised import keep_whole, quantise_base
 from powertrain.recipe import Recipe
 from powertrain.records import IGNORE, ModelFacts
+from powertrain.run.rehearsal import fake_group
 from powertrain.techniques.activation_checkpointing import CheckpointedBlocks
 from powertrain.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from powertrain.techniques.flat_parameters import FlatParameters

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from fake_group import TOKENS, counted_step
+from fake_group import counted_tensor_parts
 
 from powertrain.cost.collectives import (
     ALL_GATHER,
@@ -21,6 +21,7 @@ from powertrain.facts.model import model_facts
 from powertrain.models.adapters.targets import AdapterConfig
 from powertrain.models.config import make_config
 from powertrain.records import Hardware, PeerLink, UnknownFact
+from powertrain.run.rehearsal import TOKENS, Shape, counted_step
 
 SMALL = {"vocabulary": 1001, "context": 64, "layers": 4, "width": 96, "heads": 4}
 WIDE = make_config("llama", **{**SMALL, "vocabulary": 32001, "layers": 3, "width": 768, "kv_heads": 2})[0]
@@ -30,7 +31,7 @@ GPU = dataclasses.replace(CPU, device="cuda", devices=4)
 
 
 def held_against_torch(config, facts, division, passes, **model):
-    found = counted_step(config, division, passes, **model)
+    found = counted_step(Shape(config, **model), division, passes)
     expected = {one.kind: one for one in collectives_of(facts, division, passes)}
     assert found.counts == {kind: one.count for kind, one in expected.items()}
     for kind, one in expected.items():
@@ -74,7 +75,7 @@ def test_so_they_are_for_adapters_on_some_blocks(target, division):
 def test_divided_blocks_sum_the_residual_four_times_and_groups_sum_gradients(family, division):
     config = make_config(family, **SMALL)[0]
     facts, passes = model_facts(config), 3
-    found = counted_step(config, division, passes)
+    found = counted_tensor_parts(config, division, passes)
     expected = collectives_of(facts, division, passes, tokens=passes * TOKENS)
     assert found.counts == {ALL_REDUCE: sum(one.count for one in expected)}
     assert sum(one.total_bytes for one in expected) == pytest.approx(found.total_bytes[ALL_REDUCE], rel=1e-6)

@@ -1,4 +1,4 @@
-"""The collectives of one optimizer step: how many there are, of how many bytes, and how long they take over a measured link.
+"""The collectives of one optimizer step: how many there are, of how many bytes, and how long they take over a known link.
 
 Data parallel processes sum their gradients once a step, in buckets. Where processes divide weights, gradients and optimizer
 state (ZeRO, as FSDP2 does it), each block is one group of weights, and all weights outside the blocks are another:
@@ -26,7 +26,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from powertrain.cost.weights import as_decoder, has_frozen_base, lowest_layer, matrix_bytes, other_bytes, tensor_part
-from powertrain.records import Hardware, ModelFacts, PeerLink, UnknownFact
+from powertrain.records import NETWORK, NODE, Hardware, ModelFacts, PeerLink, UnknownFact
 from powertrain.shapes import BUCKET_BYTES, FP32
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND = "all_reduce", "all_gather", "reduce_scatter", "send"
@@ -34,6 +34,7 @@ WHOLE, SHARDS, REPLICAS, PARTS = "processes", "shards", "replicas", "parts"    #
 SUMS_OF_A_BLOCK = 4                          # of divided blocks: two forward, two backward
 GATHERED_AGAIN, SUMMED_EACH_PASS = 3, 2      # from this stage on
 FIRST = ("embedding.weight", "position_embedding.weight")    # of the weights outside the blocks, before the blocks
+PUBLISHED_SHARE = 0.5                        # guess: of a published bandwidth that an exchange reaches, at least
 SUM_COPIES = 8                               # guess: of the gradients, by which processes of one machine sum them
 
 
@@ -112,18 +113,49 @@ def sends_of(model: ModelFacts, passes: int, tokens: int) -> Collectives:
 def exchanged_s(found: Iterable[Collectives], hardware: Hardware) -> tuple[tuple[float, float], str]:
     """Return the seconds that collectives add to a step, low and high, and the basis of the two.
 
-    On a CPU whose links were not measured the seconds are guessed. Raises UnknownFact elsewhere.
+    On one CPU machine whose links were not measured the seconds are guessed. Raises UnknownFact elsewhere.
     """
     found = tuple(found)
-    missing = next((one.among for one in found if one.among not in hardware.links), None)
-    if missing is None:
-        seconds = sum(one.seconds(hardware.links[one.among]) for one in found)
+    links = [link_among(one, hardware) for one in found]
+    known = [(one, link) for one, link in zip(found, links, strict=True) if link is not None]
+    if len(known) == len(found) and hardware.basis == "measured":
+        seconds = sum(one.seconds(link) for one, link in known)
         return (seconds, seconds), "exchanges between processes: formulas with the measured links"
-    if hardware.device != "cpu" or hardware.bandwidth_bytes_per_s is None:
-        raise UnknownFact(f"latency and bandwidth between the {missing} of this run are not measured")
+    if len(known) == len(found):
+        low_s = sum(one.seconds(replace(link, latency_s=0.0)) for one, link in known)
+        high_s = sum(one.seconds(PeerLink(link.latency_s, PUBLISHED_SHARE * link.bandwidth_bytes_per_s)) for one, link in known)
+        return (low_s, high_s), (f"exchanges between processes: formulas with the {hardware.basis} links (guess: "
+                                 f"{PUBLISHED_SHARE:.0%} to 100% of their bandwidth, and up to "
+                                 f"{max(link.latency_s for _, link in known) * 1e6:.0f} us a message)")
+    missing = found[links.index(None)]
+    if hardware.basis != "measured":
+        where = "within a node" if is_within_node(missing, hardware) else "between nodes"
+        raise UnknownFact(f"no bandwidth {where} is {hardware.basis} for {hardware.name}")
+    if hardware.device != "cpu" or hardware.nodes > 1 or hardware.bandwidth_bytes_per_s is None:
+        raise UnknownFact(f"latency and bandwidth between the {missing.among} of this run are not measured")
     copied_s = sum(one.total_bytes for one in found) / hardware.bandwidth_bytes_per_s
     return (SUM_COPIES / 2 * copied_s, SUM_COPIES * copied_s), \
         f"guess: to exchange tensors takes as long as {SUM_COPIES // 2} to {SUM_COPIES} copies of them"
+
+
+def is_within_node(one: Collectives, hardware: Hardware) -> bool:
+    """Return whether the processes that exchange something share a node; those of different replicas are on different nodes."""
+    return hardware.nodes == 1 or (one.among != REPLICAS and one.processes <= hardware.processes // hardware.nodes)
+
+
+def link_among(one: Collectives, hardware: Hardware) -> PeerLink | None:
+    """Return the link of those processes: as measured among them, else as that of a device in its node and to others says."""
+    node, network = hardware.links.get(NODE), hardware.links.get(NETWORK)
+    measured = hardware.links.get(one.among) or (hardware.links.get(WHOLE) if hardware.nodes == 1 else None)
+    if measured is not None:
+        return measured
+    if is_within_node(one, hardware):
+        return node
+    if one.among == REPLICAS or node is None or network is None:
+        return network
+    # a ring through all devices of a node leaves it through all of its network cards
+    ring_bytes_per_s = hardware.processes // hardware.nodes * network.bandwidth_bytes_per_s
+    return PeerLink(network.latency_s, min(node.bandwidth_bytes_per_s, ring_bytes_per_s))
 
 
 # ------------------------------------------------------------------------------------------------ weights

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from powertrain.cost.collectives import Collectives, Division, collectives_of, exchanged_s, sends_of
+from powertrain.cost.collectives import Collectives, Division, collectives_of, sends_of
 from powertrain.cost.fitting import largest_pass, link_of, waited_s
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.pipeline import bubble
+from powertrain.cost.sharing import Sharing, sharing_of
 from powertrain.cost.weights import as_decoder, as_held, lowest_layer, tensor_part
 from powertrain.cost.work import Work, recompute_flops, step_work, training_flops
 from powertrain.cost.workload import Workload, lengths_at
@@ -31,6 +32,7 @@ from powertrain.shapes import DTYPE_BYTES, EIGHT_BIT
 
 COMPUTE = "compute"
 BANDWIDTH = "memory bandwidth"
+CALLS = "operator calls"
 
 OPERATOR_S = {"cpu": 10e-6, "cuda": 5e-6}    # guess: one operator call or kernel launch of eager PyTorch
 DROPOUT_ELEMENT_S = {"cpu": 5e-9}            # guess: one random number and its use, forward and backward; on a GPU it hides
@@ -42,6 +44,7 @@ COMPILER_PARTS: Mapping[str, tuple[str, ...]] = {"cpu": ("c++ compiler", "python
 TABLE = Path(__file__).with_name("efficiencies.json")
 NARROWEST = 0.1                              # an interval reaches at least so far to either side: no run repeats exactly
 FUSED_SHARE = 1 / 3                          # guess: chains of about three elementwise operators become one
+REACHED_SHARE = 0.6                          # guess: of a published rate that a device reaches, at least
 BRIDGED_SHARE = 0.5                          # guess: modules of other libraries start more operators, and fuse no projections
 
 
@@ -53,11 +56,11 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
     Raises UnknownFact if `hardware` has no measured peak for the workload's dtype, or no measured bandwidth, and for a
     model whose shape is not known well enough.
     """
-    processes, step_tokens = hardware.processes, workload.tokens
-    groups = processes // workload.tensor_degree
-    waiting = bubble(workload.stages, workload.micro_batches)
-    passing = workload if workload.stages > 1 else workload.shared_by(groups)    # what goes through one process
-    workload = workload.shared_by(groups)
+    processes, step = hardware.processes, workload
+    groups = processes // step.tensor_degree
+    waiting = bubble(step.stages, step.micro_batches)
+    passing = step if step.stages > 1 else step.shared_by(groups)        # what goes through one process
+    workload = step.shared_by(groups)
     work = workload_work(tensor_part(model, workload.tensor_degree), workload)
     floor_s, bound_by = step_floor(work, hardware)
     expect = expected_efficiency(model, workload, hardware)
@@ -67,39 +70,41 @@ def estimate(model: ModelFacts, workload: Workload, hardware: Hardware, steps: i
         low_s, high_s = low_s + low_wait_s, high_s + high_wait_s
     if waiting:
         low_s, high_s, copies = low_s / (1 - waiting), high_s / (1 - waiting), f"{copies}; waits between stages: formula"
+    shared = Sharing((low_s, high_s))
     if processes > 1:
-        (low_exchange_s, high_exchange_s), exchanges = _exchanges(model, passing, hardware)
-        low_s, high_s, copies = low_s + low_exchange_s, high_s + high_exchange_s, copies + exchanges
+        alone = dataclasses.replace(step, shards=1, replicas=1, sharded_stage=0, tensor_degree=1, stages=1)
+        shared = sharing_of(_exchanged(model, passing, hardware), hardware, own_s=(low_s, high_s), waiting=waiting,
+                            alone_s=expected_step_s(workload_work(model, alone), hardware, expect),
+                            hides=workload.shards > 1 and hardware.device == "cuda", longest_part=longest_part(work, hardware))
     of_decoder = "" if model.provider == "native" else ", as our decoder of the same shape would take"
     coarse = f", products in {workload.base_dtype} at that of {workload.dtype}: they may be faster" \
         if workload.base_dtype in EIGHT_BIT else ""
     return Estimate(
-        step_s=(low_s, high_s), floor_s=floor_s, bound_by=bound_by,
+        step_s=shared.step_s, floor_s=floor_s, bound_by=bound_by,
         flops_per_step=processes * work.flops, flops_per_token=work.flops_per_token,
-        dtype=work.dtype, peak_flops_per_s=processes * hardware.peak(work.dtype), tokens_per_step=step_tokens, steps=steps,
+        dtype=work.dtype, peak_flops_per_s=processes * hardware.peak(work.dtype), tokens_per_step=step.tokens, steps=steps,
         memory_bytes=peak_memory(model, passing), padding_share=workload.padding_share,
         largest_pass=largest_pass(model, workload, hardware.free_memory_bytes),
         bytes_per_step=processes * (work.gemm_bytes + work.optimizer_bytes),
-        basis=f"expected time: {expect.basis}{copies}; floor: formulas with the measured peaks{coarse}; "
+        basis=f"expected time: {expect.basis}{copies}{shared.basis}; floor: formulas with the {hardware.basis} peaks{coarse}; "
               f"memory: formulas{of_decoder}",
-        step_basis=expect.basis,
+        step_basis=expect.basis, peak_basis=hardware.basis,
+        efficiency=shared.efficiency, held_back_by=shared.held_back_by, exchanges=shared.exchanges,
     )
 
 
-def _exchanges(model: ModelFacts, workload: Workload, hardware: Hardware) -> tuple[tuple[float, float], str]:
-    """Return the seconds of a step's exchanges between processes, low and high, and the basis of the two."""
-    passes = _slot_lengths(workload)
-    division = Division(hardware.processes, workload.sharded_stage, hardware.processes // workload.shards,
-                        workload.tensor_degree)
-    found: Iterable[Collectives] = collectives_of(model, division, len(passes), tokens=sum(map(sum, passes)),
-                                                  item_bytes=DTYPE_BYTES[workload.dtype])
+def _exchanged(model: ModelFacts, workload: Workload, hardware: Hardware) -> tuple[Collectives, ...]:
+    """Return what the processes of a run exchange in one step."""
     if workload.stages > 1:
-        found = [sends_of(model, workload.micro_batches, workload.pass_slots)]
-    try:
-        seconds, basis = exchanged_s(found, hardware)
-    except UnknownFact as unknown:
-        return (0.0, 0.0), f"; the time of exchanges is not in it, because {unknown}"
-    return seconds, f"; {basis}"
+        return (sends_of(model, workload.micro_batches, workload.pass_slots),)
+    passes = _slot_lengths(workload)
+    return collectives_of(model, division_of(workload, hardware), len(passes), tokens=sum(map(sum, passes)),
+                          item_bytes=DTYPE_BYTES[workload.dtype])
+
+
+def division_of(workload: Workload, hardware: Hardware) -> Division:
+    """Return how the processes of a run share its step, where they do not divide it in stages."""
+    return Division(hardware.processes, workload.sharded_stage, hardware.processes // workload.shards, workload.tensor_degree)
 
 
 def _waits(model: ModelFacts, workload: Workload, hardware: Hardware, expect: Efficiency) -> tuple[tuple[float, float], str]:
@@ -120,6 +125,9 @@ def expected_efficiency(model: ModelFacts, workload: Workload, hardware: Hardwar
     """Return the share of the ideal step that this work is expected to reach here."""
     kind = kind_of_work(model, workload)
     found = efficiency(hardware, workload.dtype, size_class(workload.pass_slots, model.width), kind)
+    if hardware.basis != "measured":
+        found = Efficiency(REACHED_SHARE * found.low, found.high, f"{found.basis}; guess: a device reaches {REACHED_SHARE:.0%} "
+                                                                  f"to 100% of its {hardware.basis} rates")
     if model.provider == "native" or kind in hardware.speeds:
         return found
     return Efficiency(BRIDGED_SHARE * found.low, found.high, f"{found.basis}; guess: {model.provider} may take twice as long")
@@ -161,7 +169,8 @@ def workload_work(model: ModelFacts, workload: Workload) -> Work:
     needed = training_flops(model, real, workload.head_share, passes=len(slots))
     again = recompute_flops(model, sum(map(sum, slots)), workload.saved, workload.saved_blocks)
     work = dataclasses.replace(work, tokens=workload.tokens, flops=needed, padding_flops=max(0.0, work.flops - needed),
-                               recompute_flops=work.recompute_flops + again)
+                               recompute_flops=work.recompute_flops + again,
+                               optimizer_bytes=work.optimizer_bytes / workload.shards)
     if not (workload.compiled or workload.fused_blocks):
         return work
     # the same mathematics with the operators between products fused, so that about a third of their bytes move
@@ -245,13 +254,25 @@ def ideal_step_s(work: Work, hardware: Hardware) -> float:
     Products, recomputed and padded ones too; bytes between products; operator calls, which a GPU's host starts while
     the device works. Raises UnknownFact as step_floor does.
     """
+    parts = _ideal_parts(work, hardware)
+    calls_s = parts.pop(CALLS)
+    ideal_s = sum(parts.values()) + calls_s if hardware.device == "cpu" else max(sum(parts.values()), calls_s)
+    return max(ideal_s, step_floor(work, hardware)[0])
+
+
+def longest_part(work: Work, hardware: Hardware) -> str:
+    """Return what takes most of an ideal step: products, memory traffic, operator calls or random numbers."""
+    parts = _ideal_parts(work, hardware)
+    return max(parts, key=lambda name: parts[name])
+
+
+def _ideal_parts(work: Work, hardware: Hardware) -> dict[str, float]:
+    """Return the seconds of each part of a step at the peaks."""
     device = "cpu" if hardware.device == "cpu" else "cuda"
     moved = work.optimizer_bytes + MOVED_SHARE.get(device, 1.0) * work.elementwise_bytes
-    device_s = work.hardware_flops / hardware.peak(work.dtype) + moved / _bandwidth(hardware)
-    device_s += work.dropout_elements * DROPOUT_ELEMENT_S.get(device, 0.0)
-    calls_s = work.operators * OPERATOR_S[device]
-    ideal_s = device_s + calls_s if device == "cpu" else max(device_s, calls_s)
-    return max(ideal_s, step_floor(work, hardware)[0])
+    return {COMPUTE: work.hardware_flops / hardware.peak(work.dtype), BANDWIDTH: moved / _bandwidth(hardware),
+            "random numbers": work.dropout_elements * DROPOUT_ELEMENT_S.get(device, 0.0),
+            CALLS: work.operators * OPERATOR_S[device]}
 
 
 def expected_step_s(work: Work, hardware: Hardware, expect: Efficiency) -> tuple[float, float]:

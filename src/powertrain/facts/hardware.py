@@ -65,7 +65,7 @@ def shared_by(hardware: Hardware, processes: int, here: int) -> Hardware:
         raise WrongUse(f"{here} processes are more than the {devices} {kind} of this machine; use --processes {devices}")
     if processes == 1:
         return hardware
-    found = replace(hardware, processes=processes, cores=max(1, hardware.cores // here))
+    found = replace(hardware, processes=processes, nodes=-(-processes // here), cores=max(1, hardware.cores // here))
     if hardware.device == "cuda":
         host_bytes = hardware.host_free_memory_bytes
         return replace(found, host_free_memory_bytes=None if host_bytes is None else host_bytes // here)

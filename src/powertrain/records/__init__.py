@@ -40,9 +40,12 @@ class Reached:
     runs: int
 
 
+NODE, NETWORK = "node", "network"
+
+
 @dataclass(frozen=True)
 class PeerLink:
-    """What was measured between processes of a run."""
+    """The link between processes of a run, measured or published."""
 
     latency_s: float                         # of one message
     bandwidth_bytes_per_s: float             # one way
@@ -54,7 +57,7 @@ class Hardware:
 
     name: str                                # "AMD EPYC 9R45", "NVIDIA H200"
     device: str                              # torch device type: "cpu", "cuda", "mps"
-    cores: int                               # physical cores this process may use
+    cores: int                               # physical cores this process may use; 0: not known
     memory_bytes: int                        # of the device (for the CPU: of the machine or its control group)
     free_memory_bytes: int
     instructions: tuple[str, ...] = ()       # of the CPU: "avx2", "avx512f", "avx512_bf16", "amx_bf16", ...
@@ -71,10 +74,15 @@ class Hardware:
     speeds: Mapping[str, Reached] = field(default_factory=dict)  # by kind of work, of the runs that have finished here
     processes: int = 1                       # that share the run; the figures above are what one of them has
     architecture: str = ""                   # of an AMD GPU: "gfx942"; it has no compute capability
-    links: Mapping[str, PeerLink] = field(default_factory=dict)  # between "processes", "shards", "replicas" or "parts"
+    nodes: int = 1                           # machines that the processes run on
+    # measured between "processes", "shards", "replicas" or "parts"; or of one device, within its NODE and to others (NETWORK)
+    links: Mapping[str, PeerLink] = field(default_factory=dict)
+    basis: str = "measured"                  # of peaks, bandwidth and links; "published" of a machine that is not here
 
     def peak(self, dtype: str) -> float:
-        """Return the measured dense FLOP/s of `dtype`. Raises UnknownFact when it was not measured."""
+        """Return the dense FLOP/s of `dtype`, as `basis` says. Raises UnknownFact where they are not known."""
+        if dtype not in self.peak_flops_per_s and self.basis != "measured":
+            raise UnknownFact(f"no {self.basis} {dtype} rate for {self.name}")
         if dtype not in self.peak_flops_per_s:
             raise UnknownFact(f"no measured {dtype} GEMM peak for {self.name}; `powertrain facts --measure` measures it")
         return self.peak_flops_per_s[dtype]

@@ -118,6 +118,10 @@ class Estimate:
     largest_pass: Mapping[str, int] = field(default_factory=dict)  # that fits: examples, tokens, bytes at the peak
     bytes_per_step: float | None = None      # that the floor counts: products' operands and the optimizer's state
     step_basis: str = ""                     # of `step_s` alone: "3 runs on this machine"
+    peak_basis: str = "measured"             # of the peaks: "measured", or "published" for a machine that is not here
+    efficiency: tuple[float, float] | None = None    # of several processes: a step's time on one, over all of theirs; low, high
+    held_back_by: str = ""                   # what takes most of a shared step: see cost/sharing.py
+    exchanges: str = ""                      # of a shared step, counted: "2 all-reduces, 33 MiB"
 
     @property
     def tokens_per_s(self) -> tuple[float, float]:

@@ -12,20 +12,26 @@ from powertrain.report.words import count, counted, digits, duration, flops, int
 Row = tuple[str, str]
 SHOWN_PADDING = 0.005        # share of the slots: less is not worth a word
 MOST_ROWS = 16               # of the overview: with progress before and the folder behind, `train` begins with at most 20 lines
+SPENT_ON = {"compute": "matrix products", "memory bandwidth": "reading and writing memory"}
 LONGEST = 100                # characters of a remark or a reason in the overview
 
 
 def machine_row(hardware: Hardware) -> Row:
     peaks = ", ".join(f"{dtype} {flops(peak)}" for dtype, peak in sorted(hardware.peak_flops_per_s.items()))
-    bandwidth = f", {hardware.bandwidth_bytes_per_s / 1e9:.3g} GB/s" if hardware.bandwidth_bytes_per_s else ""
-    measured = f"; measured {peaks}{bandwidth}" if peaks else "; speed not measured"
+    bandwidth = f", {digits(hardware.bandwidth_bytes_per_s / 1e9)} GB/s" if hardware.bandwidth_bytes_per_s else ""
+    by = "measured" if hardware.basis == "measured" else f"{hardware.basis}, not measured:"
+    measured = f"; {by} {peaks}{bandwidth}" if peaks else "; speed not measured"
     return "Machine", f"{_machine(hardware)}{measured}"
 
 
 def _machine(hardware: Hardware) -> str:
+    nodes = f"{hardware.nodes} nodes of " if hardware.nodes > 1 else ""
     devices = f"{hardware.devices} x " if hardware.devices > 1 else ""
-    return (f"{devices}{hardware.name} ({hardware.device}), {counted(hardware.cores, 'core')}, "
-            f"{memory(hardware.free_memory_bytes)} of {memory(hardware.memory_bytes)} free")
+    name = f"{nodes}{devices}{hardware.name} ({hardware.device})"
+    if not hardware.cores:                   # a machine that is not here
+        return f"{name}, {memory(hardware.memory_bytes)} each"
+    return (f"{name}, {counted(hardware.cores, 'core')}, {memory(hardware.free_memory_bytes)} of "
+            f"{memory(hardware.memory_bytes)} free")
 
 
 def data_row(data: DataFacts) -> Row:
@@ -111,7 +117,7 @@ def expected_rows(estimate: Estimate | None, hardware: Hardware, model: ModelFac
         return [("Expected", "unknown: the speed of this machine is not measured (`powertrain facts --measure`)")]
     low_s, high_s = estimate.step_s
     slow, fast = estimate.tokens_per_s
-    share = estimate.flops_per_step / estimate.peak_flops_per_s
+    share, limit = estimate.flops_per_step / estimate.peak_flops_per_s, f"{estimate.peak_basis} {estimate.dtype} limit"
     parts = ", ".join(f"{name.replace('_', ' ')} {memory(size)}" for name, size in estimate.memory_bytes.items() if size)
     padded = f"; {estimate.padding_share:.1%} of what is computed is padding" if estimate.padding_share >= SHOWN_PADDING else ""
     fits = "" if estimate.total_memory_bytes <= hardware.free_memory_bytes else \
@@ -119,12 +125,36 @@ def expected_rows(estimate: Estimate | None, hardware: Hardware, model: ModelFac
     total = interval(duration(low_s * estimate.steps), duration(high_s * estimate.steps))
     return [
         ("Expected", f"{total} for {counted(estimate.steps, 'step')}, {count(slow)} to {count(fast)} tokens/s: "
-                     f"{share / high_s:.0%} to {share / low_s:.0%} of the measured {estimate.dtype} limit{padded}"),
+                     f"{share / high_s:.0%} to {share / low_s:.0%} of the {limit}{padded}"),
         ("Floor", f"a step takes at least {duration(estimate.floor_s)}, limited by {estimate.bound_by}: "
                   f"{estimate.flops_per_token / 1e6:,.1f} MFLOP a token at {flops(estimate.peak_flops_per_s)}"),
         ("Memory", f"{memory(estimate.total_memory_bytes)} at the peak: {parts}{fits}"),
         *_largest_pass_rows(estimate, hardware),
+        *_shared_rows(estimate, hardware),
         ("Known from", estimate.basis)]
+
+
+def _shared_rows(estimate: Estimate, hardware: Hardware) -> list[Row]:
+    """Return what several processes gain and what they exchange; no row for one process."""
+    if not estimate.exchanges:
+        return []
+    where = f" on {hardware.nodes} nodes" if hardware.nodes > 1 else ""
+    gain = "faster by an unknown factor, because the time of exchanges is not known" if estimate.efficiency is None else (
+        f"{interval(*(f'{hardware.processes * share:.3g}' for share in estimate.efficiency))} times as fast as one does, "
+        f"{interval(*(f'{share:.0%}' for share in estimate.efficiency))} of the ideal; most of its time goes into "
+        f"{SPENT_ON.get(estimate.held_back_by, estimate.held_back_by)}")
+    return [("Efficiency", f"{hardware.processes:,} processes{where} make a step {gain}"),
+            ("Exchanged", f"{estimate.exchanges} in a step, by formulas")]
+
+
+def checked_row(differences: Sequence[str], why_not: str | None, processes: int) -> Row:
+    """Return what came of counting the exchanges while torch makes them."""
+    if why_not is not None:
+        return "Checked", f"not: torch's fake back end could not make the exchanges of this plan, because {why_not}"
+    if differences:
+        return "Checked", f"torch makes other exchanges in a group of {processes:,} processes ({'; '.join(differences)}); " \
+                          "please report this"
+    return "Checked", f"torch's fake back end makes just these exchanges in a group of {processes:,} processes"
 
 
 def _largest_pass_rows(estimate: Estimate, hardware: Hardware) -> list[Row]:

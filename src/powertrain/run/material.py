@@ -63,6 +63,8 @@ class Material:
     build: Callable[[], Model]               # on the CPU, with what is trained in fp32; draws numbers: seed first
     tokens_per_byte: float | None = None     # of the held-out text; None where bytes are no measure
     gzip_bits_per_byte: float | None = None  # of the held-out text at gzip's level 9
+    config: ModelConfig | None = None        # of a model that Powertrain computes itself
+    adapters: AdapterConfig | None = None    # that it gets
     providers: Mapping[str, str | None] = field(default_factory=dict)    # of a pretrained model: why each cannot compute it
     as_prompt: Callable[[str], str] = str    # a user's words as the model is to read them
     said: tuple[str, ...] = ()               # what was found by looking at model and data
@@ -87,7 +89,7 @@ def scratch_material(resolved: Resolved, cache: Path) -> Material:
         resolved, model_facts(config),
         data_facts(store, block=block, stride=stride, train_batch_size=recipe.train_batch_size),
         training=Blocks(store.train, block, stride), held_out=evaluation_blocks(store.validation, block), collate=collate,
-        tokenizer=store.tokenizer, build=partial(_build, config),
+        tokenizer=store.tokenizer, build=partial(_build, config), config=config,
         tokens_per_byte=len(store.validation) / store.validation_bytes if has_held_out else None,
         gzip_bits_per_byte=8 * store.validation_text_gzip_bytes / store.validation_bytes if has_held_out else None)
 
@@ -220,7 +222,8 @@ def pretrained_material(resolved: Resolved, software: Software, cache: Path, say
     return Material(
         resolved, facts, example_facts(store, train_batch_size=recipe.train_batch_size),
         training=store.training, held_out=store.validation, collate=collate_padded if padded else collate,
-        tokenizer=store.tokenizer, build=partial(_load, recipe, base, adapters), said=store.said,
+        tokenizer=store.tokenizer, build=partial(_load, recipe, base, adapters), said=store.said, adapters=adapters,
+        config=read_config(base.folder, recipe.model.dropout) if base.is_native else None,
         providers=availability(base.config, base.choice.task, software), as_prompt=store.as_prompt)
 
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 import powertrain
 from powertrain import planner
+from powertrain.facts.clusters import machine_of
 from powertrain.facts.hardware import read_hardware, shared_by
 from powertrain.facts.software import read_software
 from powertrain.recipe import Recipe, Resolved, flat
 from powertrain.records import Facts, Plan, WrongUse
 from powertrain.run.learned import read_tuned, with_speeds
+from powertrain.run.links import with_links
 from powertrain.run.material import Material, pretrained_material, scratch_material
 from powertrain.training.objectives import objective_of
 from powertrain.training.optimizers import open_values, optimizer_of
@@ -53,14 +55,19 @@ class Prepared:
         return self.facts.data.examples / self.facts.data.train_batch_size
 
 
-def prepare(resolved: Resolved, cache: Path, say: Say, *, processes: int = 1, here: int | None = None) -> Prepared:
+def prepare(resolved: Resolved, cache: Path, say: Say, *, processes: int = 1, here: int | None = None,
+            machine: str | None = None) -> Prepared:
     """Read machine, data and model, and make the plan. Raises WrongUse for whatever cannot be trained.
 
-    `processes` share the run, `here` of them on this machine (default: all).
+    `processes` share the run, `here` of them on this machine (default: all). `machine` names another one: facts/clusters.py.
     """
-    check_batch(resolved.recipe, processes)
-    say("looking at the machine (measured once, then cached)")
-    hardware = with_speeds(shared_by(read_hardware(cache), processes, here or processes), cache)
+    if machine is None:
+        check_batch(resolved.recipe, processes)
+        say("looking at the machine (measured once, then cached)")
+        hardware = with_speeds(with_links(shared_by(read_hardware(cache), processes, here or processes), cache), cache)
+    else:
+        hardware = machine_of(machine, cache)
+        check_batch(resolved.recipe, hardware.processes)
     software = read_software(hardware)
     if resolved.recipe.method == "scratch":
         say(f"reading {resolved.recipe.data.source}")

@@ -26,6 +26,7 @@ from powertrain.records.json_files import write_json
 from powertrain.run.fits import checkpoint_bytes, cures, largest_pass, with_smaller_passes
 from powertrain.run.folder import RunFolder
 from powertrain.run.learned import keep_speed
+from powertrain.run.links import keep_link, measure_link
 from powertrain.run.part import Listener, Part, WriteSample, new_run
 from powertrain.run.prepare import Prepared
 from powertrain.training.checkpoint import keep_only, save_checkpoint
@@ -46,6 +47,7 @@ def run(part: Part) -> None:
     """Take the steps that are left, until a signal asks to stop; after the last step, write the model."""
     state, total_steps = part.state, part.prepared.total_steps
     check_disk(part)
+    _learn_link(part)
     gc.collect()
     gc.freeze()                              # the objects that exist now stay; the collector need not look at them each time
     setup, steps = part.setup, part.steps()
@@ -69,6 +71,15 @@ def run(part: Part) -> None:
         write_model(part)
         if part.prepared.cache is not None and part.ranks.world == 1:
             keep_speed(part.prepared.cache, part.prepared.facts, part.prepared.plan, part.step_s)
+
+
+def _learn_link(part: Part) -> None:
+    """Measure the link between the processes, for the plans of later runs, where no run has."""
+    hardware, cache = part.prepared.facts.hardware, part.prepared.cache
+    if part.ranks.world > 1 and part.ranks.agree(not hardware.links):
+        link = measure_link(part.ranks, part.setup.device.type)
+        if part.ranks.is_writer and cache is not None:
+            keep_link(cache, hardware, link)
 
 
 def exit_code(part: Part) -> int:

@@ -32,7 +32,7 @@ class Bf16(HalfPrecision):
             claim = Effect((0.3, 0.9), 0, basis="guess: the GEMM peaks of this machine are not measured yet", guessed=True)
             return cls().on(reason, claim)
         bf16, fp32 = (hardware.peak(dtype) / 1e12 for dtype in ("bf16", "fp32"))
-        numbers = f"measured: bf16 {bf16:.3g} TFLOP/s, fp32 {fp32:.3g} TFLOP/s"
+        numbers = f"{hardware.basis}: bf16 {bf16:.3g} TFLOP/s, fp32 {fp32:.3g} TFLOP/s"
         if gain < WORTH_IT:
             return cls.refuse(Why.WOULD_NOT_PAY, f"bf16 is not faster on this machine; {numbers}", cls(),
                               numbers={"gain": gain})

@@ -46,7 +46,7 @@ class FusedAdamW(Technique):
         because = f"{trainable:,} trained weights are read and written once"
         if hardware.bandwidth_bytes_per_s is not None:
             floor_s = update_bytes(run.model, run.optimizer) / hardware.bandwidth_bytes_per_s
-            because += f", which takes at least {floor_s * 1e3:,.2f} ms at the measured bandwidth"
+            because += f", which takes at least {floor_s * 1e3:,.2f} ms at the {hardware.basis} bandwidth"
         claim = Effect((0.85, 1.0), 0, basis="guess: the share of the optimizer in a step is not measured", guessed=True)
         if hardware.device == "cpu" and run.model.adapter_parameters:
             claim = Effect((0.97, 1.01), 0, basis=f"study: {ADAPTERS_STUDY}")

@@ -81,10 +81,13 @@ class Sharding(Technique):
         numbers = {"needed_bytes": needed, "room_bytes": room}
         if needed <= room:
             return cls.refuse(Why.NOT_NEEDED, f"{shown}, so each can hold all of them", cls(processes), numbers=numbers)
-        tried = [run.one_example(optimizer=run.optimizer, shards=processes, sharded_stage=stage) for stage in STAGES]
-        stage = next((step.sharded_stage for step in tried if run.need(step).is_met), STAGES[-1])
-        return cls(processes, stage).on(f"{shown}, and {processes} processes divide them (stage {stage})", Effect(
-            (1 / processes, 2.0), -(needed - needed // processes), basis="guess: time not measured yet, memory by formula",
+        stage, replicas = _least_exchanged(run)
+        shards = processes // replicas
+        among = f"{processes} processes divide them (stage {stage})" if replicas == 1 else (
+            f"the {shards} processes of each of {replicas} nodes divide them (stage {stage}), so only sums of gradients pass "
+            "between nodes")
+        return cls(processes, stage, replicas).on(f"{shown}, and {among}", Effect(
+            (1 / processes, 2.0), -(needed - needed // shards), basis="guess: time not measured yet, memory by formula",
             guessed=True), numbers)
 
     def apply(self, setup: Setup) -> Setup:
@@ -146,6 +149,21 @@ def _compare(expected: tuple[float, float], found: tuple[float, float], norm: st
     for what, one, other in zip(("a loss", norm), expected, found, strict=True):
         if not abs(one - other) <= APART * one:
             raise NotApplied(f"sharding: a divided step has {what} of {other:.4g}, and that of one process is {one:.4g}")
+
+
+def _least_exchanged(run: PlannedRun) -> tuple[int, int]:
+    """Return the stage and the replicas with which a step fits: one replica a node if a node can hold the run, else one in all.
+
+    Where nothing fits, that is stage 3 among all processes.
+    """
+    processes, nodes = run.hardware.processes, run.hardware.nodes
+    a_node = [nodes] if 1 < nodes < processes and processes % nodes == 0 else []
+    for replicas in (*a_node, 1):
+        for stage in STAGES:
+            divided = {"shards": processes // replicas, "sharded_stage": stage, "replicas": replicas}
+            if run.need(run.one_example(optimizer=run.optimizer, **divided)).is_met:
+                return stage, replicas
+    return STAGES[-1], 1
 
 
 def _cannot_be_divided(run: PlannedRun) -> str | None:

@@ -39,7 +39,7 @@ class Threads(Technique):
         cores = run.hardware.cores
         now = run.hardware.default_threads or cores
         if run.hardware.device != "cpu":
-            return cls.refuse(Why.DOES_NOT_APPLY, f"{run.hardware.name} computes, not CPU threads", cls(now))
+            return cls.refuse(Why.DOES_NOT_APPLY, f"{run.hardware.name} computes, not CPU threads", cls(max(1, now)))
         if now == cores:
             return cls.refuse(Why.NOT_NEEDED, f"torch already uses {now} threads for the {cores} cores of this "
                                               "process", cls(now),

@@ -202,7 +202,9 @@ class AdaptedLinear(nn.Module):
         super().__init__()
         self.base, self.slots, self.config = base, slots, config
         kind = Dora if config.use_dora else CLASSES[config.kind]     # A is drawn on the CPU with torch's global generator
-        self.adapters = nn.ModuleDict({slot.name: kind(self.rows(slot), config) for slot in slots}).to(base.device)
+        self.adapters = nn.ModuleDict({slot.name: kind(self.rows(slot), config) for slot in slots})
+        if base.device.type != "cpu":        # where they are drawn, so that they are the same on any device
+            self.adapters.to(base.device)
 
     def rows(self, slot: Slot) -> Rows:
         return Rows(self.base, slot.first, slot.last)

@@ -1,0 +1,69 @@
+"""Machines that are not here, for `powertrain plan --machine 64x8xh100`: nodes x devices of a node x kind.
+
+clusters.csv holds what manufacturers publish, none of it measured: memory in GB, and the bandwidth of one GPU in GB/s one way,
+to the others of its node (NVLink, PCIe) and to other nodes (its share of the node's network cards), both for the system of the
+column `published_for`. Rates of products and memory are those of datasheets.csv. A figure that is not published is absent.
+`cpu` is the CPU of this machine, with its measured figures.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from functools import cache as cached
+from pathlib import Path
+
+from powertrain.facts.hardware import datasheet, read_hardware, shared_by
+from powertrain.records import NETWORK, NODE, Hardware, PeerLink, WrongUse
+
+FORM = re.compile(r"(?:(?P<nodes>[1-9]\d*)x)?(?:(?P<devices>[1-9]\d*)x)?(?P<kind>[a-z][a-z0-9-]*)")
+# guess: seconds that a message takes beside its bytes, at most. No manufacturer publishes it for a whole exchange.
+LATENCY_S = 10e-6
+
+
+def machine_of(words: str, cache: Path) -> Hardware:
+    """Return the hardware that words such as 64x8xh100, 8xh100 and 4xcpu name, as each of its processes has it.
+
+    Raises WrongUse for words of another form and for a kind without a row.
+    """
+    match = FORM.fullmatch(words.lower())
+    known = ", ".join((*kinds(), "cpu"))
+    if match is None:
+        raise WrongUse(f"--machine {words} is not NODESxDEVICESxKIND; use for example 64x8xh100 or 8xh100 (kinds: {known})")
+    nodes, devices, kind = int(match["nodes"] or 1), int(match["devices"] or 0), match["kind"]
+    if not devices:                          # of 8xh100 the first number is matched as nodes
+        nodes, devices = 1, nodes
+    if kind == "cpu":
+        return shared_by(read_hardware(cache), nodes * devices, devices)
+    if kind not in _rows():
+        raise WrongUse(f"--machine {words}: no figures are known for {kind}; known kinds are {known}")
+    return _published(_rows()[kind], nodes, devices)
+
+
+def _published(row: Mapping[str, str], nodes: int, devices: int) -> Hardware:
+    sheet = datasheet(row["name"])
+    assert sheet is not None                 # tests/facts/test_clusters.py looks each row up
+    memory_bytes = int(float(row["memory_gb"]) * 1e9)
+    major, minor = map(int, row["compute_capability"].split("."))
+    links = {among: PeerLink(LATENCY_S, float(row[column]) * 1e9)
+             for among, column in ((NODE, "node_gb_per_s"), (NETWORK, "network_gb_per_s")) if row[column]}
+    published = f"published, not measured: {sheet.link}"
+    system = f"published for {row['published_for']}, not measured: {row['link']}"
+    return Hardware(row["name"], "cuda", cores=0, memory_bytes=memory_bytes, free_memory_bytes=memory_bytes,
+                    compute_capability=(major, minor), devices=devices, nodes=nodes, processes=nodes * devices, links=links,
+                    peak_flops_per_s=dict(sheet.flops_per_s), datasheet_flops_per_s=dict(sheet.flops_per_s),
+                    bandwidth_bytes_per_s=sheet.bandwidth_bytes_per_s, basis="published", sources={
+                        "peak_flops_per_s": published, "bandwidth_bytes_per_s": published, "links": system,
+                        "memory_bytes": system})
+
+
+def kinds() -> tuple[str, ...]:
+    """Return the kinds of devices whose figures are known."""
+    return tuple(_rows())
+
+
+@cached
+def _rows() -> Mapping[str, Mapping[str, str]]:
+    with Path(__file__).with_name("clusters.csv").open(encoding="utf-8", newline="") as file:
+        return {row["kind"]: row for row in csv.DictReader(file)}
