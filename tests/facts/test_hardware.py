@@ -100,7 +100,8 @@ def test_busy_cores_do_not_change_the_peaks_of_a_gpu(tmp_path, measured, gpu, mo
 def test_every_known_field_has_a_source(tmp_path, measured):
     here = read_hardware(tmp_path)
     without = {"sources", "fingerprint", "devices", "compute_capability", "architecture", "datasheet_flops_per_s",   # of a CPU
-               "host_link_bytes_per_s", "host_free_memory_bytes", "processes", "nodes", "links", "basis",   # of a run, not of a machine
+               "host_link_bytes_per_s", "host_free_memory_bytes",
+               "processes", "nodes", "links", "basis",         # of a run, not of a machine
                "speeds"}                     # which runs leave in the cache, each with its own source
     assert set(here.sources) == {field.name for field in dataclasses.fields(here)} - without
 
