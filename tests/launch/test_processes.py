@@ -151,6 +151,9 @@ def test_no_process_trains_on_when_the_one_that_started_it_is_killed(running: su
     running.wait()
     _, alive = psutil.wait_procs(left, WITHIN_S)
     assert not alive
+    end = read_events(tmp_path / "run" / "events.jsonl")[-1]
+    assert isinstance(end, End)
+    assert end.reason == "stopped"
 
 
 def test_a_signal_to_one_process_stops_all_and_saves_once(running: subprocess.Popen[str], tmp_path: Path) -> None:
