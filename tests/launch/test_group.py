@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
+import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -12,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from powertrain.launch import group, local
-from powertrain.launch.group import ERROR_FILE, TOLD, WITHIN, Place, place_of, without_place
+from powertrain.launch.group import ERROR_FILE, STARTED_BY, TOLD, WITHIN, Place, place_of, without_place
 from powertrain.records import WrongUse
 from powertrain.records.errors import LostPeer
 from powertrain.training.stalls import watching
@@ -45,7 +49,7 @@ def test_a_place_is_told_whole_or_not_at_all() -> None:
     told = TOLD_WHOLE
     assert place_of({"HOME": "/", **told}) == Place(5, 8, 1, 4)
     assert place_of({name: value for name, value in told.items() if name != "RANK"}) is None
-    assert without_place({"HOME": "/", **told}) == {"HOME": "/"}
+    assert without_place({"HOME": "/", STARTED_BY: "1", **told}) == {"HOME": "/"}
 
 
 @pytest.mark.parametrize(("name", "value", "said"), [
@@ -58,6 +62,18 @@ def test_a_place_is_told_whole_or_not_at_all() -> None:
 def test_a_place_that_cannot_be_is_refused_with_its_variable(name: str, value: str, said: str) -> None:
     with pytest.raises(WrongUse, match=said):
         place_of({**TOLD_WHOLE, name: value})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has ended")
+def test_a_process_whose_starter_has_died_already_does_not_train() -> None:
+    try:
+        with pytest.raises(SystemExit) as ended:
+            group.end_with_parent({STARTED_BY: str(os.getpid())})        # and not of its parent
+        assert ended.value.code == 128 + signal.SIGTERM
+        group.end_with_parent({STARTED_BY: str(os.getppid())})
+        group.end_with_parent({})            # of torchrun nobody has said which process it is
+    finally:
+        ctypes.CDLL(None).prctl(group.PARENT_DEATH_SIGNAL, 0)
 
 
 def test_one_process_of_all_prepares_first_then_one_of_each_machine() -> None:

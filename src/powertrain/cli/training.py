@@ -85,7 +85,7 @@ def train(words: Words = None,
 
 def _place(processes: int) -> Place | None:
     """Return this process's place among those that somebody has started; None if it was started alone."""
-    from powertrain.launch.group import place_of
+    from powertrain.launch.group import end_with_parent, place_of
     from powertrain.launch.slurm import as_torchrun
 
     os.environ.update(as_torchrun(os.environ))
@@ -93,6 +93,8 @@ def _place(processes: int) -> Place | None:
     if place is not None and processes > 1:
         raise WrongUse(f"this is process {place.rank} of {place.world} that another program has started: leave "
                        f"--processes {processes} out")
+    if place is not None:
+        end_with_parent(os.environ)
     return place
 
 

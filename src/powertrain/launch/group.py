@@ -38,6 +38,7 @@ ALONE_OR_TORCHRUN = "unset RANK to train with this process alone, or let torchru
 LAST_PORT = 65_535
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"       # where torch's agent looks for what ended a process
 WITHIN = "POWERTRAIN_ANSWERS_WITHIN_S"       # seconds after which a process that does not answer is lost
+STARTED_BY = "POWERTRAIN_STARTED_BY"         # process id of powertrain train --processes
 TORCH_SAYS = "TORCH_CPP_LOG_LEVEL"            # read when torch is loaded
 PREPARED, SAID = "powertrain/prepared", "powertrain/said"        # keys of the store that the processes share
 MEET_WITHIN = timedelta(minutes=5)           # of the first process's start
@@ -84,7 +85,7 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
 
 def without_place(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a process that is not one of the run's."""
-    return {name: value for name, value in environment.items() if name not in (*TOLD, *slurm.PLACE)}
+    return {name: value for name, value in environment.items() if name not in (*TOLD, *slurm.PLACE, STARTED_BY)}
 
 
 @contextlib.contextmanager
@@ -100,7 +101,6 @@ def joined_group(place: Place | None, prepare: Callable[[], T]) -> Iterator[tupl
 
         yield ALONE, prepared
         return
-    _end_with_parent()
     os.environ.setdefault(TORCH_SAYS, "ERROR")   # it warns at length of each connection that ends
     import torch
 
@@ -237,7 +237,12 @@ def _wake_the_frozen() -> None:
                 other.send_signal(signal.SIGCONT)
 
 
-def _end_with_parent() -> None:
-    """Ask Linux to end this process in the orderly way if the one that started it dies: no process trains on alone."""
+def end_with_parent(environment: Mapping[str, str]) -> None:
+    """Ask Linux to end this process in the orderly way if the one that started it dies: no process trains on alone.
+
+    Exits where that one has died already.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
+        if environment.get(STARTED_BY, str(parent := os.getppid())) != str(parent):
+            sys.exit(128 + signal.SIGTERM)

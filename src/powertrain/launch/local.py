@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from powertrain.launch.group import TORCH_SAYS
+from powertrain.launch.group import STARTED_BY, TORCH_SAYS
 from powertrain.records import RunFailed
 from powertrain.records.errors import STOPPED_AND_SAVED, LostPeer
 from powertrain.records.event_log import read_events
@@ -37,6 +37,7 @@ def train_in_processes(words: Sequence[str], options: Sequence[str], folder: Pat
     # the agent's store is not the workers': the keys of processes that died would be in it when others start
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ.setdefault(TORCH_SAYS, "ERROR")
+    os.environ[STARTED_BY] = str(os.getpid())
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)    # what it reports is said here
     restarts, saved, resumed = 0, _checkpoints(folder), _has_begun(folder)
     while True:
