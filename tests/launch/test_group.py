@@ -121,6 +121,13 @@ def test_a_process_that_was_slow_and_came_to_the_end_leaves_no_stacks(tmp_path: 
     assert [(path.name, path.stat().st_size) for path in (tmp_path / "stacks").iterdir()] == [("rank-0.txt", written)]
 
 
+def test_a_process_that_has_told_its_error_was_not_lost_though_another_process_ended_before_it() -> None:
+    told = {0: {"message": "stage=4 is none of 1, 2 and 3", "exit_code": 2, "extraInfo": {}}, 1: "To enable traceback see"}
+    codes = local._codes({0: -15, 1: LostPeer.exit_code}, told)
+    assert local._ended(codes, told) == 2
+    assert local._ended(local._codes({0: -15, 1: LostPeer.exit_code}, {0: "Signal 15", 1: ""}), {}) is None
+
+
 @pytest.mark.parametrize(("codes", "stacks", "says"), [
     ({0: 76, 1: -9}, True, "process 1 was ended by SIGKILL"), ({0: 76, 1: -6}, True, "a process did not answer; "),
     ({0: 76, 1: -15}, False, "a process did not answer"), ({0: -11, 1: -15}, False, "process 0 was ended by SIGSEGV")])

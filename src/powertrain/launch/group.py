@@ -194,7 +194,7 @@ def _telling(place: Place, store: Store | None) -> Iterator[None]:
     except UserError as error:
         told = bool(os.environ.get(ERROR_FILE))
         if told:
-            _tell_agent(str(error))
+            _tell_agent(error)
         if place.rank == 0:
             _say_first(place, store, error)
             raise
@@ -203,8 +203,8 @@ def _telling(place: Place, store: Store | None) -> Iterator[None]:
         sys.exit(error.exit_code)
 
 
-def _tell_agent(message: str) -> None:
-    told = {"message": {"message": message, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}}
+def _tell_agent(error: UserError) -> None:
+    told = {"message": {"message": str(error), "exit_code": error.exit_code, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}}
     Path(os.environ[ERROR_FILE]).write_text(json.dumps(told), encoding="utf-8")
 
 

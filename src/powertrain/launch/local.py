@@ -52,8 +52,9 @@ def train_in_processes(words: Sequence[str], options: Sequence[str], folder: Pat
         except SignalException as stopped:
             return STOPPED_AND_SAVED if was_stopped(folder) else 128 + int(stopped.sigval)
         except ChildFailedError as failed:
-            codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
-            if (code := _ended(codes, {rank: failure.message for rank, failure in failed.failures.items()})) is not None:
+            told = {rank: failure.message for rank, failure in failed.failures.items()}
+            codes = _codes({rank: failure.exitcode for rank, failure in failed.failures.items()}, told)
+            if (code := _ended(codes, told)) is not None:
                 return code
         restarts, saved = (0, now) if (now := _checkpoints(folder)) != saved else (restarts + 1, saved)
         why = _why(codes, folder, began_s)
@@ -61,6 +62,12 @@ def train_in_processes(words: Sequence[str], options: Sequence[str], folder: Pat
             raise RunFailed(f"{why}; {restarts} starts in a row brought no new checkpoint. If the machine is short of memory, "
                             f"use fewer processes; --resume {folder} continues the run")
         say(f"{why}: all processes start again, at the newest whole checkpoint")
+
+
+def _codes(codes: Mapping[int, int], messages: Mapping[int, object]) -> dict[int, int]:
+    """Return how processes ended. One that has told its error may be ended by the agent, for another process that lost it."""
+    return {rank: told["exit_code"] if isinstance(told := messages[rank], dict) and "exit_code" in told else code
+            for rank, code in codes.items()}
 
 
 def _ended(codes: Mapping[int, int], messages: Mapping[int, object]) -> int | None:
