@@ -38,7 +38,7 @@ def train_in_processes(words: Sequence[str], options: Sequence[str], folder: Pat
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ.setdefault(TORCH_SAYS, "ERROR")
     os.environ[STARTED_BY] = str(os.getpid())
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)    # what it reports is said here
+    logging.disable(logging.ERROR)           # what torch's agent reports is said here
     restarts, saved, resumed = 0, _checkpoints(folder), _has_begun(folder)
     while True:
         began_s, begun = time.time(), _has_begun(folder)
