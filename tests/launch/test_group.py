@@ -10,10 +10,12 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 
 from powertrain.launch import group, local
 from powertrain.launch.group import ERROR_FILE, STARTED_BY, TOLD, WITHIN, Place, place_of, without_place
@@ -108,6 +110,24 @@ def test_a_peer_that_ends_while_the_group_is_made_is_lost_and_no_error_of_this_p
         raise RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1")
     with pytest.raises(RuntimeError, match="of its own"), group._telling(Place(1, 2, 1, 2), None):
         raise RuntimeError("an error of its own")
+
+
+def test_what_the_first_process_refuses_ends_the_others_with_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ERROR_FILE, raising=False)        # as with srun, which takes the highest code for that of the run
+    first = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True)
+    second = torch.distributed.TCPStore("127.0.0.1", first.port)
+
+    def lose() -> object:
+        with pytest.raises(SystemExit) as ended, group._telling(Place(1, 2, 1, 2), second):
+            group._await_prepared(second, [0])
+        return ended.value.code
+
+    with ThreadPoolExecutor() as beside:
+        lost, began_s = beside.submit(lose), time.monotonic()
+        with pytest.raises(WrongUse), group._telling(Place(0, 2, 0, 2), first):
+            raise WrongUse("there is no such stage")
+        assert lost.result() == WrongUse.exit_code
+    assert time.monotonic() - began_s < group.FIRST_SAYS_WITHIN.total_seconds()      # it waits until the others know, no longer
 
 
 def test_a_process_that_was_slow_and_came_to_the_end_leaves_no_stacks(tmp_path: Path) -> None:

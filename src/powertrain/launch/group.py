@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -40,7 +40,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"       # where torch's agent looks for wha
 WITHIN = "POWERTRAIN_ANSWERS_WITHIN_S"       # seconds after which a process that does not answer is lost
 STARTED_BY = "POWERTRAIN_STARTED_BY"         # process id of powertrain train --processes
 TORCH_SAYS = "TORCH_CPP_LOG_LEVEL"            # read when torch is loaded
-PREPARED, SAID = "powertrain/prepared", "powertrain/said"        # keys of the store that the processes share
+PREPARED, SAID, HEARD = "powertrain/prepared", "powertrain/said", "powertrain/heard"      # keys of the processes' store
 MEET_WITHIN = timedelta(minutes=5)           # of the first process's start
 LONGEST_PREPARATION = timedelta(days=7)
 FIRST_SAYS_WITHIN = timedelta(seconds=5)     # what ends all processes; the others leave it to the first one
@@ -113,10 +113,10 @@ def joined_group(place: Place | None, prepare: Callable[[], T]) -> Iterator[tupl
         store = _meet(place, MEET_WITHIN)
     with _telling(place, store):
         if (other := place.prepares_after) is not None:
-            store.wait([f"{PREPARED}/{other}"], LONGEST_PREPARATION)
+            _await_prepared(store, [other])
         prepared = prepare()
         store.set(f"{PREPARED}/{place.rank}", "yes")
-        store.wait([f"{PREPARED}/{rank}" for rank in range(place.world)], LONGEST_PREPARATION)
+        _await_prepared(store, range(place.world))
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         torch.distributed.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=within)
         try:
@@ -165,6 +165,13 @@ def _meet(place: Place, within: timedelta) -> Store:
     return store
 
 
+def _await_prepared(store: Store, ranks: Iterable[int]) -> None:
+    """Wait until these processes have prepared the run. Raises LostPeer where the first process has failed."""
+    store.wait([f"{PREPARED}/{rank}" for rank in ranks], LONGEST_PREPARATION)
+    if store.check([SAID]):
+        raise LostPeer("the first process has failed")
+
+
 @contextlib.contextmanager
 def _answered() -> Iterator[None]:
     """Need other processes inside. Raises LostPeer where one of them has ended, wherever that comes to light."""
@@ -182,15 +189,20 @@ def _answered() -> Iterator[None]:
 @contextlib.contextmanager
 def _telling(place: Place, store: Store | None) -> Iterator[None]:
     """Leave what ends this process where its agent looks. What ends all of them is said on the first one's screen alone."""
+    import torch
+
     try:
         with _answered():
             yield
     except LostPeer as error:                # the agent knows which one it was
         _wake_the_frozen()
         _say_first(place, store, error)
-        if not os.environ.get(ERROR_FILE):
-            raise
-        sys.exit(error.exit_code)
+        if os.environ.get(ERROR_FILE):
+            sys.exit(error.exit_code)
+        if place.rank > 0 and store is not None:
+            with contextlib.suppress(torch.distributed.DistError):     # it has ended, or is frozen
+                sys.exit(_said(place, store)[0])         # srun takes the highest code for that of the run
+        raise
     except UserError as error:
         told = bool(os.environ.get(ERROR_FILE))
         if told:
@@ -198,7 +210,7 @@ def _telling(place: Place, store: Store | None) -> Iterator[None]:
         if place.rank == 0:
             _say_first(place, store, error)
             raise
-        if not _is_said(store, error) and not told:
+        if not _is_said(place, store, error) and not told:
             raise
         sys.exit(error.exit_code)
 
@@ -209,20 +221,34 @@ def _tell_agent(error: UserError) -> None:
 
 
 def _say_first(place: Place, store: Store | None, error: UserError) -> None:
-    """Let the other processes compare what ends them with what the first one says, before it takes the store away."""
+    """Let the other processes hear what ends the first one, before it takes the store away. An agent needs nobody to wait."""
+    import torch
+
     if place.rank == 0 and store is not None:
-        store.set(SAID, str(error))
+        store.set(SAID, json.dumps([error.exit_code, str(error)]))
+        for rank in range(place.world):      # nobody waits for what will not be prepared
+            store.set(f"{PREPARED}/{rank}", "no")
+        if not os.environ.get(ERROR_FILE):
+            with contextlib.suppress(torch.distributed.DistError):
+                store.wait([f"{HEARD}/{rank}" for rank in range(1, place.world)], FIRST_SAYS_WITHIN)
 
 
-def _is_said(store: Store | None, error: UserError) -> bool:
+def _said(place: Place, store: Store) -> tuple[int, str]:
+    """Return the exit code and the sentence of the first process; wait for it. Raises DistError where it says nothing."""
+    store.wait([SAID], FIRST_SAYS_WITHIN)
+    code, sentence = json.loads(store.get(SAID))
+    store.set(f"{HEARD}/{place.rank}", "yes")
+    return code, sentence
+
+
+def _is_said(place: Place, store: Store | None, error: UserError) -> bool:
     """Return whether the first process says this too; wait for it, for its agent ends it once this one has."""
     import torch
 
     if store is None:
         return False
     try:
-        store.wait([SAID], FIRST_SAYS_WITHIN)
-        return store.get(SAID).decode() == str(error)
+        return _said(place, store)[1] == str(error)
     except torch.distributed.DistNetworkError:           # it kept the store, and has ended: by what all have been given,
         return not isinstance(error, RunFailed)          # or because this process has
     except torch.distributed.DistError:
