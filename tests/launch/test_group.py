@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from powertrain.cli import training
 from powertrain.launch import group, local
 from powertrain.launch.group import ERROR_FILE, STARTED_BY, TOLD, WITHIN, Place, place_of, without_place
 from powertrain.records import WrongUse
@@ -76,6 +77,16 @@ def test_a_process_whose_starter_has_died_already_does_not_train() -> None:
         group.end_with_parent({})            # of torchrun nobody has said which process it is
     finally:
         ctypes.CDLL(None).prctl(group.PARENT_DEATH_SIGNAL, 0)
+
+
+def test_torch_is_loaded_after_it_is_told_not_to_warn_of_each_connection_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "end_with_parent", lambda environment: None)
+    for name, value in zip(TOLD, ("0", "2", "0", "2", "host", "29500"), strict=True):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(group.TORCH_SAYS, "")
+    monkeypatch.delenv(group.TORCH_SAYS)
+    assert training._place(1) == Place(0, 2, 0, 2)       # before `train` imports what needs torch
+    assert os.environ[group.TORCH_SAYS] == "ERROR"
 
 
 def test_one_process_of_all_prepares_first_then_one_of_each_machine() -> None:

@@ -85,7 +85,7 @@ def train(words: Words = None,
 
 def _place(processes: int) -> Place | None:
     """Return this process's place among those that somebody has started; None if it was started alone."""
-    from powertrain.launch.group import end_with_parent, place_of
+    from powertrain.launch.group import TORCH_SAYS, end_with_parent, place_of
     from powertrain.launch.slurm import as_torchrun
 
     os.environ.update(as_torchrun(os.environ))
@@ -95,6 +95,7 @@ def _place(processes: int) -> Place | None:
                        f"--processes {processes} out")
     if place is not None:
         end_with_parent(os.environ)
+        os.environ.setdefault(TORCH_SAYS, "ERROR")       # before torch is loaded
     return place
 
 

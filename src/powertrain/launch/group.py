@@ -39,7 +39,7 @@ LAST_PORT = 65_535
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"       # where torch's agent looks for what ended a process
 WITHIN = "POWERTRAIN_ANSWERS_WITHIN_S"       # seconds after which a process that does not answer is lost
 STARTED_BY = "POWERTRAIN_STARTED_BY"         # process id of powertrain train --processes
-TORCH_SAYS = "TORCH_CPP_LOG_LEVEL"            # read when torch is loaded
+TORCH_SAYS = "TORCH_CPP_LOG_LEVEL"           # read when torch is loaded; it warns at length of each connection that ends
 PREPARED, SAID, HEARD = "powertrain/prepared", "powertrain/said", "powertrain/heard"      # keys of the processes' store
 MEET_WITHIN = timedelta(minutes=5)           # of the first process's start
 LONGEST_PREPARATION = timedelta(days=7)
@@ -101,7 +101,6 @@ def joined_group(place: Place | None, prepare: Callable[[], T]) -> Iterator[tupl
 
         yield ALONE, prepared
         return
-    os.environ.setdefault(TORCH_SAYS, "ERROR")   # it warns at length of each connection that ends
     import torch
 
     from powertrain.training.ranks import joined
