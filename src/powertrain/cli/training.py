@@ -192,12 +192,13 @@ def _prepared_run(words: Sequence[str], folder: RunFolder | None, output: Path |
 
     if folder is not None:
         resolved = continued(folder, [*words])
-        if processes == 1:                   # it may have been started by several
+        as_begun = resolved.recipe.techniques == continued(folder, []).recipe.techniques
+        if processes == 1 and as_begun:      # it may have been started by several
             resolved = replace(resolved, recipe=planner.without_shares(resolved.recipe))
         prepared = prepare(resolved, cache_folder(), say, processes=processes, here=here)
         stored = planner.from_json(read_json(folder.plan))
         # with the plan that the run was started with: another plan may round differently
-        return replace(prepared, plan=stored) if planner.processes_of(stored) == processes else prepared
+        return replace(prepared, plan=stored) if as_begun and planner.processes_of(stored) == processes else prepared
     if dry_run:
         resolved = resolve_words(words)
         refuse_downloads(resolved.recipe, cache_folder())

@@ -270,8 +270,8 @@ def continued_run(folder: RunFolder, prepared: Prepared, listener: Listener, wri
         if checkpoint is not None:
             load_checkpoint(checkpoint, part.state)
         ranks.barrier()                      # all have read before the writer moves anything
-        if ranks.is_writer and planner.processes_of(planner.from_json(read_json(folder.plan))) != ranks.world:
-            write_json(folder.plan, planner.to_json(prepared.plan))
+        if ranks.is_writer and (made := planner.to_json(prepared.plan)) != read_json(folder.plan):
+            write_json(folder.plan, made)    # for other processes, or for another way to share the run
         with _until_the_end(part):
             part.emit(events.Resume(step=part.state.step, rejected=tuple(f"{name}: {why}" for name, why in rejected),
                                     **_start_fields(part)), durable=True)
