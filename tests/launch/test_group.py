@@ -99,7 +99,9 @@ def test_a_port_that_another_program_holds_is_named(port: socket.socket, monkeyp
 
 
 def test_a_first_process_that_cannot_be_reached_is_named(port: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    began_s = time.monotonic()
     assert meet(monkeypatch, 1).startswith("process 1 does not reach the first process at port ")
+    assert time.monotonic() - began_s < 1.4 * SOON.total_seconds()       # as the sentence says
 
 
 def test_processes_that_do_not_come_are_counted(port: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:

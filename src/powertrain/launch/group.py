@@ -12,6 +12,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,6 +43,7 @@ STARTED_BY = "POWERTRAIN_STARTED_BY"         # process id of powertrain train --
 TORCH_SAYS = "TORCH_CPP_LOG_LEVEL"           # read when torch is loaded; it warns at length of each connection that ends
 PREPARED, SAID, HEARD = "powertrain/prepared", "powertrain/said", "powertrain/heard"      # keys of the processes' store
 MEET_WITHIN = timedelta(minutes=5)           # of the first process's start
+ASKS_EVERY_S = 0.2
 LONGEST_PREPARATION = timedelta(days=7)
 FIRST_SAYS_WITHIN = timedelta(seconds=5)     # what ends all processes; the others leave it to the first one
 PARENT_DEATH_SIGNAL = 1                      # prctl's PR_SET_PDEATHSIG
@@ -149,8 +151,10 @@ def _meet(place: Place, within: timedelta) -> Store:
 
     host, port = (os.environ[name] for name in TOLD[4:])
     try:
+        if place.rank > 0:
+            _await_first(host, int(port), within)
         store: Store = next(rendezvous("env://", timeout=within))[0]
-    except (torch.distributed.DistError, ValueError) as error:
+    except (torch.distributed.DistError, ValueError, OSError) as error:
         if "EADDRINUSE" in str(error):
             raise WrongUse(f"port {port} of {host} is taken by another program; set MASTER_PORT to a free port in every "
                            "process") from None
@@ -162,6 +166,19 @@ def _meet(place: Place, within: timedelta) -> Store:
                        f"{within.total_seconds():g} s ({first_line(error)}); check MASTER_ADDR and MASTER_PORT, and whether "
                        "the first process runs") from None
     return store
+
+
+def _await_first(host: str, port: int, within: timedelta) -> None:
+    """Wait until somebody listens there. Raises OSError. torch would wait twice as long, and print its stack."""
+    until = time.monotonic() + within.total_seconds()
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=max(until - time.monotonic(), ASKS_EVERY_S)).close()
+            return
+        except OSError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(ASKS_EVERY_S)
 
 
 def _await_prepared(store: Store, ranks: Iterable[int]) -> None:
