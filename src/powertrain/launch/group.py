@@ -232,7 +232,8 @@ def _telling(place: Place, store: Store | None) -> Iterator[None]:
 
 
 def _tell_agent(error: UserError) -> None:
-    told = {"message": {"message": str(error), "exit_code": error.exit_code, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}}
+    extra = {"py_callstack": "", "timestamp": str(int(time.time()))}         # what torch's agent wants to find
+    told = {"message": {"message": str(error), "exit_code": error.exit_code, "extraInfo": extra}}
     Path(os.environ[ERROR_FILE]).write_text(json.dumps(told), encoding="utf-8")
 
 
