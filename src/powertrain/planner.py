@@ -75,9 +75,13 @@ def with_pins(recipe: Recipe, pins: Mapping[str, Any]) -> Recipe:
 
 def without_shares(recipe: Recipe) -> Recipe:
     """Return the recipe for one process: without pins of techniques that say how several processes share a run."""
-    kept = {name: pin for name, pin in recipe.techniques.items()
-            if name not in BY_NAME or not BY_NAME[name].slots & Sharding.slots}
+    kept = {name: pin for name, pin in recipe.techniques.items() if not says_shares(name)}
     return recipe.model_copy(update={"techniques": kept})
+
+
+def says_shares(name: str) -> bool:
+    """Return whether the technique says how several processes share a run; the steps are the same with any of them."""
+    return name in BY_NAME and bool(BY_NAME[name].slots & Sharding.slots)
 
 
 def ask_anew(name: str, facts: Facts, recipe: Recipe) -> Proposal | Refusal:

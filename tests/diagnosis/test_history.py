@@ -12,6 +12,7 @@ from powertrain.diagnosis.diagnose import causes_of, description_of, observe
 from powertrain.diagnosis.run_record import read_run
 from powertrain.diagnosis.symptoms import symptoms_of
 from powertrain.records import WrongUse
+from powertrain.records.json_files import read_json, write_json
 from powertrain.run.folder import RunFolder, locked
 
 
@@ -87,8 +88,13 @@ class TestFolders:
             pass
 
     def test_what_it_was_is_told_in_a_few_lines(self, tmp_path: Path):
-        found = description_of(read_run(on_disk(tmp_path / "run", events())))
+        folder = on_disk(tmp_path / "run", events())
+        found = description_of(read_run(folder))
         assert "finished, 200 of 200 steps" in found["run"]
+        facts = read_json(folder / "facts.json")
+        shared = {**facts["hardware"], "name": "AMD", "cores": 1, "processes": 2}
+        write_json(folder / "facts.json", {**facts, "hardware": shared})
+        assert description_of(read_run(folder))["machine"] == "AMD (cpu), 1 core for each of 2 processes"
 
     @pytest.mark.parametrize("name", ["facts.json", "plan.json"])
     def test_what_is_not_there_is_done_without(self, tmp_path: Path, name: str):

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
+import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 
+from powertrain.cli import training
 from powertrain.launch import group, local
-from powertrain.launch.group import ERROR_FILE, TOLD, WITHIN, Place, place_of, without_place
+from powertrain.launch.group import ERROR_FILE, STARTED_BY, TOLD, WITHIN, Place, place_of, without_place
 from powertrain.records import WrongUse
 from powertrain.records.errors import LostPeer
 from powertrain.training.stalls import watching
@@ -45,7 +52,7 @@ def test_a_place_is_told_whole_or_not_at_all() -> None:
     told = TOLD_WHOLE
     assert place_of({"HOME": "/", **told}) == Place(5, 8, 1, 4)
     assert place_of({name: value for name, value in told.items() if name != "RANK"}) is None
-    assert without_place({"HOME": "/", **told}) == {"HOME": "/"}
+    assert without_place({"HOME": "/", STARTED_BY: "1", **told}) == {"HOME": "/"}
 
 
 @pytest.mark.parametrize(("name", "value", "said"), [
@@ -60,6 +67,28 @@ def test_a_place_that_cannot_be_is_refused_with_its_variable(name: str, value: s
         place_of({**TOLD_WHOLE, name: value})
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has ended")
+def test_a_process_whose_starter_has_died_already_does_not_train() -> None:
+    try:
+        with pytest.raises(SystemExit) as ended:
+            group.end_with_parent({STARTED_BY: str(os.getpid())})        # and not of its parent
+        assert ended.value.code == 128 + signal.SIGTERM
+        group.end_with_parent({STARTED_BY: str(os.getppid())})
+        group.end_with_parent({})            # of torchrun nobody has said which process it is
+    finally:
+        ctypes.CDLL(None).prctl(group.PARENT_DEATH_SIGNAL, 0)
+
+
+def test_torch_is_loaded_after_it_is_told_not_to_warn_of_each_connection_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "end_with_parent", lambda environment: None)
+    for name, value in zip(TOLD, ("0", "2", "0", "2", "host", "29500"), strict=True):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(group.TORCH_SAYS, "")
+    monkeypatch.delenv(group.TORCH_SAYS)
+    assert training._place(1) == Place(0, 2, 0, 2)       # before `train` imports what needs torch
+    assert os.environ[group.TORCH_SAYS] == "ERROR"
+
+
 def test_one_process_of_all_prepares_first_then_one_of_each_machine() -> None:
     assert [Place(rank, 8, rank % 4, 4).prepares_after for rank in range(8)] == [None, 0, 0, 0, 0, 4, 4, 4]
 
@@ -70,7 +99,9 @@ def test_a_port_that_another_program_holds_is_named(port: socket.socket, monkeyp
 
 
 def test_a_first_process_that_cannot_be_reached_is_named(port: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    began_s = time.monotonic()
     assert meet(monkeypatch, 1).startswith("process 1 does not reach the first process at port ")
+    assert time.monotonic() - began_s < 1.4 * SOON.total_seconds()       # as the sentence says
 
 
 def test_processes_that_do_not_come_are_counted(port: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +125,24 @@ def test_a_peer_that_ends_while_the_group_is_made_is_lost_and_no_error_of_this_p
         raise RuntimeError("an error of its own")
 
 
+def test_what_the_first_process_refuses_ends_the_others_with_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ERROR_FILE, raising=False)        # as with srun, which takes the highest code for that of the run
+    first = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True)
+    second = torch.distributed.TCPStore("127.0.0.1", first.port)
+
+    def lose() -> object:
+        with pytest.raises(SystemExit) as ended, group._telling(Place(1, 2, 1, 2), second):
+            group._await_prepared(second, [0])
+        return ended.value.code
+
+    with ThreadPoolExecutor() as beside:
+        lost, began_s = beside.submit(lose), time.monotonic()
+        with pytest.raises(WrongUse), group._telling(Place(0, 2, 0, 2), first):
+            raise WrongUse("there is no such stage")
+        assert lost.result() == WrongUse.exit_code
+    assert time.monotonic() - began_s < group.FIRST_SAYS_WITHIN.total_seconds()      # it waits until the others know, no longer
+
+
 def test_a_process_that_was_slow_and_came_to_the_end_leaves_no_stacks(tmp_path: Path) -> None:
     for _ in range(2):                       # a session that failed, and one that went on
         with contextlib.suppress(LostPeer), watching(tmp_path, 0, 0.01):
@@ -103,6 +152,13 @@ def test_a_process_that_was_slow_and_came_to_the_end_leaves_no_stacks(tmp_path: 
     with watching(tmp_path, 0, 0.01), watching(tmp_path, 1, 0.01):
         time.sleep(0.1)
     assert [(path.name, path.stat().st_size) for path in (tmp_path / "stacks").iterdir()] == [("rank-0.txt", written)]
+
+
+def test_a_process_that_has_told_its_error_was_not_lost_though_another_process_ended_before_it() -> None:
+    told = {0: {"message": "stage=4 is none of 1, 2 and 3", "exit_code": 2, "extraInfo": {}}, 1: "To enable traceback see"}
+    codes = local._codes({0: -15, 1: LostPeer.exit_code}, told)
+    assert local._ended(codes, told) == 2
+    assert local._ended(local._codes({0: -15, 1: LostPeer.exit_code}, {0: "Signal 15", 1: ""}), {}) is None
 
 
 @pytest.mark.parametrize(("codes", "stacks", "says"), [

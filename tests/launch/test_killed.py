@@ -111,11 +111,13 @@ def test_a_run_killed_at_moments_that_are_drawn(unbroken: Unbroken, tmp_path: Pa
         print(f"{run}, process {rank}, {fault}: {[code for code, _ in killed]}", flush=True)
 
 
-def test_a_run_of_two_processes_goes_on_with_three_and_then_one_and_repeats_no_example(unbroken: Unbroken, tmp_path: Path
-                                                                                       ) -> None:
+def test_a_run_of_two_processes_goes_on_divided_among_three_and_then_alone_and_repeats_no_example(
+        unbroken: Unbroken, tmp_path: Path) -> None:
     words, stop = unbroken.words("data parallel"), ("signal", 4)
     assert [code for code, _ in run_ranks(words, unbroken.cache, tmp_path, [None, stop])] == [75, 75]
-    assert [code for code, _ in run_ranks(words, unbroken.cache, tmp_path, [None, None, ("signal", 7)])] == [75] * 3
+    divided = ["train", "--resume", "run", "techniques.sharding.stage=3"]
+    assert [code for code, _ in run_ranks(divided, unbroken.cache, tmp_path, [None, None, ("signal", 7)])] == [75] * 3
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("*7/model*")] != ["model.safetensors"]
     code, _, err = run_cli(words, unbroken.cache, tmp_path)
     assert code == 0, err
     events = read_events(tmp_path / "run" / "events.jsonl")

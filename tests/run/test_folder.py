@@ -13,7 +13,7 @@ import pytest
 from powertrain.recipe import resolve
 from powertrain.records import WrongUse
 from powertrain.records.origins import COMMAND_LINE, DEFAULT, Origin
-from powertrain.run.folder import RunFolder, create, list_runs, stored_recipe, write_recipe
+from powertrain.run.folder import RunFolder, continued, create, list_runs, stored_recipe, write_recipe
 
 
 def test_runs_of_the_same_minute_are_listed_in_the_order_in_which_they_began(tmp_path: Path) -> None:
@@ -100,3 +100,12 @@ def test_a_recipe_without_origins_is_read_with_unknown_ones(tmp_path: Path) -> N
     folder.recipe.write_text("seed: 4\nmodel:\n  layers: 2  # a note of the user\n")
     assert stored_recipe(folder) == {"seed": (4, Origin("unknown")),
                                      "model.layers": (2, Origin("unknown", "a note of the user"))}
+
+
+def test_a_run_may_be_shared_in_another_way_when_it_continues_and_is_no_other_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.recipe.write_text("name: run\ntechniques: {sharding: {stage: 3}, packing: off}\n", encoding="utf-8")
+    other = continued(folder, ["techniques.sharding=off", "techniques.pipeline_parallel=on", "save_steps=7"]).recipe
+    assert other.techniques == {"sharding": "off", "packing": "off", "pipeline_parallel": "on"}
+    with pytest.raises(WrongUse, match=r"techniques\.packing=on \(the run has off\)"):
+        continued(folder, ["techniques.packing=on"])

@@ -7,14 +7,15 @@ import sys
 
 import pytest
 
-from powertrain.run.part import listen
+from powertrain.run.part import SAME_REQUEST_S, listen
 
 TWICE = """
-import os, signal, sys
+import os, signal, sys, time
 from powertrain.run.part import listen
 with listen() as interrupt:
     os.kill(os.getpid(), signal.{name})
     assert interrupt.requested == "{name}"
+    time.sleep({later_s})
     os.kill(os.getpid(), signal.{name})
     sys.exit(0)
 """
@@ -32,5 +33,12 @@ def test_the_first_signal_is_noted_and_the_old_handler_comes_back(number: signal
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_the_second_signal_exits_at_once(name: str) -> None:
-    found = subprocess.run([sys.executable, "-c", TWICE.format(name=name)], check=False)
+    found = subprocess.run([sys.executable, "-c", TWICE.format(name=name, later_s=SAME_REQUEST_S)], check=False)
     assert found.returncode == 128 + signal.Signals[name]
+
+
+def test_a_request_that_is_told_twice_ends_nothing() -> None:
+    with listen() as interrupt:              # else this test would end here: Linux tells of a parent's end once for each thread
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupt.requested == "SIGTERM"

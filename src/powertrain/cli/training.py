@@ -85,7 +85,7 @@ def train(words: Words = None,
 
 def _place(processes: int) -> Place | None:
     """Return this process's place among those that somebody has started; None if it was started alone."""
-    from powertrain.launch.group import place_of
+    from powertrain.launch.group import TORCH_SAYS, end_with_parent, place_of
     from powertrain.launch.slurm import as_torchrun
 
     os.environ.update(as_torchrun(os.environ))
@@ -93,6 +93,9 @@ def _place(processes: int) -> Place | None:
     if place is not None and processes > 1:
         raise WrongUse(f"this is process {place.rank} of {place.world} that another program has started: leave "
                        f"--processes {processes} out")
+    if place is not None:
+        end_with_parent(os.environ)
+        os.environ.setdefault(TORCH_SAYS, "ERROR")       # before torch is loaded
     return place
 
 
@@ -189,12 +192,13 @@ def _prepared_run(words: Sequence[str], folder: RunFolder | None, output: Path |
 
     if folder is not None:
         resolved = continued(folder, [*words])
-        if processes == 1:                   # it may have been started by several
+        as_begun = resolved.recipe.techniques == continued(folder, []).recipe.techniques
+        if processes == 1 and as_begun:      # it may have been started by several
             resolved = replace(resolved, recipe=planner.without_shares(resolved.recipe))
         prepared = prepare(resolved, cache_folder(), say, processes=processes, here=here)
         stored = planner.from_json(read_json(folder.plan))
         # with the plan that the run was started with: another plan may round differently
-        return replace(prepared, plan=stored) if planner.processes_of(stored) == processes else prepared
+        return replace(prepared, plan=stored) if as_begun and planner.processes_of(stored) == processes else prepared
     if dry_run:
         resolved = resolve_words(words)
         refuse_downloads(resolved.recipe, cache_folder())

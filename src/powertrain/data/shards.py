@@ -44,7 +44,7 @@ class Shard:
     @classmethod
     def read(cls, text: str) -> Self:
         """Return the shard that a user wrote as 3/16. Raises WrongUse."""
-        found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
+        found = re.fullmatch(r"(\d{1,9})/([1-9]\d{0,8})", text.strip())
         if not found:
             raise WrongUse(f"--shard={text} is no share of the data; use NUMBER/SHARDS, such as --shard 3/16 on the third of "
                            "16 machines")

@@ -120,7 +120,7 @@ def environment_of(prepared: Prepared) -> Mapping[str, str]:
     hardware, software = facts.hardware, facts.software
     named = ("powertrain", "python", "torch", "transformers", "peft", "bitsandbytes")
     peaks = ", ".join(f"{dtype} {peak / 1e12:.3g} TFLOP/s" for dtype, peak in sorted(hardware.peak_flops_per_s.items()))
-    return {"machine": f"{hardware.name} ({hardware.device}), {hardware.cores} cores",
+    return {"machine": _machine(hardware.name, hardware.device, hardware.cores, hardware.processes),
             "memory": f"{hardware.free_memory_bytes / 2**30:.3g} of {hardware.memory_bytes / 2**30:.3g} GiB free",
             "measured": f"{peaks}, {hardware.bandwidth_bytes_per_s / 1e9:.3g} GB/s" if hardware.bandwidth_bytes_per_s else
                         "not measured",
@@ -128,6 +128,10 @@ def environment_of(prepared: Prepared) -> Mapping[str, str]:
             "model": f"{facts.model.family}, {facts.model.parameters:,} parameters, {facts.model.method}",
             "data": f"{facts.data.source}: {facts.data.examples:,} examples, {facts.data.train_tokens:,} tokens",
             "techniques": ", ".join(prepared.plan.names) or "none"}
+
+
+def _machine(name: str, device: str, cores: int, processes: int) -> str:
+    return f"{name} ({device}), {cores} core{'s' * (cores > 1)}{f' for each of {processes} processes' * (processes > 1)}"
 
 
 # ------------------------------------------------------------------------------------------------ of a run in the past
@@ -148,7 +152,8 @@ def description_of(run: RunRecord) -> Mapping[str, str]:
     hardware, model, data = (run.facts.get(key) or {} for key in ("hardware", "model", "data"))
     found = {"run": f"{run.folder}, {run.state}, {run.last_step:,} of {run.total_steps:,} steps",
              "sessions": f"{len(run.history.sessions)}" if len(run.history.sessions) > 1 else "",
-             "machine": f"{hardware['name']} ({hardware['device']}), {hardware['cores']} cores" if "name" in hardware else "",
+             "machine": _machine(hardware["name"], hardware["device"], hardware["cores"], hardware.get("processes", 1))
+                        if "name" in hardware else "",
              "model": f"{model['family']}, {model['parameters']:,} parameters" if "family" in model else "",
              "method": run.recipe.method,
              "data": f"{data['source']}: {data['examples']:,} examples" if "source" in data else "",

@@ -12,9 +12,10 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -38,9 +39,11 @@ ALONE_OR_TORCHRUN = "unset RANK to train with this process alone, or let torchru
 LAST_PORT = 65_535
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"       # where torch's agent looks for what ended a process
 WITHIN = "POWERTRAIN_ANSWERS_WITHIN_S"       # seconds after which a process that does not answer is lost
-TORCH_SAYS = "TORCH_CPP_LOG_LEVEL"            # read when torch is loaded
-PREPARED, SAID = "powertrain/prepared", "powertrain/said"        # keys of the store that the processes share
+STARTED_BY = "POWERTRAIN_STARTED_BY"         # process id of powertrain train --processes
+TORCH_SAYS = "TORCH_CPP_LOG_LEVEL"           # read when torch is loaded; it warns at length of each connection that ends
+PREPARED, SAID, HEARD = "powertrain/prepared", "powertrain/said", "powertrain/heard"      # keys of the processes' store
 MEET_WITHIN = timedelta(minutes=5)           # of the first process's start
+ASKS_EVERY_S = 0.2
 LONGEST_PREPARATION = timedelta(days=7)
 FIRST_SAYS_WITHIN = timedelta(seconds=5)     # what ends all processes; the others leave it to the first one
 PARENT_DEATH_SIGNAL = 1                      # prctl's PR_SET_PDEATHSIG
@@ -84,7 +87,7 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
 
 def without_place(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a process that is not one of the run's."""
-    return {name: value for name, value in environment.items() if name not in (*TOLD, *slurm.PLACE)}
+    return {name: value for name, value in environment.items() if name not in (*TOLD, *slurm.PLACE, STARTED_BY)}
 
 
 @contextlib.contextmanager
@@ -100,8 +103,6 @@ def joined_group(place: Place | None, prepare: Callable[[], T]) -> Iterator[tupl
 
         yield ALONE, prepared
         return
-    _end_with_parent()
-    os.environ.setdefault(TORCH_SAYS, "ERROR")   # it warns at length of each connection that ends
     import torch
 
     from powertrain.training.ranks import joined
@@ -113,10 +114,10 @@ def joined_group(place: Place | None, prepare: Callable[[], T]) -> Iterator[tupl
         store = _meet(place, MEET_WITHIN)
     with _telling(place, store):
         if (other := place.prepares_after) is not None:
-            store.wait([f"{PREPARED}/{other}"], LONGEST_PREPARATION)
+            _await_prepared(store, [other])
         prepared = prepare()
         store.set(f"{PREPARED}/{place.rank}", "yes")
-        store.wait([f"{PREPARED}/{rank}" for rank in range(place.world)], LONGEST_PREPARATION)
+        _await_prepared(store, range(place.world))
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         torch.distributed.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=within)
         try:
@@ -150,8 +151,10 @@ def _meet(place: Place, within: timedelta) -> Store:
 
     host, port = (os.environ[name] for name in TOLD[4:])
     try:
+        if place.rank > 0:
+            _await_first(host, int(port), within)
         store: Store = next(rendezvous("env://", timeout=within))[0]
-    except (torch.distributed.DistError, ValueError) as error:
+    except (torch.distributed.DistError, ValueError, OSError) as error:
         if "EADDRINUSE" in str(error):
             raise WrongUse(f"port {port} of {host} is taken by another program; set MASTER_PORT to a free port in every "
                            "process") from None
@@ -163,6 +166,26 @@ def _meet(place: Place, within: timedelta) -> Store:
                        f"{within.total_seconds():g} s ({first_line(error)}); check MASTER_ADDR and MASTER_PORT, and whether "
                        "the first process runs") from None
     return store
+
+
+def _await_first(host: str, port: int, within: timedelta) -> None:
+    """Wait until somebody listens there. Raises OSError. torch would wait twice as long, and print its stack."""
+    until = time.monotonic() + within.total_seconds()
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=max(until - time.monotonic(), ASKS_EVERY_S)).close()
+            return
+        except OSError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(ASKS_EVERY_S)
+
+
+def _await_prepared(store: Store, ranks: Iterable[int]) -> None:
+    """Wait until these processes have prepared the run. Raises LostPeer where the first process has failed."""
+    store.wait([f"{PREPARED}/{rank}" for rank in ranks], LONGEST_PREPARATION)
+    if store.check([SAID]):
+        raise LostPeer("the first process has failed")
 
 
 @contextlib.contextmanager
@@ -182,47 +205,67 @@ def _answered() -> Iterator[None]:
 @contextlib.contextmanager
 def _telling(place: Place, store: Store | None) -> Iterator[None]:
     """Leave what ends this process where its agent looks. What ends all of them is said on the first one's screen alone."""
+    import torch
+
     try:
         with _answered():
             yield
     except LostPeer as error:                # the agent knows which one it was
         _wake_the_frozen()
         _say_first(place, store, error)
-        if not os.environ.get(ERROR_FILE):
-            raise
-        sys.exit(error.exit_code)
+        if os.environ.get(ERROR_FILE):
+            sys.exit(error.exit_code)
+        if place.rank > 0 and store is not None:
+            with contextlib.suppress(torch.distributed.DistError):     # it has ended, or is frozen
+                sys.exit(_said(place, store)[0])         # srun takes the highest code for that of the run
+        raise
     except UserError as error:
         told = bool(os.environ.get(ERROR_FILE))
         if told:
-            _tell_agent(str(error))
+            _tell_agent(error)
         if place.rank == 0:
             _say_first(place, store, error)
             raise
-        if not _is_said(store, error) and not told:
+        if not _is_said(place, store, error) and not told:
             raise
         sys.exit(error.exit_code)
 
 
-def _tell_agent(message: str) -> None:
-    told = {"message": {"message": message, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}}
+def _tell_agent(error: UserError) -> None:
+    extra = {"py_callstack": "", "timestamp": str(int(time.time()))}         # what torch's agent wants to find
+    told = {"message": {"message": str(error), "exit_code": error.exit_code, "extraInfo": extra}}
     Path(os.environ[ERROR_FILE]).write_text(json.dumps(told), encoding="utf-8")
 
 
 def _say_first(place: Place, store: Store | None, error: UserError) -> None:
-    """Let the other processes compare what ends them with what the first one says, before it takes the store away."""
+    """Let the other processes hear what ends the first one, before it takes the store away. An agent needs nobody to wait."""
+    import torch
+
     if place.rank == 0 and store is not None:
-        store.set(SAID, str(error))
+        store.set(SAID, json.dumps([error.exit_code, str(error)]))
+        for rank in range(place.world):      # nobody waits for what will not be prepared
+            store.set(f"{PREPARED}/{rank}", "no")
+        if not os.environ.get(ERROR_FILE):
+            with contextlib.suppress(torch.distributed.DistError):
+                store.wait([f"{HEARD}/{rank}" for rank in range(1, place.world)], FIRST_SAYS_WITHIN)
 
 
-def _is_said(store: Store | None, error: UserError) -> bool:
+def _said(place: Place, store: Store) -> tuple[int, str]:
+    """Return the exit code and the sentence of the first process; wait for it. Raises DistError where it says nothing."""
+    store.wait([SAID], FIRST_SAYS_WITHIN)
+    code, sentence = json.loads(store.get(SAID))
+    store.set(f"{HEARD}/{place.rank}", "yes")
+    return code, sentence
+
+
+def _is_said(place: Place, store: Store | None, error: UserError) -> bool:
     """Return whether the first process says this too; wait for it, for its agent ends it once this one has."""
     import torch
 
     if store is None:
         return False
     try:
-        store.wait([SAID], FIRST_SAYS_WITHIN)
-        return store.get(SAID).decode() == str(error)
+        return _said(place, store)[1] == str(error)
     except torch.distributed.DistNetworkError:           # it kept the store, and has ended: by what all have been given,
         return not isinstance(error, RunFailed)          # or because this process has
     except torch.distributed.DistError:
@@ -237,7 +280,12 @@ def _wake_the_frozen() -> None:
                 other.send_signal(signal.SIGCONT)
 
 
-def _end_with_parent() -> None:
-    """Ask Linux to end this process in the orderly way if the one that started it dies: no process trains on alone."""
+def end_with_parent(environment: Mapping[str, str]) -> None:
+    """Ask Linux to end this process in the orderly way if the one that started it dies: no process trains on alone.
+
+    Exits where that one has died already.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
+        if environment.get(STARTED_BY, str(parent := os.getppid())) != str(parent):
+            sys.exit(128 + signal.SIGTERM)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from powertrain.launch.group import TORCH_SAYS
+from powertrain.launch.group import STARTED_BY, TORCH_SAYS
 from powertrain.records import RunFailed
 from powertrain.records.errors import STOPPED_AND_SAVED, LostPeer
 from powertrain.records.event_log import read_events
@@ -37,7 +37,8 @@ def train_in_processes(words: Sequence[str], options: Sequence[str], folder: Pat
     # the agent's store is not the workers': the keys of processes that died would be in it when others start
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ.setdefault(TORCH_SAYS, "ERROR")
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)    # what it reports is said here
+    os.environ[STARTED_BY] = str(os.getpid())
+    logging.disable(logging.ERROR)           # what torch's agent reports is said here
     restarts, saved, resumed = 0, _checkpoints(folder), _has_begun(folder)
     while True:
         began_s, begun = time.time(), _has_begun(folder)
@@ -51,8 +52,9 @@ def train_in_processes(words: Sequence[str], options: Sequence[str], folder: Pat
         except SignalException as stopped:
             return STOPPED_AND_SAVED if was_stopped(folder) else 128 + int(stopped.sigval)
         except ChildFailedError as failed:
-            codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
-            if (code := _ended(codes, {rank: failure.message for rank, failure in failed.failures.items()})) is not None:
+            told = {rank: failure.message for rank, failure in failed.failures.items()}
+            codes = _codes({rank: failure.exitcode for rank, failure in failed.failures.items()}, told)
+            if (code := _ended(codes, told)) is not None:
                 return code
         restarts, saved = (0, now) if (now := _checkpoints(folder)) != saved else (restarts + 1, saved)
         why = _why(codes, folder, began_s)
@@ -60,6 +62,12 @@ def train_in_processes(words: Sequence[str], options: Sequence[str], folder: Pat
             raise RunFailed(f"{why}; {restarts} starts in a row brought no new checkpoint. If the machine is short of memory, "
                             f"use fewer processes; --resume {folder} continues the run")
         say(f"{why}: all processes start again, at the newest whole checkpoint")
+
+
+def _codes(codes: Mapping[int, int], messages: Mapping[int, object]) -> dict[int, int]:
+    """Return how processes ended. One that has told its error may be ended by the agent, for another process that lost it."""
+    return {rank: told["exit_code"] if isinstance(told := messages[rank], dict) and "exit_code" in told else code
+            for rank, code in codes.items()}
 
 
 def _ended(codes: Mapping[int, int], messages: Mapping[int, object]) -> int | None:

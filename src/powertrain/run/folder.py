@@ -186,13 +186,16 @@ def stored_recipe(folder: RunFolder) -> dict[str, tuple[Any, Origin]]:
 def continued(folder: RunFolder, overrides: list[str]) -> Resolved:
     """Return the run's own recipe with the values of `key=value` words that a continuation may change.
 
-    Raises WrongUse that lists every other difference.
+    These decide when something is written, and how processes share the run. Raises WrongUse that lists every other difference.
     """
+    from powertrain.planner import says_shares
+
     old = resolve(str(folder.recipe))
     new = resolve(str(folder.recipe), overrides)
     before, after = (dict(flat(resolved.recipe.model_dump())) for resolved in (old, new))
     different = [f"{key}={after.get(key)} (the run has {before.get(key)})" for key in dict.fromkeys((*before, *after))
-                 if before.get(key) != after.get(key) and key.partition(".")[0] not in FREE_ON_RESUME]
+                 if before.get(key) != after.get(key) and key.partition(".")[0] not in FREE_ON_RESUME
+                 and not says_shares(key.removeprefix("techniques."))]
     if different:
         raise WrongUse(f"{folder.path} cannot continue with another recipe: {', '.join(different)}. Leave these values out, or "
                        "start a new run with --output")

@@ -39,6 +39,7 @@ from powertrain.training.setup import Setup
 Listener = Callable[[events.Event], None]
 WriteSample = Callable[[Prepared, Setup, int], str]  # at most so many tokens after the recipe's prompt; see use/generation.py
 
+SAME_REQUEST_S = 0.5         # Linux and launchers tell a process more than once that the one that started it has ended
 WATCHED, WATCHED_RUN = 2, 20 # the step whose memory is watched, and steps of a run on a CPU from which that is worth its time
 
 
@@ -96,13 +97,18 @@ class Interrupt:
 
 @contextlib.contextmanager
 def listen() -> Iterator[Interrupt]:
-    """Note Ctrl-C and SIGTERM inside: the first asks the run to finish its step and save, a second one exits at once."""
-    interrupt = Interrupt()
+    """Note Ctrl-C and SIGTERM inside: the first asks the run to finish its step and save, a second one exits at once.
+
+    A signal within SAME_REQUEST_S of the first one repeats the same request.
+    """
+    interrupt, asked_s = Interrupt(), 0.0
 
     def note(number: int, frame: FrameType | None) -> None:
-        if interrupt.requested:
+        nonlocal asked_s
+        if not interrupt.requested:
+            interrupt.requested, asked_s = signal.Signals(number).name, time.monotonic()
+        elif time.monotonic() - asked_s >= SAME_REQUEST_S:
             os._exit(128 + number)           # now: no clean-up that could hang; checkpoints are whole at any time
-        interrupt.requested = signal.Signals(number).name
 
     old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -264,8 +270,8 @@ def continued_run(folder: RunFolder, prepared: Prepared, listener: Listener, wri
         if checkpoint is not None:
             load_checkpoint(checkpoint, part.state)
         ranks.barrier()                      # all have read before the writer moves anything
-        if ranks.is_writer and planner.processes_of(planner.from_json(read_json(folder.plan))) != ranks.world:
-            write_json(folder.plan, planner.to_json(prepared.plan))
+        if ranks.is_writer and (made := planner.to_json(prepared.plan)) != read_json(folder.plan):
+            write_json(folder.plan, made)    # for other processes, or for another way to share the run
         with _until_the_end(part):
             part.emit(events.Resume(step=part.state.step, rejected=tuple(f"{name}: {why}" for name, why in rejected),
                                     **_start_fields(part)), durable=True)
