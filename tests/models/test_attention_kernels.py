@@ -13,10 +13,12 @@ from powertrain.models.kernels import bmm
 from powertrain.models.kernels.attention import (
     Attention,
     bmm_attention,
+    find_varlen,
     math_attention,
     ragged_attention,
     sdpa_attention,
     varlen_attention,
+    varlen_over_ends,
 )
 from powertrain.models.kernels.ragged import build
 from powertrain.records import WrongUse
@@ -258,3 +260,19 @@ def test_varlen_says_where_it_can_run(dtype: torch.dtype) -> None:
     q, k, v = draw(4)
     with pytest.raises(WrongUse, match="CUDA"):
         run(varlen_attention, (q.to(dtype), k.to(dtype), v.to(dtype)), (4,))
+
+
+def test_a_varlen_kernel_without_grouped_heads_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in torch 2.11: with it, examples of unequal length would end in a TypeError about `enable_gqa`."""
+    from torch.nn.attention import varlen
+
+    def of_torch_2_11(query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,
+                      scale: float | None = None, window_size: tuple[int, int] = (-1, -1)) -> Tensor:
+        raise AssertionError("not to be called")
+
+    assert find_varlen() is varlen.varlen_attn
+    monkeypatch.setattr(varlen, "varlen_attn", of_torch_2_11)
+    assert find_varlen() is None
+    q, ends = torch.ones(4, 2, 8), torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(WrongUse, match=r"use sdpa, or torch 2\.12 or newer"):
+        varlen_over_ends(q, q, q, ends, 4, None, 1.0)

@@ -97,6 +97,14 @@ def test_one_example_that_does_not_fit_ends_the_run_with_the_cure(cli: Cli, text
     (MemoryError(), True), (torch.OutOfMemoryError("CUDA out of memory"), True),
     (RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"), True),
     (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 4 bytes"), True),
+    (RuntimeError("MPS backend out of memory (MPS allocated: 17.9 GB, other allocations: 1.2 GB, max allowed: 18.1 GB)"), True),
+    (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously"), True),
+    (RuntimeError("CUDA driver error: out of memory"), True), (RuntimeError("HIP error: out of memory"), True),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+    (RuntimeError("CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`"), True),
+    (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+    (RuntimeError("CUDA error: device-side assert triggered"), False),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"), False),
     (RuntimeError("std::bad_alloc"), True), (RuntimeError("shapes cannot be multiplied"), False),
     (ValueError("not enough memory"), False)])
 def test_errors_of_memory_are_told_from_others(error: Exception, expected: bool) -> None:

@@ -91,9 +91,10 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 # ------------------------------------------------------------------------------------------------ memory that runs out
 
-# how torch's allocators, oneDNN and C++ say on a CPU that there is no memory; on a GPU the error is torch.OutOfMemoryError
+# how torch's allocators, oneDNN and C++ say on a CPU that there is no memory; then how MPS, the CUDA or HIP runtime and driver,
+# and their libraries (cuBLAS, cuDNN) do. Only CUDA's caching allocator raises torch.OutOfMemoryError.
 SAID = ("can't allocate memory", "not enough memory", "bad_alloc", "bad allocation", "cannot allocate memory",
-        "could not create a memory")
+        "could not create a memory", "mps backend out of memory", "error: out of memory", "_status_alloc_failed")
 
 
 class PassTooLarge(MemoryError):

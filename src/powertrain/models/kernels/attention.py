@@ -17,6 +17,7 @@ their shapes and not in any number that Python passes to a kernel. So documents 
 empty ones last, and by the length that none of them exceeds.
 """
 
+import inspect
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -135,12 +136,15 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], *,
 
 
 def find_varlen() -> Callable[..., Any] | None:
-    """Return torch's variable-length FlashAttention, or None where this torch has none."""
+    """Return torch's variable-length FlashAttention, or None where this torch has none, or none with fewer kv heads than heads.
+
+    Source: pytorch#179468, which added `enable_gqa`; torch 2.11 has the kernel without it.
+    """
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    return varlen_attn
+    return varlen_attn if "enable_gqa" in inspect.signature(varlen_attn).parameters else None
 
 
 @lru_cache(maxsize=256)
@@ -217,7 +221,8 @@ def varlen_over_ends(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int
     """Compute what `masked_over_ends` does, by FlashAttention. Raises WrongUse where torch does not have the kernel."""
     kernel = find_varlen()
     if kernel is None:
-        raise WrongUse(f"torch {torch.__version__} has no torch.nn.attention.varlen; use sdpa, or torch 2.10 or newer")
+        raise WrongUse(f"torch {torch.__version__} has no torch.nn.attention.varlen with enable_gqa; use sdpa, or torch 2.12 "
+                       "or newer")
     out: Tensor = kernel(q, k, v, ends, ends, longest, longest, scale=scale, enable_gqa=q.shape[1] != k.shape[1],
                          window_size=(-1 if window is None else window - 1, 0))
     return out

@@ -11,7 +11,6 @@ begins, in 64 bits: a batch has more than 2^31 numbers sooner than one thinks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -24,8 +23,8 @@ PIECE = 1024                                 # numbers of a row that one program
 
 
 @triton.jit
-def _normalise_rows(x: Any, added: Any, weight: Any, joined: Any, n: Any, rates: Any, h: Any, width: Any, epsilon: Any,
-                    HAS_ADDED: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def _normalise_rows(x: tl.tensor, added: tl.tensor, weight: tl.tensor, joined: tl.tensor, n: tl.tensor, rates: tl.tensor,
+                    h: tl.tensor, width: tl.tensor, epsilon: tl.tensor, HAS_ADDED: tl.constexpr, BLOCK: tl.constexpr) -> None:
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -43,7 +42,8 @@ def _normalise_rows(x: Any, added: Any, weight: Any, joined: Any, n: Any, rates:
 
 
 @triton.jit
-def _normalise_rows_back(dh: Any, n: Any, rates: Any, weight: Any, dx: Any, out: Any, width: Any, BLOCK: tl.constexpr) -> None:
+def _normalise_rows_back(dh: tl.tensor, n: tl.tensor, rates: tl.tensor, weight: tl.tensor, dx: tl.tensor,
+                         out: tl.tensor, width: tl.tensor, BLOCK: tl.constexpr) -> None:
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -57,7 +57,7 @@ def _normalise_rows_back(dh: Any, n: Any, rates: Any, weight: Any, dx: Any, out:
 
 
 @triton.jit
-def _swiglu_rows(inner: Any, out: Any, width: Any, BLOCK: tl.constexpr) -> None:
+def _swiglu_rows(inner: tl.tensor, out: tl.tensor, width: tl.tensor, BLOCK: tl.constexpr) -> None:
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -67,7 +67,8 @@ def _swiglu_rows(inner: Any, out: Any, width: Any, BLOCK: tl.constexpr) -> None:
 
 
 @triton.jit
-def _swiglu_rows_back(inner: Any, dout: Any, out: Any, dinner: Any, width: Any, BLOCK: tl.constexpr) -> None:
+def _swiglu_rows_back(inner: tl.tensor, dout: tl.tensor, out: tl.tensor, dinner: tl.tensor, width: tl.tensor,
+                      BLOCK: tl.constexpr) -> None:
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -83,8 +84,9 @@ def _swiglu_rows_back(inner: Any, dout: Any, out: Any, dinner: Any, width: Any, 
 
 
 @triton.jit
-def _turn_heads(x: Any, cosines: Any, sines: Any, out: Any, token_stride: Any, head_stride: Any, table_stride: Any, heads: Any,
-                half: Any, rest: Any, BLOCK: tl.constexpr, REST: tl.constexpr) -> None:
+def _turn_heads(x: tl.tensor, cosines: tl.tensor, sines: tl.tensor, out: tl.tensor, token_stride: tl.tensor,
+                head_stride: tl.tensor, table_stride: tl.tensor, heads: tl.tensor, half: tl.tensor, rest: tl.tensor,
+                BLOCK: tl.constexpr, REST: tl.constexpr) -> None:
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     source = x + token * token_stride + head * head_stride
     target = out + (token * heads + head) * (2 * half + rest)
@@ -125,7 +127,7 @@ class TritonParts(Parts):
         n, h = torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=dtype)
         rates = x.new_empty(rows, 1)
         _normalise_rows[rows,](x, x if added is None else added.contiguous(), norm.weight, joined, n, rates, h, width,
-                               self.config.norm_epsilon, HAS_ADDED=added is not None, BLOCK=triton.next_power_of_2(width))
+                               self.config.norm_epsilon, HAS_ADDED=added is not None, **_whole_row(width))
         return joined, Normalised(n, rates), h
 
     def _normalise_back(self, dx: Tensor, dh: Tensor, normalised: Normalised, norm: NormWeights) -> Tensor:
@@ -134,7 +136,7 @@ class TritonParts(Parts):
         out = torch.empty_like(dx, memory_format=torch.contiguous_format)
         rows, width = dx.shape
         _normalise_rows_back[rows,](dh.contiguous(), normalised.n.contiguous(), normalised.rate, norm.weight, dx.contiguous(),
-                                    out, width, BLOCK=triton.next_power_of_2(width))
+                                    out, width, **_whole_row(width))
         return out
 
     def _act(self, inner: Tensor) -> Tensor:
@@ -175,3 +177,9 @@ class TritonParts(Parts):
 
 def _piece(width: int) -> int:
     return min(PIECE, int(triton.next_power_of_2(width)))
+
+
+def _whole_row(width: int) -> dict[str, int]:
+    """Return how a program has a row of `width` numbers: beyond 4,096, four warps have too few registers and would spill."""
+    block = int(triton.next_power_of_2(width))
+    return {"BLOCK": block, "num_warps": 8 if block >= 4096 else 4}
