@@ -1,5 +1,7 @@
 """Runs the command line in processes of their own, which a fault may kill: `run_cli` and `run_ranks`, from a warm fork server.
 
+`run_processes` runs a function of a test so.
+
 A fault is a place and a number:
   ("step", 5)     kills with SIGKILL after optimizer step 5, before anything else happens
   ("after", 900)  kills 900 ms after the process was started, wherever it is then
@@ -32,6 +34,8 @@ from multiprocessing import connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 from powertrain.evidence.worker import PRELOADED
 
@@ -90,6 +94,12 @@ def run_ranks(words: Sequence[str], cache: Path, folder: Path, faults: Sequence[
     return [(process.exitcode, err.read_text() if err.exists() else "") for process, _, err in started]
 
 
+def run_processes(function: Callable[..., None], world: int, *arguments: object) -> None:
+    """Run `function(rank, *arguments)` in `world` processes; raise what one of them raised."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    torch.multiprocessing.start_processes(function, arguments, nprocs=world, start_method="forkserver")
+
+
 def _start(words: Sequence[str], cache: Path, folder: Path, fault: Fault | None, place: Mapping[str, str]
            ) -> tuple[Any, Path, Path]:
     """A process that runs `powertrain WORDS` in `folder`, and the files of its stdout and stderr. `place`: more environment."""
@@ -107,8 +117,6 @@ def _child(words: list[str], cache: str, folder: str, out: str, err: str, fault:
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     os.environ.update(place, POWERTRAIN_CACHE=cache)
     os.chdir(folder)
-    import torch
-
     torch.set_num_threads(1)                 # tiny models, and several tests at a time
     if fault is not None:
         _plant(*fault)
