@@ -112,12 +112,6 @@ def test_make_test_runs_the_tests(tmp_path: Path) -> None:
     assert re.search(r"\d+ passed", found.stdout)
 
 
-def test_make_check_lints_and_types_and_tests(tmp_path: Path) -> None:
-    found = make("check", tmp_path, TESTS="tests/training/test_schedule.py")
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert "Success: no issues found" in found.stdout
-
-
 def test_the_recipes_in_the_table_are_those_that_ship() -> None:
     from powertrain.recipe import shipped_recipes
 

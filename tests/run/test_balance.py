@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from driver import TINY
+from driver import TINY, run_processes
 from powertrain.recipe import resolve
 from powertrain.records.event_log import read_events
 from powertrain.records.events import Event, Start, Step, Straggler
@@ -147,7 +147,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> dict[str, lis
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_process, (port, str(folder), str(cache), str(source)), nprocs=WORLD)
+    run_processes(_process, WORLD, port, str(folder), str(cache), str(source))
     return {case: read_events(folder / case / "events.jsonl") for case in SLOWED}
 
 

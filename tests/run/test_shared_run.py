@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from driver import TINY
+from driver import TINY, run_processes
 from powertrain.recipe import resolve
 from powertrain.records import WrongUse
 from powertrain.records.errors import LossNotFinite
@@ -148,7 +148,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[Path,
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_process, (port, str(folder), str(cache), str(source)), nprocs=WORLD)
+    run_processes(_process, WORLD, port, str(folder), str(cache), str(source))
     return folder, [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 

@@ -13,6 +13,7 @@ import torch
 from test_sharded import RATE, STEPS, Case, adapted, full
 from torch import Tensor
 
+from driver import run_processes
 from powertrain.records import NotApplied
 from powertrain.records.json_files import read_json
 from powertrain.techniques import fused_adamw, micro_batch, packing, sharding
@@ -138,7 +139,7 @@ def _process(rank: int, folder: Path) -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("deepspeed")
     alone = {name: saved(name, folder) for name, count in SAVED_BY.items() if count == 1}
-    torch.multiprocessing.spawn(_process, (folder,), nprocs=2)
+    run_processes(_process, 2, folder)
     processes = [torch.load(folder / f"{rank}.pt") for rank in range(2)]
     return {"processes": processes, "folder": folder, "saved": {**processes[0]["saved"], **alone}}
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
+from driver import run_processes
 from powertrain.cost.collectives import sends_of
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.workload import Workload
@@ -287,7 +288,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     """(processes, rank) -> case -> what that process found."""
     folder = tmp_path_factory.mktemp("pipeline")
     alone = {name: saved(name, folder) for name in SAVED_BY}
-    torch.multiprocessing.spawn(_process, (str(folder),), nprocs=max(RUNS))
+    run_processes(_process, max(RUNS), str(folder))
     processes: dict[Any, Any] = {(world, rank): torch.load(folder / f"{world}-{rank}.pt")
                                  for world in RUNS for rank in range(world)}
     kept = {name: joined_state([processes[4, rank]["saved"][name] for rank in range(4)]) for name in processes[4, 0]["saved"]}

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from driver import run_processes
 from powertrain.data.example import Example, collate
 from powertrain.data.order import pack, step_examples
 from powertrain.models.config import make_config
@@ -176,7 +177,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_process, (port, str(folder)), nprocs=MOST)
+    run_processes(_process, MOST, port, str(folder))
     alone = {("resumed", 1): resumed(ALONE, folder / "checkpoints")}
     return [torch.load(folder / f"{rank}.pt") | alone for rank in range(MOST)]
 

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from driver import run_processes
 from powertrain.cost.memory import peak_memory
 from powertrain.cost.workload import Workload
 from powertrain.data.example import Example, collate_padded
@@ -248,7 +249,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     """(processes, rank) -> case -> what that process found."""
     folder = tmp_path_factory.mktemp("divided")
     alone = saved("alone", folder)
-    torch.multiprocessing.spawn(_process, (str(folder),), nprocs=max(RUNS))
+    run_processes(_process, max(RUNS), str(folder))
     processes: dict[Any, Any] = {(world, rank): torch.load(folder / f"{world}-{rank}.pt")
                                  for world in RUNS for rank in range(world)}
     states = {f"saved by {way}": processes[world, 0][f"saved by {way}"] for way, (world, _) in WAYS.items() if world > 1}
