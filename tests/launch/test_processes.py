@@ -170,6 +170,8 @@ def test_a_signal_to_one_process_stops_all_and_saves_once(running: Command, tmp_
 
 @pytest.mark.parametrize(("asked", "says"), [
     (["--processes", "4096"], "4096 processes are more than the "),
+    (["--gpus", "2"], "use --processes 2 for processes on the cores of a CPU"),
+    (["--gpus", "2", "--processes", "2"], "leave one out"),
     (["--processes", "2", "train_batch_size=1"], "train_batch_size=1 cannot be shared by 2 processes"),
     (["--processes", "2", "learning_rat=1"], "learning_rate")])
 def test_what_cannot_be_shared_is_one_sentence(words: list[str], cache: Path, tmp_path: Path, asked: list[str], says: str

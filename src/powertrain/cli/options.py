@@ -18,6 +18,7 @@ Words = Annotated[list[str] | None, typer.Argument(
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 Processes = Annotated[int, typer.Option(min=1, help="Number of processes of this machine that share the run, at most one for "
                                                     "each GPU, or for each core where there is no GPU.")]
+Gpus = Annotated[int | None, typer.Option(min=1, show_default=False, help="As --processes, with a GPU for each process.")]
 Machine = Annotated[str | None, typer.Option(metavar="NODESxDEVICESxKIND", help="Plan for a machine that is not here, such as "
                                              "8xh100 or 64x8xh100, from published figures.")]
 Model = Annotated[str, typer.Argument(show_default=False, help="Folder of a run, a model or an adapter, or a hub id.")]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from powertrain.cli import output as screen
-from powertrain.cli.options import Json, Machine, Processes, Words, cache_folder, say
+from powertrain.cli.options import Gpus, Json, Machine, Processes, Words, cache_folder, say
 from powertrain.cli.watching import Watcher, print_result
 from powertrain.records import RunFailed, WrongUse, to_plain
 from powertrain.records.event_log import read_events
@@ -41,6 +41,7 @@ def train(words: Words = None,
           goes_on: Annotated[bool, typer.Option("--continue", help="Continue the run in the folder of --output, or "
                                                                    "start it there.")] = False,
           processes: Processes = 1,
+          gpus: Gpus = None,
           dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and train nothing.")] = False,
           as_json: Json = False,
           quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False) -> int:
@@ -48,7 +49,7 @@ def train(words: Words = None,
 
     Exit code: 0 done, 1 failed, 2 unusable recipe, 3 trained but not all saved, 75 stopped and saved.
     """
-    words = words or []
+    words, processes = words or [], _with_gpus(processes, gpus)
     tell: Say = (lambda text: None) if quiet else say
     if goes_on and resume is None and (begun := _begun(words, output)) is not None:
         words, output, resume = [], None, begun
@@ -81,6 +82,20 @@ def train(words: Words = None,
         if ranks.is_writer:
             print_result(part.folder.path, part.prepared, as_json=as_json)
         return code
+
+
+def _with_gpus(processes: int, gpus: int | None) -> int:
+    """Return the number of processes, where `gpus` may name it. Raises WrongUse where there are no GPUs."""
+    from powertrain.facts.hardware import read_hardware
+
+    if gpus is None:
+        return processes
+    if processes > 1:
+        raise WrongUse(f"--gpus {gpus} and --processes {processes} both say how many processes there are; leave one out")
+    if (here := read_hardware(cache_folder(), measure=False)).device != "cuda":
+        raise WrongUse(f"--gpus {gpus} needs as many CUDA GPUs, and torch sees none here ({here.name}); use --processes {gpus} for "
+                       "processes on the cores of a CPU")
+    return gpus
 
 
 def _place(processes: int) -> Place | None:
@@ -135,11 +150,13 @@ def _start_processes(words: Sequence[str], folder: RunFolder | None, output: Pat
     return train_in_processes(words, options, folder.path, processes, say)
 
 
-def plan(words: Words = None, processes: Processes = 1, machine: Machine = None, as_json: Json = False) -> None:
+def plan(words: Words = None, processes: Processes = 1, gpus: Gpus = None, machine: Machine = None, as_json: Json = False
+         ) -> None:
     """Show the recipe, the plan, and the expected time and memory.
 
     Nothing is trained. Every technique is listed as on or off, with the reason.
     """
+    processes = _with_gpus(processes, gpus)
     if machine is not None and processes > 1:
         raise WrongUse("--machine says how many processes there are; leave --processes out")
     prepared = _prepared_run(words or [], None, None, say, processes, dry_run=True, machine=machine)
