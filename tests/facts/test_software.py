@@ -78,11 +78,11 @@ def test_without_a_gpu_the_reason_is_the_gpu_and_not_the_installation(monkeypatc
 
 def test_an_old_gpu_is_told_apart_from_a_missing_package(monkeypatch):
     gpu(monkeypatch, (7, 5))
-    only(monkeypatch, "flash_attn", "triton")
+    only(monkeypatch, "flash_attn", "unsloth")
     software = read_software()
     assert software.missing["flash_attn"] == "needs compute capability 8.0 or more; this GPU has 7.5"
     assert software.missing["liger_kernel"] == "not installed (pip install liger-kernel)"
-    assert software.versions["triton"] == "unknown"           # importable, without metadata
+    assert software.versions["unsloth"] == "unknown"           # importable, without metadata
 
 
 def test_a_machine_without_a_compiler_is_told_what_to_install(monkeypatch):

@@ -93,8 +93,8 @@ def _with_gpus(processes: int, gpus: int | None) -> int:
     if processes > 1:
         raise WrongUse(f"--gpus {gpus} and --processes {processes} both say how many processes there are; leave one out")
     if (here := read_hardware(cache_folder(), measure=False)).device != "cuda":
-        raise WrongUse(f"--gpus {gpus} needs as many CUDA GPUs, and torch sees none here ({here.name}); use --processes {gpus} for "
-                       "processes on the cores of a CPU")
+        raise WrongUse(f"--gpus {gpus} needs as many CUDA GPUs, and torch sees none here ({here.name}); use --processes {gpus} "
+                       "for processes on the cores of a CPU")
     return gpus
 
 
