@@ -98,10 +98,11 @@ CASES = {
     "by hand, lora, products again": Case(
         "qwen3", "bmm", "bf16", RAGGED, AdapterConfig(r=4), "bf16", by_hand=True, saved_blocks=4,
         saved={"inner": "recompute", "heads": "recompute"}, model={"layers": 6}),
-    "by hand, weights are all there is": Case("llama", "bmm", "bf16", SHORT * 2, by_hand=True, fused=True, model=MANY_WEIGHTS),
+    "by hand, weights are all there is": Case("llama", "bmm", "bf16", SHORT * 2, by_hand=True, fused=True,
+                                              model={"layers": 20}),
     "by hand, lora": Case("llama", "bmm", "bf16", RAGGED, AdapterConfig(r=8), stored="bf16", by_hand=True, model={"layers": 5}),
     "by hand, lora, some modules of the upper blocks": Case("llama", "bmm", "bf16", adapters=AdapterConfig(
-        r=4, target_modules=r"model\.layers\.[45]\.mlp\..*"), stored="bf16", by_hand=True, model={"layers": 6}),
+        r=8, target_modules=r"model\.layers\.[45]\.mlp\..*"), stored="bf16", by_hand=True, model={"layers": 6}),
     "lora on an int8 base": Case(adapters=AdapterConfig(r=8), held="int8", model={"layers": 5}),
     "lora on an int8 base, bf16, ragged": Case("llama", "bmm", "bf16", RAGGED, AdapterConfig(r=4), "bf16", held="int8"),
     "lora on an int8 base, weights are all there is": Case("llama", "bmm", "bf16", SHORT, AdapterConfig(r=4), "bf16",
