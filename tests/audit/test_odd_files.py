@@ -25,10 +25,11 @@ ODD: list[Any] = [
     "x" * 5000, "a,b", "a\nb", "~nobody/x", "\0", [], [1], ["a", "b"], [[1, [2]]], [{"path": "a"}], {"a": 1}, {}, [None],
     {"a": {"b": [1]}},
     10**30, {"_component_": 3}, "freeze", "$HOME", "${batch_size}"]
+DEEP = 2000                  # two calls a level: more than the 3000 that torch's compiler lets Python go down
 TEXTS = [
     "", "---\n", "- 1\n", "3", "{}", "a: &x 1\nb: *x", "a: *y", "? [1, 2]\n: 3\n", "<<: 3\na: 1", "bf16: !!bool maybe\n",
     "learning_rate: !!int word", "seed: !!int ''", "a: 1\n---\nb: 2", "a:\n\tb: 1", "%YAML 1.9\n---\na: 1", "1: 2\ntrue: 5\n",
-    'model_name_or_path: "\\ud800"\nlora_r: 8\nuse_peft: true\n', "{" * 3000, "a: " + "[" * 3000, "\x01", "a: b: c",
+    'model_name_or_path: "\\ud800"\nlora_r: 8\nuse_peft: true\n', "{" * DEEP, "a: " + "[" * DEEP, "\x01", "a: b: c",
     "learning_rate: 12:30:45", "seed: " + "9" * 6000, "data: []\nmethod: 3", "training: 3\nmodel: 4", "lora: []\nmodel_id: 3"]
 SCRIPTS = [
     "", "import torch\n", "x = 1\n", "class A: pass\n", "bf16 = '\\ud83d'\nfp16 = True\nlearning_rate = [1]\n",
