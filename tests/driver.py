@@ -14,6 +14,7 @@ A fault is a place and a number:
   ("exchange", 3) lets the 3rd exchange of gradients run out of memory in this process
   ("cores", 1)    lets the process and those that it starts use one core, on which other tests do not slow its threads down
   ("memory", 90)  lets the process have 90 MiB more than it has when the first step begins
+  ("shared", 1)   lets a file that another process writes take 1 s to be seen, in place of 10, before the folder is not shared
   ("sync", 50)    makes each write of events that waits for the disk take 50 ms more, by a time of day that nobody sets
 """
 
@@ -55,7 +56,7 @@ TINY = ["model.family=gpt2", "model.layers=2", "model.width=32", "model.heads=2"
 
 def run_cli(words: Sequence[str], cache: Path, folder: Path, fault: Fault | None = None) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of `powertrain WORDS` run in `folder`; a negative code is the signal that killed it."""
-    process, out, err = _start(words, cache, folder, fault, {})
+    process, out, err = start(words, cache, folder, fault)
     process.join(timeout=WITHIN_S)
     if process.is_alive():
         process.kill()
@@ -74,7 +75,7 @@ def run_ranks(words: Sequence[str], cache: Path, folder: Path, faults: Sequence[
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     world = str(len(faults))
-    started = [_start(words, cache, folder, fault, {
+    started = [start(words, cache, folder, fault, {
         "RANK": str(rank), "WORLD_SIZE": world, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}) for rank, fault in enumerate(faults)]
     processes = [process for process, _, _ in started]
@@ -100,12 +101,13 @@ def run_processes(function: Callable[..., None], world: int, *arguments: object)
     torch.multiprocessing.start_processes(function, arguments, nprocs=world, start_method="forkserver")
 
 
-def _start(words: Sequence[str], cache: Path, folder: Path, fault: Fault | None, place: Mapping[str, str]
-           ) -> tuple[Any, Path, Path]:
+def start(words: Sequence[str], cache: Path, folder: Path, fault: Fault | None = None, place: Mapping[str, str] | None = None
+          ) -> tuple[Any, Path, Path]:
     """A process that runs `powertrain WORDS` in `folder`, and the files of its stdout and stderr. `place`: more environment."""
+    place = place or {}
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    out, err = (folder / f".{name}{place.get('RANK', '')}" for name in ("stdout", "stderr"))
+    out, err = (folder / f".{name}{place.get('RANK', place.get('SLURM_PROCID', ''))}" for name in ("stdout", "stderr"))
     folders = (str(cache), str(folder), str(out), str(err))
     process = context.Process(target=_child, args=(list(words), *folders, fault, dict(place)))
     process.start()
@@ -131,6 +133,7 @@ def _child(words: list[str], cache: str, folder: str, out: str, err: str, fault:
 
 
 def _plant(place: str, number: int) -> None:
+    from powertrain.launch import shared_folder
     from powertrain.records import event_log
     from powertrain.run import part, session
     from powertrain.training import checkpoint, loop, ranks
@@ -172,6 +175,8 @@ def _plant(place: str, number: int) -> None:
         checkpoint.os.rename = counted(os.rename)
         checkpoint.shutil.rmtree = counted(shutil.rmtree)
         Path.write_text = counted(Path.write_text)  # type: ignore[method-assign]
+    elif place == "shared":
+        shared_folder.SEEN_WITHIN_S = number
     elif place == "sync":
         time.time = time.perf_counter
         event_log.os = SimpleNamespace(**{**vars(os), "fsync": _slow(os.fsync, number / 1e3)})  # type: ignore[assignment]

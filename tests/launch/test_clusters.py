@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from driver import Fault, start
 from powertrain.launch import slurm
 from powertrain.launch.group import without_place
 from powertrain.launch.on_ray import free_port
@@ -50,21 +51,17 @@ def test_the_first_machine_of_a_list_is_found_without_scontrol(machines: str, fi
     assert slurm.first_machine(machines) == first
 
 
-def srun(words: list[str], cache: Path, folders: list[Path]) -> list[tuple[int, str]]:
-    """(exit code, what was printed) of `powertrain train WORDS`, one process in each folder, as srun would start them."""
+def srun(words: list[str], cache: Path, folders: list[Path], fault: Fault | None = None) -> list[tuple[int, str]]:
+    """(exit code, stderr) of `powertrain train WORDS`, one process in each folder, as srun would start them."""
     port, started = str(free_port()), []
     for rank, folder in enumerate(folders):
         place = {**STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": str(rank),
                  "SLURM_STEP_NODELIST": "localhost,other", "SLURM_NODEID": str(rank), "SLURM_LOCALID": "0", "MASTER_PORT": port}
-        started.append(subprocess.Popen(
-            [sys.executable, "-m", "powertrain", "train", *words], cwd=folder, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, env={**os.environ, **place, "POWERTRAIN_CACHE": str(cache), "OMP_NUM_THREADS": "1"}))
-    try:
-        said = [process.communicate(timeout=WITHIN_S)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
+        started.append(start(["train", *words], cache, folder, fault, place))
+    for process, _, _ in started:
+        process.join(WITHIN_S)
+        process.kill()                       # one that has ended already is left as it ended
+    return [(process.exitcode, err.read_text()) for process, _, err in started]
 
 
 def test_the_same_command_under_srun_starts_a_run_and_finds_it_finished(tiny: list[str], cache: Path, tmp_path: Path) -> None:
@@ -84,7 +81,7 @@ def test_a_shared_folder_that_is_not_shared_is_one_sentence(tiny: list[str], cac
     folders = [tmp_path / "one", tmp_path / "other"]
     for folder in folders:
         folder.mkdir()
-    ended = srun([*tiny, "--output", "run"], cache, folders)
+    ended = srun([*tiny, "--output", "run"], cache, folders, ("shared", 1))
     assert [code for code, _ in ended] == [2, 2], ended
     assert ended[0][1].splitlines()[-1].endswith("name a folder that all machines share with --output")
     assert "process 1, on " in ended[0][1]
