@@ -15,7 +15,7 @@ RUN    ?=        # the run of `make picture`
 # pip compiles nothing: what is imported is compiled then, and kept, which takes half the time
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check schema docs picture bench bench-gpu install clean
+.PHONY: demo test check lint schema docs picture bench bench-gpu install clean
 
 demo: install
 	$(BIN)/powertrain train default $(WORDS)
@@ -24,11 +24,12 @@ demo: install
 test: install
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 8 $(TESTS)
 
-check: install
+check: lint test
+
+lint: install
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/vulture
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 8 $(TESTS)
 
 # the documentation as a site in site/; a broken link or anchor is an error
 docs: install
