@@ -77,12 +77,17 @@ def _ended(codes: Mapping[int, int], messages: Mapping[int, object]) -> int | No
     """
     if STOPPED_AND_SAVED in codes.values():
         return STOPPED_AND_SAVED
-    wrong = sorted(rank for rank, code in codes.items() if code > 0 and code != LostPeer.exit_code)
+    wrong = sorted(rank for rank, code in codes.items() if not was_lost(code))
     if not wrong:
         return None
     if wrong[0] > 0:
         raise _as_error(wrong[0], codes[wrong[0]], messages[wrong[0]])
     return codes[0]                          # the first process has said why on its own screen
+
+
+def was_lost(code: int) -> bool:
+    """Return whether a process that ended with this code was killed, or did not get an answer; a new start may cure that."""
+    return code < 0 or code == LostPeer.exit_code
 
 
 def _why(codes: Mapping[int, int], folder: Path, began_s: float) -> str:

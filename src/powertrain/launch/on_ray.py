@@ -9,11 +9,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from powertrain.launch.local import was_stopped
-from powertrain.records.errors import STOPPED_AND_SAVED
+from powertrain.launch.local import was_lost
 
 MOST_RESTARTS = 3
 
@@ -29,12 +27,15 @@ def train(*, words: Sequence[str], folder: str, here: str, workers: int, gpus: b
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpus, accelerator_type=gpu_type,
                                      resources_per_worker={"CPU": cores, **({"GPU": 1} if gpus else {})}),
         run_config=RunConfig(storage_path=f"{folder}-ray", failure_config=FailureConfig(max_failures=MOST_RESTARTS)))
-    trainer.fit()                            # raises where the run failed
-    return STOPPED_AND_SAVED if was_stopped(Path(folder)) else 0
+    reported = trainer.fit().metrics         # of the first worker; raises where workers were lost too often
+    return int(reported["code"])
 
 
 def work(config: Mapping[str, Any]) -> None:
-    """Run `powertrain train` as this worker's part of the run. Raises RuntimeError where Ray is to start all workers again."""
+    """Run `powertrain train` as this worker's part of the run, and report its exit code.
+
+    Raises RuntimeError where a process of the run was lost, so that Ray starts all workers again.
+    """
     import ray.train
     from ray.train.collective import broadcast_from_rank_zero
 
@@ -45,8 +46,9 @@ def work(config: Mapping[str, Any]) -> None:
              "LOCAL_WORLD_SIZE": context.get_local_world_size(), "MASTER_ADDR": address, "MASTER_PORT": port}
     code = subprocess.run([sys.executable, "-m", "powertrain", "train", *config["words"]], cwd=config["here"], check=False,
                           env={**os.environ, **{name: str(value) for name, value in place.items()}}).returncode
-    if code not in (0, STOPPED_AND_SAVED):
+    if was_lost(code):
         raise RuntimeError(f"process {rank} of the run ended with code {code}")
+    ray.train.report({"code": code})
 
 
 def free_port() -> int:
