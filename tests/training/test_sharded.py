@@ -64,6 +64,9 @@ def uneven_examples(count: int = 28) -> list[Example]:
     return examples
 
 
+ADAPTERS = AdapterConfig(r=3, alpha=8.0, dropout=0.1)
+
+
 def full(**model: Any) -> Decoder:
     torch.manual_seed(1)
     return Decoder(make_config("llama", **{**SIZES, **model})[0])
@@ -73,15 +76,25 @@ def wide() -> Decoder:
     return full(**WIDE)
 
 
-def adapted() -> Decoder:
+def adapted(**model_sizes: Any) -> Decoder:
     """A decoder with LoRA on frozen weights in bf16. B is not zero, so that A has a gradient."""
-    model = full()
+    model = full(**model_sizes)
     model.to(torch.bfloat16)
-    add_adapters(model, AdapterConfig(r=3, alpha=8.0, dropout=0.1))
+    add_adapters(model, ADAPTERS)
     for name, parameter in model.named_parameters():
         if name.endswith(".B"):
             torch.nn.init.normal_(parameter, std=0.1)
     return model
+
+
+def wide_adapted() -> Decoder:
+    return adapted(**WIDE)
+
+
+# by method, where memory is measured: the model, and what its facts say besides
+MEASURED: Mapping[str, tuple[Callable[[], Decoder], dict[str, Any]]] = {
+    "full": (wide, {}),
+    "lora": (wide_adapted, {"method": "lora", "path": "here", "adapters": ADAPTERS, "frozen_dtype": "bf16"})}
 
 
 @dataclass(frozen=True)
@@ -180,9 +193,9 @@ def settled(exchange: Callable[..., Any]) -> Callable[..., None]:
     return exchange_and_wait
 
 
-def memory_of(stage: int, replicas: int) -> dict[str, Any]:
+def memory_of(model: Callable[[], Decoder], stage: int, replicas: int) -> dict[str, Any]:
     """What this process holds between two steps, and at the fullest moment of one."""
-    setup = Case(wide, stage, replicas).setup(joined())
+    setup = Case(model, stage, replicas).setup(joined())
     state = new_state(setup, 0.1)
     with pytest.MonkeyPatch.context() as patch:
         for exchange in ("all_gather_single", "reduce_scatter_single"):
@@ -265,7 +278,8 @@ def _process(rank: int, folder: str) -> None:
             if world == 2:
                 results["confirm"] = what_confirm_says()
             if world in REPLICAS:
-                results["memory"] = {stage: memory_of(stage, REPLICAS[world]) for stage in sharding.STAGES}
+                results["memory"] = {(method, stage): memory_of(model, stage, REPLICAS[world])
+                                     for method, (model, _) in MEASURED.items() for stage in sharding.STAGES}
             if world == 4:
                 results["full disk"] = full_disk(rank, Path(folder) / "full disk")
                 results["saved"] = {name: saved(name, Path(folder), joined()) for name in SAVED if name not in SAVED_BY}
@@ -321,10 +335,11 @@ def test_confirm_looks_at_what_is_held_and_summed(found: Any) -> None:
 
 @pytest.mark.parametrize("stage", sharding.STAGES)
 @pytest.mark.parametrize("world", REPLICAS)
-def test_what_a_process_holds_is_predicted_and_its_peak(found: Any, world: int, stage: int) -> None:
-    facts, replicas = model_facts(make_config("llama", **{**SIZES, **WIDE})[0]), REPLICAS[world]
+@pytest.mark.parametrize("method", MEASURED)
+def test_what_a_process_holds_is_predicted_and_its_peak(found: Any, method: str, world: int, stage: int) -> None:
+    facts, replicas = model_facts(make_config("llama", **{**SIZES, **WIDE})[0], **MEASURED[method][1]), REPLICAS[world]
     for rank in range(world):
-        real = found[world, rank]["memory"][stage]
+        real = found[world, rank]["memory"][method, stage]
         predicted = peak_memory(facts, Workload(14, 20, 14, packed_tokens=80, shards=world // replicas, replicas=replicas,
                                                 sharded_stage=stage, documents=real["documents"]))
         if rank % (world // replicas) == 0:  # it has the odd rows
