@@ -188,7 +188,7 @@ def settled(exchange: Callable[..., Any]) -> Callable[..., None]:
     def exchange_and_wait(*args: Any, **kwargs: Any) -> None:
         work = exchange(*args, **{**kwargs, "async_op": True})
         work.wait()
-        time.sleep(0.005)                    # gloo's thread holds them a moment longer than it says
+        time.sleep(0.01)                     # gloo's thread holds them a moment longer than it says
 
     return exchange_and_wait
 
