@@ -12,7 +12,7 @@ from powertrain.records import NETWORK, NODE, WrongUse
 
 
 @pytest.mark.parametrize(("words", "nodes", "devices"), [
-    ("h100", 1, 1), ("8xh100", 1, 8), ("64x8xh100", 64, 8), ("1x1xH100", 1, 1), ("2x4xa100-40gb", 2, 4)])
+    ("h100", 1, 1), ("8xh100", 1, 8), ("64x8xh100", 64, 8), ("1x1xH100", 1, 1), ("2x4xa100-40gb", 2, 4), ("8xh100-80gb", 1, 8)])
 def test_nodes_and_devices_of_a_node(words: str, nodes: int, devices: int, tmp_path: Path) -> None:
     found = machine_of(words, tmp_path)
     assert (found.nodes, found.devices, found.processes, found.basis) == (nodes, devices, nodes * devices, "published")

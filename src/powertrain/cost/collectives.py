@@ -122,11 +122,12 @@ def exchanged_s(found: Iterable[Collectives], hardware: Hardware) -> tuple[tuple
         seconds = sum(one.seconds(link) for one, link in known)
         return (seconds, seconds), "exchanges between processes: formulas with the measured links"
     if len(known) == len(found):
-        low_s = sum(one.seconds(replace(link, latency_s=0.0)) for one, link in known)
-        high_s = sum(one.seconds(PeerLink(link.latency_s, PUBLISHED_SHARE * link.bandwidth_bytes_per_s)) for one, link in known)
+        low_s = sum(one.seconds(link) for one, link in known)
+        high_s = sum(one.seconds(replace(link, bandwidth_bytes_per_s=PUBLISHED_SHARE * link.bandwidth_bytes_per_s))
+                     for one, link in known)
         return (low_s, high_s), (f"exchanges between processes: formulas with the {hardware.basis} links (guess: "
-                                 f"{PUBLISHED_SHARE:.0%} to 100% of their bandwidth, and up to "
-                                 f"{max(link.latency_s for _, link in known) * 1e6:.0f} us a message)")
+                                 f"{PUBLISHED_SHARE:.0%} to 100% of their bandwidth), without the latency of messages, which "
+                                 "nobody publishes")
     missing = found[links.index(None)]
     if hardware.basis != "measured":
         where = "within a node" if is_within_node(missing, hardware) else "between nodes"

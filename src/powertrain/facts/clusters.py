@@ -18,8 +18,7 @@ from powertrain.facts.hardware import datasheet, read_hardware, shared_by
 from powertrain.records import NETWORK, NODE, Hardware, PeerLink, WrongUse
 
 FORM = re.compile(r"(?:(?P<nodes>[1-9]\d*)x)?(?:(?P<devices>[1-9]\d*)x)?(?P<kind>[a-z][a-z0-9-]*)")
-# guess: seconds that a message takes beside its bytes, at most. No manufacturer publishes it for a whole exchange.
-LATENCY_S = 10e-6
+UNPUBLISHED_S = 0.0          # the latency of a message: it is left out, and the plan says so
 
 
 def machine_of(words: str, cache: Path) -> Hardware:
@@ -36,6 +35,7 @@ def machine_of(words: str, cache: Path) -> Hardware:
         nodes, devices = 1, nodes
     if kind == "cpu":
         return shared_by(read_hardware(cache), nodes * devices, devices)
+    kind = next((name for name, row in _rows().items() if kind == f"{name}-{row['memory_gb']}gb"), kind)
     if kind not in _rows():
         raise WrongUse(f"--machine {words}: no figures are known for {kind}; known kinds are {known}")
     return _published(_rows()[kind], nodes, devices)
@@ -46,7 +46,7 @@ def _published(row: Mapping[str, str], nodes: int, devices: int) -> Hardware:
     assert sheet is not None                 # tests/facts/test_clusters.py looks each row up
     memory_bytes = int(float(row["memory_gb"]) * 1e9)
     major, minor = map(int, row["compute_capability"].split("."))
-    links = {among: PeerLink(LATENCY_S, float(row[column]) * 1e9)
+    links = {among: PeerLink(UNPUBLISHED_S, float(row[column]) * 1e9)
              for among, column in ((NODE, "node_gb_per_s"), (NETWORK, "network_gb_per_s")) if row[column]}
     published = f"published, not measured: {sheet.link}"
     system = f"published for {row['published_for']}, not measured: {row['link']}"
