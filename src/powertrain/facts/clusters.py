@@ -43,7 +43,7 @@ def machine_of(words: str, cache: Path) -> Hardware:
 
 def _published(row: Mapping[str, str], nodes: int, devices: int) -> Hardware:
     sheet = datasheet(row["name"])
-    assert sheet is not None                 # tests/facts/test_clusters.py looks each row up
+    assert sheet is not None                 # tests/facts/test_known_machines.py looks each row up
     memory_bytes = int(float(row["memory_gb"]) * 1e9)
     major, minor = map(int, row["compute_capability"].split("."))
     links = {among: PeerLink(UNPUBLISHED_S, float(row[column]) * 1e9)

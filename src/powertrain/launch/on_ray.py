@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from powertrain.launch.local import was_lost
@@ -21,18 +22,20 @@ def train(*, words: Sequence[str], folder: str, here: str, workers: int, gpus: b
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
+    storage = Path(f"{folder}-ray")          # shared, as the run's folder is
+    ended = storage / "exit-code"            # of the first process: Ray gives metrics back with checkpoints only
     trainer = TorchTrainer(
-        work, train_loop_config={"words": list(words), "here": here},
+        work, train_loop_config={"words": list(words), "here": here, "ended": str(ended)},
         torch_config=TorchConfig(backend="gloo"),        # of the workers: NCCL would take memory of the GPUs
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpus, accelerator_type=gpu_type,
                                      resources_per_worker={"CPU": cores, **({"GPU": 1} if gpus else {})}),
-        run_config=RunConfig(storage_path=f"{folder}-ray", failure_config=FailureConfig(max_failures=MOST_RESTARTS)))
-    reported = trainer.fit().metrics         # of the first worker; raises where workers were lost too often
-    return int(reported["code"])
+        run_config=RunConfig(storage_path=str(storage), failure_config=FailureConfig(max_failures=MOST_RESTARTS)))
+    trainer.fit()                            # raises where workers were lost too often
+    return int(ended.read_text())
 
 
 def work(config: Mapping[str, Any]) -> None:
-    """Run `powertrain train` as this worker's part of the run, and report its exit code.
+    """Run `powertrain train` as this worker's part of the run; the first one writes down its exit code.
 
     Raises RuntimeError where a process of the run was lost, so that Ray starts all workers again.
     """
@@ -48,7 +51,8 @@ def work(config: Mapping[str, Any]) -> None:
                           env={**os.environ, **{name: str(value) for name, value in place.items()}}).returncode
     if was_lost(code):
         raise RuntimeError(f"process {rank} of the run ended with code {code}")
-    ray.train.report({"code": code})
+    if rank == 0:
+        Path(config["ended"]).write_text(str(code), encoding="utf-8")
 
 
 def free_port() -> int:
