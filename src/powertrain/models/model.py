@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from powertrain.models.kernels.attention import Attention, math_attention
@@ -24,6 +25,14 @@ class SavedTokenizer(Protocol):
     """A tokenizer that writes its own files."""
 
     def save(self, folder: Path) -> Any: ...
+
+
+def sent(temporary: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the host that nobody keeps, on `device`, without a wait where that is safe.
+
+    CUDA has read it when the call returns. MPS may read it later, when other numbers are there (pytorch#189690).
+    """
+    return temporary.to(device, non_blocking=device.type == "cuda")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ from powertrain.training.optimizers import open_values, optimizer_of
 from powertrain.training.schedule import Schedule
 
 if TYPE_CHECKING:
+    import torch
+
     from powertrain.training.ranks import Ranks
     from powertrain.training.setup import Setup
 
@@ -132,7 +135,7 @@ def build_setup(prepared: Prepared) -> Setup:
     setup = plain_setup(model, material.training, material.collate, train_batch_size=recipe.train_batch_size,
                         seed=recipe.seed, optimizer=optimizer_of(recipe), objective=objective_of(recipe).for_model(model),
                         code=None if prepared.cache is None else prepared.cache / "code")
-    with torch.random.fork_rng():            # a confirmation may run the model, and dropout draws
+    with draws_taken_back(setup.device):     # a confirmation may run the model, and dropout draws
         return apply_plan(setup, prepared.plan)
 
 
@@ -150,6 +153,13 @@ def with_measured_length(prepared: Prepared, setup: Setup, tell: Callable[[float
     estimate = prepared.plan.estimate and replace(prepared.plan.estimate, steps=steps)
     return replace(prepared, material=replace(prepared.material, resolved=resolved), total_steps=steps,
                    plan=replace(prepared.plan, estimate=estimate))
+
+
+def draws_taken_back(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context after which host and `device` draw as if nothing had been drawn inside; other GPUs are left alone."""
+    import torch
+
+    return torch.random.fork_rng(devices=[] if device.type == "cpu" else [device])
 
 
 def schedule_of(recipe: Recipe, total_steps: int) -> Schedule:
@@ -171,7 +181,7 @@ def _timed_step_s(setup: Setup, prepared: Prepared) -> float:
     schedule = Schedule("constant", prepared.recipe.learning_rate, warm_up + most)
     began, seconds = time.perf_counter(), []
     try:
-        with torch.random.fork_rng():
+        with draws_taken_back(setup.device):
             for result in train(setup, state, schedule, prepared.recipe.max_grad_norm):
                 result.loss.item()           # wait for the device, so that the time is the step's
                 seconds.append(sum(result.laps.parts().values()))

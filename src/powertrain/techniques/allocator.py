@@ -7,7 +7,7 @@ import platform
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from powertrain.records import Effect, NotApplied, Proposal, Refusal, Why
+from powertrain.records import Effect, Hardware, NotApplied, Proposal, Refusal, Why
 from powertrain.techniques.base import Exactness, PlannedRun, Technique
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 LARGEST_KEPT_BYTES = 1 << 30                 # blocks up to this stay in the heap (mallopt takes a C int)
 STUDY = "2026-11-21_ablation-docstrings"
 CUDA_SETTING = "expandable_segments:True"
+FRAGILE = {"microsoft": "on WSL2 (pytorch#192330)", "tegra": "with the driver of a Jetson"}      # by the kernel's release
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Allocator(Technique):
     @classmethod
     def propose(cls, run: PlannedRun) -> Proposal | Refusal:
         if run.hardware.device == "cuda":
+            if (why := _why_not_expandable(run.hardware)) is not None:
+                return cls.refuse(Why.HARDWARE_LACKS, why)
             return cls("cuda").on("expandable segments avoid gaps between blocks whose size changes",
                                   Effect((0.98, 1.01), 0, basis="guess: not measured yet", guessed=True))
         if run.hardware.device != "cpu" or not hasattr(ctypes.CDLL(None), "mallinfo2"):
@@ -54,6 +57,8 @@ class Allocator(Technique):
     def confirm(self, setup: Setup) -> None:
         if _SETTINGS[self.kind] not in setup.runtime:
             raise NotApplied(f"allocator: the run does not set {self.kind!r}")
+        if self.kind == "cuda" and CUDA_SETTING not in _cuda_settings():
+            raise NotApplied(f"allocator: torch's allocator has the settings {_cuda_settings()!r}, without {CUDA_SETTING}")
         if self.kind == "glibc" and _maps_large_blocks():
             raise NotApplied("allocator: a large block is still mapped afresh each time; is another malloc preloaded?")
 
@@ -67,7 +72,24 @@ def _keep_pages() -> None:
 def _expand_segments() -> None:
     import torch
 
-    torch.cuda.memory._set_allocator_settings(CUDA_SETTING)
+    torch._C._accelerator_setAllocatorSettings(CUDA_SETTING)
+
+
+def _cuda_settings() -> str:
+    """Return the settings of torch's allocator, as it gives them back."""
+    import torch
+
+    return str(torch._C._accelerator_getAllocatorSettings())
+
+
+def _why_not_expandable(hardware: Hardware) -> str | None:
+    """Return why expandable segments are not used with the driver of this machine, or None."""
+    if hardware.basis != "measured":         # another machine
+        return None
+    if platform.system() == "Windows":
+        return "memory that runs out leaves a process with expandable segments broken on Windows (pytorch#188008)"
+    return next((f"expandable segments can fail at the first allocation {where}" for word, where in FRAGILE.items()
+                 if word in platform.release().lower()), None)
 
 
 _SETTINGS = {"glibc": _keep_pages, "cuda": _expand_segments}

@@ -93,8 +93,9 @@ class ChunkedCrossEntropy(Technique):
 
         from powertrain.models.kernels.losses import chunked_loss
 
-        counts = targets != IGNORE
-        places = counts.nonzero() if trained is None else torch.nonzero_static(counts, size=trained)
+        counts = targets != IGNORE           # nonzero waits for the device; torch 2.11 has nothing else on MPS
+        places = counts.nonzero() if trained is None or counts.device.type == "mps" else \
+            torch.nonzero_static(counts, size=trained)
         return chunked_loss(model, hidden, targets, self.rows, places.squeeze(1), terms)
 
     def loss_of_all(self, model: Model, hidden: Tensor, targets: Tensor, trained: int | None = None,

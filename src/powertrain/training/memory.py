@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Self
 
+import psutil
 import torch
 from torch import Tensor, nn
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
@@ -80,9 +81,11 @@ def standing_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory in use so far: allocated on a GPU, resident on a CPU."""
+    """Return the most memory in use so far: allocated on a CUDA GPU, else resident."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
     import resource
 
     unit_bytes = 1 if sys.platform == "darwin" else 1024
@@ -93,6 +96,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 # how torch's allocators, oneDNN and C++ say on a CPU that there is no memory; then how MPS, the CUDA or HIP runtime and driver,
 # and their libraries (cuBLAS, cuDNN) do. Only CUDA's caching allocator raises torch.OutOfMemoryError.
+# Sources: pytorch#130112 (MPS), c10/cuda/driver_api.h (driver).
 SAID = ("can't allocate memory", "not enough memory", "bad_alloc", "bad allocation", "cannot allocate memory",
         "could not create a memory", "mps backend out of memory", "error: out of memory", "_status_alloc_failed")
 

@@ -78,6 +78,8 @@ def embedding_noise(model: Model, batch: Batch, alpha: float) -> Iterator[None]:
     """
     import torch
 
+    from powertrain.models.model import sent
+
     calls: list[nn.Module] = []
 
     def add(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
@@ -85,7 +87,7 @@ def embedding_noise(model: Model, batch: Batch, alpha: float) -> Iterator[None]:
         width = output.shape[-1]
         if output.dim() == 2:                # documents end to end: (T, width)
             each = torch.tensor(batch.lengths, dtype=output.dtype).repeat_interleave(torch.tensor(batch.lengths))
-            largest = (alpha / (each * width).sqrt())[:, None].to(output.device, non_blocking=True)
+            largest = sent((alpha / (each * width).sqrt())[:, None], output.device)
         else:                                # a library's own layout: (documents, L, width)
             largest = torch.tensor(alpha / (output.shape[-2] * width) ** 0.5, dtype=output.dtype)
         return output + torch.empty_like(output).uniform_(-1, 1) * largest

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from powertrain.models.bridge.adapters import save_adapter_files
 from powertrain.models.huggingface.folder import disk_errors
 from powertrain.models.kernels.attention import Attention, math_attention
-from powertrain.models.model import Model, RunBlock, SavedTokenizer, evaluating
+from powertrain.models.model import Model, RunBlock, SavedTokenizer, evaluating, sent
 from powertrain.records import Batch, WrongUse
 
 LONGEST_ANSWER = 30                          # tokens; transformers' examples/pytorch/question-answering
@@ -35,7 +35,7 @@ class Layout:
     def __init__(self, lengths: tuple[int, ...], device: torch.device) -> None:
         self.lengths, longest = lengths, max(lengths)
         rows = [torch.arange(length) + row * longest for row, length in enumerate(lengths)]
-        self.places = torch.cat(rows).to(device, non_blocking=True)      # (T,) int64, in the flattened (B, L)
+        self.places = sent(torch.cat(rows), device)      # (T,) int64, in the flattened (B, L)
 
     def put(self, flat: Tensor, filler: int) -> Tensor:
         """Return `flat` (T,) as padded rows (B, L), with `filler` behind each document."""
