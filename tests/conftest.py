@@ -25,10 +25,11 @@ os.environ["OMP_NUM_THREADS"] = "1"          # so it would in the processes that
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"    # else each process that compiles starts two more that load torch
 
 # The files that take longest go first, so that no worker begins one of them when the others are done.
-LONGEST = ("test_ledger.py", "test_processes.py", "test_eight_bit_bases.py", "test_readme.py", "test_compiled_ahead.py",
-           "test_sharded_run.py", "test_contract.py", "test_pipeline.py", "test_clock.py", "test_resume.py", "test_features.py",
-           "test_killed.py", "test_learned.py", "test_optimizers.py", "test_shipped_recipes.py", "test_sharded.py",
-           "test_bridge_adapters.py", "test_audit_recipe_command.py", "test_claim_probes.py", "test_out_of_memory.py")
+LONGEST = ("test_ledger.py", "test_ray.py", "test_readme.py", "test_processes.py", "test_killed.py",
+           "test_eight_bit_bases.py", "test_compiled_ahead.py", "test_sharded_run.py", "test_contract.py",
+           "test_pipeline.py", "test_clock.py", "test_resume.py", "test_features.py", "test_learned.py",
+           "test_optimizers.py", "test_shipped_recipes.py", "test_sharded.py", "test_bridge_adapters.py",
+           "test_audit_recipe_command.py", "test_claim_probes.py", "test_out_of_memory.py")
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
