@@ -18,7 +18,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from driver import run_processes
 from powertrain.cost.collectives import sends_of
-from powertrain.cost.memory import peak_memory
+from powertrain.cost.memory import replay_stage
 from powertrain.cost.workload import Workload
 from powertrain.data.example import Example, collate_padded
 from powertrain.facts.model import model_facts
@@ -49,6 +49,7 @@ from powertrain.use.generation import DecoderFeed
 STEPS, RATE = 3, 1e-3
 SIZES: Mapping[str, Any] = {"vocabulary": 53, "layers": 4, "width": 32, "heads": 2, "kv_heads": 1, "mlp_width": 46,
                             "context": 48}
+WORST = 0.01                                 # of predicted memory; the promise is 5 %
 WIDE: Mapping[str, Any] = {"vocabulary": 301, "layers": 4, "width": 128, "mlp_width": 301}
 
 
@@ -331,18 +332,13 @@ def test_confirm_looks_at_what_is_held_and_at_what_a_step_gives(found: Any) -> N
         assert f"this process holds blocks.{3 * (1 - rank)}." in said["another's block"]
 
 
-def test_what_a_stage_holds_is_predicted_and_its_peak_is_below_the_prediction(found: Any) -> None:
-    facts = model_facts(make_config("llama", **{**SIZES, **WIDE})[0])
-    fullest = 0
-    for rank in range(2):
-        real = found[2, rank]["memory"]
-        predicted = peak_memory(facts, Workload(14, 20, 14, packed_tokens=80, stages=2, documents=real["documents"]))
-        assert real["weights"] <= predicted["weights"]
-        assert real["fullest"] <= 1.02 * sum(predicted.values())
-        fullest = max(fullest, real["fullest"])
-        if rank == 1:                        # it has the norm besides a matrix of the embedding's size
-            assert (predicted["weights"], predicted["optimizer"]) == (real["weights"], real["optimizer"])
-    assert fullest >= 0.75 * sum(predicted.values())
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_a_stage_holds_is_predicted(found: Any, rank: int) -> None:
+    facts, real = model_facts(make_config("llama", **{**SIZES, **WIDE})[0]), found[2, rank]["memory"]
+    workload = Workload(14, 20, 14, packed_tokens=80, stages=2, documents=real["documents"])
+    predicted = replay_stage(facts, workload, rank).at_the_peak()
+    assert (predicted["weights"], predicted["optimizer"]) == (real["weights"], real["optimizer"])
+    assert real["fullest"] == pytest.approx(sum(predicted.values()), rel=WORST)
 
 
 def test_what_stages_send_is_predicted(found: Any) -> None:

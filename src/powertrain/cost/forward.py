@@ -1,4 +1,4 @@
-"""The forward pass of models/decoder.py with sizes in place of tensors: embedding, blocks, adapters; memory.py has the loss.
+"""The forward pass of models/decoder.py with sizes in place of tensors: embedding, blocks, adapters; step.py has the loss.
 
 It follows the decoder line by line and holds the same tensors in variables, so that the same tensors are alive at the same
 time. Read the two files beside each other. See replay.py and operators.py for what a line does.
@@ -43,7 +43,12 @@ class StepFacts:
     @property
     def is_rms(self) -> bool:
         """Return whether norms are RMS norms: layer norms have a bias, except in gpt2 without biases (learned positions)."""
-        return not (self.has("blocks.0.attention_norm.bias") or self.has("position_embedding.weight"))
+        return not (self.has("blocks.0.attention_norm.bias") or self.learns_positions)
+
+    @property
+    def learns_positions(self) -> bool:
+        """Return whether positions have an embedding, which in a pipeline is on the first stage."""
+        return self.has("position_embedding.weight") or self.model.rotary_width == 0
 
     def has(self, name: str) -> bool:
         return name in self.model.shapes
@@ -255,8 +260,7 @@ class Part:
     def rotary_tables(self, tokens: int) -> Tables | None:
         """Return the cosines and sines of the positions; None if the model has learned positions."""
         tape, model = self.tape, self.facts.model
-        learned = self.facts.has("position_embedding.weight")
-        width = (0 if learned else model.head_width) if model.rotary_width is None else model.rotary_width
+        width = (0 if self.facts.learns_positions else model.head_width) if model.rotary_width is None else model.rotary_width
         if not width:
             return None
         half = tape.new(tokens * width // 2 * FP32)

@@ -1,19 +1,13 @@
-"""The memory of one of the processes that each have some blocks, and the time that they wait for each other.
+"""What each of several processes has that divide the blocks into stages, and the time that they wait for each other.
 
-The first process has the embedding, the last one norm and head; the one that holds more is counted. A stage holds the
-activations of at most as many passes as there are stages, each of its own blocks: about one pass of the whole model, which is
-what counts. torch's schedule receives each pass, and its gradients, into buffers that are there for the whole step. Not all of
-that is there at the same moment, so the sum is an upper bound.
+The first process has the embedding, the last one norm and head.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 
-from powertrain.cost.sharding import all_weights, parts_bytes, standing_bytes
-from powertrain.cost.weights import state_bytes
-from powertrain.cost.workload import Workload
+from powertrain.cost.sharding import all_weights, standing_bytes
 from powertrain.records import ModelFacts, OptimizerFacts
-from powertrain.shapes import FP32
 
 FIRST = ("embedding.weight", "position_embedding.weight")    # of the weights outside the blocks, on the first stage
 
@@ -28,14 +22,17 @@ def stage_bytes(model: ModelFacts, optimizer: OptimizerFacts, stages: int) -> in
     return standing_bytes(_fullest(model, optimizer, stages), optimizer)
 
 
-def staged(held: Mapping[str, int], model: ModelFacts, workload: Workload) -> dict[str, int]:
-    """Return the components of a peak, given for one process, as they are in the stage that holds the most."""
-    part = _fullest(model, workload.optimizer, workload.stages)
-    tokens = max(map(sum, workload.passes))
-    kinds = 1 if workload.stages == 2 else 2             # of buffers: a stage between others receives from both
-    return {**held, "weights": parts_bytes(part, 1),
-            "gradients": FP32 * part.trainable, "optimizer": state_bytes(part, workload.optimizer),
-            "received": kinds * len(workload.passes) * tokens * model.width * FP32}
+def levelled(passes: Sequence[tuple[int, ...]], least: int) -> list[tuple[int, ...]]:
+    """Return the document lengths of passes filled up to the longest of them, those with the longest documents first.
+
+    There are at least so many passes. See training/pipeline.py.
+    """
+    tokens, found = max(map(sum, passes)), []
+    for lengths in passes:
+        whole, rest = divmod(tokens - sum(lengths), max(lengths))
+        found.append((*lengths, *[max(lengths)] * whole, *[rest] * (rest > 0)))
+    found += found[-1:] * (least - len(found))
+    return sorted(found, key=lambda lengths: -sum(length * length for length in lengths))
 
 
 def _fullest(model: ModelFacts, optimizer: OptimizerFacts, stages: int) -> ModelFacts:
@@ -47,11 +44,14 @@ def _fullest(model: ModelFacts, optimizer: OptimizerFacts, stages: int) -> Model
 def stage_facts(model: ModelFacts, stages: int, stage: int) -> ModelFacts:
     """Return the facts of one stage, as if its blocks were a model."""
     layers = model.layers // stages
-    shapes = {name: shape for name, shape in model.shapes.items()
-              if name.startswith("blocks.") or stage == (0 if name in FIRST else stages - 1)}
+    ends = {name: {0} if name in FIRST else {stages - 1} for name in model.shapes}
+    if model.tied_head:                      # then both ends need it
+        ends["embedding.weight"].add(stages - 1)
+    shapes = {name: shape for name, shape in model.shapes.items() if name.startswith("blocks.") or stage in ends[name]}
     adapted = tuple(layer - stage * layers for layer in model.adapted_layers if layer // layers == stage)
+    learned = "position_embedding.weight" in model.shapes
     part = replace(model, layers=layers, shapes=shapes, adapted_layers=adapted,
-                   matmul_parameters=model.matmul_parameters // stages)
+                   rotary_width=0 if learned else model.rotary_width, matmul_parameters=model.matmul_parameters // stages)
     counts = {trained: sum(one.part(1) for one in all_weights(part) if one.is_trained is trained)
               for trained in (True, False)}
     return replace(part, trainable=counts[True], parameters=sum(counts.values()),
