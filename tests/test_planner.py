@@ -296,6 +296,20 @@ def test_sharding_proposes_itself_where_a_process_cannot_hold_weights_gradients_
     assert next(r for r in make_plan(facts, Recipe(), 100).refused if r.technique == "sharding").cure == ("--processes 2",)
 
 
+@pytest.mark.parametrize(("share", "replicas"), [(0.6, 2), (0.3, 1)])
+def test_weights_are_divided_within_a_machine_where_that_is_enough(
+        facts: Facts, gpu_facts: Callable[..., Facts], share: float, replicas: int) -> None:
+    """Two machines of four GPUs: the link within one is the faster, so only sums of gradients pass between them."""
+    model = model_facts(make_config("llama", vocabulary=512, context=256, layers=24, width=1024, heads=16)[0])
+    here = replace(gpu_facts(processes=8, nodes=2, devices=4), model=model)
+    refusal = next(r for r in make_plan(here, pinned(tensor_parallel="off"), 100).refused if r.technique == "sharding")
+    room = int(share * refusal.numbers["needed_bytes"])
+    short = replace(here, hardware=replace(here.hardware, free_memory_bytes=room, memory_bytes=room))
+    step = next(step for step in make_plan(short, pinned(tensor_parallel="off"), 100).steps if step.technique.name == "sharding")
+    assert step.technique.replicas == replicas                     # type: ignore[attr-defined]
+    assert ("between nodes" in step.because) is (replicas > 1)
+
+
 def test_sharding_keeps_out_what_needs_whole_weights(facts: Facts) -> None:
     plan = make_plan(shared(facts), pinned(sharding={"stage": 2, "replicas": 2}), 100)
     step = next(step.technique for step in plan.steps if step.technique.name == "sharding")
