@@ -305,7 +305,8 @@ def test_weights_are_divided_within_a_machine_where_that_is_enough(
     refusal = next(r for r in make_plan(here, pinned(tensor_parallel="off"), 100).refused if r.technique == "sharding")
     room = int(share * refusal.numbers["needed_bytes"])
     short = replace(here, hardware=replace(here.hardware, free_memory_bytes=room, memory_bytes=room))
-    step = next(step for step in make_plan(short, pinned(tensor_parallel="off"), 100).steps if step.technique.name == "sharding")
+    plan = make_plan(short, pinned(tensor_parallel="off"), 100)
+    step = next(step for step in plan.steps if step.technique.name == "sharding")
     assert step.technique.replicas == replicas                     # type: ignore[attr-defined]
     assert ("between nodes" in step.because) is (replicas > 1)
 
